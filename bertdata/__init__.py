@@ -1,0 +1,58 @@
+"""bertdata: text → memory-mapped token shards, once → masked batches, for ever after.
+
+    import bertdata
+    shards = bertdata.open("shards/")                       # .num_documents .num_tokens .dataset_id .splits
+    loader = bertdata.Loader(shards, length=128, global_batch_size=256, seed=0)
+    for batch in loader:                                    # endless; numpy int64 arrays
+        batch.input_ids, batch.masked_positions, batch.targets
+
+Importing this package loads neither torch nor transformers nor numba; each name loads what it needs when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bertdata.build import build
+    from bertdata.errors import BertdataError
+    from bertdata.loader import Loader
+    from bertdata.reader import Dataset
+    from bertdata.types import IGNORE_INDEX, Batch, Masking, SpecialTokens
+
+__version__ = "0.1.0.dev0"
+_HOMES = {
+    "Batch": "types",
+    "BertdataError": "errors",
+    "Dataset": "reader",
+    "IGNORE_INDEX": "types",
+    "Loader": "loader",
+    "Masking": "types",
+    "SpecialTokens": "types",
+    "build": "build",
+}
+__all__ = [
+    "IGNORE_INDEX",
+    "Batch",
+    "BertdataError",
+    "Dataset",
+    "Loader",
+    "Masking",
+    "SpecialTokens",
+    "build",
+    "open",
+]
+
+
+def open(path: Any) -> Dataset:
+    """Opens a published dataset. O(number of shards); raises DatasetError if it is missing or damaged."""
+    from bertdata.reader import Dataset
+
+    return Dataset(path)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bertdata' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"bertdata.{_HOMES[name]}"), name)

@@ -1,0 +1,5 @@
+"""`python -m bertdata`."""
+
+from bertdata.cli import main
+
+main()

@@ -1,0 +1,209 @@
+"""The command line: parse → one call → print. Every error a user can act on is one sentence.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. What each command needs is imported inside it, so that
+`bertdata --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from bertdata.errors import BertdataError, UsageError
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+class _Size(click.ParamType):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", value.strip().lower())
+        if not match or (size := int(float(match[1]) * _SIZES[match[2] or ""])) < 1:
+            self.fail(f"{value!r} is not a size; write it like 1GiB, 64MiB or 1000000", param, ctx)
+        return size
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turns what a user can act on into one line on stderr and an exit code; anything else is our bug and is raised."""
+    try:
+        yield
+    except BertdataError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    except KeyboardInterrupt:
+        click.echo("interrupted; what is finished is kept, and the same command continues", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output went away: `bertdata show … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        advice = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = "; make room and run the same command again: what is finished is kept"
+        click.echo(f"error: {where}{error.strerror or error}{advice}", err=True)
+        sys.exit(1)
+
+
+class OneSentence(click.Command):
+    """A command whose user errors end in one_sentence."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with one_sentence():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar in bytes on stderr; nothing when stderr is no terminal."""
+    from tqdm import tqdm
+
+    with tqdm(desc=what, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield progress
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(package_name="bertdata")
+def main() -> None:
+    """Text to memory-mapped token shards, once, for pre-training BERT-style encoders."""
+
+
+_inputs = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+_dataset = click.argument("shards", metavar="SHARDS")
+_text_key = click.option("--text-key", default="text", help="Member (JSON lines) or column (Parquet) with the text.")
+
+
+@main.command(cls=OneSentence)
+@_inputs
+@click.option("--out", required=True, help="Directory to publish the dataset in; new or empty.")
+@click.option("--tokenizer", help="tokenizer.json, vocab.txt, a directory, or a hub name. None: train a WordPiece.")
+@click.option("--vocab-size", default=30522, help="Tokens of a vocabulary trained here.")
+@click.option(
+    "--documents", type=click.Choice(["blank", "line", "file"]), default="blank", help="What ends a document of text."
+)
+@click.option("--sentences", type=click.Choice(["none", "line"]), default="none", help="Store where sentences begin.")
+@_text_key
+@click.option("--validation", default=0.01, help="Share of the documents to hold out for validation.")
+@click.option("--test", default=0.0, help="Share of the documents to hold out for testing.")
+@click.option("--shard-size", type=_Size(), default="1GiB", help="Bytes of text, decompressed, that make a shard.")
+@click.option("--workers", type=int, help="Threads that tokenize. None: one for each core.")
+@click.option("--max-documents", type=int, help="Stop after so many documents.")
+@click.option("--strict", is_flag=True, help="Fail at invalid UTF-8 instead of replacing and counting it.")
+@click.option("--overwrite", is_flag=True, help="Replace a dataset, or an unfinished build, in --out.")
+def build(inputs: tuple[str, ...], out: str, **options: Any) -> None:
+    """Build a dataset from text: UTF-8, JSON lines or Parquet, by file ending; .gz is read as it is.
+
+    An interrupted build continues when the same command is run again.
+    """
+    from bertdata.build import build as run
+
+    source = click.get_current_context().get_parameter_source("vocab_size")
+    if options["tokenizer"] and source is click.core.ParameterSource.COMMANDLINE:
+        click.echo("note: --vocab-size is not used, as --tokenizer brings its vocabulary", err=True)
+    with _bar("build") as progress:
+        report = run(inputs, out, **options, say=lambda line: click.echo(line, err=True), progress=progress)
+    dataset, counts = report.dataset, report.dataset.manifest.counts
+    if dataset.special_tokens.mask is None:
+        click.echo(
+            "warning: the tokenizer has no mask token; masking and pre-training will refuse this dataset", err=True
+        )
+    if counts["replaced_characters"]:
+        click.echo(
+            f"warning: {counts['replaced_characters']:,} invalid UTF-8 sequences were replaced by U+FFFD, the first at "
+            f"{report.first_replaced}; --strict fails instead",
+            err=True,
+        )
+    if counts["special_ids_replaced"]:
+        click.echo(
+            f"warning: {counts['special_ids_replaced']:,} words that spell special tokens became the unknown id",
+            err=True,
+        )
+    dropped = f", {counts['dropped_documents']:,} without a token dropped" if counts["dropped_documents"] else ""
+    kept = "".join(f", {token} {count:,} times as text" for token, count in counts["special_literals"].items())
+    click.echo(f"{out}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens{dropped}{kept}")
+    click.echo(f"dataset_id {dataset.dataset_id}")
+
+
+@main.command("train-tokenizer", cls=OneSentence)
+@_inputs
+@click.option("--vocab-size", default=30522, help="Tokens of the vocabulary, special tokens included.")
+@click.option("--out", required=True, help="Directory for tokenizer.json and tokenizer_config.json.")
+@_text_key
+def train_tokenizer(inputs: tuple[str, ...], vocab_size: int, out: str, text_key: str) -> None:
+    """Train a lower-casing WordPiece vocabulary on at most 100 MB of the text."""
+    from bertdata.build import TextFormat
+    from bertdata.build import train_tokenizer as run
+
+    trained = run(inputs, out, vocab_size=vocab_size, form=TextFormat(documents="line", text_key=text_key))
+    click.echo(f"{out}: {trained.special.vocab_size:,} tokens")
+
+
+@main.command(cls=OneSentence)
+@_dataset
+@click.option("--json", "as_json", is_flag=True, help="The same facts as one JSON object, for scripts.")
+@click.option("--length", default=128, help="Row length that steps are counted for.")
+@click.option("--global-batch-size", default=256, help="Rows of a step that steps are counted for.")
+@click.option("--world-size", default=1, help="Ranks that share a step.")
+def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, world_size: int) -> None:
+    """Print what a dataset holds, how it was made, and what was dropped or replaced."""
+    from bertdata import report
+    from bertdata.reader import Dataset
+
+    if length < 3 or global_batch_size < 1 or world_size < 1:
+        raise UsageError("--length must be at least 3, --global-batch-size and --world-size at least 1")
+    found = report.facts(Dataset(shards), length=length, global_batch_size=global_batch_size, world_size=world_size)
+    click.echo(report.as_json(found) if as_json else report.text(found))
+
+
+@main.command(cls=OneSentence)
+@_dataset
+@click.option("--sample", default=0, help="Position of the first sample to show.")
+@click.option("--count", default=1, help="Samples to show.")
+@click.option("--masked", is_flag=True, help="Input, target and mask side by side.")
+@click.option("--split", default="train", help="Split to show.")
+@click.option("--length", default=128, help="Row length, special tokens included.")
+@click.option("--seed", default=0, help="Seed of order and masks.")
+def show(shards: str, sample: int, count: int, masked: bool, split: str, length: int, seed: int) -> None:
+    """Print samples as a trainer will be given them, decoded."""
+    from bertdata import report
+    from bertdata.reader import Dataset
+
+    shown = report.samples(
+        Dataset(shards), split=split, first=sample, count=count, length=length, seed=seed, masked=masked
+    )
+    click.echo(shown)
+
+
+@main.command(cls=OneSentence)
+@_dataset
+def verify(shards: str) -> None:
+    """Read every byte of a dataset and check every rule of its format."""
+    from bertdata.verify import verify as run
+
+    with _bar("verify") as progress:
+        faults = run(shards, progress=progress)
+    for fault in faults:
+        click.echo(f"error: {fault}", err=True)
+    if faults:
+        sys.exit(1)
+    click.echo(f"{shards}: sound")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Batches: position → samples → masks, and the one integer of state that is needed to go on.
+
+A Loader holds no queue, no worker and no generator. Batch t of rank r is computed when it is asked for, from
+(dataset, seed, position) alone, so any rank count, restart or batch size gives the same global stream of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from bertdata import order
+from bertdata.errors import StateError, UsageError
+from bertdata.masking import Masker
+from bertdata.reader import Dataset
+from bertdata.samples import Windows
+from bertdata.types import IGNORE_INDEX, Batch, Masking
+
+STATE_VERSION = 1
+
+
+class Loader:
+    """A stateful stream of batches for one rank.
+
+    shards: an opened dataset. length: places of a row, [CLS] and [SEP] included. global_batch_size: rows of a step over
+    all ranks; this rank gets its nearly equal part (row counts differ by at most one, and may be 0). masking: None
+    leaves rows unmasked. epochs: None never ends; with E the stream ends after E passes, its last step perhaps smaller.
+
+    Iterating goes on from where the stream stands: `break` and a second `for` do not start again. Raises UsageError for
+    arguments that fit neither each other nor the dataset. Pickles in under 4 KB.
+    """
+
+    def __init__(
+        self,
+        shards: Dataset,
+        *,
+        length: int = 128,
+        global_batch_size: int = 256,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        split: str = "train",
+        masking: Masking | None = Masking(),  # noqa: B008  (frozen)
+        epochs: int | None = None,
+    ) -> None:
+        if not 0 <= seed < 1 << 64:
+            raise UsageError(f"seed is {seed}; give an integer from 0 to 2**64 - 1")
+        if global_batch_size < 1:
+            raise UsageError(f"global_batch_size is {global_batch_size}; give at least 1")
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank is {rank} of world_size {world_size}; give a rank from 0 to world_size - 1")
+        if epochs is not None and epochs < 1:
+            raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
+        self.shards, self.split, self.seed, self.length = shards, split, seed, length
+        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
+        self.masking, self.epochs = masking, epochs
+        self.position = 0  # samples the whole job has been given
+        self._windows = Windows(shards, split=split, length=length, seed=seed)
+        self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed) if masking else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        position = state.pop("position")
+        self.__init__(**state)  # type: ignore[misc]
+        self.position = position
+
+    @property
+    def num_samples(self) -> int:
+        """N: samples of an epoch."""
+        return self._windows.num_samples
+
+    @property
+    def num_slots(self) -> int:
+        """K: masked places a row has room for."""
+        return self._masker.num_slots if self._masker else 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        start, stop = self.position, self.position + self.global_batch_size
+        if self.epochs is not None:
+            stop = min(stop, self.epochs * self.num_samples)
+            if start >= stop:
+                raise StopIteration
+        first, last = order.rank_slice(start, stop, rank=self.rank, world_size=self.world_size)
+        batch = self.read(np.arange(first, last))
+        self.position = stop
+        return batch
+
+    def read(self, positions: np.ndarray) -> Batch:
+        """The samples at any positions, int64 [B]; the stream stays where it is. Replays any batch of any run."""
+        epochs, sample_ids = order.sample_ids(positions, num_samples=self.num_samples, seed=self.seed)
+        input_ids, filled = self._windows.rows(epochs, sample_ids)
+        if self._masker:
+            masked_positions, targets = self._masker.apply(input_ids, filled, epochs, sample_ids)
+        else:
+            masked_positions = np.zeros((positions.size, 0), np.int64)
+            targets = np.full((positions.size, 0), IGNORE_INDEX, np.int64)
+        attention_mask = None
+        if filled.size and filled.min() < self.length - 2:
+            attention_mask = (np.arange(self.length) < filled[:, None] + 2).astype(np.int64)
+        return Batch(
+            input_ids=input_ids,
+            masked_positions=masked_positions,
+            targets=targets,
+            sample_ids=sample_ids,
+            attention_mask=attention_mask,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "version": STATE_VERSION,
+            "dataset_id": self.shards.dataset_id,
+            "split": self.split,
+            "seed": self.seed,
+            "length": self.length,
+            "samples": "windows",
+            "masking": asdict(self.masking) if self.masking else None,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """A small JSON-able object from which `load_state_dict` goes on with the next batch, exactly."""
+        return self._identity() | {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to where `state` was taken. Ranks, world size and batch size may have changed since.
+
+        Raises StateError, naming both values, if anything else has.
+        """
+        differing = [
+            f"{name} was {state.get(name)!r} and is {value!r}"
+            for name, value in self._identity().items()
+            if state.get(name) != value
+        ]
+        if differing:
+            raise StateError(f"this state belongs to another stream: {'; '.join(differing)}")
+        position = state.get("position")
+        if not isinstance(position, int) or isinstance(position, bool) or position < 0:
+            raise StateError(f"position is {position!r}; expected a number of samples")
+        self.position = position

@@ -1,0 +1,175 @@
+"""What inspect and show print: facts of a dataset as one JSON-able object, and that object as text."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from bertdata.errors import DatasetError, UsageError
+from bertdata.loader import Loader
+from bertdata.reader import Dataset
+from bertdata.shard import HEADER_BYTES
+from bertdata.types import IGNORE_INDEX, Masking
+
+_BAR = 40
+
+
+def facts(dataset: Dataset, *, length: int, global_batch_size: int, world_size: int) -> dict[str, Any]:
+    """Everything `bertdata inspect` knows. Reads the documents arrays, 8 bytes a document, and no tokens."""
+    manifest, special = dataset.manifest, dataset.special_tokens
+    splits: dict[str, Any] = {}
+    for name, split in dataset.splits.items():
+        samples = -(-split.num_tokens // (length - 2))
+        splits[name] = {
+            "shards": len(split.shards),
+            "documents": split.num_documents,
+            "sentences": _sum_or_none([shard.num_sentences for shard in split.shards]),
+            "tokens": split.num_tokens,
+            "samples_per_epoch": samples,
+            "steps_per_epoch": samples / global_batch_size,
+        }
+    size = sum(
+        HEADER_BYTES + int(entry["dtype"][-1]) * entry["length"]
+        for split in dataset.splits.values()
+        for shard in split.shards
+        for entry in shard.arrays.values()
+    )
+    return {
+        "path": str(dataset.path),
+        "dataset_id": dataset.dataset_id,
+        "documents": dataset.num_documents,
+        "sentences": _sum_or_none([split["sentences"] for split in splits.values()]),
+        "tokens": dataset.num_tokens,
+        "token_dtype": {"<u2": "uint16", "<u4": "uint32"}[manifest.token_dtype],
+        "bytes": size,
+        "tokenizer": {
+            "vocab_size": special.vocab_size,
+            "special_tokens": special.roles(),
+            "separator_id": special.separator,
+            "files": dict(manifest.tokenizer),
+        },
+        "splits": splits,
+        "steps_for": {"length": length, "global_batch_size": global_batch_size, "world_size": world_size},
+        "tokens_per_document": _lengths(dataset),
+        "settings": dict(manifest.settings),
+        "counts": dict(manifest.counts),
+    }
+
+
+def _sum_or_none(values: list[Any]) -> int | None:
+    return None if any(value is None for value in values) else sum(values)
+
+
+def _lengths(dataset: Dataset) -> dict[str, Any]:
+    """Tokens per document, separators not counted: extremes, quantiles, and a histogram over powers of two."""
+    shards = [shard for split in dataset.splits.values() for shard in split.shards]
+    has_separator = dataset.special_tokens.separator is not None
+    lengths = np.concatenate([np.diff(dataset.array(shard.name, "documents").astype(np.int64)) for shard in shards])
+    lengths -= has_separator
+    if lengths.min() < 1:
+        raise DatasetError(f"{dataset.path} is damaged; bertdata verify says where")
+    bins = np.bincount(np.floor(np.log2(lengths)).astype(np.int64))
+    quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="lower")
+    return {
+        "min": int(lengths.min()),
+        "p5": int(quantiles[0]),
+        "median": int(quantiles[1]),
+        "p95": int(quantiles[2]),
+        "max": int(lengths.max()),
+        "mean": round(float(lengths.mean()), 2),
+        "histogram": [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n],
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """The facts for a terminal, 100 columns wide."""
+    tokenizer, counts, steps, spread = (
+        found["tokenizer"],
+        found["counts"],
+        found["steps_for"],
+        found["tokens_per_document"],
+    )
+    specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
+    lines = [
+        f"{found['path']}",
+        f"  dataset_id   {found['dataset_id']}",
+        f"  documents    {found['documents']:,}",
+        f"  sentences    {'not stored' if found['sentences'] is None else format(found['sentences'], ',')}",
+        f"  tokens       {found['tokens']:,} {found['token_dtype']}, separators included",
+        f"  size         {found['bytes']:,} bytes, {found['bytes'] / found['tokens']:.2f} a token",
+        f"  tokenizer    {tokenizer['vocab_size']:,} ids, {specials or 'no special tokens'}",
+        f"               SHA-256 {tokenizer['files'].get('tokenizer.json', '?')}",
+        "",
+        f"  split        shards    documents        tokens   samples of {steps['length']}   steps an epoch "
+        f"(batch {steps['global_batch_size']}, {steps['world_size']} ranks)",
+    ]
+    for name, split in found["splits"].items():
+        lines.append(
+            f"  {name:<12}{split['shards']:>7}{split['documents']:>13,}{split['tokens']:>14,}"
+            f"{split['samples_per_epoch']:>15,}{split['steps_per_epoch']:>17,.1f}"
+        )
+    lines += [
+        "",
+        f"  tokens per document: least {spread['min']:,}, median {spread['median']:,}, mean {spread['mean']:,}, "
+        f"most {spread['max']:,}",
+    ]
+    most = max(entry["documents"] for entry in spread["histogram"])
+    for entry in spread["histogram"]:
+        bar = "█" * math.ceil(_BAR * entry["documents"] / most)
+        lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
+    literals = ", ".join(f"{token} {count:,} times" for token, count in counts["special_literals"].items())
+    num_read = counts["documents"] + counts["dropped_documents"]
+    lines += [
+        "",
+        f"  text read    {counts['text_bytes']:,} bytes in {num_read:,} documents",
+        f"  dropped      {counts['dropped_documents']:,} documents that gave no token",
+        f"  replaced     {counts['replaced_characters']:,} invalid UTF-8 sequences (by U+FFFD), "
+        f"{counts['special_ids_replaced']:,} special ids (by the unknown id)",
+        f"  kept as text {literals or 'no spelling of a special token stood in it'}",
+    ]
+    return "\n".join(lines)
+
+
+def samples(dataset: Dataset, *, split: str, first: int, count: int, length: int, seed: int, masked: bool) -> str:
+    """Decoded samples by position: as text, or (masked) a table of input, target and mask side by side."""
+    from bertdata.tokens import load
+
+    if split not in dataset.splits:
+        raise UsageError(f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}")
+    decode = load(str(dataset.path))
+    loader = Loader(
+        dataset, length=length, global_batch_size=1, seed=seed, split=split, masking=Masking() if masked else None
+    )
+    if not 0 <= first < loader.num_samples:
+        raise UsageError(f"sample {first} of {loader.num_samples}; give 0 to {loader.num_samples - 1}")
+    blocks = []
+    for position in range(first, min(first + count, loader.num_samples)):
+        batch = loader.read(np.array([position]))
+        ids = batch.input_ids[0]
+        ids = ids if batch.attention_mask is None else ids[batch.attention_mask[0] == 1]
+        lines = [f"sample {position} of {split} (id {batch.sample_ids[0]}), {ids.size} places, seed {seed}"]
+        if masked:
+            labels = batch.labels[0]
+            lines.append(f"  {'place':>5}  {'input':<20}{'target':<20}mask")
+            for place, token in enumerate(ids):
+                target = labels[place]
+                shown = decode.spell(int(target)) if target != IGNORE_INDEX else ""
+                kind = "" if target == IGNORE_INDEX else _kind(int(token), int(target), dataset.special_tokens.mask)
+                lines.append(f"  {place:>5}  {decode.spell(int(token)):<20}{shown:<20}{kind}".rstrip())
+        else:
+            lines.append(decode.decode(ids.tolist()))
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _kind(token: int, target: int, mask_id: int | None) -> str:
+    if token == mask_id:
+        return "masked"
+    return "kept" if token == target else "random"
+
+
+def as_json(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1, ensure_ascii=False)

@@ -1,0 +1,181 @@
+"""The bytes of one shard: arrays ⇄ .npy files, digests, sealed JSON records. docs/format.md is the contract.
+
+A file appears under its name only when all of it is on disk: temporary name, fsync, rename, fsync of the directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import DatasetError
+
+FORMAT_VERSION = 1
+HEADER_BYTES = 128
+BLOCK_BYTES = 1 << 20  # of a CRC-32
+TEMPORARY = ".tmp"
+
+
+def npy_header(dtype: str, length: int) -> bytes:
+    """The 128 bytes before the data. Works for any length below 10**60."""
+    fields = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
+    return b"\x93NUMPY\x01\x00\x76\x00" + fields.encode().ljust(117) + b"\n"
+
+
+def array_path(directory: Path, shard: str, array: str) -> Path:
+    return directory / f"{shard}.{array}.npy"
+
+
+def fsync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a small file whole or not at all."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_directory(path.parent)
+
+
+def canonical(record: Any) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Writes a JSON object sealed with its own checksum."""
+    sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
+    write_file(path, json.dumps(sealed, indent=1).encode() + b"\n")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The object written by write_record. Raises DatasetError if the file is missing, damaged or of another version."""
+    try:
+        record = json.loads(path.read_bytes())
+        checksum = record.pop("checksum")
+        if hashlib.sha256(canonical(record)).hexdigest() != checksum:
+            raise DatasetError(f"{path} is damaged: its contents do not give the checksum it states")
+        version = record["format_version"]
+    except FileNotFoundError:
+        raise DatasetError(f"{path} is missing") from None
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DatasetError(f"{path} is damaged: it is not a record of ours") from None
+    if version != FORMAT_VERSION:
+        raise DatasetError(
+            f"{path} has format version {version!r} and this library reads {FORMAT_VERSION}; upgrade bertdata"
+        )
+    return record
+
+
+def digest(path: Path) -> tuple[str, list[int]]:
+    """SHA-256 of a file in hex, and the CRC-32 of each of its 1 MiB blocks. One pass, about 1 GB/s."""
+    sha256, crcs = hashlib.sha256(), []
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            sha256.update(block)
+            crcs.append(zlib.crc32(block))
+    return sha256.hexdigest(), crcs
+
+
+class ArrayWriter:
+    """Appends to one array file under its temporary name; `commit` makes it appear."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path, self.dtype, self.length = path, dtype, 0
+        self._file = open(path.with_name(path.name + TEMPORARY), "wb")  # noqa: SIM115  (lives until commit)
+        self._file.write(bytes(HEADER_BYTES))
+
+    def append(self, values: NDArray[Any]) -> None:
+        self._file.write(np.ascontiguousarray(values, self.dtype).data)
+        self.length += values.size
+
+    def commit(self) -> dict[str, Any]:
+        """Returns the array's entry in the commit record."""
+        self._file.seek(0)
+        self._file.write(npy_header(self.dtype, self.length))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        sha256, crc32 = digest(Path(self._file.name))
+        os.replace(self._file.name, self.path)
+        return {"dtype": self.dtype, "length": self.length, "sha256": sha256, "crc32": crc32}
+
+    def discard(self) -> None:
+        """Removes the temporary file of an array that will not be finished."""
+        with contextlib.suppress(OSError):  # a full disk fails again as the buffer is flushed
+            self._file.close()
+        Path(self._file.name).unlink(missing_ok=True)
+
+
+class ShardWriter:
+    """Appends documents to the arrays of one shard; `commit` makes it appear, its record last."""
+
+    def __init__(self, directory: Path, name: str, *, split: str, token_dtype: str, sentences: bool) -> None:
+        self.directory, self.name, self.split = directory, name, split
+        dtypes = {"tokens": token_dtype, "documents": "<u8"} | ({"sentences": "<u8"} if sentences else {})
+        self._arrays = {array: ArrayWriter(array_path(directory, name, array), dtypes[array]) for array in dtypes}
+        for array in dtypes.keys() - {"tokens"}:
+            self._arrays[array].append(np.zeros(1, np.uint64))
+
+    def append(
+        self, tokens: NDArray[Any], documents: NDArray[np.uint64], sentences: NDArray[np.uint64] | None = None
+    ) -> None:
+        """tokens [n]; documents and sentences: where each ends in `tokens`, ascending, the last one n."""
+        before = np.uint64(self._arrays["tokens"].length)
+        self._arrays["tokens"].append(tokens)
+        self._arrays["documents"].append(documents + before)
+        if sentences is not None:
+            self._arrays["sentences"].append(sentences + before)
+
+    def commit(self, *, input_range: tuple[int, int], counts: dict[str, int]) -> dict[str, Any]:
+        record = {
+            "format_version": FORMAT_VERSION,
+            "split": self.split,
+            "arrays": {name: array.commit() for name, array in self._arrays.items()},
+            "input": {"start": input_range[0], "stop": input_range[1]},
+            "counts": counts,
+        }
+        fsync_directory(self.directory)
+        write_record(self.directory / f"{self.name}.json", record)
+        return record
+
+    def discard(self) -> None:
+        for array in self._arrays.values():
+            array.discard()
+
+
+def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
+    """A read-only memory map of an array file, checked for size and header: O(1), a handful of system calls.
+
+    Raises DatasetError, naming the byte counts, if the file is not exactly what its record says.
+    """
+    expected = HEADER_BYTES + np.dtype(dtype).itemsize * length
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != expected:
+                raise DatasetError(f"{path} has {size} bytes and should have {expected}: it was cut short or replaced")
+            if file.read(HEADER_BYTES) != npy_header(dtype, length):
+                raise DatasetError(f"{path}: its first {HEADER_BYTES} bytes do not say {length} numbers of {dtype}")
+            pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be opened: {error.strerror}") from None
+    return np.frombuffer(pages, dtype, offset=HEADER_BYTES)

@@ -1,0 +1,167 @@
+"""Blocks of text → the finished shards of a unit, in the staging directory of a build.
+
+Threads encode blocks; one place writes them, in the order of the text. What a unit holds depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata import _kernels
+from bertdata.manifest import SPLITS
+from bertdata.shard import FORMAT_VERSION, ShardWriter, write_record
+from bertdata.text import Block, TextFormat, read_blocks
+from bertdata.tokens import Encoded, Tokenizer
+
+COUNTS = ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "text_bytes")
+_BY_SPLIT = COUNTS[:3]
+
+
+def encode_all(
+    paths: Sequence[Path],
+    form: TextFormat,
+    tokenizer: Tokenizer,
+    writer: UnitWriter,
+    units: dict[int, dict[str, Any]],
+    workers: int,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Encodes blocks on `workers` threads, at most two each in flight, and writes them in order."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads are ours
+    total = sum(path.stat().st_size for path in paths)
+    finished = set(units)
+    waiting: deque[tuple[Block, Future[Encoded]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
+
+    def commit() -> None:
+        unit, record = writer.commit()
+        units[unit] = record
+
+    def write_oldest() -> None:
+        block, encoded = waiting.popleft()
+        if writer.unit not in (None, block.unit):
+            commit()
+        writer.append(block, encoded.result())
+        progress(block.bytes_read, total)
+
+    try:
+        for block in read_blocks(paths, form):
+            if block.unit in finished:
+                continue
+            waiting.append(
+                (block, pool.submit(tokenizer.encode, block.data, block.offsets, sentences=writer.sentences))
+            )
+            if len(waiting) > 2 * workers:
+                write_oldest()
+        while waiting:
+            write_oldest()
+        if writer.unit is not None:
+            commit()
+        progress(total, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class UnitWriter:
+    """Writes the documents of one unit at a time to the shards of their splits."""
+
+    def __init__(
+        self,
+        directory: Path,
+        tokenizer: Tokenizer,
+        form: TextFormat,
+        shares: tuple[float, float],
+        *,
+        sentences: bool,
+    ) -> None:
+        self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
+        self.unit: int | None = None
+        validation, test = shares
+        self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
+
+    def append(self, block: Block, encoded: Encoded) -> None:
+        if self.unit is None:
+            self.unit = block.unit
+            self._writers: dict[str, ShardWriter] = {}
+            self._counts = {split: dict.fromkeys(_BY_SPLIT, 0) for split in SPLITS}
+            self._totals: dict[str, Any] = dict.fromkeys(COUNTS[3:], 0) | {"first_replaced": None}
+            self._literals = dict.fromkeys(self.tokenizer.spellings, 0)
+        hashes = np.empty(block.num_documents, np.uint64)
+        _kernels.hash_documents(np.frombuffer(block.data, np.uint8), block.offsets, hashes)
+        splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")  # 0 validation, 1 test, 2 train
+        lengths = np.diff(encoded.documents)
+        for number, split in enumerate(("validation", "test", "train")):
+            chosen = splits == number
+            kept = chosen & (lengths > 0)
+            self._counts[split]["documents"] += int(kept.sum())
+            self._counts[split]["dropped_documents"] += int(chosen.sum() - kept.sum())
+            self._counts[split]["replaced_characters"] += int(block.replaced[chosen].sum())
+            if kept.any():
+                self._write(split, encoded, kept)
+        self._totals["special_ids_replaced"] += encoded.special_ids_replaced
+        self._totals["text_bytes"] += len(block.data) - block.num_documents
+        self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced
+        for token in self._literals:
+            self._literals[token] += block.data.count(token.encode())
+
+    def _write(self, split: str, encoded: Encoded, kept: NDArray[np.bool_]) -> None:
+        """Appends the kept documents, each followed by the separator."""
+        if split not in self._writers:
+            name = f"{split}-{self.unit:05d}"
+            dtype = self.tokenizer.token_dtype
+            self._writers[split] = ShardWriter(
+                self.directory, name, split=split, token_dtype=dtype, sentences=self.sentences
+            )
+        ids, sentences = encoded.ids, encoded.sentences
+        lengths = np.diff(encoded.documents)
+        if not kept.all():
+            of_kept = np.repeat(kept, lengths)
+            if sentences is not None:
+                sentences = (np.cumsum(of_kept) - of_kept)[sentences[of_kept[sentences]]]
+            ids, lengths = ids[of_kept], lengths[kept]
+        ends = np.cumsum(lengths)
+        if self.tokenizer.special.separator is not None:
+            if sentences is not None:
+                sentences = sentences + np.searchsorted(ends, sentences, side="right")
+            ids = np.insert(ids, ends, self.tokenizer.special.separator)
+            ends = ends + np.arange(1, ends.size + 1)
+        sentence_ends = None
+        if sentences is not None:
+            sentence_ends = np.append(sentences[1:], ends[-1]).astype(np.uint64)
+        self._writers[split].append(ids, ends.astype(np.uint64), sentence_ends)
+
+    def commit(self) -> tuple[int, dict[str, Any]]:
+        """Finishes the unit's shards in the staging directory, then writes the record that says so."""
+        unit, size = self.unit, self.form.shard_size
+        assert unit is not None  # noqa: S101  (append came before)
+        shards = {}
+        for split, writer in self._writers.items():
+            record = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=self._counts[split])
+            arrays = record["arrays"]
+            shards[split] = {
+                "name": writer.name,
+                "num_documents": arrays["documents"]["length"] - 1,
+                "num_tokens": arrays["tokens"]["length"],
+                "num_sentences": arrays["sentences"]["length"] - 1 if self.sentences else None,
+                "arrays": arrays,
+            }
+        totals = {name: sum(counts[name] for counts in self._counts.values()) for name in _BY_SPLIT}
+        record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": self._literals}
+        record |= totals | self._totals
+        write_record(self.directory / f"unit-{unit:05d}.json", record)
+        self.unit = None
+        return unit, record
+
+    def discard(self) -> None:
+        """Removes the files of a unit that is not finished."""
+        if self.unit is not None:
+            for writer in self._writers.values():
+                writer.discard()
