@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bertdata.build import build
     from bertdata.errors import BertdataError
     from bertdata.loader import Loader
+    from bertdata.order import key
     from bertdata.reader import Dataset
     from bertdata.types import IGNORE_INDEX, Batch, Masking, SpecialTokens
 
@@ -31,6 +32,7 @@ _HOMES = {
     "Masking": "types",
     "SpecialTokens": "types",
     "build": "build",
+    "key": "order",
 }
 __all__ = [
     "IGNORE_INDEX",
@@ -41,6 +43,7 @@ __all__ = [
     "Masking",
     "SpecialTokens",
     "build",
+    "key",
     "open",
 ]
 

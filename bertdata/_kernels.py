@@ -163,7 +163,8 @@ def gather(tokens, shard, spans, out):
         if spans[i, 0] != shard:
             continue
         start, row, place, length = spans[i, 1], spans[i, 2], spans[i, 3], spans[i, 4]
-        if start < 0 or start + length > tokens.size or place < 0 or place + length > out.shape[1]:
+        fits = 0 <= length <= tokens.size and 0 <= start <= tokens.size - length
+        if not (fits and 0 <= row < out.shape[0] and 0 <= place <= out.shape[1] - length):
             whole = False
             continue
         for t in range(length):

@@ -34,15 +34,23 @@ class _Size(click.ParamType):
 
 
 @contextmanager
-def one_sentence() -> Iterator[None]:
-    """Turns what a user can act on into one line on stderr and an exit code; anything else is our bug and is raised."""
+def one_sentence(*, quiet: bool = False) -> Iterator[None]:
+    """Turns what a user can act on into one line on stderr and an exit code; anything else is our bug and is raised.
+
+    quiet: only the exit code, for ranks that would repeat what rank 0 says.
+    """
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(line, err=True)
+
     try:
         yield
     except BertdataError as error:
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
-        click.echo("interrupted; what is finished is kept, and the same command continues", err=True)
+        say("interrupted; what is finished is kept, and the same command continues")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away: `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -52,7 +60,7 @@ def one_sentence() -> Iterator[None]:
         advice = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             advice = "; make room and run the same command again: what is finished is kept"
-        click.echo(f"error: {where}{error.strerror or error}{advice}", err=True)
+        say(f"error: {where}{error.strerror or error}{advice}")
         sys.exit(1)
 
 

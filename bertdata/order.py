@@ -11,6 +11,22 @@ from numpy.typing import NDArray
 from bertdata import _kernels
 
 
+def key(seed: int, purpose: str, *words: int) -> int:
+    """A 64-bit number from a structured key, for whoever needs a seed of their own: key(seed, purpose, words…).
+
+    >>> key(1, "init", 0) == key(0, "init", 1)
+    False
+    """
+    mask = (1 << 64) - 1
+    h = 0
+    for word in (seed, int(_kernels.purpose(purpose)), *words):
+        h = ((h ^ word) + int(_kernels.GOLDEN)) & mask
+        h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & mask
+        h ^= h >> 31
+    return h
+
+
 def sample_ids(
     positions: NDArray[np.int64], *, num_samples: int, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

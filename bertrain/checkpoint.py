@@ -1,0 +1,150 @@
+"""Checkpoints: ordinary Hugging Face directories, whole or not there at all.
+
+    run/run.json                    the resolved configuration
+    run/log.jsonl                   what happened
+    run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
+        optimizer.pt  trainer.json  what only we read: AdamW's moments; step, loader state, seed of all draws, versions
+        checkpoint.json             written last: size and SHA-256 of every other file
+
+A checkpoint is written under a temporary name, fsynced and renamed. The newest one whose files are what its
+checkpoint.json says is the one that counts; damaged ones are passed over and named.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+
+import bertdata
+from bertdata.errors import BuildError, DatasetError, UsageError
+from bertdata.shard import digest, fsync_directory, write_file
+
+INDEX, TRAINER, OPTIMIZER = "checkpoint.json", "trainer.json", "optimizer.pt"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Keeps a second job out of a run directory for as long as this process lives."""
+    run.mkdir(parents=True, exist_ok=True)
+    with open(run / ".lock", "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise BuildError(f"{run} is in use by process {lock.read().strip() or '?'}; give another --out") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
+
+
+def save(
+    run: Path,
+    *,
+    step: int,
+    model: transformers.PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    trainer: dict[str, Any],
+    tokenizer_from: Path,
+    keep: int,
+) -> Path:
+    """Writes run/step-XXXXXXXX and removes all but the newest `keep`. OSError leaves the earlier ones as they were."""
+    target = run / f"step-{step:08d}"
+    temporary = run / f".{target.name}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        model.save_pretrained(temporary)
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(tokenizer_from / name, temporary / name)
+        torch.save(optimizer.state_dict(), temporary / OPTIMIZER)
+        write_file(temporary / TRAINER, json.dumps(trainer | {"step": step, "versions": versions()}, indent=1).encode())
+        files = {}
+        mode = (temporary / TRAINER).stat().st_mode  # safetensors writes for its owner alone
+        for path in sorted(temporary.iterdir()):
+            path.chmod(mode)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
+        write_file(temporary / INDEX, json.dumps({"files": files}, indent=1).encode())
+        shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
+        os.replace(temporary, target)
+        fsync_directory(run)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for old in _steps(run)[keep:]:
+        shutil.rmtree(old)
+    return target
+
+
+def versions() -> dict[str, str]:
+    return {
+        "bertdata": bertdata.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _steps(run: Path) -> list[Path]:
+    """Checkpoint directories, the newest first."""
+    return sorted((path for path in run.glob("step-" + "[0-9]" * 8) if path.is_dir()), reverse=True)
+
+
+def newest(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint of a run, if there is one, and a sentence for each damaged one above it."""
+    passed_over = []
+    for path in _steps(run):
+        fault = _fault(path)
+        if fault is None:
+            return path, passed_over
+        passed_over.append(f"checkpoint {path} is damaged and passed over: {fault}")
+    return None, passed_over
+
+
+def _fault(path: Path) -> str | None:
+    try:
+        files = json.loads((path / INDEX).read_bytes())["files"]
+        for name, stated in files.items():
+            if (path / name).stat().st_size != stated["bytes"] or digest(path / name)[0] != stated["sha256"]:
+                return f"{name} is not what {INDEX} says"
+    except OSError as error:
+        return f"{Path(error.filename).name if error.filename else path.name}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{INDEX} is not readable"
+    return None
+
+
+def read_trainer(path: Path) -> dict[str, Any]:
+    return json.loads((path / TRAINER).read_bytes())
+
+
+def read_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
+    """Loads AdamW's moments. Never unpickles: weights_only."""
+    optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
+
+
+def find(path: Path) -> Path:
+    """A directory with a model in it: the path itself, or the newest whole checkpoint of a run."""
+    if (path / "config.json").is_file():
+        return path
+    found, passed_over = newest(path)
+    if found is None:
+        if passed_over:
+            raise DatasetError(passed_over[0])
+        raise UsageError(f"{path} holds no checkpoint; give a run directory, or one with config.json and weights")
+    return found

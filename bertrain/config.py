@@ -1,0 +1,138 @@
+"""The options of a run, and what they amount to for a dataset and a number of ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bertdata.cli import one_sentence
+from bertdata.errors import UsageError
+
+SCHEDULES = ("linear", "cosine", "wsd")
+MICRO_BATCH_SIZE = 64  # at most, where none is given
+
+
+def _option(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help} | more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Every option of bertrain.pretrain; run/run.json holds them as they were resolved."""
+
+    data: str = _option("", "Directory of shards that bertdata build published.")
+    out: str = _option("", "Directory for checkpoints, log and configuration.")
+    model: str = _option("modernbert-tiny", "A preset, or a transformers config file. bert-base needs a GPU.")
+    length: int = _option(128, "Tokens of a row, [CLS] and [SEP] included.")
+    steps: int | None = _option(None, "Optimizer steps; or give --epochs.", type=int)
+    epochs: float | None = _option(None, "Passes over the data, in place of --steps. Neither: one pass.", type=float)
+    global_batch_size: int = _option(256, "Rows of a step, over all ranks.")
+    micro_batch_size: int | None = _option(
+        None, f"Rows of a forward pass on one rank. None: its share of a step, at most {MICRO_BATCH_SIZE}.", type=int
+    )
+    lr: float = _option(1e-3, "Peak learning rate.")
+    warmup: float = _option(0.06, "Steps of linear warm-up, or below 1 their share of the run.")
+    schedule: str = _option("linear", "What follows warm-up.", type=click.Choice(SCHEDULES))
+    mlm_probability: float = _option(0.15, "Share of a row's tokens to predict.")
+    seed: int = _option(0, "Of order, masks and initial weights.")
+    save_every: int = _option(1000, "Steps between checkpoints; the last step always has one.")
+    keep: int = _option(3, "Checkpoints to keep.")
+    resume: str = _option("auto", "auto: go on from the newest whole checkpoint.", type=click.Choice(["auto", "no"]))
+    eval_every: int = _option(500, "Steps between evaluations on the validation split. 0: only at the end.")
+    log_every: int = _option(10, "Steps between entries of log.jsonl.")
+
+    def __post_init__(self) -> None:
+        for name in ("data", "out"):
+            if not getattr(self, name):
+                raise UsageError(f"--{name} is missing")
+        for name in ("global_batch_size", "save_every", "keep", "log_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give at least 1")
+        for name in ("steps", "epochs", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"{_flag(name)} is {value}; give a number above 0")
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} were both given; give one of them")
+        if not 0 < self.mlm_probability <= 1:
+            raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
+        if not (self.lr > 0 and math.isfinite(self.lr)):
+            raise UsageError(f"--lr is {self.lr}; give a number above 0, such as 0.001")
+        if self.warmup < 0 or self.eval_every < 0:
+            raise UsageError("--warmup and --eval-every must not be negative")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def command(run: Any) -> click.Command:
+    """A click command with a flag for every option of Config, and --config."""
+
+    @click.option("--config", "file", help="A run.json to repeat; flags given beside it override it.")
+    def main(file: str | None, **flags: Any) -> None:
+        with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
+            values = _read(Path(file)) if file else {}
+            config = Config(**values | {name: value for name, value in flags.items() if value is not None})
+        run(config)
+
+    for option in reversed(fields(Config)):
+        meta = dict(option.metadata)
+        text = meta.pop("help")
+        shown = f"{text}  [default: {option.default}]" if option.default not in (None, "") else text
+        kind = meta.get("type", type(option.default))
+        main = click.option(_flag(option.name), option.name, default=None, type=kind, help=shown)(main)
+    return click.command(help=run.__doc__, context_settings={"help_option_names": ["-h", "--help"]})(main)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads(path.read_bytes())["config"]
+        return {option.name: saved[option.name] for option in fields(Config) if option.name in saved}
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"--config {path} is not a run.json that bertrain.pretrain wrote") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a Config amounts to."""
+
+    steps: int
+    warmup_steps: int
+    micro_batch_size: int
+    accumulation: int  # forward passes of a step, the same on every rank
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Config, *, num_samples: int, world_size: int) -> Plan:
+        """Whole steps, so that every rank takes the same number; the last may reach into the next epoch."""
+        warnings = []
+        steps = config.steps or math.ceil((config.epochs or 1.0) * num_samples / config.global_batch_size)
+        share = -(-config.global_batch_size // world_size)  # rows of the fullest rank
+        micro = min(share, config.micro_batch_size or MICRO_BATCH_SIZE)
+        warmup = round(config.warmup * steps) if config.warmup < 1 else round(config.warmup)
+        if warmup > steps:
+            clamped = max(1, steps // 10)
+            warnings.append(f"--warmup {warmup} is longer than the run of {steps} steps; using {clamped}")
+            warmup = clamped
+        if config.global_batch_size > num_samples:
+            warnings.append(
+                f"a step of {config.global_batch_size} rows sees each of the {num_samples} samples more than once"
+            )
+        if config.global_batch_size < world_size:
+            warnings.append(f"{world_size} ranks share {config.global_batch_size} rows a step, so some ranks are idle")
+        return cls(
+            steps=steps,
+            warmup_steps=warmup,
+            micro_batch_size=micro,
+            accumulation=-(-share // micro),
+            warnings=tuple(warnings),
+        )

@@ -1,0 +1,82 @@
+"""Ranks: who we are, how sums are made, and how an error on one rank ends all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from bertdata.errors import BertdataError, UsageError
+
+T = TypeVar("T")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all; the same program runs alone (world_size 1) and under torchrun."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def together(self, action: Callable[[], T]) -> T:
+        """Runs `action` on every rank. If it fails on any, the first of those raises, and the others exit quietly."""
+        error: Exception | None = None
+        result: Any = None
+        try:
+            result = action()
+        except (BertdataError, OSError) as failure:
+            error = failure
+        errors: list[Exception | None] = [error]
+        if self.world_size > 1:
+            errors = [None] * self.world_size
+            dist.all_gather_object(errors, error)
+        for rank, failure in enumerate(errors):
+            if failure is not None and rank == self.rank:
+                raise failure
+            if failure is not None:
+                sys.exit(2 if isinstance(failure, UsageError) else 1)
+        return result
+
+    def on_first(self, action: Callable[[], None]) -> None:
+        """Runs `action` on rank 0 while the others wait; its failure ends all."""
+        self.together(action if self.rank == 0 else lambda: None)
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    """Joins the process group that torchrun describes: nccl on GPUs, gloo on CPUs; alone without torchrun."""
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # die with the launcher, so that a killed job leaves no writer behind
+        parent = os.getppid()
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    if world_size > 1:
+        on_gpu = device.type == "cuda"
+        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    try:
+        yield World(rank, world_size, device)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,131 @@
+"""Loss and accuracy of a checkpoint on held-out text, on masks fixed by a seed.
+
+    python -m bertrain.evaluate --checkpoint run/ --data shards/
+
+Always masks 15 % (80/10/10), whatever a run was trained with, so that numbers compare; the mean is over tokens. The
+last line of standard output is a JSON object. Losses of different vocabularies do not compare.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+import bertdata
+from bertdata.cli import OneSentence
+from bertdata.errors import UsageError
+from bertdata.tokens import load as load_tokenizer
+from bertrain import checkpoint, feed, metrics, model
+from bertrain.dist import World, world
+from bertrain.loss import MaskedLM
+
+MASKING = bertdata.Masking(probability=0.15)
+SEED = 0
+ROWS = 64  # of a forward pass
+
+
+@torch.no_grad()
+def evaluate(
+    module: MaskedLM, shards: bertdata.Dataset, ranks: World, *, split: str, length: int, max_samples: int | None = None
+) -> dict[str, Any]:
+    """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
+
+    All ranks must call it; each takes its part, and all get the same result.
+    """
+    loader = bertdata.Loader(
+        shards,
+        length=length,
+        global_batch_size=ROWS * ranks.world_size,
+        seed=SEED,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        split=split,
+        masking=MASKING,
+        epochs=1,
+    )
+    totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, right, targets, samples
+    was_training = module.training
+    module.eval()
+    for batch in loader:
+        pieces = feed.micro_batches(batch, size=ROWS, count=1, device=ranks.device)
+        loss, right = module(**next(pieces))
+        totals += torch.stack(
+            [
+                loss.double(),
+                right.double(),
+                *torch.tensor(
+                    [feed.num_targets(batch), len(batch.sample_ids)], dtype=torch.float64, device=ranks.device
+                ),
+            ]
+        )
+        if max_samples is not None and loader.position >= max_samples:
+            break
+    module.train(was_training)
+    loss, right, targets, samples = ranks.sum(totals).tolist()
+    return {
+        "split": split,
+        "loss": loss / targets if targets else None,
+        "accuracy": right / targets if targets else None,
+        "mlm_ppl": math.exp(min(700.0, loss / targets)) if targets else None,
+        "targets": int(targets),
+        "samples": int(samples),
+    }
+
+
+@torch.no_grad()
+def predictions(
+    module: MaskedLM, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int
+) -> list[str]:
+    """A table of masked places of the first rows that `evaluate` sees: input, target, predicted."""
+    loader = bertdata.Loader(shards, length=length, global_batch_size=rows, seed=SEED, split=split, masking=MASKING)
+    batch = next(loader)
+    piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
+    piece.pop("targets")
+    was_training = module.training
+    module.eval()
+    predicted = module.logits(**piece).argmax(-1).cpu().numpy()
+    module.train(was_training)
+    return metrics.table(load_tokenizer(str(shards.path)), batch, predicted)
+
+
+def _open(
+    path: str, data: str, split: str, length: int | None, ranks: World
+) -> tuple[MaskedLM, bertdata.Dataset, Path, int]:
+    """The checkpoint and the shards, after checking that they belong together."""
+    directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
+    if split not in shards.splits:
+        raise UsageError(f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split")
+    module = MaskedLM(model.load(directory)).to(ranks.device)
+    model.check_fits(directory, shards, module.model)
+    if length is None:
+        trainer = directory / checkpoint.TRAINER
+        length = checkpoint.read_trainer(directory)["loader"]["length"] if trainer.exists() else 128
+    return module, shards, directory, length
+
+
+@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--checkpoint", "path", required=True, help="A run directory, or any directory with a masked LM in it.")
+@click.option("--data", required=True, help="Directory of shards.")
+@click.option("--split", default="validation", help="Split to evaluate on.")
+@click.option("--length", type=int, help="Tokens of a row. None: as the run was trained, else 128.")
+@click.option("--max-samples", type=int, help="Stop after about so many samples.")
+@click.option("--show", default=0, help="Also print the masked places of so many rows.")
+def main(path: str, data: str, split: str, length: int | None, max_samples: int | None, show: int) -> None:
+    """Evaluate a checkpoint on held-out text; runs alone or under torchrun."""
+    with world() as ranks:
+        module, shards, directory, places = ranks.together(lambda: _open(path, data, split, length, ranks))
+        result = evaluate(module, shards, ranks, split=split, length=places, max_samples=max_samples)
+        if ranks.rank == 0:
+            if show:
+                print("\n".join(predictions(module, shards, ranks.device, split=split, length=places, rows=show)))
+            reference = metrics.reference_losses(shards, split)
+            print(json.dumps({"checkpoint": str(directory), "length": places} | result | {"reference": reference}))
+
+
+if __name__ == "__main__":
+    main()

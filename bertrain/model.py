@@ -1,0 +1,135 @@
+"""transformers' masked language models, from a preset, a config file or a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+)
+
+from bertdata import Dataset, SpecialTokens, key
+from bertdata.errors import UsageError
+from bertdata.tokens import TOKENIZER
+
+transformers.utils.logging.disable_progress_bar()  # one bar is enough
+
+_BERT = {  # layers, width; Turc et al., 2019, and Devlin et al., 2019
+    "bert-tiny": (2, 128),
+    "bert-mini": (4, 256),
+    "bert-small": (4, 512),
+    "bert-base": (12, 768),
+    "bert-large": (24, 1024),
+}
+_MODERN = {  # layers, width, feed-forward width; base is Warner et al., 2024
+    "modernbert-tiny": (2, 128, 256),
+    "modernbert-small": (6, 384, 576),
+    "modernbert-base": (22, 768, 1152),
+}
+PRESETS = (*_BERT, *_MODERN)
+_CLASSES = {"bert": (BertConfig, BertForMaskedLM), "modernbert": (ModernBertConfig, ModernBertForMaskedLM)}
+_DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "embedding_dropout",
+    "mlp_dropout",
+    "attention_dropout",
+)
+
+
+def build(name: str, special: SpecialTokens, *, length: int, seed: int) -> PreTrainedModel:
+    """A freshly initialised model for a vocabulary and row length, the same on every rank.
+
+    name: a preset (without dropout), or a JSON config file of a BERT or ModernBERT, which is taken as it is but for the
+    vocabulary. Raises UsageError if it is neither, or too small for the vocabulary or the length.
+    """
+    if name in _BERT:
+        layers, width = _BERT[name]
+        config: Any = BertConfig(
+            num_hidden_layers=layers,
+            hidden_size=width,
+            num_attention_heads=width // 64,
+            intermediate_size=4 * width,
+            max_position_embeddings=max(512, length),
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            **_vocabulary(special),
+        )
+    elif name in _MODERN:
+        layers, width, feed_forward = _MODERN[name]
+        small = name != "modernbert-base"  # every layer sees the whole row, which is shorter than a local window
+        config = ModernBertConfig(
+            num_hidden_layers=layers,
+            hidden_size=width,
+            num_attention_heads=width // 64,
+            intermediate_size=feed_forward,
+            max_position_embeddings=max(8192, length),
+            layer_types=["full_attention"] * layers if small else None,
+            cls_token_id=special.cls,
+            sep_token_id=special.sep,
+            **_vocabulary(special),
+        )
+    else:
+        config = _from_file(name, special)
+    if length > config.max_position_embeddings:
+        raise UsageError(f"--length {length} is more than the {config.max_position_embeddings} places of model {name}")
+    torch.manual_seed(key(seed, "init") >> 1)
+    return _CLASSES[config.model_type][1](config)
+
+
+def _vocabulary(special: SpecialTokens) -> dict[str, Any]:
+    ids = {"pad_token_id": special.pad, "bos_token_id": special.bos, "eos_token_id": special.eos}
+    return {"vocab_size": special.vocab_size} | ids
+
+
+def _from_file(name: str, special: SpecialTokens) -> Any:
+    path = Path(name)
+    if not path.is_file():
+        raise UsageError(f"--model {name} is neither a config file nor a preset ({', '.join(PRESETS)})")
+    try:
+        values = json.loads(path.read_bytes())
+        config = _CLASSES[values.get("model_type")][0](**{"vocab_size": special.vocab_size, **values})
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UsageError(
+            f"--model {name} is not a transformers config of model_type bert or modernbert: {error}"
+        ) from None
+    if config.vocab_size < special.vocab_size:
+        raise UsageError(
+            f"--model {name} has vocab_size {config.vocab_size}, and the shards hold ids up to {special.vocab_size - 1}"
+        )
+    return config
+
+
+def load(directory: Path) -> PreTrainedModel:
+    """A checkpoint as transformers wrote it, in float32."""
+    return AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+
+
+def has_dropout(model: PreTrainedModel) -> bool:
+    return any(getattr(model.config, name, 0.0) for name in _DROPOUTS)
+
+
+def check_fits(directory: Path, shards: Dataset, model: PreTrainedModel) -> None:
+    """Raises UsageError if a checkpoint was made with another tokenizer than the shards were."""
+    ours = directory / TOKENIZER
+    stated = shards.manifest.tokenizer[TOKENIZER]
+    if ours.is_file() and hashlib.sha256(ours.read_bytes()).hexdigest() != stated:
+        raise UsageError(
+            f"the tokenizer of {directory} is not the one {shards.path} was built with (SHA-256 {stated[:16]}…); use "
+            "shards built with --tokenizer " + str(directory)
+        )
+    if model.config.vocab_size < shards.special_tokens.vocab_size:
+        raise UsageError(
+            f"{directory} has a vocabulary of {model.config.vocab_size}, and {shards.path} one of "
+            f"{shards.special_tokens.vocab_size}"
+        )
