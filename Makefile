@@ -2,21 +2,28 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-DEMO   ?= demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check fix bench golden
+.PHONY: demo test check fix golden
+.DELETE_ON_ERROR:
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+# The whole way on text every machine has: corpus, shards, two minutes of training on two CPU processes, predictions.
+# What is there already is used again; `rm -r demo` starts anew.
+demo: $(VENV)/.train demo/shards/manifest.json
+	$(BIN)/bertdata inspect demo/shards --length 64 --global-batch-size 32 --world-size 2
+	$(BIN)/bertdata verify demo/shards
+	$(BIN)/torchrun --nproc-per-node 2 -m bertrain.pretrain --data demo/shards --out demo/run --model modernbert-tiny \
+	    --length 64 --global-batch-size 32 --steps 3000 --lr 3e-3 --eval-every 500 --save-every 500
+	$(BIN)/python -m bertrain.evaluate --checkpoint demo/run --data demo/shards --show 4
+	@checkpoint=$$(ls -d demo/run/step-* | tail -n 1); echo; \
+	echo "A Hugging Face checkpoint: $$checkpoint"; \
+	echo "$(BIN)/python -c \"from transformers import AutoModelForMaskedLM; AutoModelForMaskedLM.from_pretrained('$$checkpoint')\""
 
-$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[train]'
-	@touch $@
+demo/corpus.txt: | $(VENV)/.train
+	$(BIN)/python tools/docstrings.py $@ --bytes 10000000
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e '.[dev]'
-	@touch $@ $(VENV)/.train
+demo/shards/manifest.json: demo/corpus.txt
+	$(BIN)/bertdata build demo/corpus.txt --out demo/shards --vocab-size 2000
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
@@ -32,3 +39,14 @@ fix: $(VENV)/.dev
 
 golden: $(VENV)/.dev
 	$(BIN)/python tools/golden.py
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	@touch $@ $(VENV)/.train

@@ -253,8 +253,8 @@ def _check_targets(loader: bertdata.Loader) -> None:
     if feed.num_targets(batch) == 0:
         raise TrainingError(
             f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "
-            f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); build "
-            " with more text, or raise --mlm-probability"
+            f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
+            "build with more text, or raise --mlm-probability"
         )
 
 
