@@ -77,7 +77,8 @@ def build(
     )
     if sentences not in ("none", "line"):
         raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
-    if min(validation, test) < 0 or validation + test >= 1:
+    validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
+    if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
         raise UsageError(f"validation {validation} and test {test} must be shares that leave some text for training")
     if workers is not None and workers < 1:
         raise UsageError(f"workers is {workers}; give at least 1")
@@ -273,7 +274,7 @@ def _without_crc(arrays: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]
 def _trained(
     staging: Path, paths: list[Path], form: TextFormat, vocab_size: int, say: Callable[[str], None]
 ) -> tokens.Tokenizer:
-    if (staging / tokens.TOKENIZER_CONFIG).exists():
+    if all((staging / name).exists() for name in (tokens.TOKENIZER, tokens.TOKENIZER_CONFIG)):
         return tokens.load(str(staging))
     sample = _sample(paths, form)
     sampled = sum(len(text) for text in sample)

@@ -27,6 +27,7 @@ JUNK_SHARE = 0.3  # of a file's first block invalid or NUL: it is no text
 _BLANK_LINES = re.compile(rb"(?:[ \t\r]*\n)+")
 _SEPARATORS = {"blank": re.compile(rb"\n(?:[ \t\r]*\n)+"), "line": re.compile(rb"\n(?:[ \t\r]*\n)*")}
 _REPLACEMENT = "\ufffd".encode()
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -181,8 +182,11 @@ class _Source:
             raise InputError(f"{self._line(start)}: no member {key!r}; name the text's with --text-key") from None
         if not isinstance(text, str):
             raise InputError(f"{self._line(start)}: member {key!r} is not a string")
-        encoded = text.encode("utf-8", "surrogatepass")
-        return _valid_utf8(encoded)[:2]
+        try:
+            return text.encode(), 0
+        except UnicodeEncodeError:
+            text, num_surrogates = _SURROGATE.subn("\ufffd", text)
+            return text.encode(), num_surrogates
 
     def _line(self, start: int) -> str:
         """'file, line n' of a place in this input; reads it again."""
@@ -257,5 +261,6 @@ class _Source:
                     self.size += len(value) + 1
                     row += 1
                 self.bytes_read = disk * row // table.metadata.num_rows
-        except pa.ArrowException as error:
-            raise InputError(f"{self.path} is not readable Parquet: {str(error).splitlines()[0]}") from None
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"{self.path} is not readable Parquet: {reason}") from None

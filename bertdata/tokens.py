@@ -109,10 +109,11 @@ class Tokenizer:
         its time: call it from several threads.
         """
         texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
-        if sentences:  # the slower call keeps the place in the text of each id
-            encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        else:
-            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        encode = self._tokenizer.encode_batch if sentences else self._tokenizer.encode_batch_fast  # fast: no offsets
+        try:
+            encodings = encode(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise TokenizerError(f"the tokenizer fails on this text: {error}") from None
         documents = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(encoding) for encoding in encodings], out=documents[1:])
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, int(documents[-1]))

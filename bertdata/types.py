@@ -58,7 +58,7 @@ class Masking:
         if self.policy not in ("exact", "bernoulli"):
             raise UsageError(f"masking policy is {self.policy!r}; give 'exact' or 'bernoulli'")
         total = self.mask_fraction + self.random_fraction
-        if min(self.mask_fraction, self.random_fraction) < 0 or total > 1 + 1e-9:
+        if not (min(self.mask_fraction, self.random_fraction) >= 0 and total <= 1 + 1e-9):  # NaN is refused too
             raise UsageError(
                 f"mask_fraction {self.mask_fraction} and random_fraction {self.random_fraction} must be shares, "
                 "together at most 1"

@@ -54,27 +54,15 @@ def evaluate(
     for batch in loader:
         pieces = feed.micro_batches(batch, size=ROWS, count=1, device=ranks.device)
         loss, right = module(**next(pieces))
-        totals += torch.stack(
-            [
-                loss.double(),
-                right.double(),
-                *torch.tensor(
-                    [feed.num_targets(batch), len(batch.sample_ids)], dtype=torch.float64, device=ranks.device
-                ),
-            ]
-        )
+        totals[:2] += torch.stack([loss.double(), right.double()])
+        totals[2:] += torch.tensor([feed.num_targets(batch), batch.sample_ids.size], device=ranks.device)
         if max_samples is not None and loader.position >= max_samples:
             break
     module.train(was_training)
     loss, right, targets, samples = ranks.sum(totals).tolist()
-    return {
-        "split": split,
-        "loss": loss / targets if targets else None,
-        "accuracy": right / targets if targets else None,
-        "mlm_ppl": math.exp(min(700.0, loss / targets)) if targets else None,
-        "targets": int(targets),
-        "samples": int(samples),
-    }
+    mean = metrics.means(loss, right, targets)
+    counts = {"targets": int(targets), "samples": int(samples)}
+    return {"split": split, **mean, "mlm_ppl": math.exp(min(700.0, mean["loss"] or 0.0)), **counts}
 
 
 @torch.no_grad()

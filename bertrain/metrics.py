@@ -36,10 +36,18 @@ class Log:
     def write(self, entry: dict[str, Any]) -> None:
         self._file.write(json.dumps(entry) + "\n")
 
-    def close(self) -> None:
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+
+
+def means(loss: float, right: float, targets: float) -> dict[str, float | None]:
+    """Loss and accuracy a target; None where there was no target."""
+    return {"loss": loss / targets if targets else None, "accuracy": right / targets if targets else None}
 
 
 class Rates:

@@ -112,7 +112,12 @@ def _from_file(name: str, special: SpecialTokens) -> Any:
 
 def load(directory: Path) -> PreTrainedModel:
     """A checkpoint as transformers wrote it, in float32."""
-    return AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    model = AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    for tensor in (*model.parameters(), *model.buffers()):
+        # Loaded tensors lie where they lay in the file. Matrix products round differently by alignment, and a resumed
+        # run is to give the same bits.
+        tensor.data = tensor.data.clone()
+    return model
 
 
 def has_dropout(model: PreTrainedModel) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
@@ -34,6 +35,7 @@ from bertrain.evaluate import evaluate, predictions
 from bertrain.loss import MaskedLM
 
 EVAL_SAMPLES = 2048  # of the validation split, looked at during a run
+QUIET_S = 10.0  # between printed lines where there is no terminal for a bar
 
 
 class TrainingError(BertdataError):
@@ -89,90 +91,84 @@ class _Run:
         self.reference = metrics.reference_losses(self.shards, "train")
         self.warnings += self.plan.warnings
         self.resumed_from = found
+        self.said = time.perf_counter()
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def train(self) -> None:
+        first = self.ranks.rank == 0
+        self.ranks.on_first(self._announce)
+        with contextlib.ExitStack() as stack:
+            self.log = stack.enter_context(metrics.Log(self.run / "log.jsonl", after_step=self.step)) if first else None
+            total, off = self.plan.steps, None if first else True
+            self.bar = stack.enter_context(tqdm(total=total, initial=self.step, unit="step", disable=off))
+            self._loop()
+        if first:
+            saved = checkpoint.find(self.run)
+            print(f"done: {saved}\nAutoModelForMaskedLM.from_pretrained({str(saved)!r})", flush=True)
+
+    def _loop(self) -> None:
         config, plan, ranks = self.config, self.plan, self.ranks
-        first = ranks.rank == 0
-        ranks.on_first(self._announce)
         wrapped: torch.nn.Module = self.module
         if ranks.world_size > 1:
             wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
-        log = metrics.Log(self.run / "log.jsonl", after_step=self.step) if first else None
-        bar = tqdm(total=plan.steps, initial=self.step, unit="step", disable=None if first else True)
-        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        dropout = model.has_dropout(self.module.model)
         totals = torch.zeros(3, dtype=torch.float64, device=ranks.device)  # loss, right, targets; since the last entry
-        rates, started, said = metrics.Rates(), time.perf_counter(), time.perf_counter()
-
+        rates, started = metrics.Rates(), time.perf_counter()
         while self.step < plan.steps:
             waiting = time.perf_counter()
             batch = next(self.loader)
             rates.add(tokens=config.global_batch_size * config.length, waited=time.perf_counter() - waiting)
-            targets = torch.tensor(feed.num_targets(batch), dtype=torch.float64, device=ranks.device)
-            totals[2] += ranks.sum(targets)
-            # DistributedDataParallel averages the gradients of the ranks; this makes of it their sum ÷ all targets.
-            scale = (ranks.world_size / targets.clamp(min=1)).float()
-            if dropout:
-                torch.manual_seed(bertdata.key(config.seed, "dropout", self.step, ranks.rank) >> 1)
-            for number, piece in enumerate(
-                feed.micro_batches(batch, size=plan.micro_batch_size, count=plan.accumulation, device=ranks.device)
-            ):
-                with _gradients_later(wrapped, number + 1 < plan.accumulation), _precision(ranks.device):
-                    loss, right = wrapped(**piece)
-                    (loss * scale).backward()
-                totals[0] += loss.detach()
-                totals[1] += right
-            norm = torch.nn.utils.clip_grad_norm_(parameters, optim.CLIP_NORM)
-            rate = optim.learning_rate(
-                self.step,
-                peak=config.lr,
-                steps=plan.steps,
-                warmup_steps=plan.warmup_steps,
-                schedule=config.schedule,
-            )
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.step += 1
-            bar.update()
-
+            norm, rate = self._step(wrapped, batch, totals)
+            self.bar.update()
             last = self.step == plan.steps
-            if self.step % config.log_every == 0 or last:
+            if last or self.step % config.log_every == 0:
                 ranks.sum(totals[:2])
-                loss_sum, right_sum, target_sum = totals.tolist()
-                totals.zero_()
-                entry = {"step": self.step, "loss": loss_sum / target_sum if target_sum else None}
-                entry |= {"accuracy": right_sum / target_sum if target_sum else None}
-                entry |= {
+                entry = {
+                    "step": self.step,
+                    **metrics.means(*totals.tolist()),
                     "lr": rate,
                     "grad_norm": float(norm),
                     "tokens": self.step * config.global_batch_size * config.length,
+                    **rates.take(),
+                    "seconds": round(time.perf_counter() - started, 3),
                 }
-                entry |= rates.take() | {"seconds": round(time.perf_counter() - started, 3)}
-                if not math.isfinite(entry["loss"] or 0.0) or not math.isfinite(entry["grad_norm"]):
-                    raise TrainingError(
-                        f"the loss is {entry['loss']} and the gradient norm {entry['grad_norm']} at step {self.step}; "
-                        f"lower --lr {config.lr} or lengthen --warmup, and run again from the newest checkpoint"
-                    )
-                if log:
-                    log.write(entry)
-                    self._show(bar, entry)
-                    if bar.disable and (last or time.perf_counter() - said > 10):
-                        said = time.perf_counter()
-                        print(_line(entry, plan.steps), flush=True)
+                totals.zero_()
+                self._write(entry)
             if last or (config.eval_every and self.step % config.eval_every == 0):
-                self._evaluate(log, bar)
+                self._evaluate()
                 rates = metrics.Rates()
             if last or self.step % config.save_every == 0:
                 ranks.on_first(self._save)
-        bar.close()
-        if log:
-            log.close()
-            saved = checkpoint.find(self.run)
-            print(f"done: {saved}\nAutoModelForMaskedLM.from_pretrained({str(saved)!r})", flush=True)
+
+    def _step(
+        self, wrapped: torch.nn.Module, batch: bertdata.Batch, totals: torch.Tensor
+    ) -> tuple[torch.Tensor, float]:
+        """One optimizer step; adds to totals, and returns the norm of the gradient and the learning rate."""
+        config, plan, ranks = self.config, self.plan, self.ranks
+        targets = ranks.sum(torch.tensor(feed.num_targets(batch), dtype=torch.float64, device=ranks.device))
+        totals[2] += targets
+        # DistributedDataParallel averages the gradients of the ranks; this makes of it their sum ÷ all targets.
+        scale = (ranks.world_size / targets.clamp(min=1)).float()
+        if model.has_dropout(self.module.model):
+            torch.manual_seed(bertdata.key(config.seed, "dropout", self.step, ranks.rank) >> 1)
+        for number, piece in enumerate(
+            feed.micro_batches(batch, size=plan.micro_batch_size, count=plan.accumulation, device=ranks.device)
+        ):
+            with _gradients_later(wrapped, number + 1 < plan.accumulation), _precision(ranks.device):
+                loss, right = wrapped(**piece)
+                (loss * scale).backward()
+            totals[0] += loss.detach()
+            totals[1] += right
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), optim.CLIP_NORM)
+        rate = optim.learning_rate(
+            self.step, peak=config.lr, steps=plan.steps, warmup_steps=plan.warmup_steps, schedule=config.schedule
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        return norm, rate
 
     # ------------------------------------------------------------------------------------------- seeing and keeping
 
@@ -206,26 +202,38 @@ class _Run:
             flush=True,
         )
 
-    def _evaluate(self, log: metrics.Log | None, bar: tqdm) -> None:
+    def _write(self, entry: dict[str, Any]) -> None:
+        """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
+        if not math.isfinite(entry["loss"] or 0.0) or not math.isfinite(entry["grad_norm"]):
+            raise TrainingError(
+                f"the loss is {entry['loss']} and the gradient norm {entry['grad_norm']} at step {self.step}; "
+                f"lower --lr {self.config.lr} or lengthen --warmup and run again from the newest checkpoint"
+            )
+        if self.log is None:
+            return
+        self.log.write(entry)
+        loss = "-" if entry["loss"] is None else f"{entry['loss']:.4f}"
+        line = (
+            f"loss {loss} (unigram {self.reference['unigram']:.2f}), {entry['tokens_per_s'] / 1000:.1f} ktok/s, "
+            f"lr {entry['lr']:.2e}, data wait {entry['data_wait']:.1%}"
+        )
+        self.bar.set_postfix_str(line)
+        if self.bar.disable and (self.step == self.plan.steps or time.perf_counter() - self.said > QUIET_S):
+            self.said = time.perf_counter()
+            print(f"step {self.step}/{self.plan.steps}: {line}, {entry['seconds']:.0f} s", flush=True)
+
+    def _evaluate(self) -> None:
         if "validation" not in self.shards.splits:
             return
         options: dict[str, Any] = {"split": "validation", "length": self.config.length}
         result = evaluate(self.module, self.shards, self.ranks, max_samples=EVAL_SAMPLES, **options)
-        if log is None:
+        if self.log is None:
             return
-        log.write(
-            {"step": self.step} | {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
-        )
+        seen = {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
+        self.log.write({"step": self.step} | seen)
         rows = predictions(self.module, self.shards, self.ranks.device, rows=1, **options)
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
-        bar.write("\n".join([f"step {self.step}: validation loss {loss}", *rows[:6]]))
-
-    def _show(self, bar: tqdm, entry: dict[str, Any]) -> None:
-        loss = "-" if entry["loss"] is None else f"{entry['loss']:.3f}"
-        bar.set_postfix_str(
-            f"loss {loss} (unigram {self.reference['unigram']:.2f}), {entry['tokens_per_s'] / 1000:.1f} ktok/s, "
-            f"lr {entry['lr']:.1e}, data wait {entry['data_wait']:.1%}"
-        )
+        self.bar.write("\n".join([f"step {self.step}: validation loss {loss}", *rows[:6]]))
 
     def _save(self) -> None:
         trainer = {
@@ -247,8 +255,6 @@ class _Run:
 
 def _check_targets(loader: bertdata.Loader) -> None:
     """Refuses data whose rows are too short to mask anything in."""
-    import numpy as np
-
     batch = loader.read(np.arange(min(loader.num_samples, 1024)))
     if feed.num_targets(batch) == 0:
         raise TrainingError(
@@ -256,14 +262,6 @@ def _check_targets(loader: bertdata.Loader) -> None:
             f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
             "build with more text, or raise --mlm-probability"
         )
-
-
-def _line(entry: dict[str, Any], steps: int) -> str:
-    loss = "-" if entry["loss"] is None else f"{entry['loss']:.4f}"
-    return (
-        f"step {entry['step']}/{steps}: loss {loss}, {entry['tokens_per_s'] / 1000:.1f} ktok/s, lr {entry['lr']:.2e}, "
-        f"data wait {entry['data_wait']:.1%}, {entry['seconds']:.0f} s"
-    )
 
 
 @contextlib.contextmanager

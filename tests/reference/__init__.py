@@ -1,0 +1,1 @@
+"""Slow, obvious twins of the fast code, written from docs/ and not from that code. Tests compare the two."""

@@ -1,0 +1,68 @@
+"""The text section of docs/format.md in plain Python: a file's bytes → its documents, line by line."""
+
+import codecs
+
+_replaced = 0
+
+
+def _count(error):
+    global _replaced
+    _replaced += 1
+    return "\ufffd", error.end
+
+
+codecs.register_error("bertdata_count", _count)
+
+
+def decode(data):
+    """The text with U+FFFD for what is invalid, as UTF-8, and how many that took."""
+    global _replaced
+    _replaced = 0
+    return data.decode("utf-8", "bertdata_count").encode(), _replaced
+
+
+def lines(data):
+    """(place of the first byte, line without its ending) of each line."""
+    found, start = [], 0
+    for piece in _split(data):
+        ended = piece.endswith(b"\n")
+        found.append((start, piece.removesuffix(b"\n").removesuffix(b"\r") if ended else piece))
+        start += len(piece)
+    return found
+
+
+def _split(data):
+    pieces = [piece + b"\n" for piece in data.split(b"\n")]
+    pieces[-1] = pieces[-1].removesuffix(b"\n")
+    return [piece for piece in pieces if piece]
+
+
+def is_blank(line):
+    return not line.strip(b" \t\r")
+
+
+def documents(data, kind):
+    """(place of the first byte, bytes of the text before they are made valid) of each document."""
+    numbered = lines(data)
+    if kind == "file":
+        groups = [numbered] if any(not is_blank(line) for _, line in numbered) else []
+    elif kind == "line":
+        groups = [[each] for each in numbered if not is_blank(each[1])]
+    else:
+        groups = [[]]
+        for each in numbered:
+            if not is_blank(each[1]):
+                groups[-1].append(each)
+            elif groups[-1]:
+                groups.append([])
+        groups = [group for group in groups if group]
+    return [(group[0][0], b"\n".join(line for _, line in group)) for group in groups]
+
+
+def first_invalid(data, start):
+    """The place in `data` of the first invalid byte at or after `start`."""
+    try:
+        data[start:].decode()
+    except UnicodeDecodeError as error:
+        return start + error.start
+    return None

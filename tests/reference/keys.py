@@ -1,0 +1,146 @@
+"""docs/determinism.md in plain Python: one function for each of its definitions, on ints and lists."""
+
+import math
+
+WORD = 2**64
+GOLDEN = 0x9E3779B97F4A7C15
+IGNORE = -100
+
+
+def mix(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
+    return x ^ (x >> 31)
+
+
+def absorb(h, word):
+    return mix(((h ^ word) + GOLDEN) % WORD)
+
+
+def purpose(name):
+    return int.from_bytes(name.encode().ljust(8, b"\0"), "little")
+
+
+def key(*words):
+    """Purposes are given by name."""
+    h = 0
+    for word in words:
+        h = absorb(h, purpose(word) if isinstance(word, str) else word)
+    return h
+
+
+def draw(k, i):
+    return mix((k + (i + 1) * GOLDEN) % WORD)
+
+
+def below(x, n):
+    return x * n // WORD
+
+
+def below32(x, n):
+    return (x >> 32) * n // 2**32
+
+
+# ------------------------------------------------------------------------------------------------------------- order
+
+
+def permute(x, *, num_samples, seed, epoch):
+    k = key(seed, "order", epoch)
+    b = max(6, (num_samples - 1).bit_length())
+    lo = b // 2
+    hi = b - lo
+    while True:
+        left, right = divmod(x, 2**lo)
+        for r in range(8):
+            if r % 2 == 0:
+                left ^= draw(k, r * 2**32 + right) >> (64 - hi)
+            else:
+                right ^= draw(k, r * 2**32 + left) >> (64 - lo)
+        x = left * 2**lo + right
+        if x < num_samples:
+            return x
+
+
+def sample(position, *, num_samples, seed):
+    """Epoch and sample id of a position."""
+    epoch, x = divmod(position, num_samples)
+    return epoch, permute(x, num_samples=num_samples, seed=seed, epoch=epoch)
+
+
+def rank_positions(step, *, batch, rank, world_size):
+    first, last = rank * batch // world_size, (rank + 1) * batch // world_size
+    return list(range(step * batch, (step + 1) * batch))[first:last]
+
+
+# ----------------------------------------------------------------------------------------------------------- samples
+
+
+def phase(*, seed, variant, num_tokens):
+    return below(key(seed, "phase", variant), num_tokens)
+
+
+def windows(stream, *, text_length, seed, variant):
+    """Every sample of a pass over the tokens of a split: turn the stream until the phase is in front, then cut it."""
+    first = phase(seed=seed, variant=variant, num_tokens=len(stream))
+    turned = stream[first:] + stream[:first]
+    return [turned[at : at + text_length] for at in range(0, len(turned), text_length)]
+
+
+# ------------------------------------------------------------------------------------------------------------- masks
+
+
+def select_exact(k, candidates, *, n, p):
+    m = len(candidates)
+    c = min(m, math.floor(p * n + 0.5))
+    selected = set()
+    for j in range(c):
+        t = below32(draw(k, 2**32 + j), m - c + j + 1)
+        selected.add(m - c + j if t in selected else t)
+    return [candidates[t] for t in sorted(selected)]
+
+
+def select_bernoulli(k, candidates, *, p, length):
+    n = length - 2
+    room = min(length - 2, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1) if p > 0 else 0
+    return [t for t in candidates if draw(k, t) >> 32 < round(p * 2**32)][:room]
+
+
+def mask(
+    row, *, length, seed, variant, sample_id, special, mask_id, vocab_size, p=0.15, policy="exact", shares=(0.8, 0.1)
+):
+    """A row's filled places, [CLS] and [SEP] included → (the row masked, the places selected, their ids)."""
+    k = key(seed, "mask", variant, sample_id)
+    candidates = [t for t, token in enumerate(row) if token not in special]
+    if policy == "exact":
+        places = select_exact(k, candidates, n=len(row), p=p)
+    else:
+        places = select_bernoulli(k, candidates, p=p, length=length)
+    pool = [token for token in range(vocab_size) if token not in special]
+    masked_below, random_below = round(2**32 * shares[0]), round(2**32 * (shares[0] + shares[1]))
+    changed = list(row)
+    for t in places:
+        y = draw(k, t) % 2**32
+        if y < masked_below:
+            changed[t] = mask_id
+        elif y < random_below:
+            changed[t] = pool[(y - masked_below) * len(pool) // (random_below - masked_below)]
+    return changed, places, [row[t] for t in places]
+
+
+# -------------------------------------------------------------------------------------------------------------- text
+
+
+def text_hash(data):
+    h = key("split")
+    for at in range(0, len(data), 8):
+        word = int.from_bytes(data[at : at + 8].ljust(8, b"\0"), "little")
+        h = (h ^ word) * GOLDEN % WORD
+        h ^= h >> 32
+    return mix(h ^ len(data))
+
+
+def split(data, *, validation, test):
+    u = text_hash(data) >> 32
+    if u < round(validation * 2**32):
+        return "validation"
+    return "test" if u < round((validation + test) * 2**32) else "train"

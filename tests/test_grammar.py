@@ -1,0 +1,81 @@
+"""The trainer against a known answer: a grammar whose best possible loss can be computed."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from reference import grammar
+from training import train
+
+import bertdata
+from bertdata.build import build
+from bertrain import checkpoint, feed, model
+from bertrain.loss import MaskedLM
+
+LENGTH = 64
+DISTANCE = 0.08  # nats above the floor that training has to come within
+
+
+def test_floor_is_what_enumeration_gives():
+    """best_loss on a short row, against a sum over all state paths, words and selections."""
+    words = {word: number for number, word in enumerate(grammar.VOCABULARY)}
+    row = [words[w] for w in ("[CLS]", "the", "[MASK]", "runs", "[SEP]", "a", "[SEP]")]
+    positions, targets = [2, 5], [words["dog"], words["this"]]  # "a" may be what was drawn instead of "this"
+    weight = {target: dict.fromkeys(range(len(words)), 0.0) for target in positions}
+    candidates = [1, 2, 3, 5]
+    for path in itertools.product(range(len(grammar.STATES)), repeat=5):
+        prior = grammar._STATIONARY[path[0]] * math.prod(grammar._A[a, b] for a, b in itertools.pairwise(path))
+        if prior == 0:
+            continue
+        for chosen in itertools.combinations(candidates, 2):
+            seen = [{} for _ in range(5)]  # word → P(word | state) * P(shown | word), by place
+            for place in range(1, 6):
+                for word, share in grammar.EMIT[grammar.STATES[path[place - 1]]].items():
+                    shown = row[place]
+                    same = float(shown == words[word])
+                    if place not in chosen:
+                        factor = same
+                    elif shown == grammar.MASK:
+                        factor = 0.8
+                    else:
+                        factor = 0.1 * same + 0.1 / grammar.POOL
+                    if word == "[SEP]" and place in chosen:
+                        factor = 0.0
+                    seen[place - 1][words[word]] = share * factor
+            mass = prior * math.prod(sum(words_here.values()) for words_here in seen)
+            for place in positions:
+                if place in chosen and mass:
+                    here = seen[place - 1]
+                    for word, part in here.items():
+                        weight[place][word] += mass * part / sum(here.values())
+    expected = -sum(math.log(weight[p][t] / sum(weight[p].values())) for p, t in zip(positions, targets, strict=True))
+    found, count = grammar.best_loss(np.array(row), np.array(positions), np.array(targets))
+    assert count == 2
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_training_comes_close_to_the_best_loss_there_is(tmp_path):
+    (tmp_path / "corpus.txt").write_text(grammar.text(5000, seed=0))
+    (tmp_path / "vocab.txt").write_text("\n".join(grammar.VOCABULARY) + "\n")
+    shards = tmp_path / "shards"
+    build([tmp_path / "corpus.txt"], shards, tokenizer=str(tmp_path / "vocab.txt"), validation=0.1)
+    train(
+        shards, tmp_path / "run", steps=700, length=LENGTH, global_batch_size=32, lr=3e-3, log_every=100,
+        eval_every=0, save_every=1000,
+    )  # fmt: skip
+    module = MaskedLM(model.load(checkpoint.find(tmp_path / "run"))).eval()
+    floor = loss = count = 0
+    dataset = bertdata.open(shards)
+    for batch in bertdata.Loader(dataset, length=LENGTH, global_batch_size=64, split="validation", epochs=1):
+        if batch.attention_mask is not None:
+            continue  # the floor is worked out for full rows
+        with torch.no_grad():
+            loss += module(**next(feed.micro_batches(batch, size=64, count=1, device=torch.device("cpu"))))[0].item()
+        for row in zip(batch.input_ids, batch.masked_positions, batch.targets, strict=True):
+            least, number = grammar.best_loss(*row)
+            floor += least
+            count += number
+    assert count > 3000
+    assert floor / count - 0.02 < loss / count < floor / count + DISTANCE

@@ -1,0 +1,205 @@
+"""Every kernel equals its slow twin, and hostile arguments do no harm."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import keys
+
+from bertdata import _kernels, order
+from bertdata.masking import Masker
+from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def permutation(num_samples, seed, epoch=0):
+    positions = epoch * num_samples + np.arange(num_samples)
+    epochs, ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
+    assert (epochs == epoch).all()
+    return ids.tolist()
+
+
+# ------------------------------------------------------------------------------------------------------------- order
+
+
+@given(SEEDS, st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
+def test_permute_equals_its_twin(seed, num_samples, positions):
+    epochs, ids = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed)
+    expected = [keys.sample(p, num_samples=num_samples, seed=seed) for p in positions]
+    assert list(zip(epochs.tolist(), ids.tolist(), strict=True)) == expected
+
+
+def test_every_epoch_is_a_permutation_for_small_sizes():
+    for num_samples in range(1, 301):
+        for seed, epoch in ((0, 0), (2**64 - 1, 3)):
+            assert sorted(permutation(num_samples, seed, epoch)) == list(range(num_samples))
+
+
+@pytest.mark.parametrize("bits", range(1, 17))
+def test_every_epoch_is_a_permutation_around_powers_of_two(bits):
+    for num_samples in (2**bits - 1, 2**bits, 2**bits + 1):
+        assert np.array_equal(np.sort(permutation(num_samples, seed=bits)), np.arange(num_samples))
+
+
+def test_seeds_and_epochs_give_different_orders():
+    orders = [tuple(permutation(64, seed, epoch)) for seed in range(20) for epoch in range(20)]
+    assert len(set(orders)) == 400  # (seed 1, epoch 0) and (seed 0, epoch 1) among them
+
+
+def test_every_order_of_few_samples_occurs():
+    counts = {}
+    for seed in range(600):
+        key = tuple(permutation(3, seed))
+        counts[key] = counts.get(key, 0) + 1
+    assert len(counts) == 6
+    assert sum((n - 100) ** 2 / 100 for n in counts.values()) < 20.5  # chi-square, 5 degrees: p > 0.001
+
+
+@given(st.integers(0, 10**6), st.integers(0, 50), st.integers(1, 9))
+def test_rank_slice_equals_its_twin(start, size, world_size):
+    slices = [order.rank_slice(start, start + size, rank=r, world_size=world_size) for r in range(world_size)]
+    for rank, (first, last) in enumerate(slices):
+        whole = keys.rank_positions(0, batch=size, rank=rank, world_size=world_size)
+        assert [p - start for p in range(first, last)] == whole
+    sizes = [last - first for first, last in slices]
+    assert max(sizes) - min(sizes) <= 1
+
+
+# ----------------------------------------------------------------------------------------------------------- samples
+
+
+@given(st.data())
+def test_windows_equal_their_twin(data):
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6), "tokens of each shard")
+    text_length = data.draw(st.integers(1, 50), "text_length")
+    seed = data.draw(SEEDS, "seed")
+    dtype = data.draw(st.sampled_from([np.uint16, np.uint32]), "dtype")
+    starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    stream = list(range(7, 7 + starts[-1]))
+    shards = [np.array(stream[a:b], dtype) for a, b in zip(starts, starts[1:], strict=False)]
+    num_samples = -(-len(stream) // text_length)
+    rows = st.tuples(st.integers(0, 2**40), st.integers(0, num_samples - 1))
+    chosen = data.draw(st.lists(rows, max_size=6), "epochs and samples")
+    epochs, ids = (np.array([row[i] for row in chosen], np.int64) for i in (0, 1))
+
+    spans = np.empty((len(chosen) * (min(len(sizes), text_length) + 1), 5), np.int64)
+    filled = np.empty(len(chosen), np.int64)
+    count = _kernels.window_spans(epochs, ids, np.uint64(seed), text_length, starts, spans, filled)
+    out = np.zeros((len(chosen), text_length + 2), np.int64)
+    for number, shard in enumerate(shards):
+        assert _kernels.gather(shard, number, spans[:count], out) >= 0
+
+    for b, (epoch, sample_id) in enumerate(chosen):
+        expected = keys.windows(stream, text_length=text_length, seed=seed, variant=epoch)[sample_id]
+        assert out[b, 1 : filled[b] + 1].tolist() == expected
+        assert not out[b, 0]
+        assert not out[b, filled[b] + 1 :].any()
+
+
+EDGES = st.one_of(st.integers(-3, 12), st.sampled_from([2**63 - 1, -(2**63), 2**62, -(2**62)]))
+
+
+@given(st.lists(st.tuples(EDGES, EDGES, EDGES, EDGES), min_size=1, max_size=4))
+def test_gather_refuses_spans_that_leave_their_arrays(hostile):
+    tokens = np.arange(100, 108, dtype=np.uint16)
+    spans = np.array([(0, *span) for span in hostile], np.int64)
+    around = np.full((9, 6), -7, np.int64)  # rows 3 to 5 are the output
+    largest = _kernels.gather(tokens, 0, spans, around[3:6])
+
+    expected, whole = np.full((9, 6), -7, np.int64), True
+    for start, row, place, length in hostile:
+        if min(start, row, place, length) >= 0 and start + length <= 8 and row < 3 and place + length <= 6:
+            expected[3 + row, place : place + length] = range(100 + start, 100 + start + length)
+        else:
+            whole = False
+    assert np.array_equal(around, expected)
+    assert (largest >= 0) == whole
+
+
+def test_gather_says_the_largest_id_and_ignores_other_shards():
+    tokens, out = np.array([5, 65535, 9], np.uint16), np.zeros((1, 5), np.int64)
+    spans = np.array([[0, 0, 0, 1, 3], [1, 99, 0, 0, 99]], np.int64)
+    assert _kernels.gather(tokens, 0, spans, out) == 65535
+    assert out.tolist() == [[0, 5, 65535, 9, 0]]
+
+
+# ------------------------------------------------------------------------------------------------------------- masks
+
+
+@given(st.data(), st.sampled_from(["exact", "bernoulli"]))
+def test_masks_equal_their_twin(data, policy):
+    vocab_size = data.draw(st.integers(7, 40), "vocab_size")
+    special = {0, 1, 2, 3, 4} | data.draw(st.sets(st.integers(5, vocab_size - 2), max_size=8), "more specials")
+    tokens = SpecialTokens(
+        vocab_size=vocab_size, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=tuple(sorted(special - {1}))
+    )
+    length = data.draw(st.integers(3, 40), "length")
+    text = st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=length - 2)
+    rows = data.draw(st.lists(text, max_size=4), "rows")
+    seed = data.draw(SEEDS, "seed")
+    epochs = data.draw(st.lists(st.integers(0, 2**62), min_size=len(rows), max_size=len(rows)), "epochs")
+    ids = data.draw(st.lists(st.integers(0, 2**62), min_size=len(rows), max_size=len(rows)), "sample ids")
+    p = data.draw(st.one_of(st.sampled_from([0.0, 0.15, 0.5, 1.0]), st.floats(0, 1)), "probability")
+    shares = data.draw(st.sampled_from([(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.3, 0.7)]), "shares")
+
+    masking = Masking(probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1])
+    masker = Masker(masking, tokens, length=length, seed=seed)
+    whole = [[2, *row, 3] for row in rows]
+    matrix = np.zeros((len(rows), length), np.int64)
+    for b, row in enumerate(whole):
+        matrix[b, : len(row)] = row
+    filled = np.array([len(row) for row in rows], np.int64)
+    positions, targets = masker.apply(matrix, filled, np.array(epochs, np.int64), np.array(ids, np.int64))
+
+    for b, row in enumerate(whole):
+        changed, places, old = keys.mask(
+            row, length=length, seed=seed, variant=epochs[b], sample_id=ids[b], special=special, mask_id=4,
+            vocab_size=vocab_size, p=p, policy=policy, shares=shares,
+        )  # fmt: skip
+        unused = masker.num_slots - len(places)
+        assert matrix[b].tolist() == changed + [0] * (length - len(row))
+        assert positions[b].tolist() == places + [0] * unused
+        assert targets[b].tolist() == old + [IGNORE_INDEX] * unused
+
+
+def test_every_subset_is_equally_likely():
+    """Two of five candidates, exactly: ten subsets."""
+    tokens = SpecialTokens(vocab_size=20, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
+    rows = 2000
+    ids = np.tile([2, 5, 6, 7, 8, 9, 3], (rows, 1)).astype(np.int64)
+    masker = Masker(Masking(probability=2 / 7), tokens, length=7, seed=5)
+    positions, _ = masker.apply(ids, np.full(rows, 5), np.zeros(rows, np.int64), np.arange(rows))
+    _, counts = np.unique(positions, axis=0, return_counts=True)
+    assert counts.size == 10
+    assert ((counts - rows / 10) ** 2 / (rows / 10)).sum() < 27.9  # chi-square, 9 degrees: p > 0.001
+
+
+# -------------------------------------------------------------------------------------------------------------- text
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda s: s.encode())), max_size=6))
+def test_text_hash_equals_its_twin(texts):
+    data = b"".join(text + b"\n" for text in texts)
+    offsets = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
+    out = np.empty(len(texts), np.uint64)
+    _kernels.hash_documents(np.frombuffer(data, np.uint8), offsets, out)
+    assert out.tolist() == [keys.text_hash(text) for text in texts]
+
+
+def test_text_hash_reads_nothing_outside_its_data():
+    data, out = np.frombuffer(b"abcdef\n", np.uint8), np.empty(3, np.uint64)
+    _kernels.hash_documents(data, np.array([-(2**63), 2**62, 4, 9]), out)
+    assert out.tolist() == [keys.text_hash(b"abcdef\n"), keys.text_hash(b""), keys.text_hash(b"ef\n")]
+
+
+# ----------------------------------------------------------------------------------------------------------- machine
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+def test_kernels_are_compiled_without_python_objects():
+    """Runs after the tests above, which called every kernel."""
+    for name in _kernels.__all__:
+        assert getattr(_kernels, name).nopython_signatures, name

@@ -1,0 +1,499 @@
+"""The stream of batches is a pure function of (dataset, seed, position): the same however it is cut up or resumed."""
+
+import json
+import pickle
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from conftest import SPECIAL, write_dataset
+from reference import keys
+
+import bertdata
+from bertdata import IGNORE_INDEX, Loader, Masking
+from bertdata.errors import DatasetError, StateError, UsageError
+from bertdata.types import SpecialTokens
+
+POLICIES = [Masking(), Masking(policy="bernoulli", probability=0.3), None]
+
+
+def stream_of(dataset, split="train"):
+    return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
+
+
+def twin_row(dataset, position, *, length, seed, masking, split="train"):
+    """One row by the slow twin: (ids, masked places, their targets, sample id)."""
+    special, stream = dataset.special_tokens, stream_of(dataset, split)
+    text_length = length - 2
+    epoch, sample_id = keys.sample(position, num_samples=-(-len(stream) // text_length), seed=seed)
+    text = keys.windows(stream, text_length=text_length, seed=seed, variant=epoch)[sample_id]
+    row = [special.cls, *text, special.sep]
+    if masking is None:
+        return row, [], [], sample_id
+    changed, places, targets = keys.mask(
+        row, length=length, seed=seed, variant=epoch, sample_id=sample_id, special={*special.special_ids, special.unk},
+        mask_id=special.mask, vocab_size=special.vocab_size, p=masking.probability, policy=masking.policy,
+        shares=(masking.mask_fraction, masking.random_fraction),
+    )  # fmt: skip
+    return changed, places, targets, sample_id
+
+
+def assert_equals_twin(dataset, batch, positions, *, length, seed, masking):
+    special = dataset.special_tokens
+    for b, position in enumerate(positions):
+        row, places, targets, sample_id = twin_row(dataset, position, length=length, seed=seed, masking=masking)
+        unused = batch.targets.shape[1] - len(places)
+        assert batch.input_ids[b].tolist() == row + [special.pad] * (length - len(row))
+        assert batch.masked_positions[b].tolist() == places + [0] * unused
+        assert batch.targets[b].tolist() == targets + [IGNORE_INDEX] * unused
+        assert batch.sample_ids[b] == sample_id
+        if batch.attention_mask is not None:
+            assert batch.attention_mask[b].tolist() == [1] * len(row) + [0] * (length - len(row))
+        else:
+            assert len(row) == length
+
+
+def assert_same(one, other):
+    assert one.arrays().keys() == other.arrays().keys()
+    for name, array in one.arrays().items():
+        assert np.array_equal(array, other.arrays()[name]), name
+
+
+def joined(batches, name):
+    return np.concatenate([getattr(batch, name) for batch in batches])
+
+
+# ------------------------------------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize("masking", POLICIES)
+@pytest.mark.parametrize(("length", "seed"), [(3, 0), (17, 2**64 - 1), (64, 2**63), (100_000, 5)])
+def test_batches_equal_their_twin(dataset, masking, length, seed):
+    loader = Loader(dataset, length=length, seed=seed, masking=masking)
+    n = loader.num_samples
+    positions = sorted({0, 1, n - 1, n, 5 * n + n // 2, 2**40})
+    batch = loader.read(np.array(positions))
+    assert_equals_twin(dataset, batch, positions, length=length, seed=seed, masking=masking)
+
+
+@pytest.mark.parametrize("text_length", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13])
+def test_windows_longer_than_shards_and_splits(tmp_path, text_length):
+    """Shards of 3, 1, 2 and 6 tokens: windows cross several of them, wrap round, or are the whole split."""
+    tokens = [[10, 11, 3], [3], [12, 3], [13, 14, 3, 15, 16, 3]]
+    shards = [(t, [i + 1 for i, token in enumerate(t) if token == 3], None) for t in tokens]
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", shards))
+    loader = Loader(dataset, length=text_length + 2, seed=3, masking=Masking(probability=0.5))
+    assert loader.num_samples == -(-12 // text_length)
+    positions = np.arange(4 * loader.num_samples)
+    batch = loader.read(positions)
+    assert_equals_twin(dataset, batch, positions.tolist(), length=text_length + 2, seed=3, masking=loader.masking)
+
+
+def test_one_token(tmp_path):
+    special = SpecialTokens(vocab_size=9, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7], [1], None)], special=special))
+    batch = next(Loader(dataset, length=8, global_batch_size=2, masking=Masking(probability=0.4, mask_fraction=1.0,
+                                                                              random_fraction=0.0)))  # fmt: skip
+    assert batch.input_ids.tolist() == [[2, 4, 3, 0, 0, 0, 0, 0]] * 2  # no padding token: id 0, made inert by
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
+    assert batch.targets.tolist() == [[7, -100, -100]] * 2
+
+
+def test_every_split_has_its_own_stream(dataset):
+    for split in ("train", "validation", "test"):
+        loader = Loader(dataset, length=32, split=split, masking=None, epochs=1, global_batch_size=1)
+        rows = [batch.input_ids if batch.attention_mask is None else batch.attention_mask[batch.attention_mask > 0]
+                for batch in loader]  # fmt: skip
+        assert sum(row.size - 2 for row in rows) == dataset.splits[split].num_tokens
+        for position in (0, 1):
+            row, _, _, _ = twin_row(dataset, position, length=32, seed=0, masking=None, split=split)
+            assert loader.read(np.array([position])).input_ids[0, : len(row)].tolist() == row
+
+
+# -------------------------------------------------------------------------------------------------------- invariance
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("masking", POLICIES)
+def test_ranks_share_the_global_batches(dataset, world_size, masking):
+    options = {"length": 16, "global_batch_size": 13, "seed": 4, "masking": masking}
+    one = Loader(dataset, **options)
+    ranks = [Loader(dataset, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for _ in range(one.num_samples // 13 + 3):
+        whole, parts = next(one), [next(rank) for rank in ranks]
+        sizes = [part.input_ids.shape[0] for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+        for name in ("input_ids", "masked_positions", "targets", "sample_ids"):
+            assert np.array_equal(getattr(whole, name), joined(parts, name)), name
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 64, 1000])
+@pytest.mark.parametrize("masking", POLICIES)
+def test_batch_size_does_not_change_the_stream(dataset, batch_size, masking):
+    loader = Loader(dataset, length=16, masking=masking, global_batch_size=batch_size)
+    batches = [next(loader) for _ in range(1000 // batch_size)]
+    whole = Loader(dataset, length=16, masking=masking).read(np.arange(1000 // batch_size * batch_size))
+    for name in ("input_ids", "masked_positions", "targets", "sample_ids"):
+        assert np.array_equal(getattr(whole, name), joined(batches, name)), name
+
+
+def test_reading_elsewhere_does_not_move_the_stream(dataset):
+    loader, other = Loader(dataset, length=16), Loader(dataset, length=16)
+    next(loader)
+    next(other)
+    loader.read(np.array([2**50, 3]))
+    assert loader.position == 256
+    assert_same(next(loader), next(other))
+
+
+@pytest.mark.parametrize("length", [5, 16, 128, 5000])
+def test_every_token_is_in_exactly_one_sample_of_each_epoch(dataset, length):
+    stream, firsts = stream_of(dataset), []
+    loader = Loader(dataset, length=length, masking=None, global_batch_size=1)
+    for _ in range(3):
+        rows = {}
+        for _ in range(loader.num_samples):
+            batch = next(loader)
+            stop = length if batch.attention_mask is None else int(batch.attention_mask.sum())
+            rows[int(batch.sample_ids[0])] = batch.input_ids[0, 1 : stop - 1].tolist()
+            assert batch.input_ids[0, 0] == SPECIAL.cls
+            assert batch.input_ids[0, stop - 1] == SPECIAL.sep
+        assert sorted(rows) == list(range(loader.num_samples))  # as many samples as positions: each once
+        text = [token for sample_id in sorted(rows) for token in rows[sample_id]]
+        turns = [at for at in range(len(stream)) if stream[at:] + stream[:at] == text]
+        assert turns
+        firsts += turns
+    assert len(set(firsts)) == 3  # each pass cuts the text elsewhere
+
+
+def test_seeds_are_mixed_and_not_added(dataset):
+    """Seed 1 in epoch 0 has nothing to do with seed 0 in epoch 1, and all 64 bits of a seed count."""
+    n = Loader(dataset, length=16).num_samples
+    seeds = [0, 1, 2, 2**32, 2**63, 2**64 - 1]
+    rows = set()
+    for seed in seeds:
+        for epoch in range(3):
+            batch = Loader(dataset, length=16, seed=seed).read(epoch * n + np.arange(8))
+            rows.add(batch.input_ids.tobytes())
+    assert len(rows) == 3 * len(seeds)
+
+
+# ------------------------------------------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("masking", POLICIES)
+def test_restoring_from_every_step_gives_the_rest_of_the_stream(dataset, masking):
+    options = {"length": 64, "global_batch_size": 17, "seed": 9, "masking": masking, "epochs": 2}
+    loader = Loader(dataset, **options)
+    states, batches = [json.dumps(loader.state_dict())], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(json.dumps(loader.state_dict()))
+    assert len(batches) == -(-2 * loader.num_samples // 17)
+    for step, state in enumerate(states):
+        restored = Loader(dataset, **options)
+        restored.load_state_dict(json.loads(state))
+        rest = list(restored)
+        assert len(rest) == len(batches) - step
+        for expected, batch in zip(batches[step:], rest, strict=True):
+            assert_same(expected, batch)
+
+
+def test_batch_size_and_ranks_may_change_on_restoring(dataset):
+    before = Loader(dataset, length=16, global_batch_size=10)
+    next(before)
+    next(before)
+    after = [Loader(dataset, length=16, global_batch_size=7, rank=rank, world_size=3) for rank in range(3)]
+    for loader in after:
+        loader.load_state_dict(before.state_dict())
+    whole = Loader(dataset, length=16).read(np.arange(20, 34))
+    parts = [next(loader) for _ in range(2) for loader in after]
+    assert np.array_equal(joined(parts, "input_ids"), whole.input_ids)
+
+
+def test_state_holds_what_the_specification_says(dataset):
+    loader = Loader(dataset, length=16, global_batch_size=10, seed=2**64 - 1)
+    next(loader)
+    assert loader.state_dict() == {
+        "version": 1,
+        "dataset_id": dataset.dataset_id,
+        "split": "train",
+        "seed": 2**64 - 1,
+        "length": 16,
+        "samples": "windows",
+        "masking": asdict(Masking()),
+        "position": 10,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "was", "now"),
+    [
+        ({"seed": 2**64 - 1}, "seed was 0", "is 18446744073709551615"),
+        ({"length": 32}, "length was 16", "is 32"),
+        ({"split": "validation"}, "split was 'train'", "is 'validation'"),
+        ({"masking": None}, "masking was {'probability': 0.15", "is None"),
+        ({"masking": Masking(probability=0.2)}, "'probability': 0.15", "'probability': 0.2"),
+        ({"masking": Masking(policy="bernoulli")}, "'policy': 'exact'", "'policy': 'bernoulli'"),
+    ],
+)
+def test_state_of_another_stream_is_refused(dataset, change, was, now):
+    state = Loader(dataset, length=16).state_dict()
+    loader = Loader(dataset, **{"length": 16} | change)
+    with pytest.raises(StateError) as refused:
+        loader.load_state_dict(state)
+    assert was in str(refused.value)
+    assert now in str(refused.value)
+    assert loader.position == 0
+
+
+def test_state_of_another_dataset_or_version_is_refused(dataset, tmp_path):
+    loader = Loader(dataset, length=16)
+    other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)]))
+    with pytest.raises(StateError, match=f"dataset_id was '{other.dataset_id}' and is '{dataset.dataset_id}'"):
+        loader.load_state_dict(Loader(other, length=16).state_dict())
+    with pytest.raises(StateError, match="version was 2 and is 1"):
+        loader.load_state_dict(loader.state_dict() | {"version": 2})
+    with pytest.raises(StateError, match="version was None"):
+        loader.load_state_dict({})
+
+
+@pytest.mark.parametrize("position", [-1, 1.5, "7", None, True])
+def test_state_without_a_position_is_refused(dataset, position):
+    loader = Loader(dataset, length=16)
+    with pytest.raises(StateError, match="position is"):
+        loader.load_state_dict(loader.state_dict() | {"position": position})
+
+
+@pytest.mark.parametrize("masking", POLICIES)
+def test_a_pickled_loader_goes_on(dataset, masking):
+    loader = Loader(dataset, length=16, global_batch_size=9, seed=7, rank=1, world_size=2, masking=masking, epochs=3)
+    next(loader)
+    pickled = pickle.dumps(loader)
+    assert len(pickled) < 4096
+    copy = pickle.loads(pickled)
+    rest, copied = list(loader), list(copy)
+    assert len(rest) == len(copied) > 3
+    for one, other in zip(rest, copied, strict=True):
+        assert_same(one, other)
+
+
+def test_a_dataset_exchanged_after_pickling_is_refused(tmp_path):
+    loader = Loader(bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)])), length=16)
+    pickled = pickle.dumps(loader)
+    (tmp_path / "shards").rename(tmp_path / "old")
+    write_dataset(tmp_path / "shards", [([8, 3], [2], None)])
+    with pytest.raises(DatasetError, match="rebuilt meanwhile"):
+        pickle.loads(pickled)
+
+
+# ---------------------------------------------------------------------------------------------------------- contract
+
+
+@pytest.mark.parametrize("masking", POLICIES)
+@pytest.mark.parametrize("length", [16, 100_000])
+def test_arrays_are_the_callers_own(dataset, masking, length):
+    loader = Loader(dataset, length=length, global_batch_size=5, masking=masking)
+    batch, again = loader.read(np.arange(5)), loader.read(np.arange(5))
+    assert batch.input_ids.shape == (5, length)
+    assert batch.targets.shape == batch.masked_positions.shape == (5, loader.num_slots)
+    assert batch.sample_ids.shape == (5,)
+    assert batch.labels.shape == (5, length)
+    assert (batch.attention_mask is None) == (length == 16)
+    assert batch.token_type_ids is None
+    for name, array in (batch.arrays() | {"labels": batch.labels}).items():
+        assert array.dtype == np.int64, name
+        assert array.flags.c_contiguous, name
+        assert array.flags.writeable, name
+        assert not any(np.shares_memory(array, other) for other in again.arrays().values()), name
+        array[...] = -1
+    assert_same(again, loader.read(np.arange(5)))  # nothing above reached the dataset
+
+
+def test_labels_agree_with_positions_and_targets(dataset):
+    masked, plain = (Loader(dataset, length=40, masking=m).read(np.arange(200)) for m in (Masking(), None))
+    labels = np.full(masked.input_ids.shape, IGNORE_INDEX)
+    for b in range(200):
+        for place, target in zip(masked.masked_positions[b], masked.targets[b], strict=True):
+            if target != IGNORE_INDEX:
+                labels[b, place] = target
+    assert np.array_equal(masked.labels, labels)
+    chosen = labels != IGNORE_INDEX
+    assert np.array_equal(labels[chosen], plain.input_ids[chosen])
+    assert np.array_equal(masked.input_ids[~chosen], plain.input_ids[~chosen])
+    assert (plain.labels == IGNORE_INDEX).all()
+
+
+def test_only_the_last_sample_is_padded(dataset):
+    loader = Loader(dataset, length=64, global_batch_size=1, epochs=2)
+    filled = (dataset.splits["train"].num_tokens - 1) % 62 + 1
+    assert filled < 62
+    for batch in loader:
+        last = batch.sample_ids[0] == loader.num_samples - 1
+        assert (batch.attention_mask is not None) == last
+        if last:
+            assert batch.attention_mask.tolist() == [[1] * (filled + 2) + [0] * (62 - filled)]
+            assert (batch.input_ids[0, filled + 2 :] == SPECIAL.pad).all()
+            assert (batch.labels[0, filled + 1 :] == IGNORE_INDEX).all()
+
+
+def test_epochs_end_the_stream(dataset):
+    n = Loader(dataset, length=64).num_samples
+    for batch_size in (1, 7, n, n + 1, 3 * n):
+        loader = Loader(dataset, length=64, global_batch_size=batch_size, epochs=2)
+        sizes = [batch.input_ids.shape[0] for batch in loader]
+        assert sizes == [batch_size] * (2 * n // batch_size) + [2 * n % batch_size] * (2 * n % batch_size > 0)
+        with pytest.raises(StopIteration):
+            next(loader)
+
+
+def test_iterating_again_goes_on(dataset):
+    loader = Loader(dataset, length=64, global_batch_size=3)
+    for _ in loader:
+        break
+    for batch in loader:
+        assert np.array_equal(batch.sample_ids, loader.read(np.arange(3, 6)).sample_ids)
+        break
+
+
+def test_a_rank_may_get_no_row(dataset):
+    ranks = [Loader(dataset, length=16, global_batch_size=2, rank=rank, world_size=5) for rank in range(5)]
+    batches = [next(rank) for rank in ranks]
+    assert sorted(batch.input_ids.shape[0] for batch in batches) == [0, 0, 0, 1, 1]
+    empty = next(batch for batch in batches if not batch.input_ids.size)
+    assert empty.input_ids.shape == (0, 16)
+    assert empty.labels.shape == (0, 16)
+    assert empty.attention_mask is None
+    assert {rank.position for rank in ranks} == {2}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"length": 2}, "length is 2"),
+        ({"global_batch_size": 0}, "global_batch_size is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**64}, "seed is 18446744073709551616"),
+        ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2"),
+        ({"rank": -1}, "rank is -1"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"split": "dev"}, "no split 'dev', only train, validation, test"),
+    ],
+)
+def test_wrong_arguments_are_named(dataset, change, said):
+    with pytest.raises(UsageError, match=said):
+        Loader(dataset, **change)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"probability": -0.1},
+        {"probability": 1.1},
+        {"probability": float("nan")},
+        {"policy": "whole_word"},
+        {"mask_fraction": -0.1},
+        {"mask_fraction": 0.95},
+        {"mask_fraction": float("nan")},
+        {"random_fraction": float("nan")},
+    ],
+)
+def test_wrong_masking_is_named(wrong):
+    name = next(iter(wrong))
+    with pytest.raises(UsageError, match=name):
+        Masking(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("missing", "masking", "said"),
+    [
+        ({"mask": None}, Masking(), "no mask token"),
+        ({"cls": None}, None, r"no \[CLS\] and \[SEP\]"),
+        ({"sep": None}, None, r"no \[CLS\] and \[SEP\]"),
+        ({"special_ids": tuple(range(9))}, Masking(), "only special tokens"),
+    ],
+)
+def test_a_vocabulary_that_cannot_fill_a_row_is_refused(tmp_path, missing, masking, said):
+    roles = {"cls": 2, "sep": 3, "mask": 4, "special_ids": (2, 3, 4)} | missing
+    special = SpecialTokens(vocab_size=9, **roles)
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], special=special))
+    with pytest.raises(UsageError, match=said):
+        Loader(dataset, length=8, masking=masking)
+
+
+# -------------------------------------------------------------------------------------------------------- mask rules
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.01, 0.15, 0.5, 0.9, 1.0])
+def test_how_many_places_are_selected(dataset, probability):
+    special = dataset.special_tokens
+    forbidden = [*special.special_ids, special.unk]
+    plain = Loader(dataset, length=50, masking=None)
+    positions = np.arange(plain.num_samples)
+    ids, attention = plain.read(positions).input_ids, plain.read(positions).attention_mask
+    maskable = (~np.isin(ids, forbidden)).sum(axis=1)
+
+    loader = Loader(dataset, length=50, masking=Masking(probability=probability))
+    batch = loader.read(positions)
+    chosen = (batch.targets != IGNORE_INDEX).sum(axis=1)
+    rule = np.floor(probability * attention.sum(axis=1) + 0.5)
+    assert np.array_equal(chosen, np.minimum(maskable, rule))
+    assert loader.num_slots == min(48, int(probability * 50 + 0.5)) == batch.targets.shape[1]
+    assert not np.isin(batch.targets, forbidden).any()
+    inner = np.diff(batch.masked_positions, axis=1)[batch.targets[:, 1:] != IGNORE_INDEX]
+    assert (inner > 0).all()
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.05, 0.15, 0.5, 1.0])
+def test_bernoulli_selects_its_share_and_never_more_than_fit(dataset, probability):
+    special = dataset.special_tokens
+    forbidden = [*special.special_ids, special.unk]
+    plain = Loader(dataset, length=50, masking=None)
+    positions = np.arange(4 * plain.num_samples)
+    maskable = int((~np.isin(plain.read(positions).input_ids, forbidden)).sum())
+    loader = Loader(dataset, length=50, masking=Masking(probability=probability, policy="bernoulli"))
+    batch = loader.read(positions)
+    chosen = int((batch.targets != IGNORE_INDEX).sum())
+    assert abs(chosen - probability * maskable) <= 4 * (probability * (1 - probability) * maskable) ** 0.5
+    assert not np.isin(batch.targets, forbidden).any()
+    assert loader.num_slots <= 48
+
+
+@pytest.mark.parametrize("policy", ["exact", "bernoulli"])
+def test_eighty_ten_ten(dataset, policy):
+    """What becomes of the selected places, and that random ids are drawn evenly from those that are not special."""
+    special = dataset.special_tokens
+    loader = Loader(dataset, length=64, seed=12, masking=Masking(policy=policy))
+    batch = loader.read(np.arange(4000))
+    rows, slots = np.nonzero(batch.targets != IGNORE_INDEX)
+    targets = batch.targets[rows, slots]
+    shown = batch.input_ids[rows, batch.masked_positions[rows, slots]]
+    num_masked, num_kept = (shown == special.mask).sum(), (shown == targets).sum()
+    drawn = shown[(shown != special.mask) & (shown != targets)]
+    pool = np.setdiff1d(np.arange(special.vocab_size), [*special.special_ids, special.unk])
+    assert np.isin(drawn, pool).all()
+
+    n, back = targets.size, 0.1 / pool.size  # a random id is the old one now and then
+    expected = np.array([0.8, 0.1 + back, 0.1 - back]) * n
+    observed = np.array([num_masked, num_kept, drawn.size])
+    assert ((observed - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees: p > 0.001
+
+    # An id is drawn where it is not the target, so it is expected as often as places have another target.
+    often = (n - np.array([(targets == token).sum() for token in pool])) * 0.1 / pool.size
+    counts = np.array([(drawn == token).sum() for token in pool])
+    assert often.min() > 20
+    chi_square = ((counts - often) ** 2 / often).sum()
+    assert chi_square < pool.size + 3.1 * (2 * pool.size) ** 0.5
+
+
+def test_candidates_are_selected_evenly(dataset):
+    """Over many samples of one row length, no place of a row is favoured."""
+    loader = Loader(dataset, length=34, masking=Masking(policy="exact"), seed=1)
+    positions = np.arange(20 * loader.num_samples)
+    batch = loader.read(positions)
+    ids = Loader(dataset, length=34, masking=None, seed=1).read(positions).input_ids
+    maskable = ~np.isin(ids, [*dataset.special_tokens.special_ids, dataset.special_tokens.unk])
+    chosen = batch.labels != IGNORE_INDEX
+    share = (chosen.sum(axis=1) / np.maximum(maskable.sum(axis=1), 1))[:, None] * maskable
+    expected, observed = share.sum(axis=0)[1:-1], chosen.sum(axis=0)[1:-1]
+    assert ((observed - expected) ** 2 / expected).sum() < 62.5  # chi-square, 32 degrees: p > 0.001

@@ -1,0 +1,285 @@
+"""Text is cut into documents as docs/format.md says, wherever blocks, units and files happen to end."""
+
+import gzip
+import itertools
+import json
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from reference import documents as twin
+
+from bertdata import text
+from bertdata.errors import InputError, UsageError
+from bertdata.text import TextFormat, check_inputs, read_blocks
+
+PIECES = [
+    b"a", b"bc ", b" ", b"\t", b"\n", b"\n\n", b"\r\n", b"\r", b"\0", b"\xff", b"\xe2\x82", b"\xc3\xa9",
+    b"\xf0\x9f\x98\x80", b"\xf0\x9f", b"\xef\xbf\xbd", b"\xed\xa0\x80", b"\x0b", b"\x0c", b"\xe2\x80\xa8",
+]  # fmt: skip
+BYTES = st.one_of(st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join), st.binary(max_size=30))
+KINDS = st.sampled_from(["blank", "line", "file"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("text")
+
+
+def write(folder, *contents, ending=".txt"):
+    paths = [folder / f"{number}{ending}" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def read(paths, **form):
+    """(unit, text, replaced) of each document, after checking that the blocks themselves are well made."""
+    found = []
+    for block in read_blocks(paths, TextFormat(**form)):
+        assert block.num_documents > 0
+        assert block.offsets[0] == 0
+        assert block.offsets[-1] == len(block.data)
+        assert block.replaced.size == block.num_documents
+        assert (block.first_replaced is None) == (not block.replaced.any())
+        block.data.decode()
+        for start, stop, replaced in zip(block.offsets, block.offsets[1:], block.replaced, strict=False):
+            assert block.data[stop - 1 : stop] == b"\n"
+            found.append((block.unit, block.data[start : stop - 1], int(replaced)))
+    return found
+
+
+def expected(contents, kind, shard_size=1 << 30):
+    """The same by the twin."""
+    found, base = [], 0
+    for content in contents:
+        for start, raw in twin.documents(content, kind):
+            found.append(((base + start) // shard_size, *twin.decode(raw)))
+        base += len(content)
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------- plain text
+
+
+@given(st.lists(BYTES, min_size=1, max_size=3), KINDS, st.sampled_from([1, 3, 64, 1 << 20]), st.integers(1, 40))
+@example([b"a\r", b"b\r\r\n\r\nc"], "blank", 1, 7)
+@example([b"a\r\n\r\n\r", b"\r\n", b" \na"], "blank", 3, 1)
+@example([b"a\r\nb\r"], "line", 3, 4)
+@example([b"a\n\n\r\n", b"\n \n"], "file", 1, 4)
+def test_documents_equal_their_twin(folder, contents, kind, block_bytes, shard_size):
+    with patch.object(text, "BLOCK_BYTES", block_bytes):
+        found = read(write(folder, *contents), documents=kind, shard_size=shard_size)
+    assert found == expected(contents, kind, shard_size)
+
+
+@given(st.lists(BYTES, min_size=1, max_size=3), KINDS, st.integers(1, 5))
+def test_max_documents_takes_the_first(folder, contents, kind, limit):
+    with patch.object(text, "BLOCK_BYTES", 5):
+        assert read(write(folder, *contents), documents=kind, max_documents=limit) == expected(contents, kind)[:limit]
+
+
+@given(st.lists(BYTES, min_size=1, max_size=3), KINDS)
+def test_the_first_invalid_byte_is_placed(folder, contents, kind):
+    """Blocks say where it is, and strict refuses it."""
+    places = [
+        (number, twin.first_invalid(content, start))
+        for number, content in enumerate(contents)
+        for start, raw in twin.documents(content, kind)
+        if twin.decode(raw)[1]
+    ]
+    paths = write(folder, *contents)
+    blocks = list(read_blocks(paths, TextFormat(documents=kind)))
+    assert [block.first_replaced for block in blocks if block.first_replaced] == places[:1]
+    if places:
+        path, place = paths[places[0][0]], places[0][1]
+        with pytest.raises(InputError, match=f"{path}: byte {place} is not valid UTF-8"):
+            read(paths, documents=kind, strict=True)
+    else:
+        assert read(paths, documents=kind, strict=True) == read(paths, documents=kind)
+
+
+def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
+    """Documents of many sizes around the real block size, one of them larger than two blocks."""
+    sizes = [10, 1 << 20, (1 << 20) - 1, 2_500_000, 3, 77_777] + [9_000] * 200
+    content = b"\r\n\r\n".join(b"x" * (size // 2) + b"\r\n" + b"y" * (size // 2) for size in sizes)
+    blocks = list(read_blocks(write(folder, content), TextFormat()))
+    assert len(blocks) > 3
+    found = [block.data[a:b] for block in blocks for a, b in itertools.pairwise(block.offsets)]
+    assert found == [b"x" * (size // 2) + b"\n" + b"y" * (size // 2) + b"\n" for size in sizes]
+    read_so_far = [block.bytes_read for block in blocks]
+    assert read_so_far == sorted(read_so_far)
+    assert read_so_far[-1] == len(content)
+
+
+# -------------------------------------------------------------------------------------------------------- compressed
+
+
+@given(st.lists(BYTES, min_size=1, max_size=3), KINDS, st.sampled_from([3, 1 << 20]), st.integers(1, 40))
+def test_gzip_is_read_as_what_it_holds(folder, contents, kind, block_bytes, shard_size):
+    packed = [gzip.compress(content[:9]) + gzip.compress(content[9:]) for content in contents]  # two members
+    with patch.object(text, "BLOCK_BYTES", block_bytes):
+        found = read(write(folder, *packed, ending=".txt.gz"), documents=kind, shard_size=shard_size)
+    assert found == expected(contents, kind, shard_size)
+
+
+def test_damaged_gzip_is_named(folder):
+    packed = gzip.compress("\n\n".join(f"document {number * 7919}" for number in range(3000)).encode())
+    flipped = bytearray(packed)
+    flipped[-6] ^= 1
+    for content in (packed[:-1], packed[:5000], packed[:11], bytes(flipped), b"plain text", packed[:2] + b"\x09" * 99):
+        (path,) = write(folder, content, ending=".gz")
+        with pytest.raises(InputError, match=rf"{path} is damaged after [\d,]+ decompressed bytes"):
+            read([path])
+
+
+# -------------------------------------------------------------------------------------------------------- JSON lines
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_categories=())), max_size=6),
+    st.booleans(),
+    st.sampled_from([b"\n", b"\r\n", b"\n\n \n"]),
+    st.sampled_from([1, 3, 64]),
+    st.integers(1, 60),
+)
+def test_json_lines(folder, texts, ascii_only, line_end, block_bytes, shard_size):
+    """Strings come out as they are, a lone surrogate as one U+FFFD."""
+    lines = []
+    for number, each in enumerate(texts):
+        spell = json.dumps if ascii_only or not each.isprintable() else lambda s: json.dumps(s, ensure_ascii=False)
+        lines.append(f'{{"id": {number}, "body": {spell(each)}}}'.encode() + line_end)
+    starts = [0, *itertools.accumulate(len(line) for line in lines)]
+    with patch.object(text, "BLOCK_BYTES", block_bytes):
+        paths = write(folder, b"".join(lines), ending=".jsonl")
+        found = read(paths, text_key="body", shard_size=shard_size)
+    fixed = ["".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in each) for each in texts]
+    lone = [sum("\ud800" <= c <= "\udfff" for c in each) for each in texts]
+    units = [start // shard_size for start in starts[:-1]]
+    assert found == [(u, t.encode(), n) for u, t, n in zip(units, fixed, lone, strict=True)]
+    packed = write(folder, gzip.compress(b"".join(lines)), ending=".ndjson.gz")
+    assert read(packed, text_key="body", shard_size=shard_size) == found
+
+
+def test_invalid_bytes_and_surrogates_in_json_are_counted_and_refused_by_strict(folder):
+    content = b'{"text": "a"}\n{"text": "\xff\\ud800b"}\n'
+    paths = write(folder, content, ending=".jsonl")
+    assert read(paths) == [(0, b"a", 0), (0, "\ufffd\ufffdb".encode(), 2)]
+    with pytest.raises(InputError, match="byte 24 is not valid UTF-8"):
+        read(paths, strict=True)
+    with pytest.raises(InputError, match="byte 0 is not valid UTF-8"):
+        read(write(folder, b'{"text": "\\ud800"}', ending=".jsonl"), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"text": "a"', "not JSON"),
+        (b"plain words", "not JSON"),
+        (b"[" * 200_000, "not JSON"),
+        (b'{"body": "a"}', "no member 'text'; name the text's with --text-key"),
+        (b'["text"]', "no member 'text'"),
+        (b'"text"', "no member 'text'"),
+        (b"7", "no member 'text'"),
+        (b'{"text": 7}', "member 'text' is not a string"),
+        (b'{"text": null}', "member 'text' is not a string"),
+    ],
+)
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_a_bad_line_of_json_is_named_by_its_number(folder, line, said, ending):
+    content = b'{"text": "a"}\n\n  \n{"text": "b"}\r\n' + line + b'\n{"text": "c"}\n'
+    (path,) = write(folder, gzip.compress(content) if ending.endswith("gz") else content, ending=ending)
+    with pytest.raises(InputError, match=f"{path}, line 5: {said}"):
+        read([path])
+
+
+# ----------------------------------------------------------------------------------------------------------- Parquet
+
+
+@given(st.lists(st.text(max_size=20), max_size=12), st.integers(1, 4), st.integers(1, 60))
+def test_parquet_rows(folder, texts, group, shard_size):
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table({"n": range(len(texts)), "body": texts}, pa.schema([("n", "int64"), ("body", "string")])),
+                   path, row_group_size=group)  # fmt: skip
+    starts = [0, *itertools.accumulate(len(each.encode()) + 1 for each in texts)]
+    found = read([path], text_key="body", shard_size=shard_size)
+    assert found == [(start // shard_size, t.encode(), 0) for start, t in zip(starts, texts, strict=False)]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_parquet_of_many_rows_is_followed_by_other_inputs(folder, kind):
+    rows = [f"row {number}\r\n" for number in range(5000)]
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table({"text": pa.array(rows, kind)}), path)
+    (after,) = write(folder, b"last\n", ending=".text")
+    found = read([path, after], shard_size=1000)
+    assert [each for _, each, _ in found] == [row.encode() for row in rows] + [b"last"]
+    assert found[-1][0] == sum(len(row) + 1 for row in rows) // 1000
+
+
+def test_invalid_utf8_in_parquet_is_counted(folder):
+    data = pa.py_buffer(b"ab\xffc")
+    column = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 2, 4], np.int32)), data)
+    path = folder / "rows.parquet"
+    pq.write_table(pa.table({"text": column}), path)
+    assert read([path]) == [(0, b"ab", 0), (0, "\ufffdc".encode(), 1)]
+
+
+def test_unusable_parquet_is_named(folder):
+    path = folder / "bad.parquet"
+    pq.write_table(pa.table({"text": ["a", None], "number": [1, 2]}), path)
+    with pytest.raises(InputError, match=f"{path}, row 1: column 'text' is null"):
+        read([path])
+    with pytest.raises(InputError, match=f"{path} has no column 'body', only text, number; name one with --text-key"):
+        read([path], text_key="body")
+    with pytest.raises(InputError, match=f"{path}: column 'number' is int64, not a string"):
+        read([path], text_key="number")
+    whole = path.read_bytes()
+    for content in (b"plain text", whole[:-1], whole[: len(whole) // 2], b"PAR1" + bytes(60) + b"PAR1"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=f"{path} is not readable Parquet"):
+            read([path])
+
+
+# ------------------------------------------------------------------------------------------------------- not text
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)) * 8, bytes(4096), b"\x80" * 1024, b"ab\0" * 1000])
+@pytest.mark.parametrize("ending", [".txt", ".jsonl", ".txt.gz"])
+def test_junk_is_refused(folder, content, ending):
+    (path,) = write(folder, gzip.compress(content) if ending.endswith("gz") else content, ending=ending)
+    with pytest.raises(InputError, match=f"{path} is not UTF-8 text"):
+        read([path])
+
+
+def test_text_in_an_old_encoding_is_not_junk(folder):
+    content = "naïve façades, Häuser am Fluß\n".encode("latin-1") * 100
+    (found,) = read(write(folder, content))
+    assert found[2] == 400
+
+
+def test_inputs_that_no_build_could_read(folder, tmp_path):
+    (empty,) = write(folder, b"", ending=".empty")
+    (text_file,) = write(folder, b"a")
+    for paths, said in (
+        ([tmp_path / "no"], f"{tmp_path}/no cannot be read: No such file"),
+        ([text_file, tmp_path], f"{tmp_path} is a directory"),
+        ([empty, empty], f"{empty}, {empty}: empty file"),
+        ([text_file / "no"], "cannot be read: Not a directory"),
+    ):
+        with pytest.raises(InputError, match=said):
+            check_inputs(paths)
+    described = check_inputs([empty, text_file])
+    assert [entry["bytes"] for entry in described] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"documents": "paragraph"}, {"shard_size": 0}, {"max_documents": 0}, {"max_documents": -1}]
+)
+def test_wrong_formats_are_named(wrong):
+    with pytest.raises(UsageError):
+        TextFormat(**wrong)

@@ -1,0 +1,361 @@
+"""Ids are exactly those of the `tokenizers` library, wherever a tokenizer comes from."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+import tokenizers
+from conftest import SPECIALS, make_text
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+import bertdata
+from bertdata import Loader, tokens
+from bertdata.build import build, train_tokenizer
+from bertdata.errors import BuildError, InputError, TokenizerError, UsageError
+from bertdata.tokens import load
+
+WORDS = [
+    "the", "Unaffable", "naïve", "don't", "水", "हिन्दी", "\U0001f600", "[MASK]", "[SEP]x", "[UNK]", "\n", "\r\n",
+    "\n\n", " ", "\u2028", "\x00", "\x85", "\u200d", "e\u0301", "x" * 101, "[ MASK ]", "##ing", "\ufffd",
+]  # fmt: skip
+TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join))
+
+
+def encode(tokenizer, texts, *, sentences=False):
+    encoded = [text.encode() for text in texts]
+    offsets = np.concatenate([[0], np.cumsum([len(text) + 1 for text in encoded])]).astype(np.int64)
+    return tokenizer.encode(b"".join(text + b"\n" for text in encoded), offsets, sentences=sentences)
+
+
+def ids_of(tokenizer, texts):
+    found = encode(tokenizer, texts)
+    return [found.ids[a:b].tolist() for a, b in zip(found.documents, found.documents[1:], strict=False)]
+
+
+@pytest.fixture(scope="module")
+def uncased(bert):
+    """bert-base-uncased as we load it, and as the library does."""
+    library = tokenizers.Tokenizer.from_file(str(bert / "tokenizer.json"))
+    library.no_truncation()
+    library.no_padding()
+    library.encode_special_tokens = True
+    return load(str(bert / "tokenizer.json")), library
+
+
+@pytest.fixture(scope="module")
+def byte_level():
+    """The JSON of a byte-level BPE with one special token, as GPT-2 is made."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    tokenizer.train_from_iterator([make_text(40)], trainer)
+    return tokenizer.to_str()
+
+
+def word_level(vocabulary, **options):
+    """A tokenizer that looks whole words up, so that text can spell its special tokens."""
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, **options))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([token for token in vocabulary if token in SPECIALS])
+    return tokens.Tokenizer(tokenizer.to_str())
+
+
+# -------------------------------------------------------------------------------------------------------------- ids
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=5))
+@example(["[MASK] [CLS]", "", " \n", "a[SEP]b"])
+def test_ids_are_those_of_the_library(uncased, texts):
+    ours, library = uncased
+    found = encode(ours, texts)
+    expected = [library.encode(text, add_special_tokens=False).ids for text in texts]
+    assert [found.ids[a:b].tolist() for a, b in zip(found.documents, found.documents[1:], strict=False)] == expected
+    assert found.documents[0] == 0
+    assert found.special_ids_replaced == 0
+    assert not np.isin(found.ids, [0, 101, 102, 103]).any()
+    assert np.array_equal(encode(ours, texts, sentences=True).ids, found.ids)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=4))
+@example(["one\n\ntwo\r\nthree", "\n\na", "", "x\ny\n"])
+def test_a_sentence_begins_at_each_line_that_gives_ids(uncased, texts):
+    ours, library = uncased
+    starts, at = [], 0
+    for text in texts:
+        for line in text.split("\n"):
+            length = len(library.encode(line, add_special_tokens=False).ids)
+            starts += [at] * (length > 0)
+            at += length
+    found = encode(ours, texts, sentences=True)
+    assert found.ids.size == at
+    assert found.sentences.tolist() == starts
+
+
+def test_sentences_of_a_tokenizer_that_keeps_line_ends(byte_level):
+    ours = tokens.Tokenizer(byte_level)
+    texts = ["the river\nof bread. Again\nx", "one line"]
+    starts, at = [], 0
+    for text in texts:
+        for line in text.splitlines(keepends=True):
+            starts.append(at)
+            at += len(ids_of(ours, [line])[0])
+    found = encode(ours, texts, sentences=True)
+    assert (found.ids.size, found.sentences.tolist()) == (at, starts)
+
+
+def test_nothing_is_cut_or_padded_by_what_stands_in_the_file(bert, tmp_path):
+    """The file of this model asks for rows of 128 ids, padded."""
+    content = json.loads((bert / "tokenizer.json").read_bytes())
+    assert content["truncation"] is not None
+    assert content["padding"] is not None
+    (found,) = ids_of(load(str(bert / "tokenizer.json")), ["word " * 1000])
+    assert len(found) == 1000
+    (tmp_path / "t").write_bytes(load(str(bert)).files["tokenizer.json"])
+    assert len(ids_of(load(str(tmp_path / "t")), ["word " * 1000])[0]) == 1000
+
+
+def test_literal_special_tokens_are_text_and_counted(tmp_path, bert):
+    (tmp_path / "text").write_text("[MASK] me, [SEP] and [MASK].\n\nplain\n\n[PAD]")
+    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(bert), validation=0.0).dataset
+    assert dataset.manifest.counts["special_literals"] == {"[PAD]": 1, "[SEP]": 1, "[MASK]": 2}
+    assert dataset.manifest.counts["special_ids_replaced"] == 0
+    stored = dataset.tokens("train", 0)
+    assert [int((stored == special).sum()) for special in (0, 100, 101, 102, 103)] == [0, 0, 0, 3, 0]
+    assert load(str(bert)).decode(dataset[0].tolist()) == "[ mask ] me, [ sep ] and [ mask ]."
+
+
+def test_a_special_id_given_for_text_is_stored_as_unknown_and_counted(tmp_path):
+    ours = word_level([*SPECIALS, "hello"], unk_token="[UNK]")
+    found = encode(ours, ["hello [MASK] nobody", "[SEP] [UNK] hello"])
+    assert found.ids.tolist() == [5, 1, 1, 1, 1, 5]
+    assert found.special_ids_replaced == 2
+
+    (tmp_path / "tokenizer.json").write_bytes(ours.files["tokenizer.json"])
+    (tmp_path / "text").write_text("hello [MASK] nobody\n\n[SEP] [UNK] hello")
+    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path), validation=0.0).dataset
+    assert dataset.manifest.counts["special_ids_replaced"] == 2
+    assert [document.tolist() for document in dataset] == [[5, 1, 1], [1, 1, 5]]
+
+
+def test_a_tokenizer_without_an_unknown_token_says_so():
+    ours = word_level(["hello", "[MASK]"])
+    assert ids_of(ours, ["hello hello"]) == [[0, 0]]
+    with pytest.raises(TokenizerError, match=r"special token '\[MASK\]'"):
+        encode(ours, ["hello [MASK]"])
+
+
+def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
+    ours = word_level([*SPECIALS, "hello"], unk_token="<none>")
+    with pytest.raises(TokenizerError, match="WordLevel"):
+        encode(ours, ["hello nobody"])
+
+
+# -------------------------------------------------------------------------------------------------------- where from
+
+
+def test_the_same_tokenizer_by_every_way(bert, tmp_path):
+    texts = ["Unaffable Häuser, don't [MASK] 水", "x" * 101]
+    content = json.loads((bert / "tokenizer.json").read_bytes())
+    del content["model"]["type"]
+    (tmp_path / "untyped").write_text(json.dumps(content))
+    (tmp_path / "renamed.bin").write_bytes((bert / "tokenizer.json").read_bytes())
+    (tmp_path / "words").write_bytes((bert / "vocab.txt").read_bytes().replace(b"\n", b"\r\n"))
+    only = tmp_path / "only"
+    only.mkdir()
+    (only / "vocab.txt").write_bytes((bert / "vocab.txt").read_bytes())
+    expected = load(str(bert))
+    assert expected.special.roles() == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
+    assert expected.special.vocab_size == 30522
+    assert expected.token_dtype == "<u2"
+    for path in (bert / "tokenizer.json", bert / "vocab.txt", tmp_path / "untyped", tmp_path / "renamed.bin",
+                 tmp_path / "words", only):  # fmt: skip
+        found = load(str(path))
+        assert ids_of(found, texts) == ids_of(expected, texts), path
+        assert found.special == expected.special, path
+
+
+def test_case_of_a_vocabulary(tmp_path):
+    """Capitals in it mean that case is kept, unless a config beside it says otherwise."""
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "Hello", "hello"]))
+    assert ids_of(load(str(tmp_path)), ["Hello hello"]) == [[5, 6]]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    assert ids_of(load(str(tmp_path)), ["Hello hello"]) == [[6, 6]]
+    (tmp_path / "lower").write_text("\n".join([*SPECIALS, "hello"]))
+    assert ids_of(load(str(tmp_path / "lower")), ["Hello hello"]) == [[5, 5]]
+
+
+def test_special_tokens_may_be_named_beside_the_tokenizer(tmp_path):
+    vocabulary = {word: number for number, word in enumerate(["[X]", "<gap>", "word", "##s", "[UNK]"])}
+    (tmp_path / "tokenizer.json").write_text(tokenizers.Tokenizer(models.WordPiece(vocabulary)).to_str())
+    assert load(str(tmp_path)).special.roles() == {"unk": 4}
+    (tmp_path / "special_tokens_map.json").write_text('{"mask_token": "<gap>", "sep_token": {"content": "[X]"}}')
+    special = load(str(tmp_path)).special
+    assert special.roles() == {"unk": 4, "sep": 0, "mask": 1}
+    assert special.special_ids == (0, 1, 4)
+    assert special.separator == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("t", b"\xff\xfe", "not UTF-8 text"),
+        ("t", b"", "neither a tokenizer.json .* nor a vocab.txt"),
+        ("t", b"just\nwords", "neither a tokenizer.json .* nor a vocab.txt"),
+        ("t", b"[UNK]\nsame\nsame", "neither a tokenizer.json .* nor a vocab.txt"),
+        ("t", b"[1, 2]", "neither a tokenizer.json .* nor a vocab.txt"),
+        ("t", b"{}", "not a tokenizer the tokenizers library can read"),
+        ("t", b'{"model": {"type": "Magic"}}', "not a tokenizer the tokenizers library can read"),
+        ("special_tokens_map.json", b"[1]", "is not a JSON object"),
+        ("tokenizer_config.json", b"{", "is not a JSON object"),
+        ("readme", b"x", "has neither a tokenizer.json nor a vocab.txt"),
+    ],
+)
+def test_what_is_no_tokenizer_is_named(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    path = tmp_path / name if name == "t" else tmp_path
+    with pytest.raises(TokenizerError, match=said) as refused:
+        load(str(path))
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_empty_vocabulary_is_refused():
+    with pytest.raises(TokenizerError, match="vocabulary is empty"):
+        tokens.Tokenizer(tokenizers.Tokenizer(models.BPE()).to_str())
+
+
+@pytest.mark.parametrize("spec", ["./no", "/no/such", "no.json", "no/vocab.txt", "a/b/c", "x" * 5000])
+def test_a_path_that_does_not_exist_is_not_looked_up(spec):
+    with pytest.raises(TokenizerError, match="does not exist|cannot be read"):
+        load(spec)
+
+
+def test_an_unknown_name_is_refused_at_once(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(TokenizerError, match="^tokenizer no-such-model is no file or directory here, and the hub"):
+        load("no-such-model")
+
+
+# --------------------------------------------------------------------------------------------- other kinds, and back
+
+
+def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_level, tmp_path):
+    (tmp_path / "gpt").write_text(byte_level)
+    text = "the river\tof  bread\n  light 水\n\n<|endoftext|> is text\n"
+    (tmp_path / "text").write_text(text)
+    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "gpt"), validation=0.0).dataset
+    assert dataset.special_tokens.roles() == {"eos": 0}
+    assert dataset.special_tokens.separator == 0
+    decode = load(str(dataset.path)).decode
+    assert [decode(document.tolist()) for document in dataset] == text.removesuffix("\n").split("\n\n")
+    with pytest.raises(UsageError, match=r"no \[CLS\] and \[SEP\]"):
+        Loader(dataset)
+
+
+def test_a_tokenizer_without_any_special_token(tmp_path):
+    tokenizer = word_level(["a", "b"])
+    (tmp_path / "t").write_bytes(tokenizer.files["tokenizer.json"])
+    (tmp_path / "text").write_text("a b\na\n\nb b b")
+    report = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "t"), validation=0.0,
+                   sentences="line")  # fmt: skip
+    dataset = report.dataset
+    assert dataset.special_tokens.separator is None
+    assert [document.tolist() for document in dataset] == [[0, 1, 0], [1, 1, 1]]
+    assert dataset.num_tokens == 6
+    assert dataset.array("train-00000", "sentences").tolist() == [0, 2, 3, 6]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transformers_reads_the_tokenizer_of_a_dataset(dataset):
+    from transformers import AutoTokenizer
+
+    theirs, ours = AutoTokenizer.from_pretrained(dataset.path), load(str(dataset.path))
+    text = "Naïve rivers of\nstone, under 12 x-rays."
+    assert theirs(text, add_special_tokens=False)["input_ids"] == ids_of(ours, [text])[0]
+    assert theirs("light")["input_ids"] == [2, *ids_of(ours, ["light"])[0], 3]
+    for role, token_id in dataset.special_tokens.roles().items():
+        assert getattr(theirs, f"{role}_token_id") == token_id
+
+
+def test_large_vocabularies_need_four_bytes(tmp_path, corpus):
+    for size, dtype in ((65_536, "<u2"), (65_537, "<u4")):
+        words = [*SPECIALS, *(f"w{number}" for number in range(size - 5))]
+        tokenizer = word_level(words, unk_token="[UNK]")
+        assert tokenizer.special.vocab_size == size
+        assert tokenizer.token_dtype == dtype
+        (tmp_path / "t").write_bytes(tokenizer.files["tokenizer.json"])
+        (tmp_path / "text").write_text(f"w0 w{size - 6}")
+        out = tmp_path / str(size)
+        dataset = build([tmp_path / "text"], out, tokenizer=str(tmp_path / "t"), validation=0.0).dataset
+        assert dataset.tokens("train", 0).dtype == dtype
+        assert dataset[0].tolist() == [5, size - 1]
+        assert bertdata.open(out).manifest.token_dtype == dtype
+        assert size - 1 in Loader(dataset, length=5, masking=None).read(np.array([0])).input_ids
+
+
+# ----------------------------------------------------------------------------------------------------------- training
+
+TIES = [f"{a}{b}{c} {c}{b}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvéß"]  # every pair equally often
+
+
+def test_a_trained_vocabulary_is_the_same_every_time():
+    once = tokens.train_wordpiece(TIES, 300).files["tokenizer.json"]
+    assert tokens.train_wordpiece(TIES, 300).files["tokenizer.json"] == once
+    program = (
+        "import hashlib, test_tokens; from bertdata.tokens import train_wordpiece;"
+        "print(hashlib.sha256(train_wordpiece(test_tokens.TIES, 300).files['tokenizer.json']).hexdigest())"
+    )
+    for threads in ("1", "3"):
+        parallel = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true", "PYTHONHASHSEED": threads}
+        environment = os.environ | parallel | {"PYTHONPATH": os.path.dirname(__file__)}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert done.stdout.strip() == hashlib.sha256(once).hexdigest(), done.stderr
+
+
+def test_a_trained_vocabulary_is_ordered():
+    tokenizer = tokens.train_wordpiece([make_text(30)], 140)
+    vocabulary = [tokenizer.spell(token_id) for token_id in range(tokenizer.special.vocab_size)]
+    assert vocabulary[:5] == SPECIALS
+    learned = vocabulary[5:]
+    assert learned == sorted(learned, key=str.encode)
+    assert len(set(vocabulary)) == len(vocabulary) == 140
+    assert "river" in learned
+    (ids,) = ids_of(tokenizer, [make_text(30)])
+    assert 1 not in ids  # every character of the text is known
+    assert tokenizer.special.roles() == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+
+
+def test_a_vocabulary_without_room_for_words_is_refused():
+    with pytest.raises(TokenizerError, match="a vocabulary of 9 has no room for words; give at least 10"):
+        tokens.train_wordpiece(["some words"], 9)
+    assert tokens.train_wordpiece(["some words"], 10).special.vocab_size <= 10
+
+
+def test_training_normalizes_as_encoding_does():
+    """Accents, case and width are gone before letters are counted."""
+    tokenizer = tokens.train_wordpiece(["Éclair éclair ECLAIR"], 30)
+    letters = {tokenizer.spell(token_id).removeprefix("##") for token_id in range(5, tokenizer.special.vocab_size)}
+    assert "eclair" in letters
+    assert not any(unicodedata.combining(c) or c.isupper() for token in letters for c in token)
+
+
+def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
+    trained = train_tokenizer([corpus], tmp_path / "t", vocab_size=150)
+    assert {path.name for path in (tmp_path / "t").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
+    again = load(str(tmp_path / "t"))
+    assert again.special == trained.special
+    assert again.files == trained.files
+    with pytest.raises(BuildError, match="already holds a tokenizer"):
+        train_tokenizer([corpus], tmp_path / "t")
+    (tmp_path / "blank").write_text("\n \n")
+    with pytest.raises(InputError, match="nothing but blank lines"):
+        train_tokenizer([tmp_path / "blank"], tmp_path / "u")
