@@ -34,7 +34,7 @@ def sources() -> list[Path]:
 def docstrings(path: Path) -> Iterator[str]:
     """The docstrings of a module, its classes and its functions, without blank lines.
 
-    Found by what they look like, a string after a colon or at the top of a file: parsing them takes over ten times as long.
+    Found by what they look like, a string after a colon or at the top of a file: parsing takes over ten times as long.
     """
     try:
         source = path.read_text(encoding="utf-8")
