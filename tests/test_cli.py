@@ -1,0 +1,224 @@
+"""The commands as a user meets them: what they print, how they fail, what they exit with."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import make_text
+
+import bertdata
+from bertdata.cli import main
+
+COMMANDS = ("build", "inspect", "show", "verify", "train-tokenizer")
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def refused(*arguments, code=1):
+    """The one sentence a failing command ends with."""
+    result = invoke(*arguments)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    lines = result.stderr.strip().splitlines()
+    assert lines[-1].lower().startswith("error: ")
+    return lines[-1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_every_option_has_help(command):
+    assert invoke(command, "--help").exit_code == 0
+    for option in main.commands[command].params:
+        if option.param_type_name == "option":
+            assert option.help, option.name
+    assert main.commands[command].help
+
+
+def test_readme_shows_every_command():
+    with open(os.path.join(os.path.dirname(__file__), "..", "README.md")) as file:
+        readme = file.read()
+    for command in COMMANDS:
+        assert f"bertdata {command} " in readme
+
+
+def test_build_tells_what_it_did(tmp_path, corpus, vocab):
+    result = invoke("build", corpus, "--out", tmp_path / "shards", "--tokenizer", vocab, "--shard-size", "8KiB")
+    assert result.exit_code == 0, result.output
+    dataset = bertdata.open(tmp_path / "shards")
+    assert f"{dataset.num_documents} documents" in result.stdout
+    assert dataset.dataset_id in result.stdout
+    assert dataset.manifest.settings["shard_size"] == 8192
+
+
+def test_without_a_tokenizer_one_is_trained_and_said_so(tmp_path, corpus):
+    result = invoke("build", corpus, "--out", tmp_path / "shards", "--vocab-size", 150)
+    assert result.exit_code == 0, result.output
+    assert "training a lower-casing WordPiece vocabulary" in result.stderr
+    assert bertdata.open(tmp_path / "shards").special_tokens.vocab_size == 150
+    again = invoke("train-tokenizer", corpus, "--vocab-size", 150, "--out", tmp_path / "tokenizer")
+    assert again.exit_code == 0, again.output
+    trained, published = (tmp_path / name / "tokenizer.json" for name in ("tokenizer", "shards"))
+    assert trained.read_bytes() == published.read_bytes()
+    assert "already holds a tokenizer" in refused("train-tokenizer", corpus, "--out", tmp_path / "tokenizer")
+
+
+def test_invalid_utf8_is_replaced_counted_and_named_or_refused(tmp_path, vocab):
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(b"the stone\n\nriver \xff\xfe and wind\n")
+    result = invoke("build", path, "--out", tmp_path / "shards", "--tokenizer", vocab, "--validation", 0)
+    assert result.exit_code == 0, result.output
+    assert f"2 invalid UTF-8 sequences were replaced by U+FFFD, the first at {path}, byte 17" in result.stderr
+    said = refused("build", path, "--out", tmp_path / "strict", "--tokenizer", vocab, "--strict")
+    assert f"{path}: byte 17 is not valid UTF-8" in said
+    assert not (tmp_path / "strict").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file or directory"),
+        (b"", "empty file"),
+        (b" \n\t\r\n\n", "no document"),
+        (b"\x01\n\n\x02\n", "2 documents gave no token"),
+        (bytes(range(256)) * 40, "is not UTF-8 text"),
+        ("directory", "is a directory"),
+    ],
+)
+def test_input_that_cannot_be_used(tmp_path, vocab, content, said):
+    path = tmp_path / "corpus.txt"
+    if content == "directory":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    assert said in refused("build", path, "--out", tmp_path / "shards", "--tokenizer", vocab)
+    assert not (tmp_path / "shards").exists()
+
+
+def test_an_output_directory_that_is_in_the_way(tmp_path, corpus, vocab, dataset):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("x")
+    for out, said in (
+        (dataset.path, "already holds a dataset; use --overwrite"),
+        (tmp_path / "file", "is a file"),
+        (tmp_path / "full", "holds other files"),
+    ):
+        assert said in refused("build", corpus, "--out", out, "--tokenizer", vocab)
+    assert os.listdir(tmp_path / "full") == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--tokenizer", "./nowhere.json"], 1, "nowhere.json does not exist"),
+        (["--shard-size", "many"], 2, "'many' is not a size"),
+        (["--validation", "0.7", "--test", "0.3"], 2, "must be shares"),
+        (["--workers", "0"], 2, "workers is 0"),
+        (["--documents", "page"], 2, "page"),
+        (["--max-documents", "0"], 2, "at least 1"),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path, corpus, options, code, said):
+    assert said in refused("build", corpus, "--out", tmp_path / "shards", *options, code=code)
+    assert not (tmp_path / "shards").exists()
+
+
+def test_a_path_that_is_no_dataset(tmp_path):
+    for command in ("inspect", "show", "verify"):
+        assert "does not exist" in refused(command, tmp_path / "nowhere")
+        assert "is not a dataset" in refused(command, tmp_path)
+
+
+def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
+    found = json.loads(invoke("inspect", dataset.path, "--json", "--length", 32, "--global-batch-size", 10).stdout)
+    assert list(found) == [
+        "path", "dataset_id", "documents", "sentences", "tokens", "token_dtype", "bytes", "tokenizer", "splits",
+        "steps_for", "tokens_per_document", "settings", "counts",
+    ]  # fmt: skip
+    assert found["documents"] == len(dataset) == sum(split["documents"] for split in found["splits"].values())
+    assert found["tokens"] == dataset.num_tokens == sum(split["tokens"] for split in found["splits"].values())
+    lengths = [len(document) for document in dataset]
+    spread = found["tokens_per_document"]
+    assert (spread["min"], spread["max"]) == (min(lengths), max(lengths))
+    assert sum(bar["documents"] for bar in spread["histogram"]) == len(lengths)
+    for bar in spread["histogram"]:
+        assert bar["documents"] == sum(bar["from"] <= length <= bar["to"] for length in lengths)
+    assert found["bytes"] == sum(path.stat().st_size for path in dataset.path.glob("*.npy"))
+    samples = bertdata.Loader(dataset, length=32).num_samples
+    assert found["splits"]["train"]["samples_per_epoch"] == samples
+    assert found["splits"]["train"]["steps_per_epoch"] == samples / 10
+    text = invoke("inspect", dataset.path).stdout
+    assert dataset.dataset_id in text
+    assert f"{dataset.num_tokens:,}" in text
+    assert refused("inspect", dataset.path, "--length", 2, code=2)
+
+
+def test_show_prints_samples_as_a_trainer_gets_them(dataset):
+    plain = invoke("show", dataset.path, "--sample", 3, "--count", 2, "--length", 24).stdout
+    assert plain.count("[CLS]") == 2
+    masked = invoke("show", dataset.path, "--masked", "--length", 24, "--sample", 3).stdout.splitlines()
+    batch = bertdata.Loader(dataset, length=24).read(np.array([3]))
+    selected = [line for line in masked if line.endswith(("masked", "random", "kept"))]
+    assert [int(line.split()[0]) for line in selected] == batch.masked_positions[0].tolist()
+    assert "sample 100000 of" in refused("show", dataset.path, "--sample", 100_000, code=2)
+    assert "no split 'dev'" in refused("show", dataset.path, "--split", "dev", code=2)
+
+
+def test_verify_names_the_damage(dataset, tmp_path):
+    assert "sound" in invoke("verify", dataset.path).stdout
+    shutil.copytree(dataset.path, tmp_path / "shards")
+    path = next((tmp_path / "shards").glob("train-*.tokens.npy"))
+    content = bytearray(path.read_bytes())
+    content[200] ^= 4
+    path.write_bytes(content)
+    said = refused("verify", tmp_path / "shards")
+    assert f"{path}: bytes 0 to {len(content):,} are damaged" in said
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "bertdata", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_interrupted_a_build_says_so_publishes_nothing_and_goes_on(tmp_path, bert):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(make_text(20_000), encoding="utf-8")
+    arguments = ["build", corpus, "--out", tmp_path / "shards", "--tokenizer", bert, "--shard-size", "256KiB"]
+    with start(*arguments) as process:
+        end = time.monotonic() + 100
+        while not list(tmp_path.glob("shards/.build/unit-*.json")):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert err.strip().splitlines()[-1].startswith("interrupted; what is finished is kept")
+    assert not (tmp_path / "shards" / "manifest.json").exists()
+    assert "unfinished build" in refused("inspect", tmp_path / "shards")
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "continuing: " in result.stderr
+
+
+def test_a_closed_pipe_is_no_traceback(dataset):
+    with start("show", dataset.path, "--count", 150) as process:
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(timeout=60)
+    assert "Traceback" not in err
+    assert "Exception ignored" not in err
+
+
+def test_the_version_is_that_of_the_package():
+    assert bertdata.__version__ in invoke("--version").output
