@@ -170,7 +170,9 @@ def _staging(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         lock.flush()
         try:
             yield staging
-        except Exception:  # a failure, not an interruption: leave nothing behind unless a shard is finished
+        except Exception as error:  # a failure, not an interruption: leave nothing behind unless a shard is finished
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(directory)
             if not any(staging.glob("unit-*")):
                 shutil.rmtree(staging, ignore_errors=True)
                 if created and not any(directory.iterdir()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,9 +99,10 @@ def read_manifest(directory: Path) -> Manifest:
     record = read_record(path)
     try:
         manifest = _parse(record)
+        dataset_id = manifest.dataset_id
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DatasetError(f"{path} is damaged: {type(error).__name__} {error}") from None
-    if manifest.dataset_id != record.get("dataset_id"):
+    if dataset_id != record.get("dataset_id"):
         raise DatasetError(f"{path} is damaged: its contents do not give the dataset_id it states")
     return manifest
 
@@ -109,26 +111,42 @@ def _parse(record: dict[str, Any]) -> Manifest:
     special = SpecialTokens(
         vocab_size=record["vocab_size"], special_ids=tuple(record["special_ids"]), **record["special_tokens"]
     )
+    ids = (*special.special_ids, *special.roles().values())
+    if any(type(number) is not int for number in (special.vocab_size, *ids)):
+        raise ValueError("an id is not an integer")
     if not 0 < special.vocab_size <= 1 << 32 or record["token_dtype"] not in ARRAY_DTYPES["tokens"]:
         raise ValueError("vocab_size or token_dtype")
-    if any(not 0 <= token < special.vocab_size for token in (*special.special_ids, *special.roles().values())):
+    if any(not 0 <= token < special.vocab_size for token in ids):
         raise ValueError("a special id is outside the vocabulary")
+    if record["separator_id"] != special.separator:
+        raise ValueError(f"separator_id {record['separator_id']!r}")
+    if any(not re.fullmatch(r"[a-z0-9_.-]+", name) for name in record["tokenizer"]):
+        raise ValueError(f"tokenizer files {list(record['tokenizer'])}")
     splits = {}
     for name, entries in record["splits"].items():
         if name not in SPLITS or not entries:
             raise ValueError(f"split {name!r}")
         splits[name] = Split(tuple(Shard(**entry) for entry in entries))
         for shard in splits[name].shards:
-            _check_shard(shard, record["token_dtype"])
+            _check_shard(shard, name, record["token_dtype"])
+        units = [int(shard.name.removeprefix(f"{name}-")) for shard in splits[name].shards]
+        if units != sorted(set(units)):
+            raise ValueError(f"shard numbers of {name} do not ascend")
     if list(splits) != [name for name in SPLITS if name in splits] or not splits:
         raise ValueError("splits")
     keys = ("tokenizer", "settings", "counts")
     return Manifest(record["token_dtype"], special, splits=splits, **{key: record[key] for key in keys})
 
 
-def _check_shard(shard: Shard, token_dtype: str) -> None:
-    if not shard.name or not set(shard.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-"):
+def _check_shard(shard: Shard, split: str, token_dtype: str) -> None:
+    if not re.fullmatch(rf"{split}-[0-9]{{5,}}", shard.name):
         raise ValueError(f"shard name {shard.name!r}")
+    for array, entry in shard.arrays.items():  # those of unknown names too, which are verified
+        named = re.fullmatch(r"[a-z0-9_-]+", array) and re.fullmatch(r"[<|][a-z][1248]", entry["dtype"])
+        if not named or type(entry["length"]) is not int:
+            raise ValueError(f"array {array!r} of shard {shard.name}")
+    if ("sentences" in shard.arrays) != (shard.num_sentences is not None):
+        raise ValueError(f"sentences of shard {shard.name}")
     lengths = {"tokens": shard.num_tokens, "documents": shard.num_documents + 1}
     if shard.num_sentences is not None:
         lengths["sentences"] = shard.num_sentences + 1

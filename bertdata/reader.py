@@ -34,18 +34,8 @@ class Dataset:
         self._shards = shards
         self._first_documents = [0, *accumulate(shard.num_documents for shard in shards)]
         for shard in shards:
-            for name in ARRAY_DTYPES.keys() & shard.arrays.keys():
-                self._open(shard, name)
-
-    def _open(self, shard: Shard, name: str) -> None:
-        entry = shard.arrays[name]
-        path = array_path(self.path, shard.name, name)
-        array = open_array(path, entry["dtype"], entry["length"])
-        if name != "tokens" and (array[0] != 0 or array[-1] != shard.num_tokens):
-            raise DatasetError(
-                f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"
-            )
-        self._arrays[shard.name, name] = array
+            for name, array in open_shard(self.path, shard).items():
+                self._arrays[shard.name, name] = array
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.path), self.dataset_id)
@@ -117,11 +107,24 @@ class Dataset:
         for shard in range(len(self.splits[split].shards)):
             tokens = self.tokens(split, shard)
             for start in range(0, tokens.size, 4096 * step):
-                piece = np.bincount(tokens[start : start + 4096], minlength=vocab_size)
-                if piece.size > vocab_size:
+                piece = tokens[start : start + 4096]
+                if piece.max() >= vocab_size:
                     raise DatasetError(f"{self.path} is damaged; bertdata verify says where")
-                counts += piece
+                counts += np.bincount(piece, minlength=vocab_size)
         return counts
+
+
+def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:
+    """The arrays of a shard by name, checked for size, header, first and last offset. Raises DatasetError."""
+    arrays = {}
+    for name in ARRAY_DTYPES.keys() & shard.arrays.keys():
+        entry, path = shard.arrays[name], array_path(directory, shard.name, name)
+        array = arrays[name] = open_array(path, entry["dtype"], entry["length"])
+        if name != "tokens" and (array[0] != 0 or array[-1] != shard.num_tokens):
+            raise DatasetError(
+                f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"
+            )
+    return arrays
 
 
 def _reopen(path: str, dataset_id: str) -> Dataset:

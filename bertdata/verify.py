@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
 from bertdata.manifest import Shard, read_manifest
-from bertdata.reader import Dataset
+from bertdata.reader import open_shard
 from bertdata.shard import BLOCK_BYTES, HEADER_BYTES, array_path, digest, read_record
+from bertdata.types import SpecialTokens
 
 _PIECE = 1 << 20  # numbers looked at at a time
 
@@ -32,49 +33,59 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
             faults.append(f"{file} is missing")
         elif hashlib.sha256(file.read_bytes()).hexdigest() != expected:
             faults.append(f"{file}: its SHA-256 is not the one in the manifest; it was changed")
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    paths = [array_path(directory, shard.name, array) for shard in shards for array in shard.arrays]
+    shards = [(name, shard) for name, split in manifest.splits.items() for shard in split.shards]
+    paths = [array_path(directory, shard.name, array) for _, shard in shards for array in shard.arrays]
     total = sum(file.stat().st_size for file in paths if file.exists())
     done = 0
-    for shard in shards:
-        damaged = False
+    for split, shard in shards:
+        blocks: dict[str, list[int]] = {}
+        try:
+            blocks = _block_digests(directory, split, shard)
+        except DatasetError as error:
+            faults.append(str(error))
+        found: list[str] = []
         for array, entry in shard.arrays.items():
             file = array_path(directory, shard.name, array)
-            found = list(_array_faults(directory, shard, array, entry))
-            faults += found
-            damaged |= bool(found)
+            found += _array_faults(file, entry, blocks.get(array))
             done += file.stat().st_size if file.exists() else 0
             progress(done, total)
-        if not damaged:  # the contents of damaged arrays would only say so again
-            faults += _content_faults(directory, shard)
+        faults += found  # the contents of damaged arrays would only say so again
+        if not found:
+            faults += _content_faults(directory, shard, manifest.special_tokens)
     return faults
 
 
-def _array_faults(directory: Path, shard: Shard, array: str, entry: Any) -> Iterator[str]:
-    """Compares a file with the digests of the manifest and the commit record."""
-    file = array_path(directory, shard.name, array)
+def _block_digests(directory: Path, split: str, shard: Shard) -> dict[str, list[int]]:
+    """The CRC-32 of each block of each array, from a commit record that agrees with the manifest."""
+    path = directory / f"{shard.name}.json"
+    record = read_record(path)
     try:
-        stated = read_record(directory / f"{shard.name}.json")["arrays"][array]
-    except DatasetError as error:
-        yield str(error)
-        return
-    except (KeyError, TypeError):
-        stated = {}
-    if any(stated.get(key) != entry.get(key) for key in ("dtype", "length", "sha256")):
-        yield f"{directory / shard.name}.json and the manifest do not agree about array {array}"
-        return
+        if record["split"] != split:
+            raise DatasetError(f"{path} and the manifest do not agree about the split")
+        for array, entry in shard.arrays.items():
+            if any(record["arrays"][array][key] != entry[key] for key in ("dtype", "length", "sha256")):
+                raise DatasetError(f"{path} and the manifest do not agree about array {array}")
+        return {array: list(record["arrays"][array]["crc32"]) for array in shard.arrays}
+    except (KeyError, TypeError, IndexError):
+        raise DatasetError(f"{path} is damaged: it is not the record of this shard") from None
+
+
+def _array_faults(file: Path, entry: Mapping[str, Any], stated: list[int] | None) -> Iterator[str]:
+    """Compares a file with its digests: those of the manifest and, if known, the CRC-32 stated of each block."""
     try:
         sha256, crc32 = digest(file)
     except OSError as error:
         yield f"{file} cannot be read: {error.strerror}"
         return
     if sha256 == entry["sha256"]:
+        if stated not in (None, crc32):
+            yield f"{file} is sound, but its CRC-32 are not those of its commit record"
         return
     size = file.stat().st_size
-    expected = HEADER_BYTES + int(entry["dtype"][-1]) * entry["length"]
+    expected = HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
     if size != expected:
         yield f"{file} has {size:,} bytes and should have {expected:,}"
-    blocks = [number for number, (a, b) in enumerate(zip(crc32, stated["crc32"], strict=False)) if a != b]
+    blocks = [number for number, (a, b) in enumerate(zip(crc32, stated or [], strict=False)) if a != b]
     for number in blocks:
         start = number * BLOCK_BYTES
         yield f"{file}: bytes {start:,} to {min(start + BLOCK_BYTES, size):,} are damaged (CRC-32)"
@@ -82,16 +93,14 @@ def _array_faults(directory: Path, shard: Shard, array: str, entry: Any) -> Iter
         yield f"{file} is damaged: its SHA-256 is not the one in the manifest"
 
 
-def _content_faults(directory: Path, shard: Shard) -> Iterator[str]:
+def _content_faults(directory: Path, shard: Shard, special: SpecialTokens) -> Iterator[str]:
     """Checks what the numbers of an undamaged shard say."""
     try:
-        dataset = Dataset(directory)
+        arrays = open_shard(directory, shard)
     except DatasetError as error:
         yield str(error)
         return
-    special = dataset.special_tokens
-    tokens = dataset.array(shard.name, "tokens")
-    documents = dataset.array(shard.name, "documents")
+    tokens, documents, sentences = arrays["tokens"], arrays["documents"], arrays.get("sentences")
     where = array_path(directory, shard.name, "tokens")
     forbidden = np.zeros(special.vocab_size, np.bool_)
     forbidden[list(special.special_ids)] = True
@@ -115,10 +124,7 @@ def _content_faults(directory: Path, shard: Shard) -> Iterator[str]:
     if special.separator is not None and num_separators != shard.num_documents:
         yield f"{where}: {num_separators} separators for {shard.num_documents} documents"
     for array in ("documents", "sentences"):
-        if array not in shard.arrays:
-            continue
-        offsets = dataset.array(shard.name, array)
-        fall = _first_fall(offsets)
+        fall = _first_fall(arrays[array]) if array in arrays else None
         if fall is not None:
             yield f"{array_path(directory, shard.name, array)}: offset {fall + 1} is not above offset {fall}"
             return
@@ -129,8 +135,13 @@ def _content_faults(directory: Path, shard: Shard) -> Iterator[str]:
             if missing.size:
                 yield f"{where}: document {start - 1 + int(missing[0])} does not end with the separator"
                 break
-    if "sentences" in shard.arrays:
-        sentences = dataset.array(shard.name, "sentences")
+        for start in range(0, documents.size - 1, _PIECE):
+            empty = np.flatnonzero(np.diff(documents[start : start + _PIECE + 1]) == 1)
+            if empty.size:
+                file = array_path(directory, shard.name, "documents")
+                yield f"{file}: document {start + int(empty[0])} holds nothing but the separator"
+                break
+    if sentences is not None:
         for start in range(0, documents.size, _PIECE):
             piece = documents[start : start + _PIECE]
             if not np.array_equal(sentences[np.searchsorted(sentences, piece)], piece):

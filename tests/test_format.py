@@ -1,0 +1,578 @@
+"""The bytes of a dataset are what docs/format.md says, and damage to them is named and does no harm.
+
+Headers, digests, checksums and identities are computed here from that page, not with the library.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SPECIALS, make_text, write_dataset
+
+import bertdata
+from bertdata import Loader
+from bertdata.build import build
+from bertdata.errors import BertdataError, DatasetError
+from bertdata.verify import verify
+
+SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
+MIB = 1 << 20
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def crc32(content):
+    return [zlib.crc32(content[start : start + MIB]) for start in range(0, len(content), MIB)]
+
+
+def header(dtype, length):
+    fields = "{'descr': '" + dtype + "', 'fortran_order': False, 'shape': (" + str(length) + ",), }"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + fields.encode() + b" " * (127 - 10 - len(fields)) + b"\n"
+
+
+def canonical(record):
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def identity(manifest):
+    """The dataset_id of a manifest."""
+    names = ("format_version", "token_dtype", "separator_id", "tokenizer", "settings")
+    arrays = [
+        [split, array, entry["dtype"], entry["length"], entry["sha256"]]
+        for split, shards in manifest["splits"].items()
+        for shard in shards
+        for array, entry in sorted(shard["arrays"].items())
+    ]
+    return sha256(canonical({name: manifest[name] for name in names} | {"arrays": arrays}))
+
+
+def unsealed(content):
+    """A JSON record without its checksum, which is right."""
+    record = json.loads(content)
+    assert record.pop("checksum") == sha256(canonical(record))
+    return record
+
+
+def seal(path, record):
+    path.write_bytes(json.dumps(record | {"checksum": sha256(canonical(record))}).encode())
+
+
+def seal_manifest(out, manifest):
+    seal(out / "manifest.json", manifest | {"dataset_id": identity(manifest)})
+
+
+def put_array(out, array, content, **entry):
+    """Makes `content` the file of an array of the only shard, and every digest that of it."""
+    (out / f"train-00000.{array}.npy").write_bytes(content)
+    record = unsealed((out / "train-00000.json").read_bytes())
+    manifest = unsealed((out / "manifest.json").read_bytes())
+    public = manifest["splits"]["train"][0]["arrays"]
+    public[array] = public.get(array, {}) | {"sha256": sha256(content)} | entry
+    record["arrays"][array] = public[array] | {"crc32": crc32(content)}
+    seal(out / "train-00000.json", record)
+    seal_manifest(out, manifest)
+
+
+def published(out):
+    return {path.name: path.read_bytes() for path in out.iterdir()}
+
+
+def use(out, refusal=DatasetError):
+    """Reads every document and a few batches; False if it is refused, by no other error than `refusal`."""
+    try:
+        dataset = bertdata.open(out)
+        for split in dataset.splits:
+            dataset.token_counts(split)
+            Loader(dataset, length=16, global_batch_size=40, split=split).read(np.arange(40))
+        for index in range(len(dataset)):
+            dataset.document(index)
+    except refusal:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def manifest(dataset):
+    return unsealed((dataset.path / "manifest.json").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def shards(manifest):
+    """(split, shard as in the manifest), in order."""
+    return [(split, shard) for split, shards in manifest["splits"].items() for shard in shards]
+
+
+@pytest.fixture
+def sound(tmp_path):
+    """Two documents of two sentences each, written by hand; one shard, no tokenizer."""
+    out = write_dataset(tmp_path / "out", [([10, 11, 12, 3, 1, 20, 3], [4, 7], [2, 4, 5, 7])])
+    assert verify(out) == []
+    assert use(out)
+    return out
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def test_a_dataset_is_exactly_these_files(dataset, shards):
+    expected = {"manifest.json", "tokenizer.json", "tokenizer_config.json"}
+    for _, shard in shards:
+        expected |= {f"{shard['name']}.{end}" for end in ("tokens.npy", "documents.npy", "sentences.npy", "json")}
+    assert published(dataset.path).keys() == expected
+    assert len(shards) > 4
+
+
+def test_array_files_are_a_header_of_128_bytes_and_numbers(dataset, shards):
+    for _, shard in shards:
+        lengths = {"tokens": shard["num_tokens"], "documents": shard["num_documents"] + 1}
+        lengths["sentences"] = shard["num_sentences"] + 1
+        for array, length in lengths.items():
+            path = dataset.path / f"{shard['name']}.{array}.npy"
+            content, dtype = path.read_bytes(), "<u2" if array == "tokens" else "<u8"
+            assert content[:128] == header(dtype, length)
+            assert len(content) == 128 + int(dtype[-1]) * length
+            loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+            assert loaded.dtype.str == dtype
+            assert loaded.shape == (length,)
+            assert loaded.tobytes() == content[128:] == dataset.array(shard["name"], array).tobytes()
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
+def test_tokens_have_four_bytes_if_the_largest_id_needs_them(tmp_path, size, dtype):
+    words = [*SPECIALS, *(f"w{number}" for number in range(5, size))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    (tmp_path / "text").write_text(f"w5 w{size - 1}")
+    out = tmp_path / "out"
+    build([tmp_path / "text"], out, tokenizer=str(tmp_path / "vocab.txt"), validation=0.0)
+    content = (out / "train-00000.tokens.npy").read_bytes()
+    assert content == header(dtype, 3) + np.array([5, size - 1, 3], dtype).tobytes()
+    manifest = unsealed((out / "manifest.json").read_bytes())
+    assert (manifest["token_dtype"], manifest["vocab_size"]) == (dtype, size)
+    assert verify(out) == []
+
+
+def test_commit_records(dataset, shards):
+    for split, shard in shards:
+        record = unsealed((dataset.path / f"{shard['name']}.json").read_bytes())
+        assert record.keys() == {"format_version", "split", "arrays", "input", "counts"}
+        assert (record["format_version"], record["split"]) == (1, split)
+        unit = int(shard["name"].removeprefix(f"{split}-"))
+        assert shard["name"] == f"{split}-{unit:05d}"
+        assert record["input"] == {"start": unit * 8000, "stop": (unit + 1) * 8000}
+        assert record["counts"] == {
+            "documents": shard["num_documents"], "dropped_documents": 0, "replaced_characters": 0
+        }  # fmt: skip
+        assert record["arrays"].keys() == {"tokens", "documents", "sentences"}
+        for array, entry in record["arrays"].items():
+            content = (dataset.path / f"{shard['name']}.{array}.npy").read_bytes()
+            length = np.frombuffer(content[128:], entry["dtype"]).size
+            assert entry == {
+                "dtype": entry["dtype"], "length": length, "sha256": sha256(content), "crc32": crc32(content)
+            }  # fmt: skip
+
+
+def test_the_manifest(dataset, manifest, shards, vocab):
+    assert manifest.keys() == {
+        "format", "format_version", "dataset_id", "token_dtype", "vocab_size", "special_tokens", "special_ids",
+        "separator_id", "tokenizer", "settings", "splits", "counts",
+    }  # fmt: skip
+    assert (manifest["format"], manifest["format_version"]) == ("bertdata", 1)
+    assert manifest["dataset_id"] == identity(manifest) == dataset.dataset_id
+    assert manifest["special_tokens"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+    assert (manifest["special_ids"], manifest["separator_id"]) == ([0, 1, 2, 3, 4], 3)
+    assert manifest["vocab_size"] == len(Path(vocab).read_text(encoding="utf-8").splitlines())
+    assert manifest["tokenizer"] == {
+        name: sha256((dataset.path / name).read_bytes()) for name in ("tokenizer.json", "tokenizer_config.json")
+    }
+    assert manifest["settings"] == SMALL | {"documents": "blank", "max_documents": None}
+    assert list(manifest["splits"]) == ["train", "validation", "test"]
+    assert manifest["counts"].keys() == {
+        "documents", "dropped_documents", "replaced_characters", "special_literals", "special_ids_replaced",
+        "text_bytes",
+    }  # fmt: skip
+    for _, shard in shards:
+        assert shard.keys() == {"name", "num_documents", "num_tokens", "num_sentences", "arrays"}
+        stated = json.loads((dataset.path / f"{shard['name']}.json").read_bytes())["arrays"]
+        for array, entry in shard["arrays"].items():
+            assert entry | {"crc32": stated[array]["crc32"]} == stated[array]
+
+
+def test_offsets_and_separators(dataset, shards):
+    for _, shard in shards:
+        tokens, documents, sentences = (dataset.array(shard["name"], a) for a in ("tokens", "documents", "sentences"))
+        for offsets in (documents, sentences):
+            assert (offsets[0], offsets[-1]) == (0, tokens.size)
+            assert (offsets[1:] > offsets[:-1]).all()
+        assert set(documents.tolist()) < set(sentences.tolist())
+        assert np.array_equal(np.flatnonzero(tokens == 3) + 1, documents[1:])
+        assert not np.isin(tokens, [0, 2, 4]).any()
+
+
+def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
+    """Of an array of 2.4 MiB: bytes in each block, and the length."""
+    size = 1_250_000
+    tokens = np.random.default_rng(0).integers(5, 300, size)
+    tokens[-1] = 3
+    out = write_dataset(tmp_path / "out", [(tokens, [size], None)])
+    path = out / "train-00000.tokens.npy"
+    content = path.read_bytes()
+    entry = unsealed((out / "train-00000.json").read_bytes())["arrays"]["tokens"]
+    assert entry["crc32"] == crc32(content)
+    assert len(entry["crc32"]) == 3
+    assert verify(out) == []
+    blocks = ["bytes 0 to 1,048,576", "bytes 1,048,576 to 2,097,152", "bytes 2,097,152 to 2,500,128"]
+    for positions, damaged in (([MIB - 1], [0]), ([MIB], [1]), ([2_500_127], [2]), ([5, 2 * MIB], [0, 2])):
+        changed = bytearray(content)
+        for position in positions:
+            changed[position] ^= 1
+        path.write_bytes(changed)
+        assert verify(out) == [f"{path}: {blocks[block]} are damaged (CRC-32)" for block in damaged]
+    path.write_bytes(content[: 2 * MIB])
+    assert verify(out) == [f"{path} has 2,097,152 bytes and should have 2,500,128"]
+
+
+def test_nothing_of_time_place_or_workers_is_in_any_file(tmp_path, corpus, vocab):
+    results = []
+    for number, (folder, name, workers) in enumerate([("here", "corpus.txt", 1), ("elsewhere/deep", "zebra.txt", 2)]):
+        place = tmp_path / folder
+        place.mkdir(parents=True)
+        shutil.copy(corpus, place / name)
+        os.utime(place / name, (1e9 * number, 1e9 * number))
+        shutil.copy(vocab, place / f"vocabulary-{number}.txt")
+        tokenizer = str(place / f"vocabulary-{number}.txt")
+        build([place / name], place / "shards", tokenizer=tokenizer, workers=workers, **SMALL)
+        results.append(published(place / "shards"))
+    assert results[0] == results[1]
+    assert len(results[0]) > 12
+
+
+# ------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory, vocab):
+    """A dataset of two splits to damage copies of."""
+    folder = tmp_path_factory.mktemp("original")
+    (folder / "text").write_text(make_text(12, seed=3), encoding="utf-8")
+    build([folder / "text"], folder / "out", tokenizer=vocab, validation=0.3, sentences="line")
+    assert bertdata.open(folder / "out").splits.keys() == {"train", "validation"}
+    return folder / "out"
+
+
+@pytest.fixture
+def copy(original, tmp_path):
+    assert verify(original) == []
+    assert use(original)
+    return shutil.copytree(original, tmp_path / "copy")
+
+
+def reports(out):
+    """What verify says, by whichever way it says it."""
+    try:
+        return verify(out)
+    except DatasetError as error:
+        return [str(error)]
+
+
+def cuts(content):
+    """A file cut short in several places, and one grown by a byte."""
+    sizes = {0, 1, 127, 128, 129, len(content) // 2, len(content) - 8, len(content) - 1}
+    return [*(content[:size] for size in sorted(sizes)), content + b"\0"]
+
+
+def flips(content, count, *, always=()):
+    """(position, the file with one bit of that byte changed), at places of all sorts."""
+    rng = random.Random(len(content))
+    positions = {0, len(content) - 1, *always, *rng.choices(range(len(content)), k=count)}
+    for position in sorted(positions):
+        changed = bytearray(content)
+        changed[position] ^= 1 << rng.randrange(8)
+        yield position, bytes(changed)
+
+
+def test_a_changed_bit_of_an_array_is_named_with_its_bytes(copy):
+    paths = sorted(copy.glob("*.npy"))
+    assert len(paths) == 6
+    for path in paths:
+        content = path.read_bytes()
+        for position, changed in flips(content, 12, always=(6, 8, 20, 60, 127, 128, 135)):
+            path.write_bytes(changed)
+            assert verify(copy) == [f"{path}: bytes 0 to {len(content):,} are damaged (CRC-32)"]
+            assert not (use(copy) and position < 128)  # the header is read at opening
+        path.write_bytes(content)
+
+
+def test_an_array_of_another_length_is_named_with_its_sizes_and_not_opened(copy):
+    for path in sorted(copy.glob("*.npy")):
+        content = path.read_bytes()
+        for changed in cuts(content):
+            path.write_bytes(changed)
+            said = f"{path} has {len(changed):,} bytes and should have {len(content):,}"
+            faults = verify(copy)
+            assert faults[0] == said
+            assert all(str(path) in fault for fault in faults)
+            with pytest.raises(DatasetError, match=path.name):
+                bertdata.open(copy)
+        path.unlink()
+        assert [fault for fault in verify(copy) if str(path) in fault]
+        with pytest.raises(DatasetError, match=path.name):
+            bertdata.open(copy)
+        path.write_bytes(content)
+
+
+def test_any_damage_to_a_json_file_is_named(copy):
+    paths = sorted(copy.glob("*.json"))
+    assert len(paths) == 5
+    for path in paths:
+        content = path.read_bytes()
+        for changed in [*cuts(content), *(changed for _, changed in flips(content, 60))]:
+            path.write_bytes(changed)
+            faults = reports(copy)
+            if changed == content[:-1] and "tokenizer" not in path.name:  # the last line end is no part of the object
+                assert faults == []
+                continue
+            assert faults, changed
+            assert all(str(path) in fault for fault in faults)
+            assert not (use(copy) and path.name == "manifest.json")
+        path.unlink()
+        assert any(path.name in fault for fault in reports(copy))
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_missing_tokenizer_is_named(copy, name):
+    (copy / name).unlink()
+    assert verify(copy) == [f"{copy / name} is missing"]
+
+
+def test_one_damaged_shard_is_said_once_and_the_others_are_still_read(tmp_path):
+    """The second of three shards is cut short, the third has a fault in what it says."""
+    good = ([10, 11, 3], [3], None)
+    out = write_dataset(tmp_path / "out", [good, good, ([10, 4, 3], [3], None)])
+    cut = out / "train-00001.tokens.npy"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    faults = verify(out)
+    assert [fault.split(" ")[0].rstrip(":") for fault in faults] == [
+        str(cut), str(cut), str(out / "train-00002.tokens.npy")
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- whole in itself, and still wrong
+
+
+def test_another_version_is_refused(sound):
+    path = sound / "manifest.json"
+    seal(path, unsealed(path.read_bytes()) | {"format_version": 2})
+    for read in (bertdata.open, verify):
+        with pytest.raises(DatasetError, match="manifest.json has format version 2 and this library reads 1"):
+            read(sound)
+
+
+def test_a_commit_record_of_another_version_is_named(sound):
+    path = sound / "train-00000.json"
+    seal(path, unsealed(path.read_bytes()) | {"format_version": 2})
+    assert any(f"{path} has format version 2" in fault for fault in verify(sound))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x", "{parent}/x", "/etc/passwd", "sub/x", "..", "", "x\0", "x", "train-0", "train-00000\n", "test-00000"],
+)
+def test_other_shard_names_are_refused(sound, name):
+    """Where that is possible, the files stand where the name leads, so that following it would work."""
+    name = name.format(parent=sound.parent)
+    if name not in ("/etc/passwd", "x\0"):
+        (sound / "sub").mkdir()
+        for array in ("tokens.npy", "documents.npy", "sentences.npy", "json"):
+            shutil.copy(sound / f"train-00000.{array}", os.path.join(sound, f"{name}.{array}"))
+    manifest = unsealed((sound / "manifest.json").read_bytes())
+    manifest["splits"]["train"][0]["name"] = name
+    seal_manifest(sound, manifest)
+    for read in (bertdata.open, verify):
+        with pytest.raises(DatasetError, match="shard name"):
+            read(sound)
+
+
+@pytest.mark.parametrize("order", [[1, 0], [0, 0], [0, 1, 0]])
+def test_shards_out_of_order_are_refused(tmp_path, order):
+    out = write_dataset(tmp_path / "out", [([10, 3], [2], None), ([11, 12, 3], [3], None)])
+    manifest = unsealed((out / "manifest.json").read_bytes())
+    shards = manifest["splits"]["train"]
+    seal_manifest(out, manifest | {"splits": {"train": [shards[number] for number in order]}})
+    with pytest.raises(DatasetError, match="do not ascend"):
+        bertdata.open(out)
+
+
+def test_no_other_name_leaves_the_directory(sound):
+    secret = sound.parent / "secret.npy"
+    secret.write_bytes(b"secret")
+    manifest = unsealed((sound / "manifest.json").read_bytes())
+    seal_manifest(sound, manifest | {"tokenizer": {"../secret.npy": sha256(b"secret")}})
+    with pytest.raises(DatasetError, match="secret"):
+        verify(sound)
+    seal_manifest(sound, manifest)
+    (sound / "train-00000.").mkdir()
+    put_array(sound, "/../../secret", b"secret", dtype="<u2", length=1)
+    with pytest.raises(DatasetError, match="secret"):
+        verify(sound)
+
+
+def test_arrays_of_unknown_names_are_ignored_but_verified(sound):
+    put_array(sound, "languages", header("<u2", 1) + b"\1\0", dtype="<u2", length=1)
+    assert verify(sound) == []
+    path = sound / "train-00000.languages.npy"
+    path.write_bytes(b"other")
+    assert [fault for fault in verify(sound) if str(path) in fault]
+    assert use(sound)
+    path.unlink()
+    assert use(sound)
+
+
+CONTENT_FAULTS = {  # what is wrong → tokens, document ends, sentence ends; the array and what is said of it
+    "id outside": ([10, 300, 3], [3], None, "tokens", "token 1 is 300, outside the vocabulary of 300"),
+    "no separator": ([10, 3, 11, 12], [2, 4], None, "tokens", "document 1 does not end with the separator"),
+    "too few": ([10, 3, 11, 12], [2, 4], None, "tokens", "1 separators for 2 documents"),
+    "inside": ([10, 3, 11, 3], [4], None, "tokens", "2 separators for 1 documents"),
+    "misplaced": ([3, 10, 11, 3], [2, 4], None, "tokens", "document 0 does not end with the separator"),
+    "special id": ([10, 11, 4, 3], [4], None, "tokens", "token 2 is 4, a special id that must not be stored"),
+    "no id": ([10, 3, 3], [2, 3], None, "documents", "document 1 holds nothing but the separator"),
+    "equal": ([10, 3, 11, 3], [2, 2, 4], None, "documents", "offset 2 is not above offset 1"),
+    "falling": ([10, 11, 12, 3], [3, 2, 4], None, "documents", "offset 2 is not above offset 1"),
+    "huge": ([10, 11, 12, 3], [2**64 - 1, 4], None, "documents", "offset 2 is not above offset 1"),
+    "last": ([10, 11, 3], [2], None, "documents", "its offsets run from 0 to 2, not from 0 to 3"),
+    "equal sentences": ([10, 11, 3], [3], [1, 1, 3], "sentences", "offset 2 is not above offset 1"),
+    "last sentence": ([10, 11, 3], [3], [1, 4], "sentences", "its offsets run from 0 to 4, not from 0 to 3"),
+    "no sentence": ([10, 3, 11, 12, 3], [2, 5], [3, 5], "sentences", "a document does not begin with a sentence"),
+}
+
+
+@pytest.mark.parametrize("case", CONTENT_FAULTS)
+@pytest.mark.parametrize("piece", [1, 2, 1 << 20])
+def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, piece):
+    monkeypatch.setattr("bertdata.verify._PIECE", piece)
+    *shard, array, said = CONTENT_FAULTS[case]
+    sentences = shard[2] and [2]
+    out = write_dataset(tmp_path / "out", [([10, 3], [2], sentences), shard, ([1, 3], [2], sentences)])
+    faults = verify(out)
+    path = out / f"train-00001.{array}.npy"
+    assert [fault for fault in faults if str(path) in fault and said in fault]
+    assert all("train-00001" in fault for fault in faults)
+    use(out)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.replace(b"(7,), }", b"(7,),}", 1).replace(b" \n", b"  \n", 1),
+        lambda content: content.replace(b"'<u2'", b"'>u2'", 1),
+        lambda content: content.replace(b"False", b"True ", 1),
+        lambda content: content.replace(b"\x01\x00v", b"\x02\x00v", 1),
+        lambda content: content + b"\0",
+        lambda content: b"",
+    ],
+)
+def test_a_sealed_array_of_another_form_is_named_and_not_opened(sound, change):
+    path = sound / "train-00000.tokens.npy"
+    changed = change(path.read_bytes())
+    assert changed != path.read_bytes()
+    put_array(sound, "tokens", changed)
+    assert [fault for fault in verify(sound) if str(path) in fault]
+    with pytest.raises(DatasetError, match=path.name):
+        bertdata.open(sound)
+
+
+def test_a_first_offset_above_zero_is_refused(sound):
+    for array, ends in (("documents", [1, 4, 7]), ("sentences", [1, 2, 4, 5, 7])):
+        path = sound / f"train-00000.{array}.npy"
+        content = path.read_bytes()
+        put_array(sound, array, header("<u8", len(ends)) + np.array(ends, "<u8").tobytes())
+        assert [fault for fault in verify(sound) if str(path) in fault and "run from 1 to 7" in fault]
+        with pytest.raises(DatasetError, match=path.name):
+            bertdata.open(sound)
+        put_array(sound, array, content)
+
+
+def test_record_and_manifest_that_disagree_are_named(sound):
+    path = sound / "train-00000.json"
+    record = unsealed(path.read_bytes())
+    for member, wrong in (("sha256", "0" * 64), ("length", 8), ("dtype", "<u4"), ("crc32", [1]), ("crc32", [])):
+        tokens = record["arrays"]["tokens"] | {member: wrong}
+        seal(path, record | {"arrays": record["arrays"] | {"tokens": tokens}})
+        assert [fault for fault in verify(sound) if "train-00000" in fault and "tokens" in fault]
+    seal(path, record | {"split": "test"})
+    assert [fault for fault in verify(sound) if str(path) in fault and "split" in fault]
+
+
+@pytest.mark.parametrize(("dtype", "token"), [("<u2", 300), ("<u2", 65_535), ("<u4", 300), ("<u4", 2**32 - 1)])
+@pytest.mark.parametrize("masking", [None, bertdata.Masking()])
+def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token, masking):
+    out = write_dataset(tmp_path / "out", [([10, 11, token, 12, 13, 3], [6], None)], dtype=dtype)
+    dataset = bertdata.open(out)
+    loader = Loader(dataset, length=3, global_batch_size=1, masking=masking)
+    refusals = []
+    for position in range(6):
+        try:
+            assert loader.read(np.array([position])).input_ids.max() < 300
+        except DatasetError as error:
+            refusals.append(str(error))
+    assert refusals == [f"{out} is damaged; bertdata verify says where"]
+    with pytest.raises(DatasetError, match="bertdata verify"):
+        dataset.token_counts("train")
+
+
+def members(record, path=()):
+    """The path of every value in a JSON record, outer ones first."""
+    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    for name, value in items:
+        yield (*path, name)
+        yield from members(value, (*path, name))
+
+
+def with_member(record, path, value):
+    record = json.loads(json.dumps(record))
+    holder = record
+    for name in path[:-1]:
+        holder = holder[name]
+    holder[path[-1]] = value
+    return record
+
+
+JUNK = [None, True, -1, 0, 1, 2**64, 1.5, "", "x", "<u8", [], [None], ["x"], {}, {"x": 1}]
+
+
+def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
+    manifest = unsealed((sound / "manifest.json").read_bytes())
+    manifest["tokenizer"] = {"tokenizer.json": sha256(b"{}")}
+    (sound / "tokenizer.json").write_bytes(b"{}")
+    refused = 0
+    paths = list(members(manifest))
+    assert ("splits", "train", 0, "arrays", "tokens", "dtype") in paths
+    for path in paths:
+        for junk in JUNK:
+            changed = with_member(manifest, path, junk)
+            try:
+                seal_manifest(sound, changed)
+            except (TypeError, AttributeError, KeyError):  # it has no dataset_id
+                seal(sound / "manifest.json", changed)
+            refused += not use(sound, BertdataError)
+            reports(sound)
+    assert refused > len(paths) * len(JUNK) // 2
+
+
+def test_a_commit_record_with_any_member_exchanged_is_named_or_harmless(sound):
+    record = unsealed((sound / "train-00000.json").read_bytes())
+    for path in members(record):
+        named = 0
+        for junk in JUNK:
+            seal(sound / "train-00000.json", with_member(record, path, junk))
+            named += any("train-00000" in fault for fault in verify(sound))
+        assert named >= len(JUNK) - 2 or path[0] in ("input", "counts"), path

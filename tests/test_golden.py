@@ -1,0 +1,33 @@
+"""Datasets of every format version there has been are read as they were when they were written."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bertdata
+from bertdata import Loader
+from bertdata.shard import FORMAT_VERSION
+from bertdata.verify import verify
+
+GOLDEN = Path(__file__).parent / "golden"
+VERSIONS = [f"v{number}" for number in range(1, FORMAT_VERSION + 1)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_golden_dataset_is_read_as_it_was_written(version):
+    expected = json.loads((GOLDEN / f"{version}.json").read_bytes())
+    dataset = bertdata.open(GOLDEN / version)
+    assert dataset.dataset_id == expected["dataset_id"]
+    assert {name: [s.num_documents, s.num_tokens] for name, s in dataset.splits.items()} == expected["splits"]
+    assert {index: dataset[int(index)].tolist() for index in expected["documents"]} == expected["documents"]
+    batch = next(Loader(dataset, **expected["loader"])).arrays()
+    assert batch.keys() == expected["batch"].keys()
+    for name, values in expected["batch"].items():
+        assert np.array_equal(batch[name], values), name
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_golden_dataset_is_sound(version):
+    assert verify(GOLDEN / version) == []

@@ -1,0 +1,78 @@
+"""Keeps the bytes of the current format for ever: a tiny dataset and what is read from it.
+
+    python tools/golden.py          writes tests/golden/v1/ and tests/golden/v1.json
+
+Run once for each format version, by the library that introduced it. What is there is never written again, because
+tests/test_golden.py holds every later library to it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from bertdata import Dataset, Loader
+from bertdata.build import build
+from bertdata.shard import FORMAT_VERSION
+
+FOLDER = Path(__file__).parent.parent / "tests" / "golden"
+VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] . , a an and at by in of on the to bread house letter light morning river "
+VOCABULARY += "salt stone under wind went she he is was ##s ##ing ##ed read walk carry sing word"
+TEXT = """\
+The river went by the house in the morning.
+She walked to the stone house and he carried bread.
+
+He is reading a letter, and she is singing.
+
+An unknown zebra at the river?
+Salt and bread, bread and salt.
+The wind was on the stones.
+
+Words of light.
+
+In the morning the wind went to the river.
+By the river the light was on the stone.
+
+She carried the letter under the bread.
+He was singing words of an unknown language.
+
+A house of salt, a house of stone, a house of wind.
+
+The light and the wind went under the house.
+He walked.
+She walked.
+"""
+
+
+def described(dataset: Dataset) -> dict[str, object]:
+    """What is read from the golden dataset, as JSON."""
+    arguments = {"length": 16, "global_batch_size": 6, "seed": 7}
+    batch = next(Loader(dataset, **arguments))
+    return {
+        "dataset_id": dataset.dataset_id,
+        "splits": {name: [split.num_documents, split.num_tokens] for name, split in dataset.splits.items()},
+        "documents": {str(index): dataset[index].tolist() for index in (0, 1, len(dataset) - 1)},
+        "loader": arguments,
+        "batch": {name: array.tolist() for name, array in batch.arrays().items()},
+    }
+
+
+def main() -> None:
+    out, record = FOLDER / f"v{FORMAT_VERSION}", FOLDER / f"v{FORMAT_VERSION}.json"
+    if out.exists() or record.exists():
+        sys.exit(f"error: {out} is there already, and golden files never change; a new format version has new ones")
+    with tempfile.TemporaryDirectory() as scratch:
+        text, vocabulary = Path(scratch) / "text", Path(scratch) / "vocab.txt"
+        text.write_text(TEXT, encoding="utf-8")
+        vocabulary.write_text("\n".join(VOCABULARY.split()), encoding="utf-8")
+        settings = {"sentences": "line", "validation": 0.3, "shard_size": 300}
+        dataset = build([text], out, tokenizer=str(vocabulary), **settings).dataset
+    rows = json.dumps(described(dataset), indent=1)
+    record.write_text(rows + "\n", encoding="utf-8")
+    print(f"{out}: {dataset.num_documents} documents, {sum(file.stat().st_size for file in out.iterdir()):,} bytes")
+
+
+if __name__ == "__main__":
+    main()
