@@ -9,7 +9,6 @@ Memory: the blocks in flight, two per worker. Nothing outside the output directo
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from bertdata.reader import Dataset
 from bertdata.shard import (
     array_path,
     fsync_directory,
+    locked,
     read_record,
     write_file,
 )
@@ -157,17 +157,7 @@ def _staging(directory: Path, *, overwrite: bool) -> Iterator[Path]:
             raise BuildError(f"{directory} holds other files and no dataset; give a directory that is new or empty")
     created = not directory.exists()
     staging.mkdir(parents=True, exist_ok=True)
-    with open(staging / "lock", "a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise BuildError(
-                f"{directory} is being built by process {lock.read().strip() or '?'}; wait for it"
-            ) from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    with locked(staging / "lock", f"{directory} is being built", "wait for it"):
         try:
             yield staging
         except Exception as error:  # a failure, not an interruption: leave nothing behind unless a shard is finished

@@ -6,6 +6,7 @@ A Loader holds no queue, no worker and no generator. Batch t of rank r is comput
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -46,6 +47,8 @@ class Loader:
         masking: Masking | None = Masking(),  # noqa: B008  (frozen)
         epochs: int | None = None,
     ) -> None:
+        numbers = length, global_batch_size, seed, rank, world_size  # numpy's too, and the state stays JSON-able
+        length, global_batch_size, seed, rank, world_size = map(operator.index, numbers)
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"seed is {seed}; give an integer from 0 to 2**64 - 1")
         if global_batch_size < 1:
@@ -141,6 +144,6 @@ class Loader:
         if differing:
             raise StateError(f"this state belongs to another stream: {'; '.join(differing)}")
         position = state.get("position")
-        if not isinstance(position, int) or isinstance(position, bool) or position < 0:
+        if type(position) is not int or not 0 <= position < 1 << 62:
             raise StateError(f"position is {position!r}; expected a number of samples")
         self.position = position

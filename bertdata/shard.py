@@ -6,18 +6,21 @@ A file appears under its name only when all of it is on disk: temporary name, fs
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import mmap
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import BuildError, DatasetError
 
 FORMAT_VERSION = 1
 HEADER_BYTES = 128
@@ -41,6 +44,24 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def locked(path: Path, busy: str, advice: str) -> Iterator[None]:
+    """Holds a lock file for as long as the context, or this process, lives.
+
+    Raises BuildError, "`busy` by process N; `advice`", if another process has it.
+    """
+    with open(path, "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise BuildError(f"{busy} by process {lock.read().strip() or '?'}; {advice}") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
+import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -68,10 +68,12 @@ def check_inputs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     described = []
     for path in paths:
         try:
-            if path.is_dir():
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
                 raise InputError(f"{path} is a directory; name the text files in it, such as {path}/*.txt")
-            with open(path, "rb") as file:
-                status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise InputError(f"{path} is no ordinary file; inputs are read more than once, so write it to a file")
+            open(path, "rb").close()
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}") from None
         described.append({"path": str(path), "bytes": status.st_size, "modified_ns": status.st_mtime_ns})

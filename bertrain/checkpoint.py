@@ -12,13 +12,11 @@ checkpoint.json says is the one that counts; damaged ones are passed over and na
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,27 +25,18 @@ import torch
 import transformers
 
 import bertdata
-from bertdata.errors import BuildError, DatasetError, UsageError
+from bertdata.errors import DatasetError, UsageError
 from bertdata.shard import digest, fsync_directory, write_file
+from bertdata.shard import locked as hold
 
 INDEX, TRAINER, OPTIMIZER = "checkpoint.json", "trainer.json", "optimizer.pt"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-@contextmanager
-def locked(run: Path) -> Iterator[None]:
+def locked(run: Path) -> AbstractContextManager[None]:
     """Keeps a second job out of a run directory for as long as this process lives."""
     run.mkdir(parents=True, exist_ok=True)
-    with open(run / ".lock", "a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise BuildError(f"{run} is in use by process {lock.read().strip() or '?'}; give another --out") from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
+    return hold(run / ".lock", f"{run} is in use", "give another --out")
 
 
 def save(

@@ -226,6 +226,15 @@ def test_state_holds_what_the_specification_says(dataset):
     }
 
 
+def test_numbers_may_be_those_of_numpy(dataset):
+    options = {"length": 16, "global_batch_size": 10, "seed": 2**63, "rank": 1, "world_size": 3}
+    loader = Loader(dataset, **{name: np.uint64(value) for name, value in options.items()})
+    assert_same(next(loader), next(Loader(dataset, **options)))
+    assert json.loads(json.dumps(loader.state_dict())) == loader.state_dict()
+    with pytest.raises(TypeError, match="float"):
+        Loader(dataset, seed=0.5)
+
+
 @pytest.mark.parametrize(
     ("change", "was", "now"),
     [
@@ -258,7 +267,7 @@ def test_state_of_another_dataset_or_version_is_refused(dataset, tmp_path):
         loader.load_state_dict({})
 
 
-@pytest.mark.parametrize("position", [-1, 1.5, "7", None, True])
+@pytest.mark.parametrize("position", [-1, 1.5, "7", None, True, 2**62])
 def test_state_without_a_position_is_refused(dataset, position):
     loader = Loader(dataset, length=16)
     with pytest.raises(StateError, match="position is"):

@@ -3,6 +3,8 @@
 import gzip
 import itertools
 import json
+import os
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -265,9 +267,12 @@ def test_text_in_an_old_encoding_is_not_junk(folder):
 def test_inputs_that_no_build_could_read(folder, tmp_path):
     (empty,) = write(folder, b"", ending=".empty")
     (text_file,) = write(folder, b"a")
+    os.mkfifo(tmp_path / "pipe")
     for paths, said in (
         ([tmp_path / "no"], f"{tmp_path}/no cannot be read: No such file"),
         ([text_file, tmp_path], f"{tmp_path} is a directory"),
+        ([text_file, tmp_path / "pipe"], f"{tmp_path}/pipe is no ordinary file"),
+        ([Path("/dev/null")], "/dev/null is no ordinary file"),
         ([empty, empty], f"{empty}, {empty}: empty file"),
         ([text_file / "no"], "cannot be read: Not a directory"),
     ):
