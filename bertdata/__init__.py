@@ -15,7 +15,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bertdata.build import build
     from bertdata.errors import BertdataError
     from bertdata.loader import Loader
     from bertdata.order import key
@@ -31,7 +30,6 @@ _HOMES = {
     "Loader": "loader",
     "Masking": "types",
     "SpecialTokens": "types",
-    "build": "build",
     "key": "order",
 }
 __all__ = [
@@ -42,7 +40,6 @@ __all__ = [
     "Loader",
     "Masking",
     "SpecialTokens",
-    "build",
     "key",
     "open",
 ]

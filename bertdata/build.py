@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from bertdata.text import TextFormat, check_inputs, read_blocks
 from bertdata.units import COUNTS, UnitWriter, encode_all
 
 STAGING = ".build"
+_SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
 SAMPLE_BYTES = 100 << 20  # of text, for training a vocabulary
 Progress = Callable[[int, int], None]
 """Called now and then with bytes of input done and in all."""
@@ -82,6 +84,8 @@ def build(
         raise UsageError(f"validation {validation} and test {test} must be shares that leave some text for training")
     if workers is not None and workers < 1:
         raise UsageError(f"workers is {workers}; give at least 1")
+    if not str(out):
+        raise UsageError("--out is empty; give a directory")
     paths = [Path(path) for path in inputs]
     described = check_inputs(paths)
     loaded = tokens.load(tokenizer) if tokenizer is not None else None
@@ -147,14 +151,11 @@ def _staging(directory: Path, *, overwrite: bool) -> Iterator[Path]:
     if directory.exists() and not directory.is_dir():
         raise BuildError(f"{directory} is a file; give a directory that does not exist yet, or an empty one")
     staging = directory / STAGING
-    if directory.exists() and not staging.exists():
-        if (directory / MANIFEST).exists():
-            if not overwrite:
-                raise BuildError(
-                    f"{directory} already holds a dataset; use --overwrite to replace it, or another --out"
-                )
-        elif any(directory.iterdir()):
-            raise BuildError(f"{directory} holds other files and no dataset; give a directory that is new or empty")
+    if (directory / MANIFEST).exists():
+        if not overwrite and not (staging / "plan.json").exists():
+            raise BuildError(f"{directory} already holds a dataset; use --overwrite to replace it, or another --out")
+    elif directory.exists() and not staging.exists() and any(directory.iterdir()):
+        raise BuildError(f"{directory} holds other files and no dataset; give a directory that is new or empty")
     created = not directory.exists()
     staging.mkdir(parents=True, exist_ok=True)
     with locked(staging / "lock", f"{directory} is being built", "wait for it"):
@@ -237,8 +238,8 @@ def _publish(
     for shard in (shard for split in splits.values() for shard in split.shards):
         files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
     (directory / MANIFEST).unlink(missing_ok=True)
-    for old in (path for split in SPLITS for path in directory.glob(f"{split}-*.*")):
-        if old.name not in files:
+    for old in directory.iterdir():
+        if _SHARD_FILE.fullmatch(old.name) and old.name not in files:
             old.unlink()
     for name in files:
         if (staging / name).exists():

@@ -55,6 +55,9 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
     except BrokenPipeError:  # the reader of our output went away: `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except MemoryError as error:
+        say(f"error: not enough memory: {error}; ask for less at once")
+        sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         advice = ""
@@ -115,7 +118,7 @@ _text_key = click.option("--text-key", default="text", help="Member (JSON lines)
 @click.option("--strict", is_flag=True, help="Fail at invalid UTF-8 instead of replacing and counting it.")
 @click.option("--overwrite", is_flag=True, help="Replace a dataset, or an unfinished build, in --out.")
 def build(inputs: tuple[str, ...], out: str, **options: Any) -> None:
-    """Build a dataset from text: UTF-8, JSON lines or Parquet, by file ending; .gz is read as it is.
+    """Build a dataset from UTF-8 text or JSON lines, either also as .gz, or Parquet; the file's ending tells.
 
     An interrupted build continues when the same command is run again.
     """
@@ -182,7 +185,7 @@ def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, wor
 @main.command(cls=OneSentence)
 @_dataset
 @click.option("--sample", default=0, help="Position of the first sample to show.")
-@click.option("--count", default=1, help="Samples to show.")
+@click.option("--count", default=1, type=click.IntRange(min=1), help="Samples to show.")
 @click.option("--masked", is_flag=True, help="Input, target and mask side by side.")
 @click.option("--split", default="train", help="Split to show.")
 @click.option("--length", default=128, help="Row length, special tokens included.")

@@ -6,11 +6,13 @@ A file appears under its name only when all of it is on disk: temporary name, fs
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import mmap
 import os
+import resource
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -198,5 +200,10 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
                 raise DatasetError(f"{path}: its first {HEADER_BYTES} bytes do not say {length} numbers of {dtype}")
             pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be opened: {error.strerror}") from None
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno == errno.EMFILE and soft < hard:  # a map keeps a descriptor
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return open_array(path, dtype, length)
+        advice = "; raise ulimit -n, or build with a larger --shard-size" * (error.errno == errno.EMFILE)
+        raise DatasetError(f"{path} cannot be opened: {error.strerror}{advice}") from None
     return np.frombuffer(pages, dtype, offset=HEADER_BYTES)

@@ -59,8 +59,10 @@ class TextFormat:
     def __post_init__(self) -> None:
         if self.documents not in ("blank", "line", "file"):
             raise UsageError(f"documents is {self.documents!r}; give 'blank', 'line' or 'file'")
-        if self.shard_size < 1 or (self.max_documents is not None and self.max_documents < 1):
-            raise UsageError("shard size and number of documents must be at least 1")
+        for name in ("shard_size", "max_documents"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is {value}; give at least 1")
 
 
 def check_inputs(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -165,7 +167,7 @@ class _Source:
                 else:
                     yield from self._slices(stream, file)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise InputError(f"{self.path} is damaged after {self.size:,} decompressed bytes: {error}") from None
+            raise InputError(f"{self.path} is no whole gzip file: {error}; fetch it again") from None
         except OSError as error:
             raise InputError(f"{self.path} cannot be read: {error.strerror or error}") from None
 
@@ -254,11 +256,11 @@ class _Source:
                 raise InputError(f"{self.path} has no column {key!r}, only {columns}; name one with --text-key")
             if not (pa.types.is_string(kind := table.schema_arrow.field(key).type) or pa.types.is_large_string(kind)):
                 raise InputError(f"{self.path}: column {key!r} is {kind}, not a string; name another with --text-key")
-            row, disk = 0, self.path.stat().st_size
+            row, disk = 1, self.path.stat().st_size
             for batch in table.iter_batches(batch_size=1024, columns=[key]):
                 for value in batch.column(0).cast(pa.large_binary()).to_pylist():
                     if value is None:
-                        raise InputError(f"{self.path}, row {row}: column {key!r} is null")
+                        raise InputError(f"{self.path}, row {row}: column {key!r} is null; remove such rows first")
                     yield self.size, value
                     self.size += len(value) + 1
                     row += 1

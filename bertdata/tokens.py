@@ -22,7 +22,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from bertdata.errors import TokenizerError
+from bertdata.errors import TokenizerError, UsageError
 from bertdata.types import SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -148,6 +148,8 @@ def load(spec: str) -> Tokenizer:
     Raises TokenizerError, saying what was looked for, if it is none of these.
     """
     path = Path(spec)
+    if not spec:
+        raise UsageError("--tokenizer is empty; give a path or a name, or leave it out to train one")
     try:
         if path.is_dir():
             return _load_directory(path)
@@ -251,10 +253,10 @@ def train_wordpiece(texts: list[str], vocab_size: int) -> Tokenizer:
     """A lower-casing WordPiece vocabulary of at most `vocab_size` tokens (Wu et al., 2016; trained as BPE is).
 
     The same texts give the same vocabulary: ids are the five specials, then the tokens in order of their UTF-8 bytes.
-    About 4 MB/s. Raises TokenizerError if vocab_size leaves no room for letters.
+    About 4 MB/s. Raises UsageError if vocab_size leaves no room for letters.
     """
     if vocab_size < 2 * len(SPECIALS):
-        raise TokenizerError(f"a vocabulary of {vocab_size} has no room for words; give at least {2 * len(SPECIALS)}")
+        raise UsageError(f"a vocabulary of {vocab_size} has no room for words; give at least {2 * len(SPECIALS)}")
     blank = _bert({"[UNK]": 0}, lowercase=True)
     characters: Counter[str] = Counter()
     for text in texts:

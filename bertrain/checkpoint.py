@@ -23,9 +23,10 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
+from safetensors import SafetensorError
 
 import bertdata
-from bertdata.errors import DatasetError, UsageError
+from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.shard import digest, fsync_directory, write_file
 from bertdata.shard import locked as hold
 
@@ -35,6 +36,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 def locked(run: Path) -> AbstractContextManager[None]:
     """Keeps a second job out of a run directory for as long as this process lives."""
+    if run.exists() and not run.is_dir():
+        raise UsageError(f"--out {run} is a file; give a directory for the run")
     run.mkdir(parents=True, exist_ok=True)
     return hold(run / ".lock", f"{run} is in use", "give another --out")
 
@@ -71,10 +74,16 @@ def save(
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
         os.replace(temporary, target)
         fsync_directory(run)
+    except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = str(error).partition("\n")[0]
+        raise BuildError(f"{target} cannot be written ({reason}); make room and run the same command again") from None
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    for old in _steps(run)[keep:]:
+    others = [path for path in _steps(run) if path != target]
+    newer = [path for path in others if path.name > target.name]  # damaged: else the run had gone on from there
+    for old in newer + others[len(newer) + keep - 1 :]:
         shutil.rmtree(old)
     return target
 
@@ -130,6 +139,8 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
 def find(path: Path) -> Path:
     """A directory with a model in it: the path itself, or the newest whole checkpoint of a run."""
     if (path / "config.json").is_file():
+        if (path / INDEX).exists() and (fault := _fault(path)):
+            raise DatasetError(f"checkpoint {path} is damaged: {fault}; give the run's directory to use another")
         return path
     found, passed_over = newest(path)
     if found is None:

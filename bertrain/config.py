@@ -56,7 +56,7 @@ class Config:
                 raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give at least 1")
         for name in ("steps", "epochs", "micro_batch_size"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{_flag(name)} is {value}; give a number above 0")
         if self.steps is not None and self.epochs is not None:
             raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} were both given; give one of them")
@@ -64,8 +64,9 @@ class Config:
             raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"--lr is {self.lr}; give a number above 0, such as 0.001")
-        if self.warmup < 0 or self.eval_every < 0:
-            raise UsageError("--warmup and --eval-every must not be negative")
+        for name in ("warmup", "eval_every"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give 0 or a number above it")
 
 
 def _flag(name: str) -> str:
@@ -79,7 +80,14 @@ def command(run: Any) -> click.Command:
     def main(file: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
             values = _read(Path(file)) if file else {}
-            config = Config(**values | {name: value for name, value in flags.items() if value is not None})
+            given = {name: value for name, value in flags.items() if value is not None}
+            for name, other in (("steps", "epochs"), ("epochs", "steps")):
+                if name in given:  # one replaces the other
+                    values.pop(other, None)
+            try:
+                config = Config(**values | given)
+            except TypeError as error:
+                raise UsageError(f"--config {file} holds a value of the wrong type: {error}") from None
         run(config)
 
     for option in reversed(fields(Config)):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from bertdata.errors import BertdataError, UsageError
+from bertdata.errors import UsageError
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
@@ -40,17 +40,17 @@ class World:
         result: Any = None
         try:
             result = action()
-        except (BertdataError, OSError) as failure:
+        except Exception as failure:
             error = failure
-        errors: list[Exception | None] = [error]
+        codes = [0 if error is None else 2 if isinstance(error, UsageError) else 1]
         if self.world_size > 1:
-            errors = [None] * self.world_size
-            dist.all_gather_object(errors, error)
-        for rank, failure in enumerate(errors):
-            if failure is not None and rank == self.rank:
-                raise failure
-            if failure is not None:
-                sys.exit(2 if isinstance(failure, UsageError) else 1)
+            mine, codes = codes[0], [0] * self.world_size
+            dist.all_gather_object(codes, mine)
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if error is not None and failed[0] == self.rank:
+            raise error
+        if failed:
+            sys.exit(codes[failed[0]])
         return result
 
     def on_first(self, action: Callable[[], None]) -> None:

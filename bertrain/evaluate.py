@@ -62,7 +62,8 @@ def evaluate(
     loss, right, targets, samples = ranks.sum(totals).tolist()
     mean = metrics.means(loss, right, targets)
     counts = {"targets": int(targets), "samples": int(samples)}
-    return {"split": split, **mean, "mlm_ppl": math.exp(min(700.0, mean["loss"] or 0.0)), **counts}
+    perplexity = None if mean["loss"] is None else math.exp(min(700.0, mean["loss"]))
+    return {"split": split, **mean, "mlm_ppl": perplexity, **counts}
 
 
 @torch.no_grad()
@@ -93,6 +94,8 @@ def _open(
     if length is None:
         trainer = directory / checkpoint.TRAINER
         length = checkpoint.read_trainer(directory)["loader"]["length"] if trainer.exists() else 128
+    if length > module.model.config.max_position_embeddings:
+        raise UsageError(f"--length {length} is more than the places of {directory}")
     return module, shards, directory, length
 
 
@@ -100,9 +103,9 @@ def _open(
 @click.option("--checkpoint", "path", required=True, help="A run directory, or any directory with a masked LM in it.")
 @click.option("--data", required=True, help="Directory of shards.")
 @click.option("--split", default="validation", help="Split to evaluate on.")
-@click.option("--length", type=int, help="Tokens of a row. None: as the run was trained, else 128.")
-@click.option("--max-samples", type=int, help="Stop after about so many samples.")
-@click.option("--show", default=0, help="Also print the masked places of so many rows.")
+@click.option("--length", type=click.IntRange(min=3), help="Tokens of a row. None: as the run was trained, else 128.")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Stop after about so many samples.")
+@click.option("--show", default=0, type=click.IntRange(min=0), help="Also print the masked places of so many rows.")
 def main(path: str, data: str, split: str, length: int | None, max_samples: int | None, show: int) -> None:
     """Evaluate a checkpoint on held-out text; runs alone or under torchrun."""
     with world() as ranks:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 from bertdata import Dataset, SpecialTokens, key
-from bertdata.errors import UsageError
+from bertdata.errors import DatasetError, UsageError
 from bertdata.tokens import TOKENIZER
 
 transformers.utils.logging.disable_progress_bar()  # one bar is enough
@@ -84,7 +85,10 @@ def build(name: str, special: SpecialTokens, *, length: int, seed: int) -> PreTr
     if length > config.max_position_embeddings:
         raise UsageError(f"--length {length} is more than the {config.max_position_embeddings} places of model {name}")
     torch.manual_seed(key(seed, "init") >> 1)
-    return _CLASSES[config.model_type][1](config)
+    try:
+        return _CLASSES[config.model_type][1](config)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(f"--model {name} describes no model that can be built: {error}") from None
 
 
 def _vocabulary(special: SpecialTokens) -> dict[str, Any]:
@@ -112,7 +116,11 @@ def _from_file(name: str, special: SpecialTokens) -> Any:
 
 def load(directory: Path) -> PreTrainedModel:
     """A checkpoint as transformers wrote it, in float32."""
-    model = AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    try:
+        model = AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    except (OSError, ValueError, SafetensorError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DatasetError(f"{directory} holds no masked language model that transformers can load: {reason}") from None
     for tensor in (*model.parameters(), *model.buffers()):
         # Loaded tensors lie where they lay in the file. Matrix products round differently by alignment, and a resumed
         # run is to give the same bits.

@@ -128,7 +128,7 @@ class _Run:
                     **metrics.means(*totals.tolist()),
                     "lr": rate,
                     "grad_norm": float(norm),
-                    "tokens": self.step * config.global_batch_size * config.length,
+                    "tokens": self.loader.position * config.length,
                     **rates.take(),
                     "seconds": round(time.perf_counter() - started, 3),
                 }

@@ -108,7 +108,7 @@ def test_a_loader_needs_neither_torch_nor_a_tokenizer(dataset):
 
 
 def test_public_names_are_exactly_these():
-    names = "IGNORE_INDEX Batch BertdataError Dataset Loader Masking SpecialTokens build key open"
+    names = "IGNORE_INDEX Batch BertdataError Dataset Loader Masking SpecialTokens key open"
     assert sorted(bertdata.__all__) == sorted(names.split())
     assert all(getattr(bertdata, name) is not None for name in bertdata.__all__)
     with pytest.raises(AttributeError, match="no attribute 'loda'"):

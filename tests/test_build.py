@@ -490,8 +490,8 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, vocab):
         ({"validation": float("nan")}, "validation nan"),
         ({"test": float("nan")}, "test nan"),
         ({"workers": 0}, "workers is 0"),
-        ({"shard_size": 0}, "shard size"),
-        ({"max_documents": 0}, "number of documents"),
+        ({"shard_size": 0}, "shard_size is"),
+        ({"max_documents": 0}, "max_documents is"),
     ],
 )
 def test_wrong_arguments_are_named_and_nothing_is_touched(tmp_path, corpus, vocab, wrong, said):
@@ -545,3 +545,33 @@ def test_a_full_disk_is_one_sentence_and_can_be_continued(tmp_path, corpus, voca
     assert not (out / "manifest.json").exists()
     assert run_build(tmp_path / "long", out, vocab).returncode == 0
     assert verify(out) == []
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path, corpus, vocab):
+    """A stray .build does not open the way to a published dataset, and --overwrite removes only shards."""
+    out = tmp_path / "shards"
+    first = build([corpus], out, tokenizer=vocab).dataset
+    (out / "test-notes.md").write_text("mine")
+    (out / ".build").mkdir()
+    with pytest.raises(BuildError, match="already holds a dataset"):
+        build([corpus], out, tokenizer=vocab, validation=0)
+    assert bertdata.open(out).dataset_id == first.dataset_id
+    second = build([corpus], out, tokenizer=vocab, validation=0, overwrite=True).dataset
+    assert not list(out.glob("validation-*"))
+    assert (out / "test-notes.md").read_text() == "mine"
+    assert verify(out) == []
+    assert second.dataset_id != first.dataset_id
+
+
+def test_more_shards_than_open_files(tmp_path, vocab):
+    """A memory map keeps a descriptor; the soft limit is raised when it is reached."""
+    (tmp_path / "corpus.txt").write_text("the stone\n" * 100)
+    program = (
+        "import resource, sys\nfrom bertdata.build import build\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (60, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "built = build([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], documents='line', shard_size=10)\n"
+        "print(len(built.dataset))"
+    )
+    arguments = [str(tmp_path / "corpus.txt"), str(tmp_path / "shards"), vocab]
+    result = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
+    assert result.stdout == "100\n", result.stderr

@@ -469,6 +469,13 @@ def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, 
     use(out)
 
 
+@pytest.mark.parametrize(("ends", "bad"), [([2, 2, 4], 1), ([3, 2, 4], 1), ([2**64 - 1, 4], 0), ([5, 4], 0)])
+def test_documents_of_damaged_offsets_are_refused(tmp_path, ends, bad):
+    dataset = bertdata.open(write_dataset(tmp_path / "out", [([10, 11, 12, 3], ends, None)]))
+    with pytest.raises(DatasetError, match=f"train-00000.documents.npy is damaged: document {bad} is"):
+        dataset.document(bad)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -566,6 +573,37 @@ def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
             refused += not use(sound, BertdataError)
             reports(sound)
     assert refused > len(paths) * len(JUNK) // 2
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("splits", "train", 0, "num_sentences"), None),
+        (("splits", "train", 0, "num_documents"), 3),
+        (("splits", "train", 0, "num_documents"), 0),
+        (("splits", "train", 0, "num_tokens"), 6),
+        (("special_tokens", "mask"), 300),
+        (("special_ids", 4), 300),
+        (("token_dtype",), "<u4"),
+        (("splits",), {}),
+        (("splits", "train"), []),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(sound, path, value):
+    manifest = unsealed((sound / "manifest.json").read_bytes())
+    seal_manifest(sound, with_member(manifest, path, value))
+    for read in (bertdata.open, verify):
+        with pytest.raises(DatasetError, match="manifest.json is damaged"):
+            read(sound)
+
+
+@pytest.mark.parametrize("value", [2, None])
+def test_a_separator_other_than_sep_is_refused(sound, value):
+    manifest = unsealed((sound / "manifest.json").read_bytes())
+    for dataset_id in (manifest["dataset_id"], identity(manifest | {"separator_id": value})):
+        seal(sound / "manifest.json", manifest | {"separator_id": value, "dataset_id": dataset_id})
+        with pytest.raises(DatasetError, match="separator_id"):
+            bertdata.open(sound)
 
 
 def test_a_commit_record_with_any_member_exchanged_is_named_or_harmless(sound):

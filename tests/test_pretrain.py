@@ -115,6 +115,15 @@ def test_the_newest_whole_checkpoint_counts_and_damaged_ones_are_named(finished,
     assert checkpoint.newest(out)[1] == []
 
 
+def test_a_damaged_newer_checkpoint_does_not_push_out_a_whole_one(dataset, tmp_path):
+    out = tmp_path / "run"
+    train(dataset.path, out, steps=3, keep=1)
+    (out / "step-00000003" / "model.safetensors").write_bytes(b"")
+    train(dataset.path, out, steps=2, keep=1)
+    assert checkpoint.newest(out) == (out / "step-00000002", [])
+    assert [path.name for path in out.glob("step-*")] == ["step-00000002"]
+
+
 def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):
     train(dataset.path, tmp_path / "run", steps=5, save_every=2, keep=2)
     assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == ["step-00000004", "step-00000005"]
@@ -165,6 +174,14 @@ def test_one_short_document_trains(tmp_path, vocab):
     assert all(entry["loss"] > 0 for entry in log)
 
 
+def test_flags_override_a_configuration_also_where_one_replaces_another(finished, tmp_path):
+    arguments = ["--config", str(finished / "run.json"), "--out", str(tmp_path / "again"), "--epochs", "0.05"]
+    assert invoke(pretrain_main, arguments).exit_code == 0
+    assert entries(tmp_path / "again")[-1]["step"] == 2
+    (tmp_path / "run.json").write_text('{"config": {"data": "x", "out": "y", "steps": "three"}}')
+    assert "wrong type" in refused(["--config", str(tmp_path / "run.json")], 2)
+
+
 def refused(arguments, code):
     result = invoke(pretrain_main, arguments)
     assert result.exit_code == code
@@ -191,6 +208,8 @@ def test_rows_with_nothing_to_predict_are_refused(tmp_path, vocab):
         ({"lr": -1}, 2, "--lr is -1.0"),
         ({"length": 2}, 2, "length is 2"),
         ({"steps": 0}, 2, "--steps is 0"),
+        ({"epochs": "nan"}, 2, "--epochs is nan"),
+        ({"warmup": "inf"}, 2, "--warmup is inf"),
         ({"steps": 1, "epochs": 1}, 2, "one of them"),
         ({"seed": -1}, 2, "seed is -1"),
         ({"config": "nowhere.json"}, 2, "nowhere.json cannot be read"),
@@ -223,6 +242,22 @@ def test_a_checkpoint_of_another_tokenizer_is_not_evaluated(finished, corpus, tm
     assert result.exit_code == 2
     assert "is not the one" in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_damaged_checkpoint_is_not_evaluated(finished, dataset, tmp_path):
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(finished / "step-00000006", directory)
+    (directory / "model.safetensors").write_bytes(b"\0" * 100)
+    for said in ("model.safetensors is not what", "can load"):
+        result = invoke(evaluate_main, ["--checkpoint", str(directory), "--data", str(dataset.path)])
+        assert (result.exit_code, said in result.output) == (1, True), result.output
+        (directory / "checkpoint.json").unlink(missing_ok=True)
+
+
+def test_evaluation_of_longer_rows_than_the_model_has_places_for_is_refused(finished, dataset):
+    arguments = ["--checkpoint", str(finished), "--data", str(dataset.path), "--length", "9000"]
+    result = invoke(evaluate_main, arguments)
+    assert (result.exit_code, "--length 9000" in result.output) == (2, True), result.output
 
 
 def test_evaluate_needs_a_checkpoint_and_a_split(finished, dataset, tmp_path):

@@ -135,7 +135,7 @@ def test_damaged_gzip_is_named(folder):
     flipped[-6] ^= 1
     for content in (packed[:-1], packed[:5000], packed[:11], bytes(flipped), b"plain text", packed[:2] + b"\x09" * 99):
         (path,) = write(folder, content, ending=".gz")
-        with pytest.raises(InputError, match=rf"{path} is damaged after [\d,]+ decompressed bytes"):
+        with pytest.raises(InputError, match=f"{path} is no whole gzip file"):
             read([path])
 
 
@@ -234,7 +234,7 @@ def test_invalid_utf8_in_parquet_is_counted(folder):
 def test_unusable_parquet_is_named(folder):
     path = folder / "bad.parquet"
     pq.write_table(pa.table({"text": ["a", None], "number": [1, 2]}), path)
-    with pytest.raises(InputError, match=f"{path}, row 1: column 'text' is null"):
+    with pytest.raises(InputError, match=f"{path}, row 2: column 'text' is null"):
         read([path])
     with pytest.raises(InputError, match=f"{path} has no column 'body', only text, number; name one with --text-key"):
         read([path], text_key="body")

@@ -335,7 +335,7 @@ def test_a_trained_vocabulary_is_ordered():
 
 
 def test_a_vocabulary_without_room_for_words_is_refused():
-    with pytest.raises(TokenizerError, match="a vocabulary of 9 has no room for words; give at least 10"):
+    with pytest.raises(UsageError, match="a vocabulary of 9 has no room for words; give at least 10"):
         tokens.train_wordpiece(["some words"], 9)
     assert tokens.train_wordpiece(["some words"], 10).special.vocab_size <= 10
 
