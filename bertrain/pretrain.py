@@ -91,6 +91,9 @@ class _Run:
         self.reference = metrics.reference_losses(self.shards, "train")
         self.warnings += self.plan.warnings
         self.resumed_from = found
+        # Loss, right and number of targets since the last entry of the log; rank 0 goes on with what it was.
+        known = trainer["since_entry"] if found and ranks.rank == 0 else [0.0, 0.0, 0.0]
+        self.totals = torch.tensor(known, dtype=torch.float64, device=ranks.device)
         self.said = time.perf_counter()
 
     # ------------------------------------------------------------------------------------------------------ the loop
@@ -112,41 +115,39 @@ class _Run:
         wrapped: torch.nn.Module = self.module
         if ranks.world_size > 1:
             wrapped = DistributedDataParallel(self.module, gradient_as_bucket_view=True)
-        totals = torch.zeros(3, dtype=torch.float64, device=ranks.device)  # loss, right, targets; since the last entry
         rates, started = metrics.Rates(), time.perf_counter()
         while self.step < plan.steps:
             waiting = time.perf_counter()
             batch = next(self.loader)
             rates.add(tokens=config.global_batch_size * config.length, waited=time.perf_counter() - waiting)
-            norm, rate = self._step(wrapped, batch, totals)
+            norm, rate = self._step(wrapped, batch)
             self.bar.update()
             last = self.step == plan.steps
             if last or self.step % config.log_every == 0:
-                ranks.sum(totals[:2])
                 entry = {
                     "step": self.step,
-                    **metrics.means(*totals.tolist()),
+                    **metrics.means(*ranks.sum(self.totals).tolist()),
                     "lr": rate,
                     "grad_norm": float(norm),
                     "tokens": self.loader.position * config.length,
                     **rates.take(),
                     "seconds": round(time.perf_counter() - started, 3),
                 }
-                totals.zero_()
+                self.totals.zero_()
                 self._write(entry)
             if last or (config.eval_every and self.step % config.eval_every == 0):
                 self._evaluate()
                 rates = metrics.Rates()
             if last or self.step % config.save_every == 0:
+                ranks.sum(self.totals).mul_(ranks.rank == 0)
                 ranks.on_first(self._save)
 
-    def _step(
-        self, wrapped: torch.nn.Module, batch: bertdata.Batch, totals: torch.Tensor
-    ) -> tuple[torch.Tensor, float]:
-        """One optimizer step; adds to totals, and returns the norm of the gradient and the learning rate."""
+    def _step(self, wrapped: torch.nn.Module, batch: bertdata.Batch) -> tuple[torch.Tensor, float]:
+        """One optimizer step; adds to the totals, and returns the norm of the gradient and the learning rate."""
         config, plan, ranks = self.config, self.plan, self.ranks
-        targets = ranks.sum(torch.tensor(feed.num_targets(batch), dtype=torch.float64, device=ranks.device))
-        totals[2] += targets
+        targets = torch.tensor(feed.num_targets(batch), dtype=torch.float64, device=ranks.device)
+        self.totals[2] += targets
+        ranks.sum(targets)
         # DistributedDataParallel averages the gradients of the ranks; this makes of it their sum ÷ all targets.
         scale = (ranks.world_size / targets.clamp(min=1)).float()
         if model.has_dropout(self.module.model):
@@ -157,8 +158,8 @@ class _Run:
             with _gradients_later(wrapped, number + 1 < plan.accumulation), _precision(ranks.device):
                 loss, right = wrapped(**piece)
                 (loss * scale).backward()
-            totals[0] += loss.detach()
-            totals[1] += right
+            self.totals[0] += loss.detach()
+            self.totals[1] += right
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), optim.CLIP_NORM)
         rate = optim.learning_rate(
             self.step, peak=config.lr, steps=plan.steps, warmup_steps=plan.warmup_steps, schedule=config.schedule
@@ -239,6 +240,7 @@ class _Run:
         trainer = {
             "model": self.config.model,
             "loader": self.loader.state_dict(),
+            "since_entry": self.totals.tolist(),
             "rng": {"keyed by": self.config.seed},  # every draw is a function of (seed, step, rank): there is no state
             "world_size": self.ranks.world_size,
         }

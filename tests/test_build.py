@@ -189,6 +189,15 @@ def test_shares_are_kept(tmp_path, vocab):
     assert ((counts - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees: p > 0.001
 
 
+def test_a_share_ends_below_its_bound(tmp_path, vocab):
+    """A document whose hash is just the bound of validation is not in it; with the next share it is."""
+    (tmp_path / "text").write_text("stone")
+    u = keys.text_hash(b"stone") >> 32
+    for share, split in ((u / 2**32, "train"), ((u + 1) / 2**32, "validation")):
+        dataset = build([tmp_path / "text"], tmp_path / split, tokenizer=vocab, validation=share).dataset
+        assert list(dataset.splits) == [split]
+
+
 def test_a_share_of_zero_written_either_way_is_the_same_dataset(tmp_path, corpus, vocab):
     as_int = build([corpus], tmp_path / "a", tokenizer=vocab, validation=0).dataset
     as_float = build([corpus], tmp_path / "b", tokenizer=vocab, validation=0.0).dataset

@@ -147,6 +147,7 @@ def test_masks_equal_their_twin(data, policy):
 
     masking = Masking(probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1])
     masker = Masker(masking, tokens, length=length, seed=seed)
+    assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy)
     whole = [[2, *row, 3] for row in rows]
     matrix = np.zeros((len(rows), length), np.int64)
     for b, row in enumerate(whole):

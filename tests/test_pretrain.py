@@ -90,6 +90,16 @@ def test_stopped_at_any_step_and_resumed_the_losses_are_the_same_bits(finished, 
     assert losses(train(dataset.path, out, steps=6)) == losses(entries(finished))
 
 
+def test_entries_over_several_steps_are_the_same_after_a_stop_between_them(dataset, tmp_path):
+    options = {"steps": 7, "log_every": 3, "save_every": 2, "eval_every": 0}
+    whole = train(dataset.path, tmp_path / "whole", **options)
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
+    for later in (6, 7):
+        shutil.rmtree(tmp_path / "part" / f"step-{later:08d}")
+    assert losses(train(dataset.path, tmp_path / "part", **options)) == losses(whole)
+    assert [entry["step"] for entry in whole if "loss" in entry] == [3, 6, 7]
+
+
 def test_a_finished_run_has_nothing_to_do(finished, dataset, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(finished, out)

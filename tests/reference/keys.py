@@ -99,9 +99,17 @@ def select_exact(k, candidates, *, n, p):
     return [candidates[t] for t in sorted(selected)]
 
 
-def select_bernoulli(k, candidates, *, p, length):
+def num_slots(*, length, p, policy):
     n = length - 2
-    room = min(length - 2, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1) if p > 0 else 0
+    if p == 0:
+        return 0
+    if policy == "exact":
+        return min(n, math.floor(p * length + 0.5))
+    return min(n, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1)
+
+
+def select_bernoulli(k, candidates, *, p, length):
+    room = num_slots(length=length, p=p, policy="bernoulli")
     return [t for t in candidates if draw(k, t) >> 32 < round(p * 2**32)][:room]
 
 
