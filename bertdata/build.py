@@ -51,7 +51,7 @@ class BuildReport:
 
 
 def build(
-    inputs: Sequence[str | Path],
+    inputs: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     tokenizer: str | None = None,
@@ -86,7 +86,7 @@ def build(
         raise UsageError(f"workers is {workers}; give at least 1")
     if not str(out):
         raise UsageError("--out is empty; give a directory")
-    paths = [Path(path) for path in inputs]
+    paths = [Path(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     described = check_inputs(paths)
     loaded = tokens.load(tokenizer) if tokenizer is not None else None
     settings = {

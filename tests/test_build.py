@@ -559,7 +559,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_continued(tmp_path, corpus, voca
 def test_what_is_not_ours_is_left_alone(tmp_path, corpus, vocab):
     """A stray .build does not open the way to a published dataset, and --overwrite removes only shards."""
     out = tmp_path / "shards"
-    first = build([corpus], out, tokenizer=vocab).dataset
+    first = build(str(corpus), out, tokenizer=vocab).dataset
     (out / "test-notes.md").write_text("mine")
     (out / ".build").mkdir()
     with pytest.raises(BuildError, match="already holds a dataset"):

@@ -1,6 +1,7 @@
 """Datasets of every format version there has been are read as they were when they were written."""
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -31,3 +32,11 @@ def test_a_golden_dataset_is_read_as_it_was_written(version):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_golden_dataset_is_sound(version):
     assert verify(GOLDEN / version) == []
+
+
+def test_golden_files_are_never_written_again():
+    before = {path: path.read_bytes() for path in GOLDEN.rglob("*") if path.is_file()}
+    tool = runpy.run_path(str(GOLDEN.parent.parent / "tools" / "golden.py"))
+    with pytest.raises(SystemExit, match="golden files never change"):
+        tool["main"]()
+    assert {path: path.read_bytes() for path in GOLDEN.rglob("*") if path.is_file()} == before
