@@ -13,7 +13,7 @@ demo: $(VENV)/.train demo/shards/manifest.json
 	$(BIN)/bertdata inspect demo/shards --length 64 --global-batch-size 32 --world-size 2
 	$(BIN)/bertdata verify demo/shards
 	$(BIN)/torchrun --nproc-per-node 2 -m bertrain.pretrain --data demo/shards --out demo/run --model modernbert-tiny \
-	    --length 64 --global-batch-size 32 --steps 3000 --lr 3e-3 --eval-every 500 --save-every 500
+	    --length 64 --global-batch-size 32 --steps 2000 --lr 3e-3 --eval-every 500 --save-every 500
 	$(BIN)/python -m bertrain.evaluate --checkpoint demo/run --data demo/shards --show 4
 	@checkpoint=$$(ls -d demo/run/step-* | tail -n 1); echo; \
 	echo "A Hugging Face checkpoint: $$checkpoint"; \
