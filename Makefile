@@ -1,4 +1,4 @@
-# make demo | test | check | fix | bench | golden
+# make demo | test | check | fix | golden
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin

@@ -33,7 +33,7 @@ def sample_ids(
     """Epochs and sample ids of positions, int64 [B] each: a keyed permutation of [0, num_samples) in every epoch.
 
     An 8-round Feistel network on the smallest power of two (Luby and Rackoff, 1988), walked back into range
-    (Black and Rogaway, 2002); docs/determinism.md has the definition. About 20 ns a sample, no memory.
+    (Black and Rogaway, 2002); docs/determinism.md has the definition. About 45 ns a sample, no memory.
     """
     epochs = np.empty_like(positions)
     ids = np.empty_like(positions)

@@ -253,7 +253,7 @@ def train_wordpiece(texts: list[str], vocab_size: int) -> Tokenizer:
     """A lower-casing WordPiece vocabulary of at most `vocab_size` tokens (Wu et al., 2016; trained as BPE is).
 
     The same texts give the same vocabulary: ids are the five specials, then the tokens in order of their UTF-8 bytes.
-    About 4 MB/s. Raises UsageError if vocab_size leaves no room for letters.
+    About 2 MB/s. Raises UsageError if vocab_size leaves no room for letters.
     """
     if vocab_size < 2 * len(SPECIALS):
         raise UsageError(f"a vocabulary of {vocab_size} has no room for words; give at least {2 * len(SPECIALS)}")

@@ -1,4 +1,4 @@
-"""Re-reads a whole dataset and checks every rule of docs/format.md. About 0.5 GB/s; memory: a few MiB."""
+"""Re-reads a whole dataset and checks every rule of docs/format.md. About 0.2 GB/s; memory: a few MiB."""
 
 from __future__ import annotations
 
