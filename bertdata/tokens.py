@@ -1,7 +1,8 @@
 """Text → token ids, exactly as the `tokenizers` library gives them, and a tokenizer's identity.
 
 Everything about tokenizers is here: where one comes from, what its special tokens are, how one is trained, what is
-published beside the shards. Ids come from `tokenizers` batch calls: about 3 MB/s of English a thread.
+published beside the shards. Ids come from our engine where it takes the tokenizer, else from `tokenizers` batch calls:
+some hundred MB/s of English a thread, or 3.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from threading import Lock, Timer
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -22,6 +24,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from bertdata import engine
 from bertdata.errors import TokenizerError, UsageError
 from bertdata.types import SpecialTokens
 
@@ -40,9 +43,9 @@ _SPELLINGS = {  # of each role, in the order they are tried
 
 @dataclass(frozen=True)
 class Encoded:
-    """The ids of a block's documents, separators not yet added."""
+    """The ids of a block's documents, each followed by the separator if the tokenizer has one."""
 
-    ids: NDArray[np.uint32]  # [n]
+    ids: NDArray[Any]  # [n] of the tokenizer's token_dtype
     documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into ids
     sentences: NDArray[np.int64] | None  # where sentences begin in ids, ascending; None if not asked for
     special_ids_replaced: int  # special ids the model gave for plain text, stored as the unknown id
@@ -89,6 +92,8 @@ class Tokenizer:
         if self.special.unk is not None:
             forbidden[self.special.unk] = False
         self._forbidden = forbidden
+        self._preparing = Lock()
+        self._engine: engine.WordPiece | Literal[False] | None = None  # None: not prepared; False: there is none
 
     @property
     def token_dtype(self) -> str:
@@ -102,12 +107,44 @@ class Tokenizer:
         """Text that the ids may have come from, special tokens shown."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
+    def prepare(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """Makes the engine, if there is one for this kind of tokenizer, and loads its kernels.
+
+        Compiling them takes about ten seconds, once on a machine, and `say` is told; loading them a tenth of one.
+        """
+        with self._preparing:
+            if self._engine is None:
+                slow = Timer(1.5, say, ["compiling the tokenizer for this machine, which is done once"])
+                slow.start()
+                try:
+                    self._engine = engine.of(self._tokenizer, json.loads(self.files[TOKENIZER]), self.special) or False
+                finally:
+                    slow.cancel()
+
     def encode(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
-        """The ids of documents data[offsets[i] : offsets[i + 1] - 1], which are valid UTF-8.
+        """The ids of documents data[offsets[i] : offsets[i + 1] - 1], which are valid UTF-8 and end in newlines.
 
         A sentence begins at the first id whose text starts in a new line of its document. Releases the GIL for most of
         its time: call it from several threads.
         """
+        self.prepare()
+        separator = self.special.separator
+        if self._engine:
+            text, bounds = np.frombuffer(data, np.uint8), offsets
+            if sentences:
+                bounds = np.append(offsets[0], np.flatnonzero(text[: offsets[-1]] == ord("\n")) + 1)
+            separators = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
+            found = self._engine.encode(text, bounds, separators, separator or 0)
+            if found:
+                ids, documents = found
+                starts = None
+                if sentences:
+                    starts = documents[:-1][np.diff(documents) > separators]
+                    documents = documents[np.searchsorted(bounds, offsets)]
+                return Encoded(ids, documents, starts, 0)
+        return self._encode_by_library(data, offsets, sentences=sentences)
+
+    def _encode_by_library(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
         encode = self._tokenizer.encode_batch if sentences else self._tokenizer.encode_batch_fast  # fast: no offsets
         try:
@@ -116,7 +153,7 @@ class Tokenizer:
             raise TokenizerError(f"the tokenizer fails on this text: {error}") from None
         documents = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(encoding) for encoding in encodings], out=documents[1:])
-        ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), np.uint32, int(documents[-1]))
+        ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), self.token_dtype, int(documents[-1]))
         starts = None
         if sentences:
             lines = zip(texts, encodings, documents.tolist(), strict=False)
@@ -130,6 +167,11 @@ class Tokenizer:
                     "it; remove it from the text"
                 )
             ids[replaced] = self.special.unk
+        if self.special.separator is not None:
+            if starts is not None:
+                starts = starts + np.searchsorted(documents[1:], starts, side="right")
+            ids = np.insert(ids, documents[1:], self.special.separator)
+            documents += np.arange(documents.size)
         return Encoded(ids, documents, starts, int(replaced.size))
 
 

@@ -97,10 +97,10 @@ class UnitWriter:
         hashes = np.empty(block.num_documents, np.uint64)
         _kernels.hash_documents(np.frombuffer(block.data, np.uint8), block.offsets, hashes)
         splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")  # 0 validation, 1 test, 2 train
-        lengths = np.diff(encoded.documents)
+        has_ids = np.diff(encoded.documents) > (self.tokenizer.special.separator is not None)
         for number, split in enumerate(("validation", "test", "train")):
             chosen = splits == number
-            kept = chosen & (lengths > 0)
+            kept = chosen & has_ids
             self._counts[split]["documents"] += int(kept.sum())
             self._counts[split]["dropped_documents"] += int(chosen.sum() - kept.sum())
             self._counts[split]["replaced_characters"] += int(block.replaced[chosen].sum())
@@ -113,30 +113,26 @@ class UnitWriter:
             self._literals[token] += block.data.count(token.encode())
 
     def _write(self, split: str, encoded: Encoded, kept: NDArray[np.bool_]) -> None:
-        """Appends the kept documents, each followed by the separator."""
+        """Appends the kept documents."""
         if split not in self._writers:
             name = f"{split}-{self.unit:05d}"
             dtype = self.tokenizer.token_dtype
             self._writers[split] = ShardWriter(
                 self.directory, name, split=split, token_dtype=dtype, sentences=self.sentences
             )
-        ids, sentences = encoded.ids, encoded.sentences
-        lengths = np.diff(encoded.documents)
+        ids, documents, sentences = encoded.ids, encoded.documents, encoded.sentences
         if not kept.all():
-            of_kept = np.repeat(kept, lengths)
+            turns = documents[
+                np.flatnonzero(np.diff(kept, prepend=False, append=False))
+            ]  # starts and ends of stretches
+            ids = np.concatenate([ids[start:stop] for start, stop in turns.reshape(-1, 2).tolist()])
+            documents = np.append(0, np.cumsum(np.diff(documents)[kept]))
             if sentences is not None:
-                sentences = (np.cumsum(of_kept) - of_kept)[sentences[of_kept[sentences]]]
-            ids, lengths = ids[of_kept], lengths[kept]
-        ends = np.cumsum(lengths)
-        if self.tokenizer.special.separator is not None:
-            if sentences is not None:
-                sentences = sentences + np.searchsorted(ends, sentences, side="right")
-            ids = np.insert(ids, ends, self.tokenizer.special.separator)
-            ends = ends + np.arange(1, ends.size + 1)
-        sentence_ends = None
-        if sentences is not None:
-            sentence_ends = np.append(sentences[1:], ends[-1]).astype(np.uint64)
-        self._writers[split].append(ids, ends.astype(np.uint64), sentence_ends)
+                place = np.searchsorted(encoded.documents, sentences, side="right") - 1
+                place, sentences = place[kept[place]], sentences[kept[place]]
+                sentences = sentences - encoded.documents[place] + documents[np.cumsum(kept)[place] - 1]
+        sentence_ends = None if sentences is None else np.append(sentences[1:], ids.size).astype(np.uint64)
+        self._writers[split].append(ids, documents[1:].astype(np.uint64), sentence_ends)
 
     def commit(self) -> tuple[int, dict[str, Any]]:
         """Finishes the unit's shards in the staging directory, then writes the record that says so."""
