@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from bertdata._kernels import _jit
 
-_inline = functools.partial(_jit, inline="always")
+_inline = functools.partial(_jit)
 
 PADDING = 80  # readable bytes that must follow the text
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot; no run spells it
@@ -122,14 +122,20 @@ def _pack(out, ids, count):
 @_inline()
 def _child(edges, node, byte):
     """The trie's child of a node along a byte, 0 if there is none. An edge is (node, byte, child) in one uint64."""
-    key = (uint64(node) << uint64(8)) | uint64(byte)
-    mask = edges.size - 1
-    j = int64((key * GOLDEN) >> uint64(32)) & mask
+    key = (node << uint64(8)) | uint64(byte)
+    mask = uint64(edges.size - 1)
+    j = ((key * GOLDEN) >> uint64(32)) & mask
     while edges[j] != EMPTY:
         if edges[j] >> uint64(32) == key:
-            return int64(edges[j] & LOW32)
-        j = (j + 1) & mask
-    return int64(0)
+            return edges[j] & LOW32
+        j = (j + uint64(1)) & mask
+    return uint64(0)
+
+
+@_jit()
+def _clear(table):
+    for j in range(table.size):
+        table[j] = EMPTY
 
 
 @_jit()
@@ -138,22 +144,22 @@ def grow_trie(text, bounds, roots, ids, edges, node_ids):
 
     edges: all EMPTY, a power of two in size, at least twice the bytes. node_ids int32, all -1, one for each byte + 2.
     """
-    num_nodes = int64(2)
+    num_nodes = uint64(2)
     for t in range(ids.size):
-        node = int64(roots[t])
+        node = uint64(roots[t])
         for b in range(bounds[t], bounds[t + 1]):
             child = _child(edges, node, text[b])
-            if child == 0:
-                key = (uint64(node) << uint64(8)) | uint64(text[b])
-                j = int64((key * GOLDEN) >> uint64(32)) & (edges.size - 1)
+            if child == uint64(0):
+                key = (node << uint64(8)) | uint64(text[b])
+                j = ((key * GOLDEN) >> uint64(32)) & uint64(edges.size - 1)
                 while edges[j] != EMPTY:
-                    j = (j + 1) & (edges.size - 1)
-                edges[j] = (key << uint64(32)) | uint64(num_nodes)
+                    j = (j + uint64(1)) & uint64(edges.size - 1)
+                edges[j] = (key << uint64(32)) | num_nodes
                 child = num_nodes
-                num_nodes += 1
+                num_nodes += uint64(1)
             node = child
         node_ids[node] = ids[t]
-    return num_nodes
+    return int64(num_nodes)
 
 
 @_jit()
@@ -164,10 +170,10 @@ def _wordpiece(word, size, num_chars, max_chars, unk, edges, node_ids, ids):
         return 1
     count, start = 0, 0
     while start < size:
-        node, best, stop = int64(start > 0), int64(-1), start
+        node, best, stop = uint64(start > 0), int64(-1), start
         for b in range(start, size):
             node = _child(edges, node, word[b])
-            if node == 0:
+            if node == uint64(0):
                 break
             if node_ids[node] >= 0:
                 best, stop = int64(node_ids[node]), b + 1
@@ -204,7 +210,7 @@ def wordpiece(
     int64 [n + 1]. hard int64 [h, 3]: runs left to the caller, as (start, stop, place in out). state int64 [5]: (piece,
     byte, place, hard runs, code point), zeros at first; where to go on, if the answer is UNKNOWN_CODE_POINT.
     """
-    short_mask, long_mask = short.size // 2 - 1, long.size // 4 - 1
+    short_mask, long_mask = uint64(short.size // 2 - 1), uint64(long.size // 4 - 1)
     i, p, num_hard = state[1], state[2], state[3]
     for piece in range(state[0], bounds.size - 1):
         end = bounds[piece + 1]
@@ -219,7 +225,7 @@ def wordpiece(
                 s = base + _trailing_zeros(stops)
                 stops &= stops - uint64(1)
                 length = s - i
-                stop_value = stop_values[text[s]]
+                stop_value = stop_values[text[uint64(s)]]
                 if stop_value == EMPTY or length > 16:
                     slow = True
                     break
@@ -227,38 +233,42 @@ def wordpiece(
                 if length <= 8:
                     key &= ~uint64(0) >> uint64(64 - 8 * length) if length > 0 else uint64(0)
                     key |= (key >> uint64(1)) & fold
-                    j = int64((key * GOLDEN) >> uint64(45)) & short_mask
-                    while short[2 * j] != key and short[2 * j] != EMPTY:
-                        j = (j + 1) & short_mask
-                    if short[2 * j] == EMPTY:
-                        if 2 * used[0] > short_mask:
-                            short[:] = EMPTY
+                    j = ((key * GOLDEN) >> uint64(45)) & short_mask
+                    while short[uint64(2) * j] != key and short[uint64(2) * j] != EMPTY:
+                        j = (j + uint64(1)) & short_mask
+                    if short[uint64(2) * j] == EMPTY:
+                        if 2 * used[0] >= short.size // 2:
+                            _clear(short)
                             used[0] = 0
-                            j = int64((key * GOLDEN) >> uint64(45)) & short_mask
+                            j = ((key * GOLDEN) >> uint64(45)) & short_mask
                         used[0] += 1
-                        short[2 * j] = key
-                        short[2 * j + 1] = _learn(
+                        short[uint64(2) * j] = key
+                        short[uint64(2) * j + uint64(1)] = _learn(
                             text, i, length, fold, max_chars, unk, edges, node_ids, word, ids, out
                         )
-                    value = short[2 * j + 1]
+                    value = short[uint64(2) * j + uint64(1)]
                 else:
                     key |= (key >> uint64(1)) & fold
                     rest = _load64(text, i + 8) & (~uint64(0) >> uint64(128 - 8 * length))
                     rest |= (rest >> uint64(1)) & fold
                     h = (key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN
-                    j = int64(h >> uint64(45)) & long_mask
-                    while (long[4 * j] != key or long[4 * j + 1] != rest) and long[4 * j] != EMPTY:
-                        j = (j + 1) & long_mask
-                    if long[4 * j] == EMPTY:
-                        if 2 * used[1] > long_mask:
-                            long[:] = EMPTY
+                    j = (h >> uint64(45)) & long_mask
+                    while (long[uint64(4) * j] != key or long[uint64(4) * j + uint64(1)] != rest) and long[
+                        uint64(4) * j
+                    ] != EMPTY:
+                        j = (j + uint64(1)) & long_mask
+                    if long[uint64(4) * j] == EMPTY:
+                        if 2 * used[1] >= long.size // 4:
+                            _clear(long)
                             used[1] = 0
-                            j = int64(h >> uint64(45)) & long_mask
+                            j = (h >> uint64(45)) & long_mask
                         used[1] += 1
-                        long[4 * j] = key
-                        long[4 * j + 1] = rest
-                        long[4 * j + 2] = _learn(text, i, length, fold, max_chars, unk, edges, node_ids, word, ids, out)
-                    value = long[4 * j + 2]
+                        long[uint64(4) * j] = key
+                        long[uint64(4) * j + uint64(1)] = rest
+                        long[uint64(4) * j + uint64(2)] = _learn(
+                            text, i, length, fold, max_chars, unk, edges, node_ids, word, ids, out
+                        )
+                    value = long[uint64(4) * j + uint64(2)]
                 if _count(out, value) == UNPACKED:
                     slow = True
                     break
