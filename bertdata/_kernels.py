@@ -10,10 +10,13 @@ Letters: B rows, T places of a row, K slots for masked places, S tokens of a spl
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numba import njit, uint64
+from numba.core import event
 
 
 def _jit(**options: Any) -> Any:
@@ -26,6 +29,24 @@ def _jit(**options: Any) -> Any:
             return njit(nogil=True, **options)(function)
 
     return decorate
+
+
+class _Told(event.Listener):
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say: Callable[[str], None] | None = say
+
+    def on_start(self, event: Any) -> None:
+        if self.say:
+            self.say("compiling for this machine, which is done once and takes some seconds ...")
+            self.say = None
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+def compiling_told(say: Callable[[str], None]) -> AbstractContextManager[None]:
+    """`say` is told if a kernel must be compiled within the context, instead of being found in the cache."""
+    return event.install_listener("numba:compile", _Told(say))
 
 
 _inline = functools.partial(_jit, inline="always")

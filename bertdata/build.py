@@ -9,29 +9,33 @@ Memory: the blocks in flight, two per worker. Nothing outside the output directo
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertdata import tokens
+from bertdata import _kernels, tokens
 from bertdata.errors import BuildError, InputError, UsageError
+from bertdata.inputs import describe, find_inputs, is_compressed, is_stream
 from bertdata.manifest import MANIFEST, SPLITS, Manifest, Shard, Split
 from bertdata.reader import Dataset
 from bertdata.shard import (
+    FORMAT_VERSION,
     array_path,
     fsync_directory,
     locked,
     read_record,
     write_file,
+    write_record,
 )
-from bertdata.text import TextFormat, check_inputs, read_blocks
+from bertdata.text import TextFormat, read_blocks
 from bertdata.units import COUNTS, UnitWriter, encode_all
 
 STAGING = ".build"
@@ -47,6 +51,7 @@ class BuildReport:
 
     dataset: Dataset
     first_replaced: str | None  # 'file, byte n' of the first invalid byte
+    first_skipped: str | None  # 'file, line n: why' of the first bad row that was left out
     reused_units: int  # finished by an earlier, interrupted run
 
 
@@ -58,25 +63,32 @@ def build(
     vocab_size: int = 30522,
     documents: str = "blank",
     sentences: str = "none",
+    format: str | None = None,
     text_key: str = "text",
+    on_error: str = "fail",
     validation: float = 0.01,
     test: float = 0.0,
     shard_size: int = 1 << 30,
     workers: int | None = None,
     max_documents: int | None = None,
     strict: bool = False,
+    part: tuple[int, int] | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
-) -> BuildReport:
+) -> BuildReport | None:
     """Builds a dataset in directory `out` from text files; the options are those of `bertdata build`.
+
+    part: (i, n), i in [0, n), makes every n-th shard and publishes nothing: the result is None, and `finish` publishes
+    when all parts are made.
 
     tokenizer: a path or hub name; None trains a WordPiece vocabulary of `vocab_size` on the text. `say` is told what
     happens, a line at a time. Raises UsageError, InputError, TokenizerError or BuildError; OSError if the disk fails.
     """
     form = TextFormat(
-        documents=documents, text_key=text_key, strict=strict, shard_size=shard_size, max_documents=max_documents
-    )
+        documents=documents, kind=format, text_key=text_key, on_error=on_error, strict=strict, shard_size=shard_size,
+        max_documents=max_documents,
+    )  # fmt: skip
     if sentences not in ("none", "line"):
         raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
@@ -86,8 +98,19 @@ def build(
         raise UsageError(f"workers is {workers}; give at least 1")
     if not str(out):
         raise UsageError("--out is empty; give a directory")
-    paths = [Path(path) for path in ([inputs] if isinstance(inputs, str | Path) else inputs)]
-    described = check_inputs(paths)
+    paths = find_inputs([inputs] if isinstance(inputs, str | Path) else inputs)
+    described = describe(paths)
+    streams = [str(path) for path in paths if is_stream(path)]
+    if streams and tokenizer is None:
+        raise UsageError(
+            f"{streams[0]} can be read only once, so there must be a --tokenizer; train-tokenizer makes one"
+        )
+    if part is not None:
+        if not 0 <= part[0] < part[1]:
+            raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n")
+        for given, why in ((streams, "a pipe"), (overwrite, "--overwrite"), (max_documents, "--max-documents")):
+            if given:
+                raise UsageError(f"--part does not go with {why}: each part sees only its own shards")
     loaded = tokens.load(tokenizer) if tokenizer is not None else None
     settings = {
         "documents": documents,
@@ -98,29 +121,85 @@ def build(
         "max_documents": max_documents,
     }
     chosen = f"SHA-256 {_file_digests(loaded)[tokens.TOKENIZER][:16]}" if loaded else f"trained, {vocab_size} tokens"
-    plan = {"settings": settings | {"text_key": text_key, "strict": strict, "tokenizer": chosen}, "inputs": described}
+    plan = {
+        "settings": settings
+        | {"format": format, "text_key": text_key, "on_error": on_error, "strict": strict, "tokenizer": chosen},
+        "published": settings,
+        "inputs": described,
+    }
     directory = Path(out)
-    with _staging(directory, overwrite=overwrite) as staging:
-        _continue_or_start(staging, plan, overwrite=overwrite)
-        loaded = loaded or _trained(staging, paths, form, vocab_size, say)
-        for name, content in loaded.files.items():
-            write_file(staging / name, content)
+    with _staging(directory, overwrite=overwrite, part=part) as staging:
+        with _planning(staging):
+            _continue_or_start(staging, plan, overwrite=overwrite, anew=bool(streams))
+            loaded = loaded or _trained(staging, paths, form, vocab_size, say)
+            for name, content in loaded.files.items():
+                write_file(staging / name, content)
         units = _units_done(staging)
         reused = len(units)
-        if reused:
+        if reused and part is None:
             say(f"continuing: {reused} finished shard{'s' * (reused > 1)} of an earlier run kept")
-        shares = validation, test
-        writer = UnitWriter(staging, loaded, form, shares, sentences=sentences == "line")
+        writer = UnitWriter(staging, loaded, form, (validation, test), sentences=sentences == "line")
+        with _kernels.compiling_told(say):
+            loaded.prepare()
+            writer.prepare()
+        total = sum(entry["bytes"] or 0 for entry in described)
+        threads = workers or len(os.sched_getaffinity(0))
         try:
-            encode_all(paths, form, loaded, writer, units, workers or len(os.sched_getaffinity(0)), progress)
+            encode_all(paths, form, loaded, writer, units, threads, lambda done: progress(done, total), part or (0, 1))
+            progress(total, total)
         finally:
             writer.discard()
-        if check_inputs(paths) != described:
+        if describe(paths) != described:
             raise InputError("an input changed while it was read; run again with --overwrite when it is at rest")
+        if part is not None:
+            made = sorted(unit for unit in units if unit % part[1] == part[0])
+            write_record(staging / _part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
+            return None
         _publish(directory, staging, units, loaded, settings)
-    firsts = [unit["first_replaced"] for _, unit in sorted(units.items()) if unit["first_replaced"]]
-    first = f"{paths[firsts[0][0]]}, byte {firsts[0][1]}" if firsts else None
-    return BuildReport(dataset=Dataset(directory), first_replaced=first, reused_units=reused)
+    return _report(directory, units, paths, reused)
+
+
+def finish(out: str | Path) -> BuildReport:
+    """Publishes a dataset whose parts are all made. Raises BuildError, naming those that are not."""
+    directory = Path(out)
+    staging = directory / STAGING
+    parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
+    if not parts:
+        raise BuildError(f"{directory} has no part that is made; run bertdata build --part 1/n and the others first")
+    totals = {int(name.removesuffix(".json").split("-of-")[1]) for name in parts}
+    if len(totals) > 1:
+        raise BuildError(
+            f"{directory} has parts of {' and of '.join(map(str, sorted(totals)))}; make all of one of them"
+        )
+    (total,) = totals
+    missing = [f"{number + 1}/{total}" for number in range(total) if _part_name(number, total) not in parts]
+    if missing:
+        raise BuildError(f"{directory} lacks part {', '.join(missing)}; run bertdata build --part for each first")
+    with _staging(directory, overwrite=True):
+        units = _units_done(staging)
+        expected = {unit for name in parts for unit in read_record(staging / name)["units"]}
+        if expected - units.keys():
+            raise BuildError(
+                f"{staging} lost the records of units {sorted(expected - units.keys())}; make the parts again"
+            )
+        plan = json.loads((staging / "plan.json").read_bytes())
+        _publish(directory, staging, units, tokens.load(str(staging)), plan["published"])
+    return _report(directory, units, [Path(entry["path"]) for entry in plan["inputs"]], 0)
+
+
+def _part_name(number: int, total: int) -> str:
+    return f"part-{number + 1}-of-{total}.json"
+
+
+def _report(directory: Path, units: dict[int, dict[str, Any]], paths: list[Path], reused: int) -> BuildReport:
+    in_order = [unit for _, unit in sorted(units.items())]
+    place = next((unit["first_replaced"] for unit in in_order if unit["first_replaced"]), None)
+    return BuildReport(
+        dataset=Dataset(directory),
+        first_replaced=f"{paths[place[0]]}, byte {place[1]}" if place else None,
+        first_skipped=next((unit["first_skipped"] for unit in in_order if unit["first_skipped"]), None),
+        reused_units=reused,
+    )
 
 
 def train_tokenizer(
@@ -131,8 +210,8 @@ def train_tokenizer(
     form: TextFormat | None = None,
 ) -> tokens.Tokenizer:
     """Trains a WordPiece vocabulary on at most 100 MB of the text and writes tokenizer.json and its config to `out`."""
-    paths, form, directory = [Path(path) for path in inputs], form or TextFormat(documents="line"), Path(out)
-    check_inputs(paths)
+    paths, form, directory = find_inputs(inputs), form or TextFormat(documents="line"), Path(out)
+    describe(paths)
     if any((directory / name).exists() for name in (tokens.TOKENIZER, MANIFEST)):
         raise BuildError(f"{directory} already holds a tokenizer; give another --out")
     trained = tokens.train_wordpiece(_sample(paths, form), vocab_size)
@@ -146,8 +225,8 @@ def train_tokenizer(
 
 
 @contextmanager
-def _staging(directory: Path, *, overwrite: bool) -> Iterator[Path]:
-    """The directory's .build, locked."""
+def _staging(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
+    """The directory's .build, locked; parts share it, each having its own lock besides."""
     if directory.exists() and not directory.is_dir():
         raise BuildError(f"{directory} is a file; give a directory that does not exist yet, or an empty one")
     staging = directory / STAGING
@@ -158,28 +237,42 @@ def _staging(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         raise BuildError(f"{directory} holds other files and no dataset; give a directory that is new or empty")
     created = not directory.exists()
     staging.mkdir(parents=True, exist_ok=True)
-    with locked(staging / "lock", f"{directory} is being built", "wait for it"):
+    busy, advice = f"{directory} is being built", "wait for it"
+    with ExitStack() as locks:
+        locks.enter_context(locked(staging / "lock", busy, advice, shared=part is not None))
+        if part is not None:
+            mine = staging / _part_name(*part).replace(".json", ".lock")
+            locks.enter_context(locked(mine, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
         try:
             yield staging
         except Exception as error:  # a failure, not an interruption: leave nothing behind unless a shard is finished
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = str(directory)
-            if not any(staging.glob("unit-*")):
+            if part is None and not any(staging.glob("unit-*")):
                 shutil.rmtree(staging, ignore_errors=True)
                 if created and not any(directory.iterdir()):
                     directory.rmdir()
             raise
 
 
-def _continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool) -> None:
+@contextmanager
+def _planning(staging: Path) -> Iterator[None]:
+    """One process at a time; the others wait."""
+    with open(staging / "planning.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, anew: bool) -> None:
+    """anew: what an earlier run finished is of no use, as the input cannot be read again from there."""
     path = staging / "plan.json"
     try:
         old = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         old = None
-    if old == plan:
+    if old == plan and not anew:
         return
-    if old is not None and not overwrite:
+    if old is not None and old != plan and not overwrite:
         settings, inputs = old["settings"], old["inputs"]
         differing = [
             f"{name} was {settings.get(name)!r} and is now {value!r}"
@@ -187,14 +280,14 @@ def _continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool) 
             if settings.get(name) != value
         ]
         if inputs != plan["inputs"]:
-            was, now = (", ".join(f"{e['path']} ({e['bytes']:,} bytes)" for e in p["inputs"]) for p in (old, plan))
+            was, now = (", ".join(f"{e['path']} ({e['bytes']} bytes)" for e in p["inputs"]) for p in (old, plan))
             differing.append(f"the input was {was} and is now {now}" if was != now else f"{now} was changed since")
         raise BuildError(
             f"{staging.parent} holds an unfinished build with other settings: {'; '.join(differing)}. Repeat the old "
             "command to finish it, or use --overwrite to discard it"
         )
     for leftover in staging.iterdir():
-        if leftover.name != "lock":
+        if leftover.suffix != ".lock" and leftover.name != "lock":
             leftover.unlink()
     write_file(path, json.dumps(plan).encode())
 
@@ -282,16 +375,23 @@ def _trained(
 
 
 def _sample(paths: list[Path], form: TextFormat) -> list[str]:
-    """The lines of at most 100 MB of text, in evenly spaced blocks of about 1 MiB; of all of it, if it is less."""
-    if any(path.suffix in (".gz", ".parquet") for path in paths):  # only a pass over them tells how much they hold
+    """The lines of at most 100 MB of text, in evenly spaced blocks of about 1 MiB; of all of it, if it is less.
+
+    Of a pipe, the first 100 MB.
+    """
+    if any(is_stream(path) for path in paths):  # no more than one pass: the first of it
+        size = 0
+    elif any(is_compressed(path) or path.suffix in (".parquet", ".arrow", ".feather") for path in paths):
         size = sum(len(block.data) for block in read_blocks(paths, form))
     else:
         size = sum(path.stat().st_size for path in paths)
     stride = max(1, -(-size // SAMPLE_BYTES))
     texts: list[str] = []
+    taken = 0
     for number, block in enumerate(read_blocks(paths, form)):
-        if number % stride == 0:
+        if number % stride == 0 and taken < SAMPLE_BYTES:
             texts += block.data.decode().split("\n")
+            taken += len(block.data)
     if not any(texts):
         raise InputError("no document to build from: there is nothing but blank lines; give a file with text in it")
     return texts

@@ -95,13 +95,31 @@ def main() -> None:
     """Text to memory-mapped token shards, once, for pre-training BERT-style encoders."""
 
 
+class _Part(click.ParamType):
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        match = re.fullmatch(r"(\d+)/(\d+)", str(value))
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            self.fail(f"{value!r} is not a part; write 1/4 for the first of four", param, ctx)
+        return int(match[1]) - 1, int(match[2])
+
+
 _inputs = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 _dataset = click.argument("shards", metavar="SHARDS")
-_text_key = click.option("--text-key", default="text", help="Member (JSON lines) or column (Parquet) with the text.")
+_format = click.option(
+    "--format",
+    type=click.Choice(["text", "jsonl", "parquet", "arrow"]),
+    help="What every input is. None: as its ending tells.",
+)
+_text_key = click.option("--text-key", default="text", help="Member (JSON) or column (Parquet, Arrow) with the text.")
+_on_error = click.option(
+    "--on-error", type=click.Choice(["fail", "skip"]), default="fail", help="What a row without a text does."
+)
 
 
 @main.command(cls=OneSentence)
-@_inputs
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--out", required=True, help="Directory to publish the dataset in; new or empty.")
 @click.option("--tokenizer", help="tokenizer.json, vocab.txt, a directory, or a hub name. None: train a WordPiece.")
 @click.option("--vocab-size", default=30522, help="Tokens of a vocabulary trained here.")
@@ -109,26 +127,47 @@ _text_key = click.option("--text-key", default="text", help="Member (JSON lines)
     "--documents", type=click.Choice(["blank", "line", "file"]), default="blank", help="What ends a document of text."
 )
 @click.option("--sentences", type=click.Choice(["none", "line"]), default="none", help="Store where sentences begin.")
+@_format
 @_text_key
+@_on_error
 @click.option("--validation", default=0.01, help="Share of the documents to hold out for validation.")
 @click.option("--test", default=0.0, help="Share of the documents to hold out for testing.")
 @click.option("--shard-size", type=_Size(), default="1GiB", help="Bytes of text, decompressed, that make a shard.")
 @click.option("--workers", type=int, help="Threads that tokenize. None: one for each core.")
 @click.option("--max-documents", type=int, help="Stop after so many documents.")
 @click.option("--strict", is_flag=True, help="Fail at invalid UTF-8 instead of replacing and counting it.")
+@click.option("--part", type=_Part(), help="Make every n-th shard only, from the i-th; several machines share --out.")
+@click.option("--finish", is_flag=True, help="Publish what the parts made; takes no INPUT and no other option.")
 @click.option("--overwrite", is_flag=True, help="Replace a dataset, or an unfinished build, in --out.")
-def build(inputs: tuple[str, ...], out: str, **options: Any) -> None:
-    """Build a dataset from UTF-8 text or JSON lines, either also as .gz, or Parquet; the file's ending tells.
+def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
+    """Build a dataset from text, JSON lines, Parquet or Arrow, plain or as .gz, .bz2, .xz or .zst.
 
-    An interrupted build continues when the same command is run again.
+    INPUT is a file, a directory, a pattern, a named pipe, or - for standard input; a file's ending tells what it is. An
+    interrupted build continues when the same command is run again.
     """
     from bertdata.build import build as run
+    from bertdata.build import finish as publish
 
+    if finish:
+        if inputs or options["part"]:
+            raise UsageError("--finish takes no INPUT and no --part: it publishes what lies in --out")
+        _say_built(publish(out), out)
+        return
+    if not inputs:
+        raise UsageError("no INPUT given; name a file, a directory, a pattern, or - for standard input")
     source = click.get_current_context().get_parameter_source("vocab_size")
     if options["tokenizer"] and source is click.core.ParameterSource.COMMANDLINE:
         click.echo("note: --vocab-size is not used, as --tokenizer brings its vocabulary", err=True)
     with _bar("build") as progress:
         report = run(inputs, out, **options, say=lambda line: click.echo(line, err=True), progress=progress)
+    if report is None:
+        number, total = options["part"]
+        click.echo(f"{out}: part {number + 1}/{total} made; bertdata build --finish --out {out} publishes all")
+    else:
+        _say_built(report, out)
+
+
+def _say_built(report: Any, out: str) -> None:
     dataset, counts = report.dataset, report.dataset.manifest.counts
     if dataset.special_tokens.mask is None:
         click.echo(
@@ -139,6 +178,10 @@ def build(inputs: tuple[str, ...], out: str, **options: Any) -> None:
             f"warning: {counts['replaced_characters']:,} invalid UTF-8 sequences were replaced by U+FFFD, the first at "
             f"{report.first_replaced}; --strict fails instead",
             err=True,
+        )
+    if counts["skipped_rows"]:
+        click.echo(
+            f"warning: {counts['skipped_rows']:,} bad rows were left out, the first: {report.first_skipped}", err=True
         )
     if counts["special_ids_replaced"]:
         click.echo(
@@ -155,13 +198,18 @@ def build(inputs: tuple[str, ...], out: str, **options: Any) -> None:
 @_inputs
 @click.option("--vocab-size", default=30522, help="Tokens of the vocabulary, special tokens included.")
 @click.option("--out", required=True, help="Directory for tokenizer.json and tokenizer_config.json.")
+@_format
 @_text_key
-def train_tokenizer(inputs: tuple[str, ...], vocab_size: int, out: str, text_key: str) -> None:
+@_on_error
+def train_tokenizer(
+    inputs: tuple[str, ...], vocab_size: int, out: str, format: str | None, text_key: str, on_error: str
+) -> None:
     """Train a lower-casing WordPiece vocabulary on at most 100 MB of the text."""
     from bertdata.build import TextFormat
     from bertdata.build import train_tokenizer as run
 
-    trained = run(inputs, out, vocab_size=vocab_size, form=TextFormat(documents="line", text_key=text_key))
+    form = TextFormat(documents="line", kind=format, text_key=text_key, on_error=on_error)
+    trained = run(inputs, out, vocab_size=vocab_size, form=form)
     click.echo(f"{out}: {trained.special.vocab_size:,} tokens")
 
 

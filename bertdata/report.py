@@ -121,11 +121,12 @@ def text(found: dict[str, Any]) -> str:
         bar = "█" * math.ceil(_BAR * entry["documents"] / most)
         lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
     literals = ", ".join(f"{token} {count:,} times" for token, count in counts["special_literals"].items())
+    skipped = counts.get("skipped_rows", 0)  # datasets of before rows could be skipped
     num_read = counts["documents"] + counts["dropped_documents"]
     lines += [
         "",
         f"  text read    {counts['text_bytes']:,} bytes in {num_read:,} documents",
-        f"  dropped      {counts['dropped_documents']:,} documents that gave no token",
+        f"  dropped      {counts['dropped_documents']:,} documents that gave no token, {skipped:,} bad rows",
         f"  replaced     {counts['replaced_characters']:,} invalid UTF-8 sequences (by U+FFFD), "
         f"{counts['special_ids_replaced']:,} special ids (by the unknown id)",
         f"  kept as text {literals or 'no spelling of a special token stood in it'}",

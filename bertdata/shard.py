@@ -49,14 +49,14 @@ def fsync_directory(directory: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, busy: str, advice: str) -> Iterator[None]:
-    """Holds a lock file for as long as the context, or this process, lives.
+def locked(path: Path, busy: str, advice: str, *, shared: bool = False) -> Iterator[None]:
+    """Holds a lock file for as long as the context, or this process, lives. shared: beside others that share it.
 
     Raises BuildError, "`busy` by process N; `advice`", if another process has it.
     """
     with open(path, "a+") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
             raise BuildError(f"{busy} by process {lock.read().strip() or '?'}; {advice}") from None

@@ -1,26 +1,24 @@
-"""Files → documents, in blocks of about 1 MiB, in bounded memory.
+"""Inputs → documents, in blocks of about 1 MiB, in bounded memory.
 
-Nothing here knows a tokenizer. docs/format.md says what a line, a document and a unit are. JSON lines (`.jsonl`,
-`.ndjson`) and Parquet (`.parquet`) are known by the file's ending, anything else is plain text; `.gz` may follow the
-first two and plain text. Memory: the longest document and two blocks.
+Nothing here knows a tokenizer. docs/format.md says what a line, a document and a unit are. Memory: the longest document
+and two blocks.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import stat
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError
+from bertdata.inputs import KINDS, Stream, is_compressed, is_stream, kind_of, opened
 
 BLOCK_BYTES = 1 << 20
 JUNK_SHARE = 0.3  # of a file's first block invalid or NUL: it is no text
@@ -40,6 +38,8 @@ class Block:
     replaced: NDArray[np.int64]  # [num_documents] invalid byte sequences that became U+FFFD
     first_replaced: tuple[int, int] | None  # number of the input, byte in it
     bytes_read: int  # of the input files up to here, as they lie on disk
+    skipped: int = 0  # bad rows before or between these documents
+    first_skipped: str | None = None  # which, and why
 
     @property
     def num_documents(self) -> int:
@@ -51,89 +51,114 @@ class TextFormat:
     """How documents are found in the inputs."""
 
     documents: str = "blank"  # what ends one: a "blank" line, every "line", or the end of the "file"
-    text_key: str = "text"  # member or column that holds the text in JSON lines and Parquet
+    kind: str | None = None  # of every input, one of inputs.KINDS; None: as each one's ending tells
+    text_key: str = "text"  # member or column that holds the text in JSON lines, Parquet and Arrow
     strict: bool = False  # refuse invalid UTF-8 instead of replacing it
+    on_error: str = "fail"  # or "skip": what a row without text in its place does
     shard_size: int = 1 << 30  # bytes of a unit
     max_documents: int | None = None
 
     def __post_init__(self) -> None:
         if self.documents not in ("blank", "line", "file"):
             raise UsageError(f"documents is {self.documents!r}; give 'blank', 'line' or 'file'")
+        if self.kind not in (None, *KINDS):
+            raise UsageError(f"format is {self.kind!r}; give one of {', '.join(KINDS)}")
+        if self.on_error not in ("fail", "skip"):
+            raise UsageError(f"on_error is {self.on_error!r}; give 'fail' or 'skip'")
         for name in ("shard_size", "max_documents"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; give at least 1")
 
 
-def check_inputs(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Path, size and modification time of each input. Raises InputError for what no build could read."""
-    described = []
-    for path in paths:
-        try:
-            status = path.stat()
-            if stat.S_ISDIR(status.st_mode):
-                raise InputError(f"{path} is a directory; name the text files in it, such as {path}/*.txt")
-            if not stat.S_ISREG(status.st_mode):
-                raise InputError(f"{path} is no ordinary file; inputs are read more than once, so write it to a file")
-            open(path, "rb").close()
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
-        described.append({"path": str(path), "bytes": status.st_size, "modified_ns": status.st_mtime_ns})
-    if not any(entry["bytes"] for entry in described):
-        names = ", ".join(str(path) for path in paths)
-        raise InputError(f"{names}: empty file, so there is no document to build from; give a file with text in it")
-    return described
+class _BadRow(Exception):
+    """A row of a container that holds no text where it should."""
 
 
-def read_blocks(paths: Sequence[Path], form: TextFormat) -> Iterator[Block]:
+def read_blocks(
+    paths: Sequence[Path], form: TextFormat, wanted: Callable[[int], bool] = lambda unit: True
+) -> Iterator[Block]:
     """The documents of all inputs in order, each block within one unit and with at least one document.
 
-    Raises InputError, naming file and byte or line, for input that cannot be read.
+    Only those of wanted units; what lies between is not even read where it can be sought over: in uncompressed files
+    of text and JSON lines. Raises InputError, naming file and byte or line, for input that cannot be read.
     """
-    texts: list[bytes] = []
-    replaced: list[int] = []
-    unit = size = count = base = bytes_before = 0
+    pieces: list[bytes] = []  # of documents, each followed by a newline
+    lengths: list[Any] = []
+    replaced: list[Any] = []
+    unit = size = count = base = bytes_before = skipped = 0
     first_replaced: tuple[int, int] | None = None
+    first_skipped: str | None = None
+    named = False
 
     def block() -> Block:
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(text) + 1 for text in texts], out=offsets[1:])
-        data = b"\n".join(texts) + b"\n"
-        return Block(data, offsets, unit, np.array(replaced), first_replaced, bytes_before + source.bytes_read)
+        nonlocal pieces, lengths, replaced, size, skipped, first_replaced, first_skipped
+        none = np.zeros(0, np.int64)
+        offsets = np.append(0, np.cumsum(np.concatenate([none, *lengths])))
+        made = Block(
+            b"".join(pieces), offsets, unit, np.concatenate([none, *replaced]), first_replaced,
+            bytes_before + source.bytes_read, skipped, first_skipped,
+        )  # fmt: skip
+        pieces, lengths, replaced, size, skipped, first_replaced, first_skipped = [], [], [], 0, 0, None, None
+        return made
 
     for index, path in enumerate(paths):
         source = _Source(path, form)
-        for start, raw in source.documents():
-            if texts and (size >= BLOCK_BYTES or (base + start) // form.shard_size != unit):
-                yield block()
-                texts, size, replaced, first_replaced = [], 0, [], None
-            unit = (base + start) // form.shard_size
-            raw, num_bad, bad_at = _valid_utf8(raw)
-            text, num_surrogates = source.text(raw, start)
-            if num_bad or num_surrogates:
-                num_bad, bad_at = num_bad + num_surrogates, max(bad_at, 0)
-                if form.strict:
-                    raise InputError(
-                        f"{path}: byte {start + bad_at} is not valid UTF-8; mend the file, or build without --strict "
-                        "to have such bytes replaced and counted"
-                    )
-                first_replaced = first_replaced or (index, start + bad_at)
-            texts.append(text)
-            replaced.append(num_bad)
-            size += len(text) + 1
-            count += 1
+        for start, raw, starts in source.documents(base, wanted):
+            if (base + start) // form.shard_size != unit or size >= BLOCK_BYTES:
+                if pieces or skipped:
+                    yield block()
+                unit = (base + start) // form.shard_size
+            if raw is not None and starts is not None:  # whole lines of one unit, each a document
+                if form.max_documents is not None:
+                    starts = starts[: form.max_documents - count + 1]
+                    raw = raw[: int(starts[-1])]
+                pieces.append(raw)
+                lengths.append(np.diff(starts))
+                replaced.append(np.zeros(starts.size - 1, np.int64))
+                count += starts.size - 1
+                size += len(raw)
+            else:
+                try:
+                    raw, num_bad, bad_at = _valid_utf8(raw)
+                    text, num_surrogates = source.text(raw)
+                except _BadRow as error:
+                    if form.on_error == "fail":
+                        raise InputError(
+                            f"{source.place(start)}: {error}; mend it, or leave such rows out with --on-error skip"
+                        ) from None
+                    skipped += 1
+                    if not named:  # finding the line is another pass over the file
+                        named, first_skipped = True, f"{source.place(start)}: {error}"
+                    continue
+                if num_bad or num_surrogates:
+                    num_bad, bad_at = num_bad + num_surrogates, max(bad_at, 0)
+                    if form.strict:
+                        raise InputError(
+                            f"{path}: byte {start + bad_at} is not valid UTF-8; mend the file, or build without "
+                            "--strict to have such bytes replaced and counted"
+                        )
+                    first_replaced = first_replaced or (index, start + bad_at)
+                pieces.append(text)
+                pieces.append(b"\n")
+                lengths.append([len(text) + 1])
+                replaced.append([num_bad])
+                size += len(text) + 1
+                count += 1
             if count == form.max_documents:
                 yield block()
                 return
         base += source.size
         bytes_before += source.bytes_read
-    if texts:
-        source.bytes_read = 0  # already in bytes_before
+    source.bytes_read = 0  # already in bytes_before
+    if pieces or skipped:
         yield block()
 
 
-def _valid_utf8(raw: bytes) -> tuple[bytes, int, int]:
+def _valid_utf8(raw: bytes | None) -> tuple[bytes, int, int]:
     """raw as valid UTF-8, how many replacements that took, and where the first one was needed."""
+    if raw is None:
+        raise _BadRow("the text is null")
     try:
         raw.decode()
     except UnicodeDecodeError as error:
@@ -142,129 +167,228 @@ def _valid_utf8(raw: bytes) -> tuple[bytes, int, int]:
     return raw, 0, -1
 
 
+_Found = tuple[int, bytes | None, NDArray[np.int64] | None]
+"""Place of the first byte, raw bytes, and None for a document; or, for whole lines, where in the bytes each starts."""
+
+
 class _Source:
     """One input: its documents as raw bytes with their places, then their text."""
 
     def __init__(self, path: Path, form: TextFormat) -> None:
         self.path, self.form = path, form
-        self.size = 0  # decompressed bytes so far
+        self.size = 0  # decompressed bytes so far; all of them in the end
         self.bytes_read = 0  # on disk so far
-        name = path.name.lower()
-        self._gzip = name.endswith(".gz")
-        suffix = Path(name.removesuffix(".gz")).suffix
-        self._kind = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}.get(suffix, "text")
+        self.kind = form.kind or kind_of(path)
+        self._row = 0
 
-    def documents(self) -> Iterator[tuple[int, bytes]]:
-        """(place of the first byte, raw bytes) of each document."""
-        try:
-            if self._kind == "parquet":
-                yield from self._rows()
+    def documents(self, base: int, wanted: Callable[[int], bool]) -> Iterator[_Found]:
+        """The documents of wanted units, this input being at `base` of all."""
+        size = self.form.shard_size
+        if self.kind in ("parquet", "arrow"):
+            for start, value in self._rows():
+                if wanted((base + start) // size):
+                    yield start, value, None
+            return
+        with opened(self.path) as stream:
+            if self.kind == "text" and self.form.documents == "file":
+                raw = b"".join(iter(lambda: self._read(stream), b""))
+                if raw.strip(b" \t\r\n") and wanted(base // size):
+                    yield 0, raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw, None
                 return
-            with open(self.path, "rb") as file:
-                stream = gzip.GzipFile(fileobj=file) if self._gzip else file
-                if self._kind == "text" and self.form.documents == "file":
-                    yield from self._whole(stream, file)
-                else:
-                    yield from self._slices(stream, file)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise InputError(f"{self.path} is no whole gzip file: {error}; fetch it again") from None
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be read: {error.strerror or error}") from None
+            if not stream.is_seekable:
+                for found in self._slices(stream, base, 0, None):
+                    if wanted((base + found[0]) // size):
+                        yield found
+                return
+            total, first = self.path.stat().st_size, base // size
+            last = (base + total - 1) // size
+            while first <= last:
+                stop = first
+                while stop <= last and wanted(stop):
+                    stop += 1
+                if first < stop:
+                    yield from self._slices(stream, base, max(0, first * size - base), stop * size - base)
+                first = max(stop, first + 1)
+            self.size, self.bytes_read = total, total
 
-    def text(self, raw: bytes, start: int) -> tuple[bytes, int]:
+    def text(self, raw: bytes) -> tuple[bytes, int]:
         """The text of a document from its raw bytes, and how many lone surrogates (only JSON can spell them) it had."""
-        if self._kind == "text":
+        if self.kind == "text":
             return raw.replace(b"\r\n", b"\n"), 0
-        if self._kind == "parquet":
+        if self.kind != "jsonl":
             return raw, 0
         key = self.form.text_key
         try:
             text = json.loads(raw)[key]
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{self._line(start)}: not JSON ({error})") from None
+            raise _BadRow(f"not JSON ({error})") from None
         except (KeyError, TypeError, IndexError):
-            raise InputError(f"{self._line(start)}: no member {key!r}; name the text's with --text-key") from None
+            raise _BadRow(f"no member {key!r}; name the text's with --text-key") from None
         if not isinstance(text, str):
-            raise InputError(f"{self._line(start)}: member {key!r} is not a string")
+            raise _BadRow(f"member {key!r} is not a string")
         try:
             return text.encode(), 0
         except UnicodeEncodeError:
             text, num_surrogates = _SURROGATE.subn("\ufffd", text)
             return text.encode(), num_surrogates
 
-    def _line(self, start: int) -> str:
-        """'file, line n' of a place in this input; reads it again."""
-        with open(self.path, "rb") as file:
-            stream = gzip.GzipFile(fileobj=file) if self._gzip else file
+    def place(self, start: int) -> str:
+        """'file, line n' of a byte of this input, which is read again for it; 'file, row n' of the current row."""
+        if self.kind in ("parquet", "arrow"):
+            return f"{self.path}, row {self._row}"
+        if is_stream(self.path):
+            return f"{self.path}, byte {start}"
+        with opened(self.path) as stream:
             number = 1
             while start > 0 and (piece := stream.read(min(BLOCK_BYTES, start))):
                 number += piece.count(b"\n")
                 start -= len(piece)
         return f"{self.path}, line {number}"
 
-    def _read(self, stream: IO[bytes] | gzip.GzipFile, file: IO[bytes]) -> bytes:
+    def _read(self, stream: Stream) -> bytes:
         piece = stream.read(BLOCK_BYTES)
         if self.size == 0 and len(piece) >= 1024:
             num_bad = _valid_utf8(piece)[1] + piece.count(0)
             if num_bad > JUNK_SHARE * len(piece):
                 raise InputError(
                     f"{self.path} is not UTF-8 text: {num_bad:,} of its first {len(piece):,} bytes are invalid or NUL; "
-                    "give UTF-8 text (a file's ending tells .gz, .jsonl and .parquet)"
+                    "give UTF-8 text (a file's ending tells what else it is: .jsonl, .parquet, .arrow, .gz, .zst ...)"
                 )
         self.size += len(piece)
-        self.bytes_read = file.tell()
+        self.bytes_read = stream.bytes_read
         return piece
 
-    def _whole(self, stream: IO[bytes] | gzip.GzipFile, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-        raw = b"".join(iter(lambda: self._read(stream, file), b""))
-        if raw.strip(b" \t\r\n"):
-            yield 0, raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw
+    def _slices(self, stream: Stream, base: int, first: int, stop: int | None) -> Iterator[_Found]:
+        """Documents as what lies between separators, if they start in [first, stop).
 
-    def _slices(self, stream: IO[bytes] | gzip.GzipFile, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Documents as what lies between separators. The buffer holds what is not given out yet."""
-        separator = _SEPARATORS["line" if self._kind == "json" else self.form.documents]
-        buffer, begin, scan = bytearray(), 0, 0  # begin: place of buffer[0]; scan: no separator starts before it
+        The buffer holds what is not given out yet.
+        """
+        lines = self.kind == "text" and self.form.documents == "line"
+        separator = _SEPARATORS["line" if self.kind == "jsonl" else self.form.documents]
+        begin = self._before(stream, first)  # place of buffer[0]: within a document that started earlier, or 0
+        buffer, scan = bytearray(), 0  # scan: no separator starts before it
+        self.size = begin
         while True:
-            piece = self._read(stream, file)
+            piece = self._read(stream)
             unterminated = not piece and buffer and not buffer.endswith(b"\n")
             buffer += piece or b"\n\n"
             at = 0
-            for match in separator.finditer(buffer, scan):
+            if lines and piece and begin >= first:
+                whole = bytes(buffer[: buffer.rfind(b"\n") + 1])
+                if _is_regular(whole):
+                    yield from self._by_unit(base, begin, whole, stop)
+                    at = len(whole)
+            for match in separator.finditer(buffer, max(scan, at)):
                 blank = _BLANK_LINES.match(buffer, at)  # only before the first document can there be any
                 at = blank.end() if blank else at
-                stop = match.start()
-                if at < stop:
-                    last = unterminated and match.end() == len(buffer) and stop + 2 == len(buffer)
-                    raw = bytes(buffer[at:stop])
-                    yield begin + at, raw if last else raw.removesuffix(b"\r")
+                end = match.start()
+                if at < end:
+                    if stop is not None and begin + at >= stop:
+                        return
+                    last = unterminated and match.end() == len(buffer) and end + 2 == len(buffer)
+                    raw = bytes(buffer[at:end])
+                    if begin + at >= first:
+                        yield begin + at, raw if last else raw.removesuffix(b"\r"), None
                 at = max(at, match.end())
-            if not piece:
+            if not piece or (stop is not None and begin + at >= stop):
                 return
             del buffer[:at]
             begin += at
             scan = max(0, buffer.rfind(b"\n"))
 
-    def _rows(self) -> Iterator[tuple[int, bytes]]:
+    def _by_unit(self, base: int, begin: int, lines: bytes, stop: int | None) -> Iterator[_Found]:
+        starts = np.append(0, np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1)
+        if stop is not None:
+            starts = starts[: np.searchsorted(starts[:-1], stop - begin) + 1]
+        units = (base + begin + starts[:-1]) // self.form.shard_size
+        cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
+        for a, b in pairwise(cuts):
+            if a < b:
+                at, end = int(starts[a]), int(starts[b])
+                yield begin + at, lines[at:end], starts[a : b + 1] - at
+
+    def _before(self, stream: Stream, place: int) -> int:
+        """Moves the stream to the last byte before `place` that is no blank, or to the start."""
+        stop = place
+        while stop > 0:
+            start = max(0, stop - BLOCK_BYTES)
+            stream.seek(start)
+            found = len(stream.read(stop - start).rstrip(b" \t\r\n"))
+            if found:
+                stop = start + found
+                break
+            stop = start
+        if place > 0:
+            stream.seek(max(0, stop - 1))
+        return max(0, stop - 1)
+
+    def _rows(self) -> Iterator[tuple[int, bytes | None]]:
+        """The values of the text's column."""
+        import pyarrow as pa
+
+        for batch in self._batches():
+            column = batch.column(0)
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            for value in column.cast(pa.large_binary()).to_pylist():
+                self._row += 1
+                yield self.size, value
+                self.size += len(value or b"") + 1
+
+    def _batches(self) -> Iterator[Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         key = self.form.text_key
         try:
-            table = pq.ParquetFile(self.path)
-            if key not in table.schema_arrow.names:
-                columns = ", ".join(table.schema_arrow.names)
-                raise InputError(f"{self.path} has no column {key!r}, only {columns}; name one with --text-key")
-            if not (pa.types.is_string(kind := table.schema_arrow.field(key).type) or pa.types.is_large_string(kind)):
-                raise InputError(f"{self.path}: column {key!r} is {kind}, not a string; name another with --text-key")
-            row, disk = 1, self.path.stat().st_size
-            for batch in table.iter_batches(batch_size=1024, columns=[key]):
-                for value in batch.column(0).cast(pa.large_binary()).to_pylist():
-                    if value is None:
-                        raise InputError(f"{self.path}, row {row}: column {key!r} is null; remove such rows first")
-                    yield self.size, value
-                    self.size += len(value) + 1
-                    row += 1
-                self.bytes_read = disk * row // table.metadata.num_rows
+            if self.kind == "parquet":
+                if is_compressed(self.path) or is_stream(self.path):
+                    raise InputError(f"{self.path}: Parquet is read from a file as it is; write it to one first")
+                table, disk = pq.ParquetFile(self.path), self.path.stat().st_size
+                self._check_column(table.schema_arrow)
+                for batch in table.iter_batches(batch_size=1024, columns=[key]):
+                    yield batch
+                    self.bytes_read = disk * self._row // table.metadata.num_rows
+                return
+            with opened(self.path) as stream:
+                if stream.is_seekable and stream.read(6) == b"ARROW1":
+                    stream.seek(0)
+                    with pa.ipc.open_file(stream.file) as reader:
+                        self._check_column(reader.schema)
+                        for number in range(reader.num_record_batches):
+                            yield reader.get_batch(number).select([key])
+                            self.bytes_read = stream.bytes_read
+                    return
+                if stream.is_seekable:
+                    stream.seek(0)
+                with pa.ipc.open_stream(stream.file) as reader:
+                    self._check_column(reader.schema)
+                    for batch in reader:
+                        yield batch.select([key])
+                        self.bytes_read = stream.bytes_read
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0]
-            raise InputError(f"{self.path} is not readable Parquet: {reason}") from None
+            raise InputError(f"{self.path} is not readable {self.kind.capitalize()}: {reason}") from None
+
+    def _check_column(self, schema: Any) -> None:
+        import pyarrow as pa
+
+        key = self.form.text_key
+        if key not in schema.names:
+            columns = ", ".join(schema.names)
+            raise InputError(f"{self.path} has no column {key!r}, only {columns}; name one with --text-key")
+        kind = schema.field(key).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+            raise InputError(f"{self.path}: column {key!r} is {kind}, not a string; name another with --text-key")
+
+
+def _is_regular(lines: bytes) -> bool:
+    """Whether every line is a document as it stands: valid, none blank, no carriage returns."""
+    if not lines or lines[0] in b" \t\n" or any(odd in lines for odd in (b"\r", b"\n\n", b"\n ", b"\n\t")):
+        return False
+    try:
+        lines.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

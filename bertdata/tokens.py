@@ -11,11 +11,11 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
-from threading import Lock, Timer
+from threading import Lock
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -107,19 +107,14 @@ class Tokenizer:
         """Text that the ids may have come from, special tokens shown."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def prepare(self, say: Callable[[str], None] = lambda line: None) -> None:
+    def prepare(self) -> None:
         """Makes the engine, if there is one for this kind of tokenizer, and loads its kernels.
 
-        Compiling them takes about ten seconds, once on a machine, and `say` is told; loading them a tenth of one.
+        Compiling them takes about ten seconds, once on a machine; loading them a tenth of one.
         """
         with self._preparing:
             if self._engine is None:
-                slow = Timer(1.5, say, ["compiling the tokenizer for this machine, which is done once"])
-                slow.start()
-                try:
-                    self._engine = engine.of(self._tokenizer, json.loads(self.files[TOKENIZER]), self.special) or False
-                finally:
-                    slow.cancel()
+                self._engine = engine.of(self._tokenizer, json.loads(self.files[TOKENIZER]), self.special) or False
 
     def encode(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         """The ids of documents data[offsets[i] : offsets[i + 1] - 1], which are valid UTF-8 and end in newlines.

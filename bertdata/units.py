@@ -21,7 +21,7 @@ from bertdata.shard import FORMAT_VERSION, ShardWriter, write_record
 from bertdata.text import Block, TextFormat, read_blocks
 from bertdata.tokens import Encoded, Tokenizer
 
-COUNTS = ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "text_bytes")
+COUNTS = ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "skipped_rows", "text_bytes")
 _BY_SPLIT = COUNTS[:3]
 
 
@@ -32,11 +32,14 @@ def encode_all(
     writer: UnitWriter,
     units: dict[int, dict[str, Any]],
     workers: int,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int], None],
+    part: tuple[int, int],
 ) -> None:
-    """Encodes blocks on `workers` threads, at most two each in flight, and writes them in order."""
+    """Encodes blocks on `workers` threads, at most two each in flight, and writes them in order.
+
+    part: (i, n) takes each unit u that leaves i when divided by n. `units` has the finished ones, and gets the others.
+    """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads are ours
-    total = sum(path.stat().st_size for path in paths)
     finished = set(units)
     waiting: deque[tuple[Block, Future[Encoded]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
@@ -50,12 +53,10 @@ def encode_all(
         if writer.unit not in (None, block.unit):
             commit()
         writer.append(block, encoded.result())
-        progress(block.bytes_read, total)
+        progress(block.bytes_read)
 
     try:
-        for block in read_blocks(paths, form):
-            if block.unit in finished:
-                continue
+        for block in read_blocks(paths, form, lambda unit: unit % part[1] == part[0] and unit not in finished):
             waiting.append(
                 (block, pool.submit(tokenizer.encode, block.data, block.offsets, sentences=writer.sentences))
             )
@@ -65,7 +66,6 @@ def encode_all(
             write_oldest()
         if writer.unit is not None:
             commit()
-        progress(total, total)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -87,12 +87,19 @@ class UnitWriter:
         validation, test = shares
         self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
 
+    def prepare(self) -> None:
+        """Loads the kernels that `append` uses."""
+        _kernels.hash_documents(np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint64))
+
     def append(self, block: Block, encoded: Encoded) -> None:
         if self.unit is None:
             self.unit = block.unit
             self._writers: dict[str, ShardWriter] = {}
             self._counts = {split: dict.fromkeys(_BY_SPLIT, 0) for split in SPLITS}
-            self._totals: dict[str, Any] = dict.fromkeys(COUNTS[3:], 0) | {"first_replaced": None}
+            self._totals: dict[str, Any] = dict.fromkeys(COUNTS[3:], 0) | {
+                "first_replaced": None,
+                "first_skipped": None,
+            }
             self._literals = dict.fromkeys(self.tokenizer.spellings, 0)
         hashes = np.empty(block.num_documents, np.uint64)
         _kernels.hash_documents(np.frombuffer(block.data, np.uint8), block.offsets, hashes)
@@ -107,6 +114,8 @@ class UnitWriter:
             if kept.any():
                 self._write(split, encoded, kept)
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
+        self._totals["skipped_rows"] += block.skipped
+        self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
         self._totals["text_bytes"] += len(block.data) - block.num_documents
         self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced
         for token in self._literals:
