@@ -326,3 +326,24 @@ def wordpiece(
         out_bounds[piece + 1] = p
     state[3] = num_hard
     return DONE
+
+
+@_jit()
+def count_literals(text, stop, tokens, bounds, begins, counts):
+    """How often text[:stop] has each of the strings tokens[bounds[t] : bounds[t + 1]], into counts int64 [t].
+
+    Occurrences of one string do not overlap. begins bool [256]: whether a string begins with the byte.
+    """
+    free = np.zeros(counts.size, np.int64)
+    for i in range(stop):
+        if begins[text[i]]:
+            for t in range(counts.size):
+                size = bounds[t + 1] - bounds[t]
+                if i < free[t] or i + size > stop:
+                    continue
+                k = 0
+                while k < size and text[i + k] == tokens[bounds[t] + k]:
+                    k += 1
+                if k == size:
+                    counts[t] += 1
+                    free[t] = i + size

@@ -35,7 +35,7 @@ from bertdata.shard import (
     write_file,
     write_record,
 )
-from bertdata.text import TextFormat, read_blocks
+from bertdata.text import Block, TextFormat, read_blocks
 from bertdata.units import COUNTS, UnitWriter, encode_all
 
 STAGING = ".build"
@@ -140,8 +140,7 @@ def build(
             say(f"continuing: {reused} finished shard{'s' * (reused > 1)} of an earlier run kept")
         writer = UnitWriter(staging, loaded, form, (validation, test), sentences=sentences == "line")
         with _kernels.compiling_told(say):
-            loaded.prepare()
-            writer.prepare()
+            writer.ready(Block.empty())
         total = sum(entry["bytes"] or 0 for entry in described)
         threads = workers or len(os.sched_getaffinity(0))
         try:

@@ -41,6 +41,10 @@ class Block:
     skipped: int = 0  # bad rows before or between these documents
     first_skipped: str | None = None  # which, and why
 
+    @classmethod
+    def empty(cls) -> Block:
+        return cls(b"", np.zeros(1, np.int64), 0, np.zeros(0, np.int64), None, 0)
+
     @property
     def num_documents(self) -> int:
         return self.offsets.size - 1

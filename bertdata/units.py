@@ -9,13 +9,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata import _kernels
+from bertdata import _kernels, _kernels_text
 from bertdata.manifest import SPLITS
 from bertdata.shard import FORMAT_VERSION, ShardWriter, write_record
 from bertdata.text import Block, TextFormat, read_blocks
@@ -41,7 +42,7 @@ def encode_all(
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads are ours
     finished = set(units)
-    waiting: deque[tuple[Block, Future[Encoded]]] = deque()
+    waiting: deque[Future[_Ready]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
 
     def commit() -> None:
@@ -49,17 +50,15 @@ def encode_all(
         units[unit] = record
 
     def write_oldest() -> None:
-        block, encoded = waiting.popleft()
-        if writer.unit not in (None, block.unit):
+        ready = waiting.popleft().result()
+        if writer.unit not in (None, ready.block.unit):
             commit()
-        writer.append(block, encoded.result())
-        progress(block.bytes_read)
+        writer.append(ready)
+        progress(ready.block.bytes_read)
 
     try:
         for block in read_blocks(paths, form, lambda unit: unit % part[1] == part[0] and unit not in finished):
-            waiting.append(
-                (block, pool.submit(tokenizer.encode, block.data, block.offsets, sentences=writer.sentences))
-            )
+            waiting.append(pool.submit(writer.ready, block))
             if len(waiting) > 2 * workers:
                 write_oldest()
         while waiting:
@@ -68,6 +67,16 @@ def encode_all(
             commit()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A block with all that is to be written of it."""
+
+    block: Block
+    encoded: Encoded
+    splits: NDArray[np.int64]  # [num_documents] 0 validation, 1 test, 2 train
+    literals: NDArray[np.int64]  # occurrences of each special token's spelling
 
 
 class UnitWriter:
@@ -85,25 +94,32 @@ class UnitWriter:
         self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
         self.unit: int | None = None
         validation, test = shares
+        spelled = [token.encode() for token in tokenizer.spellings]
+        begins = np.zeros(256, np.bool_)
+        begins[[token[0] for token in spelled if token]] = True
+        bounds = np.append(0, np.cumsum([len(token) for token in spelled], dtype=np.int64))
+        self._spellings = np.frombuffer(b"".join(spelled) or b"\0", np.uint8), bounds, begins
         self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
 
-    def prepare(self) -> None:
-        """Loads the kernels that `append` uses."""
-        _kernels.hash_documents(np.zeros(1, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint64))
+    def ready(self, block: Block) -> _Ready:
+        """All of the work on a block but writing it; for any thread."""
+        encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
+        text, hashes = np.frombuffer(block.data, np.uint8), np.empty(block.num_documents, np.uint64)
+        _kernels.hash_documents(text, block.offsets, hashes)
+        splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
+        literals = np.zeros(len(self.tokenizer.spellings), np.int64)
+        _kernels_text.count_literals(text, text.size, *self._spellings, literals)
+        return _Ready(block, encoded, splits, literals)
 
-    def append(self, block: Block, encoded: Encoded) -> None:
+    def append(self, ready: _Ready) -> None:
+        block, encoded, splits = ready.block, ready.encoded, ready.splits
         if self.unit is None:
             self.unit = block.unit
             self._writers: dict[str, ShardWriter] = {}
             self._counts = {split: dict.fromkeys(_BY_SPLIT, 0) for split in SPLITS}
-            self._totals: dict[str, Any] = dict.fromkeys(COUNTS[3:], 0) | {
-                "first_replaced": None,
-                "first_skipped": None,
-            }
-            self._literals = dict.fromkeys(self.tokenizer.spellings, 0)
-        hashes = np.empty(block.num_documents, np.uint64)
-        _kernels.hash_documents(np.frombuffer(block.data, np.uint8), block.offsets, hashes)
-        splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")  # 0 validation, 1 test, 2 train
+            self._totals: dict[str, Any] = dict.fromkeys(COUNTS[3:], 0)
+            self._totals |= {"first_replaced": None, "first_skipped": None}
+            self._literals = np.zeros_like(ready.literals)
         has_ids = np.diff(encoded.documents) > (self.tokenizer.special.separator is not None)
         for number, split in enumerate(("validation", "test", "train")):
             chosen = splits == number
@@ -118,8 +134,7 @@ class UnitWriter:
         self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
         self._totals["text_bytes"] += len(block.data) - block.num_documents
         self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced
-        for token in self._literals:
-            self._literals[token] += block.data.count(token.encode())
+        self._literals += ready.literals
 
     def _write(self, split: str, encoded: Encoded, kept: NDArray[np.bool_]) -> None:
         """Appends the kept documents."""
@@ -158,8 +173,9 @@ class UnitWriter:
                 "num_sentences": arrays["sentences"]["length"] - 1 if self.sentences else None,
                 "arrays": arrays,
             }
+        literals = dict(zip(self.tokenizer.spellings, self._literals.tolist(), strict=True))
         totals = {name: sum(counts[name] for counts in self._counts.values()) for name in _BY_SPLIT}
-        record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": self._literals}
+        record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": literals}
         record |= totals | self._totals
         write_record(self.directory / f"unit-{unit:05d}.json", record)
         self.unit = None

@@ -23,7 +23,7 @@ ARROWS = {
     "tokens": {"engine"},
     "manifest": {"shard"},
     "reader": {"manifest", "shard"},
-    "units": {"_kernels", "manifest", "shard", "text", "tokens"},
+    "units": {"_kernels", "_kernels_text", "manifest", "shard", "text", "tokens"},
     "build": {"_kernels", "units", "inputs", "text", "tokens", "shard", "manifest", "reader"},
     "order": {"_kernels"},
     "samples": {"reader", "_kernels"},
