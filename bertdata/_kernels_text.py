@@ -347,3 +347,170 @@ def count_literals(text, stop, tokens, bounds, begins, counts):
                 if k == size:
                     counts[t] += 1
                     free[t] = i + size
+
+
+# ------------------------------------------------------------------------------------------------- byte-level BPE
+
+WORD, NUMBER, SPACE, OTHER = 1, 2, 3, 4  # classes of code points; 0: not probed yet
+
+
+@_jit()
+def _merge(size, pairs, ids):
+    """The ids of a word from those of its bytes, in ids [size]; returns how many.
+
+    The pair of lowest rank is merged first, the leftmost of equals, until no pair has a rank (Sennrich et al., 2016).
+    """
+    mask = uint64(pairs.size // 2 - 1)
+    while size > 1:
+        best, place = EMPTY, -1
+        for k in range(size - 1):
+            key = (uint64(ids[k]) << uint64(32)) | uint64(ids[k + 1])
+            j = ((key * GOLDEN) >> uint64(40)) & mask
+            while pairs[uint64(2) * j] != key and pairs[uint64(2) * j] != EMPTY:
+                j = (j + uint64(1)) & mask
+            if pairs[uint64(2) * j] == key and pairs[uint64(2) * j + uint64(1)] < best:
+                best, place = pairs[uint64(2) * j + uint64(1)], k
+        if place < 0:
+            break
+        ids[place] = int64(best & LOW32)
+        size -= 1
+        for k in range(place + 1, size):
+            ids[k] = ids[k + 1]
+    return size
+
+
+@_jit()
+def add_pairs(lefts, rights, merged, pairs):
+    """Fills the table of merges: (left, right) → rank and id of the result. pairs: all EMPTY, 2 * slots."""
+    mask = uint64(pairs.size // 2 - 1)
+    for rank in range(lefts.size):
+        key = (uint64(lefts[rank]) << uint64(32)) | uint64(rights[rank])
+        j = ((key * GOLDEN) >> uint64(40)) & mask
+        while pairs[uint64(2) * j] != EMPTY:
+            j = (j + uint64(1)) & mask
+        pairs[uint64(2) * j] = key
+        pairs[uint64(2) * j + uint64(1)] = (uint64(rank) << uint64(32)) | uint64(merged[rank])
+
+
+@_jit()
+def _decode(text, i):
+    """The code point at byte i of valid UTF-8 and its width."""
+    point = int64(text[i])
+    if point < 0x80:
+        return point, 1
+    if point < 0xE0:
+        return (point & 31) << 6 | int64(text[i + 1] & 63), 2
+    if point < 0xF0:
+        return (point & 15) << 12 | int64(text[i + 1] & 63) << 6 | int64(text[i + 2] & 63), 3
+    point = (point & 7) << 18 | int64(text[i + 1] & 63) << 12 | int64(text[i + 2] & 63) << 6 | int64(text[i + 3] & 63)
+    return min(point, 0x10FFFF), 4
+
+
+@_jit()
+def byte_level_bpe(
+    text, bounds, separators, separator, classes, byte_ids, pairs, longest,
+    short, long, used, ids, out, out_bounds, hard, state,
+):  # fmt: skip
+    """Pieces of text → ids, as `wordpiece` does it, by GPT-2's rule for words and merges of bytes.
+
+    The newline that ends a piece is not text. classes uint8 [0x110000]. byte_ids int64 [256]: the id of each byte.
+    Words of more than `longest` bytes are hard. The other arguments are those of `wordpiece`.
+    """
+    short_mask, long_mask = uint64(short.size // 2 - 1), uint64(long.size // 4 - 1)
+    i, p, num_hard = state[1], state[2], state[3]
+    for piece in range(state[0], bounds.size - 1):
+        end = bounds[piece + 1] - 1
+        i = max(i, bounds[piece])
+        while i < end:
+            stop, a, b = i, text[i], text[i + 1]
+            if a == ord("'") and i + 1 < end:
+                if b == ord("s") or b == ord("t") or b == ord("m") or b == ord("d"):  # noqa: PLR1714
+                    stop = i + 2
+                elif i + 2 < end:
+                    c = text[i + 2]
+                    if (c == ord("e") and (b == ord("r") or b == ord("v"))) or (b == ord("l") and c == ord("l")):
+                        stop = i + 3
+            if stop == i:
+                if a == ord(" ") and i + 1 < end:
+                    stop = i + 1  # a space belongs to what follows, unless that is a space
+                point, width = _decode(text, stop)
+                kind = classes[point]
+                if kind == SPACE and stop > i:
+                    stop = i
+                    point, width, kind = int64(a), 1, classes[a]
+                last = stop
+                while kind != 0:
+                    last, stop = stop, stop + width
+                    if stop >= end:
+                        break
+                    point, width = _decode(text, stop)
+                    if classes[point] != kind:
+                        if classes[point] != 0 and kind == SPACE and last > i:
+                            stop = last  # the last of several spaces begins the next word
+                        break
+                if kind == 0 or (stop < end and classes[point] == 0):
+                    state[0], state[1], state[2], state[3], state[4] = piece, i, p, num_hard, point
+                    return UNKNOWN_CODE_POINT
+            length = stop - i
+            value, known, has_nul = UNPACKED, False, False
+            slot, key, rest = uint64(0), uint64(0), uint64(0)
+            if length <= 16:
+                for k in range(i, stop):
+                    if text[k] == 0:  # which a key cannot tell from its end
+                        has_nul = True
+                key = _load64(text, i)
+                if length <= 8:
+                    key &= ~uint64(0) >> uint64(64 - 8 * length)
+                    slot = ((key * GOLDEN) >> uint64(45)) & short_mask
+                    while short[uint64(2) * slot] != key and short[uint64(2) * slot] != EMPTY:
+                        slot = (slot + uint64(1)) & short_mask
+                    known = short[uint64(2) * slot] == key and not has_nul
+                    value = short[uint64(2) * slot + uint64(1)]
+                else:
+                    rest = _load64(text, i + 8) & (~uint64(0) >> uint64(128 - 8 * length))
+                    slot = (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(45)) & long_mask
+                    while long[uint64(4) * slot] != EMPTY and (
+                        long[uint64(4) * slot] != key or long[uint64(4) * slot + uint64(1)] != rest
+                    ):
+                        slot = (slot + uint64(1)) & long_mask
+                    known = long[uint64(4) * slot] == key and not has_nul
+                    value = long[uint64(4) * slot + uint64(2)]
+            if known and _count(out, value) != UNPACKED:
+                p += _put(out, p, value)
+            elif length > longest:
+                if num_hard == hard.shape[0]:
+                    return TOO_MANY_HARD
+                hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2] = i, stop, p
+                num_hard += 1
+            else:
+                for k in range(length):
+                    ids[k] = byte_ids[text[i + k]]
+                count = _merge(length, pairs, ids)
+                for k in range(count):
+                    out[p + k] = ids[k]
+                p += count
+                if not known and length <= 8 and not has_nul:
+                    if 2 * used[0] >= short.size // 2:
+                        _clear(short)
+                        used[0] = 0
+                        slot = ((key * GOLDEN) >> uint64(45)) & short_mask
+                    used[0] += 1
+                    short[uint64(2) * slot] = key
+                    short[uint64(2) * slot + uint64(1)] = _pack(out, ids, count)
+                elif not known and length <= 16 and not has_nul:
+                    if 2 * used[1] >= long.size // 4:
+                        _clear(long)
+                        used[1] = 0
+                        slot = (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(45)) & long_mask
+                    used[1] += 1
+                    long[uint64(4) * slot] = key
+                    long[uint64(4) * slot + uint64(1)] = rest
+                    long[uint64(4) * slot + uint64(2)] = _pack(out, ids, count)
+            i = stop
+        i = bounds[piece + 1]
+        if separators[piece]:
+            out[p] = separator
+            p += 1
+        out_bounds[piece + 1] = p
+    state[3] = num_hard
+    return DONE

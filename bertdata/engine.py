@@ -22,10 +22,11 @@ from bertdata.types import SpecialTokens
 PAGE = 256  # code points probed at a time
 SHORT_SLOTS, LONG_SLOTS = 1 << 18, 1 << 17  # of the run tables; 4 MB each
 WORD_BYTES = 4096  # of a normalized word; a longer one that is no unknown is left to the tokenizer
+MERGED_BYTES = 64  # of a word of BPE; merging takes their square, so a longer one is left to the tokenizer
 HARD_SHARE = 256  # bytes of text for each run that is left to the tokenizer, before all of it is
 
 
-def of(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> WordPiece | None:
+def of(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> Engine | None:
     """The engine of a tokenizer, from it and its JSON, its kernels loaded; None if there is none for its kind."""
     if any(not token.special for token in tokenizer.get_added_tokens_decoder().values()):
         return None  # such a token is cut out of the text before all else
@@ -44,38 +45,56 @@ def of(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: Specia
             name: normalizer[name] for name in ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
         }
         return WordPiece(tokenizer, flags, model, special.vocab_size)
+    if kinds == (None, "ByteLevel", "BPE"):
+        options = content["model"]
+        plain = not any(
+            options.get(name)
+            for name in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
+                         "byte_fallback", "ignore_merges")
+        )  # fmt: skip
+        byte_ids = [vocabulary.get(letter, -1) for letter in _letters_of_bytes()]
+        words = not pre_tokenizer["add_prefix_space"] and pre_tokenizer.get("use_regex", True)
+        if not plain or not words or min(byte_ids) < 0 or max(vocabulary.values()) >= 1 << 20:
+            return None
+        pairs = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in options["merges"]]
+        given = {vocabulary[left + right] for left, right in pairs} | set(byte_ids)
+        if given & set(special.special_ids):
+            return None  # a word may spell it, which must be counted
+        return ByteLevelBPE(tokenizer, {pair: rank for rank, pair in enumerate(pairs)}, byte_ids, special.vocab_size)
     return None
 
 
-class WordPiece:
-    """BertNormalizer, BertPreTokenizer and WordPiece. Thread-safe; each thread has run tables of its own."""
+def _letters_of_bytes() -> list[str]:
+    """The characters that stand for bytes in byte-level vocabularies: themselves if they print, else from U+0100 on."""
+    prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in prints else chr(next(others)) for byte in range(256)]
 
-    def __init__(
-        self, tokenizer: tokenizers.Tokenizer, normalizer: dict[str, Any], model: Any, vocab_size: int
-    ) -> None:
-        """normalizer: the flags of BertNormalizer."""
+
+class Engine:
+    """What engines share. Thread-safe; each thread has run tables of its own."""
+
+    takes_lines: bool  # whether the ids of a text are those of its lines one after the other
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
-        self._normalizer = normalizers.BertNormalizer(**normalizer)
-        self._pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        strip = normalizer["strip_accents"]
-        self._reorders = normalizer["lowercase"] if strip is None else strip  # the only normal form that BERT applies
-        self._fold = kernels.FOLD if normalizer["lowercase"] else np.uint64(0)
-        vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-        self._unk = vocabulary[model.unk_token]
-        self._model = model
-        self._max_chars = model.max_input_chars_per_word
         self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-        self._edges, self._node_ids = _trie(vocabulary, model.continuing_subword_prefix)
-        self._points = np.zeros((0x110000, 2), np.uint64)
         self._probing = threading.Lock()
         self._of_thread = threading.local()
-        self._probe(0)
-        self._stop_values = np.full(256, kernels.EMPTY)
-        whats = self._points[:128, 0] & np.uint64(7)
-        ends_word = (whats == kernels.BREAK) | (whats == kernels.ALONE)
-        self._stop_values[:128][ends_word] = self._points[:128, 1][ends_word]
-        letters = [ord(c) for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"]
-        assert (whats[letters] == kernels.LETTER).all() and whats[ord("\n")] == kernels.BREAK  # noqa: S101, PT018
+
+    def _run(self, text: Any, bounds: Any, separators: Any, separator: int, tables: Any, results: Any) -> int:
+        """The kernel's answer."""
+        raise NotImplementedError
+
+    def _is_probed(self, first: int) -> bool:
+        raise NotImplementedError
+
+    def _fill(self, first: int) -> None:
+        """Asks the tokenizer about code points first, first + 1, ..., first + PAGE - 1."""
+        raise NotImplementedError
+
+    def _warm(self) -> None:
+        """Loads the kernel."""
         self.encode(np.zeros(kernels.PADDING, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.bool_), 0)
 
     def encode(
@@ -84,17 +103,14 @@ class WordPiece:
         """The ids of pieces of text and their offsets, as kernels.wordpiece has them; None: ask the tokenizer."""
         if text.size < bounds[-1] + kernels.PADDING:
             text = np.concatenate([text[: bounds[-1]], np.zeros(kernels.PADDING, np.uint8)])
-        short, long, used, word, ids = self._tables()
+        tables = self._tables()
         out = np.empty(bounds[-1] + 4, self._dtype)
         out_bounds = np.zeros(bounds.size, np.int64)
         hard = np.empty((16 + int(bounds[-1]) // HARD_SHARE, 3), np.int64)
         state = np.zeros(5, np.int64)
         state[1] = bounds[0]
         while True:
-            answer = kernels.wordpiece(
-                text, bounds, separators, separator, self._points, self._stop_values, self._fold, self._max_chars,
-                self._unk, self._edges, self._node_ids, short, long, used, word, ids, out, out_bounds, hard, state,
-            )  # fmt: skip
+            answer = self._run(text, bounds, separators, separator, tables, (out, out_bounds, hard, state))
             if answer == kernels.TOO_MANY_HARD:
                 return None
             if answer == kernels.DONE:
@@ -102,6 +118,12 @@ class WordPiece:
             self._probe(int(state[4]) // PAGE)
         out = out[: out_bounds[-1]]
         return self._with_hard(text, bounds, out, out_bounds, hard[: state[3]]) if state[3] else (out, out_bounds)
+
+    def _probe(self, page: int) -> None:
+        """Fills the tables for 256 code points."""
+        with self._probing:
+            if not self._is_probed(page * PAGE):
+                self._fill(page * PAGE)
 
     def _tables(self) -> tuple[Any, ...]:
         if not hasattr(self._of_thread, "tables"):
@@ -120,18 +142,54 @@ class WordPiece:
         more = np.bincount(pieces, [ids.size for ids in found], bounds.size - 1).astype(np.int64)
         return out, out_bounds + np.append(0, np.cumsum(more))
 
-    def _probe(self, page: int) -> None:
-        """Fills the table for 256 code points."""
-        with self._probing:
-            first = page * PAGE
-            if self._points[first + PAGE - 1, 0]:
-                return
-            if 0xD800 <= first < 0xE000:  # surrogates are in no valid UTF-8
-                self._points[first : first + PAGE, 0] = kernels.SILENT
-                return
-            whats, values = zip(*map(self._entry, *self._normal_forms(first)), strict=True)
-            self._points[first : first + PAGE, 1] = values
-            self._points[first : first + PAGE, 0] = whats  # last: it tells kernels in other threads to go on
+
+class WordPiece(Engine):
+    """BertNormalizer, BertPreTokenizer and WordPiece."""
+
+    takes_lines = True
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, normalizer: dict[str, Any], model: Any, vocab_size: int
+    ) -> None:
+        """normalizer: the flags of BertNormalizer."""
+        super().__init__(tokenizer, vocab_size)
+        self._normalizer = normalizers.BertNormalizer(**normalizer)
+        self._pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        strip = normalizer["strip_accents"]
+        self._reorders = normalizer["lowercase"] if strip is None else strip  # the only normal form that BERT applies
+        self._fold = kernels.FOLD if normalizer["lowercase"] else np.uint64(0)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+        self._unk = vocabulary[model.unk_token]
+        self._model = model
+        self._max_chars = model.max_input_chars_per_word
+        self._edges, self._node_ids = _trie(vocabulary, model.continuing_subword_prefix)
+        self._points = np.zeros((0x110000, 2), np.uint64)
+        self._probe(0)
+        self._stop_values = np.full(256, kernels.EMPTY)
+        whats = self._points[:128, 0] & np.uint64(7)
+        ends_word = (whats == kernels.BREAK) | (whats == kernels.ALONE)
+        self._stop_values[:128][ends_word] = self._points[:128, 1][ends_word]
+        letters = [ord(c) for c in "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"]
+        assert (whats[letters] == kernels.LETTER).all() and whats[ord("\n")] == kernels.BREAK  # noqa: S101, PT018
+        self._warm()
+
+    def _run(self, text: Any, bounds: Any, separators: Any, separator: int, tables: Any, results: Any) -> int:
+        short, long, used, word, ids = tables
+        return kernels.wordpiece(  # type: ignore[no-any-return]
+            text, bounds, separators, separator, self._points, self._stop_values, self._fold, self._max_chars,
+            self._unk, self._edges, self._node_ids, short, long, used, word, ids, *results,
+        )  # fmt: skip
+
+    def _is_probed(self, first: int) -> bool:
+        return bool(self._points[first + PAGE - 1, 0])
+
+    def _fill(self, first: int) -> None:
+        if 0xD800 <= first < 0xE000:  # surrogates are in no valid UTF-8
+            self._points[first : first + PAGE, 0] = kernels.SILENT
+            return
+        whats, values = zip(*map(self._entry, *self._normal_forms(first)), strict=True)
+        self._points[first : first + PAGE, 1] = values
+        self._points[first : first + PAGE, 0] = whats  # last: it tells kernels in other threads to go on
 
     def _normal_forms(self, first: int) -> tuple[list[str], list[str], list[str]]:
         """A page's code points, what the normalizer makes of each, and what the pre-tokenizer makes of that.
@@ -175,6 +233,49 @@ class WordPiece:
             if len(found) == 1:
                 return int(kernels.ALONE), found[0] | 1 << (48 if self._dtype == np.uint16 else 60)
         return int(kernels.HARD), 0
+
+
+class ByteLevelBPE(Engine):
+    """Byte-level BPE with GPT-2's rule for words (Radford et al., 2019)."""
+
+    takes_lines = False  # line ends are tokens
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, merges: dict[tuple[str, str], int], byte_ids: list[int], vocab_size: int
+    ) -> None:
+        """merges: rank by pair. byte_ids [256]: the id of each byte."""
+        super().__init__(tokenizer, vocab_size)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+        ranked = sorted(merges, key=merges.__getitem__)
+        columns = [(vocabulary[left], vocabulary[right], vocabulary[left + right]) for left, right in ranked]
+        self._pairs = np.full(4 << len(columns).bit_length(), kernels.EMPTY)
+        kernels.add_pairs(*np.array(columns, np.int64).reshape(-1, 3).T.copy(), self._pairs)
+        self._byte_ids = np.array(byte_ids, np.int64)
+        self._classes = np.zeros(0x110000, np.uint8)
+        patterns = ((r"\p{L}", "L"), (r"\p{N}", "1"), (r"\s", " "))
+        self._classify = normalizers.Sequence(
+            [normalizers.Replace(tokenizers.Regex(pattern), instead) for pattern, instead in patterns]
+        )
+        self._probe(0)
+        self._warm()
+
+    def _run(self, text: Any, bounds: Any, separators: Any, separator: int, tables: Any, results: Any) -> int:
+        short, long, used, _, ids = tables
+        return kernels.byte_level_bpe(  # type: ignore[no-any-return]
+            text, bounds, separators, separator, self._classes, self._byte_ids, self._pairs, MERGED_BYTES, short, long,
+            used, ids, *results,
+        )  # fmt: skip
+
+    def _is_probed(self, first: int) -> bool:
+        return bool(self._classes[first + PAGE - 1])
+
+    def _fill(self, first: int) -> None:
+        kinds = {"L": kernels.WORD, "1": kernels.NUMBER, " ": kernels.SPACE}
+        if 0xD800 <= first < 0xE000:  # surrogates are in no valid UTF-8
+            self._classes[first : first + PAGE] = kernels.OTHER
+            return
+        classes = self._classify.normalize_str("".join(chr(first + k) for k in range(PAGE)))
+        self._classes[first : first + PAGE] = [kinds.get(c, kernels.OTHER) for c in classes]
 
 
 def _trie(vocabulary: dict[str, int], prefix: str) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:

@@ -93,7 +93,7 @@ class Tokenizer:
             forbidden[self.special.unk] = False
         self._forbidden = forbidden
         self._preparing = Lock()
-        self._engine: engine.WordPiece | Literal[False] | None = None  # None: not prepared; False: there is none
+        self._engine: engine.Engine | Literal[False] | None = None  # None: not prepared; False: there is none
 
     @property
     def token_dtype(self) -> str:
@@ -124,7 +124,7 @@ class Tokenizer:
         """
         self.prepare()
         separator = self.special.separator
-        if self._engine:
+        if self._engine and (self._engine.takes_lines or not sentences):
             text, bounds = np.frombuffer(data, np.uint8), offsets
             if sentences:
                 bounds = np.append(offsets[0], np.flatnonzero(text[: offsets[-1]] == ord("\n")) + 1)
