@@ -1,53 +1,115 @@
-"""How fast does text become shards, and how much of that is the tokenizer?
+"""How long does text take to become fsynced shards, start-up and all, beside a `datasets` script that does the same?
 
-    python benchmarks/bench_build.py corpus.txt tokenizer.json
+    python benchmarks/bench_build.py corpus.txt tokenizer.json [--copies 10] [--rival-copies 2] [--rounds 3]
 
-Regime: file in the page cache, two threads, fsynced shards in a temporary directory, start-up of Python not counted.
-The ceiling for now is `tokenizers` itself, whose batch calls give the ids: it is measured in the same rounds, on the
-same documents in memory, with its own two threads and nothing written.
+Regime: file in the page cache, kernels compiled, two workers each, every run a process of its own from start to exit.
+The rival loads the text by paragraph-separated documents, maps the tokenizer's fast batch call over it in two processes
+and saves to disk. Besides the ratio of whole times, the ratio of slopes: seconds for each further megabyte, from one
+copy of the corpus to several. The rival is too slow for ten copies, so its slope is taken from fewer. The parts of our
+own run (reading, tokenizing, writing) are timed by themselves on one thread.
 """
 
 from __future__ import annotations
 
-import os
+import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from common import report, rounds
-from tokenizers import Tokenizer
+import click
+import numpy as np
+from common import report
 
-from bertdata.build import build
+from bertdata import tokens
+from bertdata.shard import ArrayWriter
 from bertdata.text import TextFormat, read_blocks
 
+RIVAL = """
+import os, sys
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+from datasets import load_dataset
+from tokenizers import Tokenizer
+tokenizer = Tokenizer.from_file(sys.argv[2])
+tokenizer.no_truncation(); tokenizer.no_padding()
+def encode(rows):
+    return {"ids": [e.ids for e in tokenizer.encode_batch_fast(rows["text"], add_special_tokens=False)]}
+text = load_dataset("text", data_files=sys.argv[1], sample_by="paragraph", split="train", cache_dir=sys.argv[3])
+text.map(encode, batched=True, batch_size=100, num_proc=2, remove_columns=["text"]).save_to_disk(sys.argv[3] + "/out")
+"""
 
-def main() -> None:
-    corpus, tokenizer = Path(sys.argv[1]), sys.argv[2]
-    size = corpus.stat().st_size
-    theirs = Tokenizer.from_file(tokenizer)
-    theirs.encode_special_tokens = True
-    texts = corpus.read_text(errors="replace").split("\n\n")
 
-    def ours() -> float:
-        with tempfile.TemporaryDirectory() as directory:
-            build([corpus], Path(directory) / "shards", tokenizer=tokenizer, workers=2)
-        return size
+def timed(command: list[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - start
 
-    def reading() -> float:
-        return sum(len(block.data) for block in read_blocks([corpus], TextFormat()))
 
-    def tokenizing() -> float:
-        os.environ["TOKENIZERS_PARALLELISM"] = "true"
-        for start in range(0, len(texts), 200):
-            theirs.encode_batch_fast(texts[start : start + 200], add_special_tokens=False)
-        return size
+@click.command()
+@click.argument("corpus", type=Path)
+@click.argument("tokenizer")
+@click.option("--copies", default=10)
+@click.option("--rival-copies", default=2, help="0: leave the rival out.")
+@click.option("--rounds", "repeats", default=3)
+def main(corpus: Path, tokenizer: str, copies: int, rival_copies: int, repeats: int) -> None:
+    size = corpus.stat().st_size / 1e6
 
-    os.environ["RAYON_NUM_THREADS"] = "2"
-    found = rounds({"bertdata build": ours, "reading only": reading, "encode_batch_fast": tokenizing}, repeats=3)
-    rates = {name: round(rate["median"] / 1e6, 2) for name, rate in found.items()}
-    for name, rate in rates.items():
-        print(f"{name:<30}{rate:>10.2f} MB/s")
-    report("text to shards", "warm file, two threads", {"MB/s": rates, "bytes": size})
+    def build(path: Path) -> float:
+        with tempfile.TemporaryDirectory() as out:
+            command = ["build", str(path), "--out", f"{out}/shards", "--tokenizer", tokenizer, "--workers", "2"]
+            return timed([sys.executable, "-m", "bertdata", *command])
+
+    def rival(path: Path) -> float:
+        with tempfile.TemporaryDirectory() as out:
+            return timed([sys.executable, "-c", RIVAL, str(path), tokenizer, out])
+
+    with tempfile.TemporaryDirectory() as directory:
+        many, several = Path(directory) / "many.txt", Path(directory) / "several.txt"
+        for path, count in ((many, copies), (several, rival_copies)):
+            with open(path, "wb") as file:
+                for _ in range(count):
+                    file.write(corpus.read_bytes() + b"\n\n")
+        build(corpus)
+        seconds: dict[str, list[float]] = {"ours, one": [], "ours, many": [], "rival, one": [], "rival, several": []}
+        for _ in range(repeats):
+            seconds["ours, one"].append(build(corpus))
+            seconds["ours, many"].append(build(many))
+            if rival_copies:
+                seconds["rival, one"].append(rival(corpus))
+                seconds["rival, several"].append(rival(several))
+    medians = {name: round(statistics.median(found), 2) for name, found in seconds.items() if found}
+    for name, median in medians.items():
+        print(f"{name:<20}{median:>9.2f} s")
+    slope = size * (copies - 1) / (medians["ours, many"] - medians["ours, one"])
+    result = {"seconds": medians, "MB": round(size, 1), "ours MB/s by slope": round(slope, 1)}
+    if rival_copies:
+        theirs = size * (rival_copies - 1) / (medians["rival, several"] - medians["rival, one"])
+        result |= {
+            "rival MB/s by slope": round(theirs, 2),
+            "whole, times": round(medians["rival, one"] / medians["ours, one"], 1),
+            "slope, times": round(slope / theirs, 1),
+        }
+    report("file to shards", "whole command, two workers", result | {"parts, MB/s": parts(corpus, tokenizer)})
+
+
+def parts(corpus: Path, tokenizer: str) -> dict[str, float]:
+    """Megabytes of text a second of each part alone, on one thread."""
+    encoder, size = tokens.load(tokenizer), corpus.stat().st_size / 1e6
+    encoder.prepare()
+    start = time.perf_counter()
+    blocks = list(read_blocks([corpus], TextFormat()))
+    read = time.perf_counter()
+    encoded = [encoder.encode(block.data, block.offsets, sentences=False) for block in blocks]
+    tokenized = time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory:
+        writer = ArrayWriter(Path(directory) / "tokens.npy", np.dtype(encoded[0].ids.dtype).str)
+        for found in encoded:
+            writer.append(found.ids)
+        writer.commit()
+        written = time.perf_counter()
+    laps = {"reading": read - start, "tokenizing": tokenized - read, "writing, fsync, digests": written - tokenized}
+    return {name: round(size / lap, 1) for name, lap in laps.items()}
 
 
 if __name__ == "__main__":
