@@ -161,7 +161,7 @@ class WordPiece(Engine):
         vocabulary = tokenizer.get_vocab(with_added_tokens=False)
         self._unk = vocabulary[model.unk_token]
         self._model = model
-        self._max_chars = model.max_input_chars_per_word
+        self._max_chars = min(model.max_input_chars_per_word, 1 << 62)
         self._edges, self._node_ids = _trie(vocabulary, model.continuing_subword_prefix)
         self._points = np.zeros((0x110000, 2), np.uint64)
         self._probe(0)

@@ -1,0 +1,520 @@
+"""Our engines give the ids that the `tokenizers` library gives, whatever the text, the tokenizer and the history."""
+
+import itertools
+import json
+import random
+import sys
+import threading
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import numpy as np
+import pytest
+import tokenizers
+from conftest import SPECIALS, make_text
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from bertdata import engine, tokens
+
+HARD_SHARE = engine.HARD_SHARE
+FLAGS = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
+EVERY_FLAG = [
+    dict(zip(FLAGS, values, strict=True))
+    for values in itertools.product((True, False), (True, False), (None, True, False), (True, False))
+]
+LETTERS = "abcdefghijklmnoprstuvwxyABCDEFGHITX0123456789"  # neither q nor z
+VOCABULARY = [
+    *SPECIALS, *LETTERS, *("##" + c for c in LETTERS), *"#.,-|=`", "##", "the", "them", "theory", "##the", "##ory",
+    "THE", "The", "##ING", "##ing", "##Ing", "abcdefgh", "abcdefghi", "abcdefghabcdefgh", "abcdefghabcdefghi",
+    "##abcdefgh", "a" * 63, "a" * 64, "##" + "a" * 64, "a" * 101, "水", "##水", "火", "##水火", "豈", "##豈", "\uf900",
+    "é", "##é", "É", "##É", "naïve", "naive", "nai", "##̈ve", "ñ", "e\u0301", "##e\u0301", "##\u0301", "\u0301", "ß",
+    "##ß", "##ss", "σ", "##σ", "ς", "##ς", "Σ", "i\u0307", "##\u0307", "가", "##각", "\u1100", "\u1100\u1161",
+    "##\u1161", "##\u11a8", "\U0001f600", "##\U0001f600", "##\u200d", "\u302e", "##\u302e", "##\u0334", "##\U0001d165",
+    "\U0001d165", "\U0001d157", "##\U0001d15e", "\0", "##\0", "\ue000", "##\ue000", "\u3000", "\ufffd", "##\ufffd",
+    "\u0378", "##\U000e0001", "हि", "##न्दी", "ह", "##न", "##\u093f", "\u037e", "¿", "\u2028", "##\x85", "\xad",
+]  # fmt: skip
+ODD = (
+    "\0\x01\t\n\v\f\r\x1c\x1f\x7f\x80\x85\x9f\xa0\xad¿\u034f\u0378\u037e\u0387\u0600\u061c\u070f\u1680\u180e\u2000"
+    "\u200b\u200c\u200d\u200e\u2028\u2029\u202f\u2060\u2260\u2329\u2126\u212a\u3000\ufeff\ufffc\ufffd\ufffe\uffff"
+    "\ue000\uf8ff\U000e0001\U000e0100\U000f0000\U0010ffff\U0001fffe\U00030000"
+    "\u0300\u0301\u0307\u0308\u0316\u031b\u0327\u0334\u0338\u0344\u0345\u05b0\u064b\u093c\u094d\u0f71\u0f72\u0f73\u0f81"
+    "\u1161\u11a8\u16ff0\u302a\u302e\u302f\u3099\u309a\u20dd\ufe0f\U0001d165\U0001d166\U0001d167\U0001d16d\U0001d16e"
+    "\U0001d15e\U0001d160\U0001d1bb\U00016ff0\U00011f41\U0001e94a"
+    "éÉïñßẞΣσςİıŉǅﬃĳṨẛ̣ệåΐᾳᾼKÅ가각힣ᄀ水火豈\uf900\ufa0e\U0002f800\U0002a6d6㐀々〇、。「🇦\U0001f600👩़क़ड़আோกำ\u0e33ꙮ\ufb1d\ufb2c𝒜𝟘ⅨⓐＡ"
+)
+LENGTHS = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 47, 48, 49, 62, 63, 64, 65, 66, 99, 100, 101, 127, 128, 129, 200]
+RUNS = st.builds(
+    lambda some, length: (some * length)[:length],
+    st.text("abcdefghtTHEhqz09", min_size=1, max_size=9),
+    st.sampled_from(LENGTHS),
+)
+PIECES = st.one_of(
+    RUNS,
+    st.text(max_size=6),
+    st.text(ODD, max_size=5),
+    st.text("\u302e\U0001d165\u0334\u0345\u0301\U0001d15e\u0f73 ", max_size=6),
+    st.sampled_from(VOCABULARY),
+    st.text(" \n\t\r.,'-|#", min_size=1, max_size=3),
+    st.characters(min_codepoint=0x1100, max_codepoint=0xD7FF),
+    st.characters(min_codepoint=0xF900, max_codepoint=0x2FFFF),
+    st.characters(min_codepoint=0x80, max_codepoint=0x7FF),
+)
+TEXTS = st.lists(st.one_of(st.text(max_size=30), st.lists(PIECES, max_size=14).map("".join)), min_size=1, max_size=6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hard_runs_never_too_many():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "HARD_SHARE", 1)
+        yield
+
+
+def load(vocabulary, *, special=SPECIALS, roles=None, edit=lambda content: None, flags=None, **model):
+    """A WordPiece tokenizer. edit: changes its JSON."""
+    if not isinstance(vocabulary, dict):
+        vocabulary = {token: number for number, token in enumerate(vocabulary)}
+    model = {"unk_token": "[UNK]", "max_input_chars_per_word": 100} | model
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, **model))
+    tokenizer.normalizer = normalizers.BertNormalizer(**(flags or {}))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens([token for token in special if token in vocabulary])
+    content = json.loads(tokenizer.to_str())
+    edit(content)
+    tokenizer = tokens.Tokenizer(json.dumps(content), roles)
+    tokenizer.prepare()
+    return tokenizer
+
+
+def block(texts):
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *(len(text) + 1 for text in encoded)], dtype=np.int64)
+    return b"".join(text + b"\n" for text in encoded), offsets
+
+
+def assert_same(found, expected, *said):
+    assert found.ids.dtype == expected.ids.dtype
+    assert found.ids.tolist() == expected.ids.tolist(), said
+    assert found.documents.tolist() == expected.documents.tolist(), said
+    assert (found.sentences is None) == (expected.sentences is None)
+    if found.sentences is not None:
+        assert found.sentences.tolist() == expected.sentences.tolist(), said
+    assert found.special_ids_replaced == expected.special_ids_replaced, said
+
+
+def by_engine(tokenizer, data, offsets, **options):
+    tokenizer.prepare()
+    assert tokenizer._engine
+    with mock.patch.object(tokenizer, "_encode_by_library", side_effect=AssertionError("not by the engine")):
+        return tokenizer.encode(data, offsets, **options)
+
+
+def check(tokenizer, texts, *said, encode=by_engine):
+    data, offsets = block(texts)
+    for sentences in (False, True):
+        expected = tokenizer._encode_by_library(data, offsets, sentences=sentences)
+        assert_same(encode(tokenizer, data, offsets, sentences=sentences), expected, sentences, *said)
+
+
+def by_either(tokenizer, data, offsets, **options):
+    return tokenizer.encode(data, offsets, **options)
+
+
+@pytest.fixture(scope="module")
+def every_kind():
+    """A tokenizer for each choice of flags, all of one vocabulary."""
+    return [(flags, load(VOCABULARY, flags=flags)) for flags in EVERY_FLAG]
+
+
+@pytest.fixture(scope="module")
+def uncased(bert):
+    return tokens.load(str(bert))
+
+
+def random_words(seed, count, alphabet=LETTERS + "qz", longest=20):
+    rng = random.Random(seed)
+    return ["".join(rng.choices(alphabet, k=rng.randint(1, longest))) for _ in range(count)]
+
+
+def random_texts(seed, count):
+    """Documents of a hundred pieces, some of them joined."""
+    rng = random.Random(seed)
+
+    def piece():
+        kind = rng.random()
+        if kind < 0.4:
+            return "".join(rng.choices(LETTERS + "qz", k=rng.choice([*range(1, 12), *LENGTHS])))
+        if kind < 0.6:
+            return rng.choice(VOCABULARY)
+        if kind < 0.8:
+            return "".join(rng.choices(ODD, k=rng.randint(1, 4)))
+        point = rng.randrange(rng.choice([0x100, 0x3000, 0xD800, 0x20000, 0x110000]))
+        return chr(point) if not 0xD800 <= point < 0xE000 else "\u302e"
+
+    return ["".join(piece() + rng.choice(["", "", " ", "\n"]) for _ in range(100)) for _ in range(count)]
+
+
+# -------------------------------------------------------------------------------------------------------------- texts
+
+
+@settings(max_examples=12)
+@given(TEXTS)
+@example(["\u302e\U0001d165\u0334\u0345\u0301", "a\u302e\U0001d165b \u0345a\u0334"])
+@example(["", "", "\n", " ", "\0", "\u0301", "\n\u302e\U0001d165\n\u302e\n\na"])
+@example(["水\u302ea\u0301水水", "≠\u302e\U0001d165=\u0338", "a\0b\x01\xadc", "İstanbul ΑΣ ß"])
+@example(["a" * 63 + ".", "a" * 64, "a" * 65 + "é", "é" * 32, "b" * 100, "b" * 101])
+def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, texts):
+    for flags, tokenizer in every_kind:
+        check(tokenizer, texts, flags)
+
+
+def test_long_random_texts_for_every_choice_of_flags(every_kind):
+    texts = random_texts(0, 15)
+    for flags, tokenizer in every_kind:
+        check(tokenizer, texts, flags)
+
+
+@given(TEXTS)
+@example(["[MASK] [CLS]", "", " \n", "a[SEP]b ##ing", "\u302e\U0001d165 unaffable naïve"])
+def test_ids_are_those_of_the_library_for_bert(uncased, texts):
+    check(uncased, texts)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=5))
+@example([bytes(range(256)), b"a" * 17 + b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xf0\x9f\x98"])
+def test_bytes_that_were_no_text(every_kind, uncased, raws):
+    texts = [raw.decode("utf-8", "replace") for raw in raws]
+    check(uncased, texts)
+    for flags, tokenizer in every_kind[::5]:
+        check(tokenizer, texts, flags)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(True, True, None, True), (False, False, True, False)],
+)
+def test_every_code_point_alone_and_between_letters(values):
+    tokenizer = load(VOCABULARY, flags=dict(zip(FLAGS, values, strict=True)))
+    points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
+    assert len(points) == 1_112_064
+    for first in range(0, len(points), 100_000):
+        some = points[first : first + 100_000]
+        texts = [" ".join(f"{c} a{c}b" for c in some[k : k + 1000]) for k in range(0, len(some), 1000)]
+        data, offsets = block(texts)
+        expected = tokenizer._encode_by_library(data, offsets, sentences=False)
+        assert_same(by_engine(tokenizer, data, offsets, sentences=False), expected, hex(ord(some[0])))
+
+
+@pytest.mark.parametrize("strip", [True, False])
+def test_marks_in_a_row_are_put_in_the_order_of_the_library(strip):
+    tokenizer = load(VOCABULARY, flags={"strip_accents": strip, "lowercase": False})
+    marks = [chr(point) for point in range(0x110000) if unicodedata.combining(chr(point))]
+    marks += [c for c in map(chr, range(0x110000)) if unicodedata.combining(unicodedata.normalize("NFD", c)[-1])][::7]
+    others = "\u0301\u0334\u0345\u302e\U0001d165\U0001d15e\u0f73\u034f水\0"
+    for other in others:
+        check(tokenizer, [" ".join(f"a{c}{other}b {other}{c} {c}{other}\u302e" for c in marks)], hex(ord(other)))
+
+
+def test_runs_of_every_length_wherever_they_begin(every_kind):
+    around = ((0, "", ""), (60, " ", "é"), (9, "水", "."), (17, "é", "\0"))
+    texts = [
+        "x" * before + stop + "ab" * (length // 2) + "c" * (length % 2) + end
+        for length in range(140)
+        for before, stop, end in around
+    ]
+    for flags, tokenizer in every_kind[::3]:
+        check(tokenizer, texts, flags)
+        for text in texts[:: 4 * 7]:
+            check(tokenizer, [text], flags)
+
+
+def test_blocks_of_nothing(every_kind):
+    for _, tokenizer in every_kind[:2]:
+        for texts in ([], [""], ["", ""], ["\n"], ["\n\n", "", " \n\t"], ["\0"] * 3):
+            check(tokenizer, texts)
+
+
+def test_only_the_documents_of_the_offsets_are_encoded(every_kind):
+    texts = ["before\nit", "", "the \u302e\n\nriver\n", "水 a", "x", "\n", "after " * 30]
+    data, offsets = block(texts)
+    for _, tokenizer in every_kind[::7]:
+        for first, last in itertools.combinations(range(len(texts) + 1), 2):
+            part = offsets[first : last + 1]
+            for sentences in (False, True):
+                expected = tokenizer._encode_by_library(data, part, sentences=sentences)
+                found = by_engine(tokenizer, bytearray(data), part, sentences=sentences)  # bytearray: compiled already
+                assert_same(found, expected, first, last, sentences)
+
+
+def test_a_text_that_lies_at_the_very_end_of_its_memory(uncased):
+    """The kernel reads words of 8 and 64 bytes."""
+    for length in range(130):
+        for end in ("", "é", "水", "\U0001f600"):
+            check(uncased, ["a" * length + end])
+
+
+# --------------------------------------------------------------------------------------------------------- tokenizers
+
+
+@given(
+    vocabulary=st.sets(st.text("abéA水#x@\u0301", min_size=1, max_size=6), max_size=14),
+    prefix=st.sampled_from(["##", "", "@@", "x", "é", "aa"]),
+    longest=st.integers(0, 12),
+    flags=st.sampled_from(EVERY_FLAG),
+    texts=st.lists(st.text("abéÉA水#x@\u0301 .\n", max_size=25), max_size=5),
+    data=st.data(),
+)
+def test_any_vocabulary(vocabulary, prefix, longest, flags, texts, data):
+    vocabulary = data.draw(st.permutations([*sorted(vocabulary), *SPECIALS[1:]]))
+    unk = data.draw(st.sampled_from(vocabulary))
+    tokenizer = load(vocabulary, flags=flags, unk_token=unk, continuing_subword_prefix=prefix,
+                     max_input_chars_per_word=longest)  # fmt: skip
+    check(tokenizer, texts, encode=by_engine if unk in SPECIALS else by_either)
+
+
+@pytest.mark.parametrize("prefix", ["", "@@", "x", "é", "水水"])
+def test_what_marks_a_continuation_may_be_anything(prefix):
+    pieces = [token.replace("##", prefix, 1) if token.startswith("##") else token for token in VOCABULARY]
+    tokenizer = load(list(dict.fromkeys([*pieces, prefix + "x", prefix * 2 + "a"])), continuing_subword_prefix=prefix)
+    check(tokenizer, [*random_texts(1, 20), " ".join(VOCABULARY), "".join(VOCABULARY), "xxaxx @@a@@b ##a水水水éé"])
+
+
+@pytest.mark.parametrize("longest", [0, 1, 5, 8, 16, 17, 100, 101, 5000, 2**31, 2**63 - 1, 2**63, 2**64 - 1])
+def test_words_too_long_are_unknown(longest):
+    def edit(content):
+        content["model"]["max_input_chars_per_word"] = longest
+
+    tokenizer = load(VOCABULARY, edit=edit)
+    lengths = [*range(1, 20), 99, 100, 101, 102, 4000, 4079, 4080, 4081, 4095, 4096, 4097, 4999, 5000, 5001, 6000]
+    texts = [
+        f"{some * length}. {some * length} b" for length in lengths for some in ("a", "é", "ß", "가", "\U0001f600")
+    ]
+    texts += [" ".join("ab" * (length // 2) + "q" for length in lengths), "x\u302e" * 3000, "b\u0301" * 5000]
+    check(tokenizer, texts)
+    for text in texts[-12:]:
+        check(tokenizer, [text])
+
+
+@pytest.mark.parametrize("more", [65_536 - len(VOCABULARY), 65_537 - len(VOCABULARY), 70_000])
+def test_large_vocabularies(more):
+    names = [f"{token}w{number}" for number in range(more // 2 + 1) for token in ("", "##")][:more]
+    tokenizer = load([*VOCABULARY, *names])
+    assert tokenizer.token_dtype == ("<u2" if more + len(VOCABULARY) <= 1 << 16 else "<u4")
+    rng = random.Random(more)
+    words = ["w" + "w".join(str(rng.randrange(20_000, 36_000)) for _ in range(rng.randint(1, 5))) for _ in range(4000)]
+    last = names[-1].removeprefix("##")
+    check(tokenizer, [" ".join(words), "\n".join(words), last, f"a{last}{last}{last}", *random_texts(2, 10)])
+
+
+@pytest.mark.parametrize(("largest", "taken"), [(65_535, True), (65_536, True), (2**20 - 1, True), (2**20, False)])
+def test_large_ids(largest, taken):
+    vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
+    vocabulary |= {"水": largest, "##qq": largest - 1, "qq": largest - 2, ".": largest - 3}
+    tokenizer = load(vocabulary)
+    assert bool(tokenizer._engine) == taken
+    texts = ["水 qq. qqqq qqqqqq qqqqqqqq qqqqqqqqqq .水. éqq éqqqqqq", *random_texts(3, 5)]
+    check(tokenizer, texts, encode=by_engine if taken else by_either)
+
+
+@pytest.mark.parametrize("place", [0, 1, 60, 65_535, 65_536, 2**20 - 1])
+@pytest.mark.parametrize("unk", ["[UNK]", "a", "##a", "水", "[SEP]", "nothing at all", "\u0301"])
+def test_the_unknown_token_may_be_anything_anywhere(place, unk):
+    words = [token for token in [*VOCABULARY, "nothing at all"] if token != unk]
+    vocabulary = {token: number + (number >= place) for number, token in enumerate(words)} | {unk: place}
+    tokenizer = load(vocabulary, unk_token=unk)
+    check(tokenizer, ["a aa 水 zz zebra, \u0301 éq q水q \u302e", "[UNK] [SEP] nothing at all", *random_texts(4, 2)])
+
+
+@pytest.mark.parametrize("special", [["[SEP]", "[UNK]"], ["[UNK]"], ["</s>", "[UNK]"], ["[UNK]", "<s>", "</s>"]])
+def test_separators_of_every_kind(special):
+    tokenizer = load([*special, *VOCABULARY[len(SPECIALS) :]], special=special)
+    assert tokenizer.special.separator == (None if special == ["[UNK]"] else special.index(special[-1]) if "s" in
+                                           special[-1] else 0)  # fmt: skip
+    check(tokenizer, ["a", "", "\n\na\n水\n\n\u302e\n", "", "</s> <s>", "\n", "the"])
+    check(tokenizer, [""])
+
+
+def test_an_unknown_token_named_beside_the_tokenizer_is_not_the_models():
+    """Then the model's is a special token like others, which text must not give."""
+    tokenizer = load(VOCABULARY, roles={"unk": "[MASK]"})
+    check(tokenizer, ["a zz 水 q", "b"], encode=by_either)
+
+
+def test_two_tokens_may_share_an_id():
+    """Which of them the library then spells the id by is chance."""
+    for _ in range(8):
+        tokenizer = load(VOCABULARY, edit=lambda content: content["model"]["vocab"].update({"the": 4, "水": 0}))
+        check(tokenizer, ["the 水 a", "a"], encode=by_either)
+
+
+def test_a_file_may_leave_flags_out():
+    tokenizer = load(VOCABULARY, edit=lambda content: content["normalizer"].pop("strip_accents"))
+    check(tokenizer, random_texts(5, 3), encode=by_either)
+
+
+WORDS_AS_TOKENS = [
+    "PAD",
+    "pad",
+    "##pad",
+    "水",
+    "##水",
+    "[",
+    "##]",
+    "##",
+    "«x»",
+    "火水",
+    "naïve",
+    "<s>",
+    "a[b",
+    "##[a]",
+    "7",
+]
+
+
+@given(st.lists(st.sampled_from(WORDS_AS_TOKENS), min_size=1, max_size=2, unique=True), st.sampled_from(EVERY_FLAG))
+def test_special_tokens_that_text_spells_are_replaced_and_counted(special, flags):
+    tokenizer = load(list(dict.fromkeys([*VOCABULARY, *WORDS_AS_TOKENS])), special=[*SPECIALS, *special], flags=flags)
+    check(tokenizer, [" ".join(WORDS_AS_TOKENS), "a".join(WORDS_AS_TOKENS), "apad 水水 火水 x7"], encode=by_either)
+
+
+@pytest.mark.parametrize("special", ["PAD", "##pad", "水", "[", "##]", "##", "«x»", "7"])
+def test_a_special_token_that_a_word_can_spell_is_refused(special):
+    vocabulary = list(dict.fromkeys([*VOCABULARY, special]))
+    assert load(vocabulary)._engine
+    assert load(vocabulary, special=[*SPECIALS, special])._engine is False
+    assert load(vocabulary, roles={"mask": special})._engine is False
+
+
+def _without_pre_tokenizer(content):
+    content["pre_tokenizer"] = None
+
+
+def _without_normalizer(content):
+    content["normalizer"] = None
+
+
+def _whitespace(content):
+    content["pre_tokenizer"] = {"type": "Whitespace"}
+
+
+def _sequence(content):
+    content["normalizer"] = {"type": "Sequence", "normalizers": [content["normalizer"], {"type": "NFKC"}]}
+
+
+def _nfkc(content):
+    content["normalizer"] = {"type": "NFKC"}
+
+
+def _word_level(content):
+    content["model"] = {"type": "WordLevel", "vocab": content["model"]["vocab"], "unk_token": "[UNK]"}
+
+
+def _bpe(content):
+    content["model"] = {"type": "BPE", "vocab": content["model"]["vocab"], "merges": [], "unk_token": "[UNK]"}
+
+
+def _no_unknown(content):
+    content["model"]["unk_token"] = "<none>"
+
+
+def _added_word(content):
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    tokenizer.add_tokens([AddedToken("river bank", normalized=True)])
+    content["added_tokens"] = json.loads(tokenizer.to_str())["added_tokens"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        _without_pre_tokenizer, _without_normalizer, _whitespace, _sequence, _nfkc, _word_level, _bpe, _no_unknown,
+        _added_word,
+    ],
+)  # fmt: skip
+def test_other_kinds_are_left_to_the_library(edit):
+    tokenizer = load(VOCABULARY, edit=edit)
+    assert tokenizer._engine is False
+    check(tokenizer, ["the a river bank é 水", "b\na"], encode=by_either)
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def test_tables_that_fill_up_are_begun_anew(monkeypatch):
+    monkeypatch.setattr(engine, "SHORT_SLOTS", 16)
+    monkeypatch.setattr(engine, "LONG_SLOTS", 16)
+    tokenizer = load(VOCABULARY)
+    texts = [" ".join(random_words(seed, 300)) for seed in range(20)]
+    check(tokenizer, texts + texts)
+    check(tokenizer, texts)
+    for some in texts[:5]:
+        check(tokenizer, [some])
+
+
+def test_the_tables_of_a_thread_fill_up():
+    tokenizer = load(VOCABULARY)
+    words = random_words(7, 300_000, alphabet="abcdqz", longest=16)
+    assert len({word for word in words if len(word) <= 8}) > engine.SHORT_SLOTS // 4
+    assert len({word for word in words if len(word) > 8}) > engine.LONG_SLOTS
+    check(tokenizer, [" ".join(words)])
+    check(tokenizer, [" ".join(words[:1000])])
+
+
+def test_the_answer_does_not_depend_on_what_came_before():
+    blocks = [block(random_texts(seed, 6)) for seed in range(8)]
+    alone = [by_engine(load(VOCABULARY), *some, sentences=True) for some in blocks]
+    tokenizer = load(VOCABULARY)
+    for order in (range(8), reversed(range(8)), [3, 3, 0, 7, 3]):
+        for k in order:
+            assert_same(by_engine(tokenizer, *blocks[k], sentences=True), alone[k], k)
+
+
+def test_many_threads_give_what_one_gives(monkeypatch):
+    monkeypatch.setattr(engine, "SHORT_SLOTS", 256)
+    monkeypatch.setattr(engine, "LONG_SLOTS", 64)
+    blocks = [block([*random_texts(seed, 8), " ".join(random_words(seed, 500))]) for seed in range(24)]
+    one = load(VOCABULARY)
+    expected = [one._encode_by_library(*some, sentences=True) for some in blocks]
+    for turn in range(3):
+        tokenizer, together = load(VOCABULARY), threading.Barrier(8)
+
+        def work(number, tokenizer=tokenizer, together=together, turn=turn):
+            together.wait()
+            order = random.Random(8 * turn + number).sample(range(len(blocks)), len(blocks))
+            return [(k, tokenizer.encode(*blocks[k], sentences=True)) for k in order]
+
+        switching = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                answers = list(pool.map(work, range(8)))
+        finally:
+            sys.setswitchinterval(switching)
+        for k, found in itertools.chain.from_iterable(answers):
+            assert_same(found, expected[k], k)
+
+
+@pytest.mark.parametrize(("marks", "asked"), [(15, False), (16, False), (17, True), (400, True)])
+def test_a_text_full_of_marks_is_left_to_the_library(monkeypatch, marks, asked):
+    monkeypatch.setattr(engine, "HARD_SHARE", HARD_SHARE)
+    tokenizer = load(VOCABULARY)
+    text = " ".join(["a\u302e\U0001d165"] * marks) + "水 the"
+    data, offsets = block([text, "", "b"])
+    room = 16 + len(data) // HARD_SHARE
+    assert (marks > room) == asked
+    for sentences in (False, True):
+        with mock.patch.object(tokenizer, "_encode_by_library", wraps=tokenizer._encode_by_library) as library:
+            found = tokenizer.encode(data, offsets, sentences=sentences)
+        assert library.called == asked
+        assert_same(found, tokenizer._encode_by_library(data, offsets, sentences=sentences))
+    check(tokenizer, ["a plain text", make_text(5), "\u302e"])
+
+
+@settings(max_examples=15)
+@given(st.lists(st.text("\u302e\U0001d165\u0334\u0345\u0301\u0344\u0f73\U0001d15ea b\n水", max_size=60), max_size=6))
+def test_hard_runs_land_in_their_places(every_kind, texts):
+    for flags, tokenizer in every_kind[::2]:
+        check(tokenizer, texts, flags)
