@@ -36,14 +36,15 @@ def of(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: Specia
     if kinds == ("BertNormalizer", "BertPreTokenizer", "WordPiece"):
         if model.unk_token not in vocabulary or max(vocabulary.values()) >= 1 << 20:
             return None
-        spellings = {token_id: token for token, token_id in vocabulary.items()}
-        for token_id in set(special.special_ids) - {special.unk}:
-            spelling = spellings.get(token_id, "[]").removeprefix(model.continuing_subword_prefix)
-            if len(spelling) == 1 or not set(spelling) & set(string.punctuation):
+        forbidden = set(special.special_ids) - {special.unk}
+        if vocabulary[model.unk_token] in forbidden:
+            return None
+        for token, token_id in vocabulary.items():
+            spelling = token.removeprefix(model.continuing_subword_prefix)
+            if token_id in forbidden and (len(spelling) == 1 or not set(spelling) & set(string.punctuation)):
                 return None  # a word may spell it, which must be counted
-        flags = {
-            name: normalizer[name] for name in ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
-        }
+        names = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
+        flags = {name: getattr(tokenizer.normalizer, name) for name in names}
         return WordPiece(tokenizer, flags, model, special.vocab_size)
     if kinds == (None, "ByteLevel", "BPE"):
         options = content["model"]
@@ -53,7 +54,7 @@ def of(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: Specia
                          "byte_fallback", "ignore_merges")
         )  # fmt: skip
         byte_ids = [vocabulary.get(letter, -1) for letter in _letters_of_bytes()]
-        words = not pre_tokenizer["add_prefix_space"] and pre_tokenizer.get("use_regex", True)
+        words = not tokenizer.pre_tokenizer.add_prefix_space and pre_tokenizer.get("use_regex", True)
         if not plain or not words or min(byte_ids) < 0 or max(vocabulary.values()) >= 1 << 20:
             return None
         pairs = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in options["merges"]]
