@@ -1,6 +1,6 @@
 """How fast does text in memory become ids and offsets, beside `tokenizers` and nanotoken?
 
-    python benchmarks/bench_tokenize.py corpus.txt tokenizer.json [--megabytes 64] [--rounds 7]
+    python benchmarks/bench_tokenize.py corpus.txt|random tokenizer.json [--megabytes 64] [--rounds 7]
 
 Regime: documents (between blank lines) in memory → one array of ids and the offsets of documents, one thread but where
 it says two, kernels compiled. Cold: tables of words empty at the start; warm: as the pass before left them. The rivals
@@ -26,13 +26,33 @@ from common import report
 from numpy.typing import NDArray
 
 from bertdata import tokens
+from bertdata._kernels_text import PADDING
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 SLICES = 16
 
 
+def join(documents: list[bytes]) -> bytes:
+    """A block with room behind it for the kernel to read over the end, so that nothing copies it."""
+    return b"".join([*(document + b"\n" for document in documents), bytes(PADDING)])
+
+
 def offsets_of(documents: list[bytes]) -> NDArray[np.int64]:
     return np.append(0, np.cumsum([len(document) + 1 for document in documents])).astype(np.int64)
+
+
+def random_text(size: int) -> str:
+    """About `size` bytes of characters of every script, none likelier than another: the worst case for tables of words.
+
+    Half of them ASCII, a seventh of all spaces, a document every thousand characters.
+    """
+    rng = np.random.default_rng(0)
+    points = rng.integers(0xA0, 0x30000, int(size / 2.4))
+    points = points[(points < 0xD800) | (points >= 0xE000)]
+    points = np.where(rng.random(points.size) < 0.5, rng.integers(0x21, 0x7F, points.size), points)
+    points[rng.random(points.size) < 1 / 7] = ord(" ")
+    points[999::1000], points[998::1000] = ord("\n"), ord("\n")
+    return points.astype("<u4").tobytes().decode("utf-32-le")
 
 
 def halves(documents: list[bytes], parts: int) -> list[list[bytes]]:
@@ -49,15 +69,16 @@ def halves(documents: list[bytes], parts: int) -> list[list[bytes]]:
 @click.option("--rounds", "repeats", default=7)
 @click.option("--check/--no-check", default=True, help="Compare every document's ids with those of tokenizers first.")
 def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bool) -> None:
-    text = corpus.read_bytes()[: int(megabytes * 1e6)].decode(errors="ignore")
+    wanted = int(megabytes * 1e6)
+    text = random_text(wanted) if corpus.name == "random" else corpus.read_bytes()[:wanted].decode(errors="ignore")
     documents = [document.encode() for document in text.replace("\r\n", "\n").split("\n\n") if document.strip()]
     ours = tokens.load(tokenizer)
     ours.prepare()
     library = ours._tokenizer  # exactly what the dataset's ids are defined by  # noqa: SLF001
-    joined, offsets = b"".join(document + b"\n" for document in documents), offsets_of(documents)
+    joined, offsets = join(documents), offsets_of(documents)
     size = int(offsets[-1])
     slices = [[document.decode() for document in part] for part in halves(documents, SLICES)]
-    split = [(b"".join(d + b"\n" for d in part), offsets_of(part)) for part in halves(documents, 2)]
+    split = [(join(part), offsets_of(part)) for part in halves(documents, 2)]
     pool = ThreadPoolExecutor(2)
 
     if check:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import bertdata
+from bertdata import engine
 from bertdata.build import build
 from bertdata.manifest import Manifest, Shard, Split
 from bertdata.shard import ShardWriter
@@ -29,9 +30,18 @@ hypothesis.settings.register_profile("bertdata", deadline=None, derandomize=True
 hypothesis.settings.register_profile("long", deadline=None, max_examples=3000)  # pytest --hypothesis-profile=long
 hypothesis.settings.load_profile("bertdata")
 
+os.fsync = lambda fd: None  # what a lost power supply would leave cannot be tested here, and waiting for disks is long
+engine.SHORT_SLOTS = engine.LONG_SLOTS = 1 << 10  # tables that fill up often, and that a small build makes quickly
+
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = ["the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt"]
+
+
+def code_points():
+    """Every character up to U+33FF and in every 17th 256 beyond; all there are with --hypothesis-profile=long."""
+    pages = range(0x1100) if hypothesis.settings().max_examples > 1000 else (*range(0x34), *range(0x34, 0x1100, 17))
+    return [chr(256 * page + n) for page in pages if not 0xD8 <= page < 0xE0 for n in range(256)]
 
 
 def make_text(num_documents, *, seed=0):

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tokenizers
-from conftest import SPECIALS, make_text
+from conftest import SPECIALS, code_points, make_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -160,7 +160,7 @@ def random_texts(seed, count):
 # -------------------------------------------------------------------------------------------------------------- texts
 
 
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(TEXTS)
 @example(["\u302e\U0001d165\u0334\u0345\u0301", "a\u302e\U0001d165b \u0345a\u0334"])
 @example(["", "", "\n", " ", "\0", "\u0301", "\n\u302e\U0001d165\n\u302e\n\na"])
@@ -172,7 +172,7 @@ def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, text
 
 
 def test_long_random_texts_for_every_choice_of_flags(every_kind):
-    texts = random_texts(0, 15)
+    texts = random_texts(0, 4)
     for flags, tokenizer in every_kind:
         check(tokenizer, texts, flags)
 
@@ -197,10 +197,9 @@ def test_bytes_that_were_no_text(every_kind, uncased, raws):
     "values",
     [(True, True, None, True), (False, False, True, False)],
 )
-def test_every_code_point_alone_and_between_letters(values):
+def test_code_points_alone_and_between_letters(values):
     tokenizer = load(VOCABULARY, flags=dict(zip(FLAGS, values, strict=True)))
-    points = [chr(point) for point in range(0x110000) if not 0xD800 <= point < 0xE000]
-    assert len(points) == 1_112_064
+    points = code_points()
     for first in range(0, len(points), 100_000):
         some = points[first : first + 100_000]
         texts = [" ".join(f"{c} a{c}b" for c in some[k : k + 1000]) for k in range(0, len(some), 1000)]
@@ -226,7 +225,7 @@ def test_runs_of_every_length_wherever_they_begin(every_kind):
         for length in range(140)
         for before, stop, end in around
     ]
-    for flags, tokenizer in every_kind[::3]:
+    for flags, tokenizer in every_kind[::5]:
         check(tokenizer, texts, flags)
         for text in texts[:: 4 * 7]:
             check(tokenizer, [text], flags)
@@ -283,23 +282,23 @@ def test_what_marks_a_continuation_may_be_anything(prefix):
     check(tokenizer, [*random_texts(1, 20), " ".join(VOCABULARY), "".join(VOCABULARY), "xxaxx @@a@@b ##a水水水éé"])
 
 
-@pytest.mark.parametrize("longest", [0, 1, 5, 8, 16, 17, 100, 101, 5000, 2**31, 2**63 - 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("longest", [0, 1, 8, 17, 100, 5000, 2**64 - 1])
 def test_words_too_long_are_unknown(longest):
     def edit(content):
         content["model"]["max_input_chars_per_word"] = longest
 
     tokenizer = load(VOCABULARY, edit=edit)
-    lengths = [*range(1, 20), 99, 100, 101, 102, 4000, 4079, 4080, 4081, 4095, 4096, 4097, 4999, 5000, 5001, 6000]
-    texts = [
-        f"{some * length}. {some * length} b" for length in lengths for some in ("a", "é", "ß", "가", "\U0001f600")
-    ]
-    texts += [" ".join("ab" * (length // 2) + "q" for length in lengths), "x\u302e" * 3000, "b\u0301" * 5000]
+    short, long = [1, 2, 7, 8, 9, 16, 17, 18, 99, 100, 101, 102], [4080, 4081, 4097, 5001]
+    texts = [f"{some * length}. {some * length} b" for length in short for some in ("a", "é", "ß", "가", "\U0001f600")]
+    texts += [f"x{'a' * length} b" for length in long]  # of pieces of a hundred letters:
+    if longest <= 100:  # where words have many pieces, the library takes the cube of their number
+        texts += [f"{some * length}. {'ab' * length}" for length in long for some in ("é", "ab", "x\u302e", "b\u0301")]
     check(tokenizer, texts)
-    for text in texts[-12:]:
+    for text in texts[-4:]:
         check(tokenizer, [text])
 
 
-@pytest.mark.parametrize("more", [65_536 - len(VOCABULARY), 65_537 - len(VOCABULARY), 70_000])
+@pytest.mark.parametrize("more", [65_536 - len(VOCABULARY), 65_537 - len(VOCABULARY)])
 def test_large_vocabularies(more):
     names = [f"{token}w{number}" for number in range(more // 2 + 1) for token in ("", "##")][:more]
     tokenizer = load([*VOCABULARY, *names])
@@ -320,8 +319,11 @@ def test_large_ids(largest, taken):
     check(tokenizer, texts, encode=by_engine if taken else by_either)
 
 
-@pytest.mark.parametrize("place", [0, 1, 60, 65_535, 65_536, 2**20 - 1])
-@pytest.mark.parametrize("unk", ["[UNK]", "a", "##a", "水", "[SEP]", "nothing at all", "\u0301"])
+@pytest.mark.parametrize(
+    ("place", "unk"),
+    [(0, "[UNK]"), (1, "a"), (60, "##a"), (65_535, "水"), (65_536, "[SEP]"), (2**20 - 1, "nothing at all"),
+     (0, "\u0301"), (65_535, "[UNK]"), (65_536, "##a")],
+)  # fmt: skip
 def test_the_unknown_token_may_be_anything_anywhere(place, unk):
     words = [token for token in [*VOCABULARY, "nothing at all"] if token != unk]
     vocabulary = {token: number + (number >= place) for number, token in enumerate(words)} | {unk: place}
@@ -456,17 +458,17 @@ def test_tables_that_fill_up_are_begun_anew(monkeypatch):
 
 def test_the_table_of_longer_runs_fills_up():
     tokenizer = load(VOCABULARY)
-    words = random_words(7, 300_000, alphabet="abcdqz", longest=16)
+    words = random_words(7, 6000, alphabet="abcdqz", longest=16)
     assert len({word for word in words if len(word) > 8}) > engine.LONG_SLOTS
     check(tokenizer, [" ".join(words)])
     check(tokenizer, [" ".join(words[:1000])])
 
 
 def test_the_answer_does_not_depend_on_what_came_before():
-    blocks = [block(random_texts(seed, 6)) for seed in range(8)]
+    blocks = [block(random_texts(seed, 6)) for seed in range(4)]
     alone = [by_engine(load(VOCABULARY), *some, sentences=True) for some in blocks]
     tokenizer = load(VOCABULARY)
-    for order in (range(8), reversed(range(8)), [3, 3, 0, 7, 3]):
+    for order in (range(4), reversed(range(4)), [3, 3, 0, 2, 3]):
         for k in order:
             assert_same(by_engine(tokenizer, *blocks[k], sentences=True), alone[k], k)
 

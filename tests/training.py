@@ -1,9 +1,14 @@
 """What the tests of training share: a run in this process, a run of several, and what it wrote down."""
 
+import importlib
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 
@@ -38,27 +43,44 @@ def flags(data, out, **options):
 def launch(num_ranks, module, arguments, **more):
     """Starts a module under torchrun; each rank has one thread."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
-    command += [
-        "--master-port",
-        "0",
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-endpoint",
-        "localhost:0",
-        "-m",
-        module,
-        *arguments,
-    ]
+    command += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", module]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, env=environment, **streams | more)
+    return subprocess.Popen([*command, *arguments], env=environment, **streams | more)
 
 
-def torchrun(num_ranks, module, arguments):
-    """Runs a module under torchrun to its end; returns exit code, stdout and stderr."""
-    with launch(num_ranks, module, arguments) as process:
-        out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
+_SERVER = multiprocessing.get_context("forkserver")  # of processes that have imported the trainer already
+_SERVER.set_forkserver_preload(["bertrain.pretrain", "bertrain.evaluate"])
+
+
+def _rank(module, arguments, environment, out, err):
+    os.environ |= environment
+    for stream, path in ((sys.stdout, out), (sys.stderr, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+    torch.set_num_threads(1)
+    importlib.import_module(module).main(arguments)
+
+
+def on_ranks(num_ranks, module, arguments):
+    """Runs a module to its end on ranks as torchrun describes them, without waiting for it to start; returns the first
+    exit code that is not 0, stdout and stderr."""
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("localhost", 0))
+        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(num_ranks)}
+        free.close()
+        out, err = Path(folder, "out"), Path(folder, "err")
+        ranks = [
+            _SERVER.Process(target=_rank, args=(module, arguments, shared | {"RANK": str(rank)}, out, err), daemon=True)
+            for rank in range(num_ranks)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(300)
+            rank.kill()
+            rank.join()
+        code = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
+        return code, out.read_text(), err.read_text()
 
 
 def entries(out):
