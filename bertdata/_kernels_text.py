@@ -328,6 +328,15 @@ def wordpiece(
     return DONE
 
 
+def literals(strings):
+    """What the next kernels take: the bytes of strings, the bounds of each, and which bytes begin one."""
+    encoded = [string.encode() for string in strings]
+    begins = np.zeros(256, np.bool_)
+    begins[[token[0] for token in encoded if token]] = True
+    bounds = np.append(0, np.cumsum([len(token) for token in encoded], dtype=np.int64))
+    return np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, begins
+
+
 @_jit()
 def count_literals(text, stop, tokens, bounds, begins, counts):
     """How often text[:stop] has each of the strings tokens[bounds[t] : bounds[t + 1]], into counts int64 [t].
@@ -349,9 +358,28 @@ def count_literals(text, stop, tokens, bounds, begins, counts):
                     free[t] = i + size
 
 
+@_jit()
+def find_literals(text, bounds, tokens, token_bounds, begins, found):
+    """Which pieces have one of the strings that count_literals takes, into found bool [n]."""
+    for piece in range(found.size):
+        found[piece] = False
+        for i in range(bounds[piece], bounds[piece + 1]):
+            if begins[text[i]]:
+                for t in range(token_bounds.size - 1):
+                    size = token_bounds[t + 1] - token_bounds[t]
+                    k = 0
+                    while k < size and i + k < bounds[piece + 1] and text[i + k] == tokens[token_bounds[t] + k]:
+                        k += 1
+                    if k == size:
+                        found[piece] = True
+                        break
+            if found[piece]:
+                break
+
+
 # ------------------------------------------------------------------------------------------------- byte-level BPE
 
-WORD, NUMBER, SPACE, OTHER = 1, 2, 3, 4  # classes of code points; 0: not probed yet
+WORD, NUMBER, SPACE, OTHER, COMPOSING = 1, 2, 3, 4, 5  # classes of code points; 0: not probed yet
 
 
 @_jit()
@@ -408,20 +436,22 @@ def _decode(text, i):
 
 @_jit()
 def byte_level_bpe(
-    text, bounds, separators, separator, classes, byte_ids, pairs, longest,
+    text, bounds, separators, separator, left, classes, byte_ids, pairs, longest,
     short, long, used, ids, out, out_bounds, hard, state,
 ):  # fmt: skip
     """Pieces of text → ids, as `wordpiece` does it, by GPT-2's rule for words and merges of bytes.
 
     The newline that ends a piece is not text. classes uint8 [0x110000]. byte_ids int64 [256]: the id of each byte.
-    Words of more than `longest` bytes are hard. The other arguments are those of `wordpiece`.
+    Words of more than `longest` bytes are hard, and so are whole pieces that are `left`, bool [n], or have a COMPOSING
+    code point. The other arguments are those of `wordpiece`.
     """
     short_mask, long_mask = uint64(short.size // 2 - 1), uint64(long.size // 4 - 1)
     i, p, num_hard = state[1], state[2], state[3]
     for piece in range(state[0], bounds.size - 1):
         end = bounds[piece + 1] - 1
         i = max(i, bounds[piece])
-        while i < end:
+        whole = left[piece]
+        while i < end and not whole:
             stop, a, b = i, text[i], text[i + 1]
             if a == ord("'") and i + 1 < end:
                 if b == ord("s") or b == ord("t") or b == ord("m") or b == ord("d"):  # noqa: PLR1714
@@ -438,6 +468,9 @@ def byte_level_bpe(
                 if kind == SPACE and stop > i:
                     stop = i
                     point, width, kind = int64(a), 1, classes[a]
+                if kind == COMPOSING:
+                    whole = True
+                    break
                 last = stop
                 while kind != 0:
                     last, stop = stop, stop + width
@@ -507,6 +540,14 @@ def byte_level_bpe(
                     long[uint64(4) * slot + uint64(1)] = rest
                     long[uint64(4) * slot + uint64(2)] = _pack(out, ids, count)
             i = stop
+        if whole:
+            p = out_bounds[piece]
+            while num_hard > 0 and hard[num_hard - 1, 0] >= bounds[piece]:
+                num_hard -= 1
+            if num_hard == hard.shape[0]:
+                return TOO_MANY_HARD
+            hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2] = bounds[piece], end, p
+            num_hard += 1
         i = bounds[piece + 1]
         if separators[piece]:
             out[p] = separator

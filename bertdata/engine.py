@@ -28,12 +28,11 @@ HARD_SHARE = 256  # bytes of text for each run that is left to the tokenizer, be
 
 def of(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> Engine | None:
     """The engine of a tokenizer, from it and its JSON, its kernels loaded; None if there is none for its kind."""
-    if any(not token.special for token in tokenizer.get_added_tokens_decoder().values()):
-        return None  # such a token is cut out of the text before all else
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values() if not token.special]
     normalizer, pre_tokenizer = (content.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
     model, vocabulary = tokenizer.model, tokenizer.get_vocab(with_added_tokens=False)
     kinds = normalizer.get("type"), pre_tokenizer.get("type"), type(model).__name__
-    if kinds == ("BertNormalizer", "BertPreTokenizer", "WordPiece"):
+    if kinds == ("BertNormalizer", "BertPreTokenizer", "WordPiece") and not added:
         if model.unk_token not in vocabulary or max(vocabulary.values()) >= 1 << 20:
             return None
         forbidden = set(special.special_ids) - {special.unk}
@@ -46,7 +45,7 @@ def of(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: Specia
         names = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
         flags = {name: getattr(tokenizer.normalizer, name) for name in names}
         return WordPiece(tokenizer, flags, model, special.vocab_size)
-    if kinds == (None, "ByteLevel", "BPE"):
+    if kinds in ((None, "ByteLevel", "BPE"), ("NFC", "ByteLevel", "BPE")):
         options = content["model"]
         plain = not any(
             options.get(name)
@@ -61,7 +60,10 @@ def of(tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: Specia
         given = {vocabulary[left + right] for left, right in pairs} | set(byte_ids)
         if given & set(special.special_ids):
             return None  # a word may spell it, which must be counted
-        return ByteLevelBPE(tokenizer, {pair: rank for rank, pair in enumerate(pairs)}, byte_ids, special.vocab_size)
+        if any(normalizers.NFC().normalize_str(token) != token or not token for token in added):
+            return None
+        ranks = {pair: rank for rank, pair in enumerate(pairs)}
+        return ByteLevelBPE(tokenizer, ranks, byte_ids, added, kinds[0] == "NFC", special.vocab_size)
     return None
 
 
@@ -237,14 +239,21 @@ class WordPiece(Engine):
 
 
 class ByteLevelBPE(Engine):
-    """Byte-level BPE with GPT-2's rule for words (Radford et al., 2019)."""
+    """Byte-level BPE with GPT-2's rule for words (Radford et al., 2019), of GPT-2, RoBERTa and ModernBERT.
+
+    Documents that spell an added token, or that NFC may change, are left to the tokenizer.
+    """
 
     takes_lines = False  # line ends are tokens
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, merges: dict[tuple[str, str], int], byte_ids: list[int], vocab_size: int
-    ) -> None:
-        """merges: rank by pair. byte_ids [256]: the id of each byte."""
+        self, tokenizer: tokenizers.Tokenizer, merges: dict[tuple[str, str], int], byte_ids: list[int],
+        added: list[str], composes: bool, vocab_size: int,
+    ) -> None:  # fmt: skip
+        """merges: rank by pair. byte_ids [256]: the id of each byte. added: tokens that text may spell.
+
+        composes: whether text is put in the normal form NFC first.
+        """
         super().__init__(tokenizer, vocab_size)
         vocabulary = tokenizer.get_vocab(with_added_tokens=False)
         ranked = sorted(merges, key=merges.__getitem__)
@@ -252,8 +261,9 @@ class ByteLevelBPE(Engine):
         self._pairs = np.full(4 << len(columns).bit_length(), kernels.EMPTY)
         kernels.add_pairs(*np.array(columns, np.int64).reshape(-1, 3).T.copy(), self._pairs)
         self._byte_ids = np.array(byte_ids, np.int64)
+        self._added, self._composes = kernels.literals(added), composes
         self._classes = np.zeros(0x110000, np.uint8)
-        patterns = ((r"\p{L}", "L"), (r"\p{N}", "1"), (r"\s", " "))
+        patterns = ((r"\p{L}", "L"), (r"\p{N}", "1"), (r"\s", " "), (r"\p{M}", "M"))
         self._classify = normalizers.Sequence(
             [normalizers.Replace(tokenizers.Regex(pattern), instead) for pattern, instead in patterns]
         )
@@ -262,9 +272,12 @@ class ByteLevelBPE(Engine):
 
     def _run(self, text: Any, bounds: Any, separators: Any, separator: int, tables: Any, results: Any) -> int:
         short, long, used, _, ids = tables
+        left = np.zeros(separators.size, np.bool_)
+        if self._added[1].size > 1:
+            kernels.find_literals(text, bounds, *self._added, left)
         return kernels.byte_level_bpe(  # type: ignore[no-any-return]
-            text, bounds, separators, separator, self._classes, self._byte_ids, self._pairs, MERGED_BYTES, short, long,
-            used, ids, *results,
+            text, bounds, separators, separator, left, self._classes, self._byte_ids, self._pairs, MERGED_BYTES, short,
+            long, used, ids, *results,
         )  # fmt: skip
 
     def _is_probed(self, first: int) -> bool:
@@ -272,11 +285,20 @@ class ByteLevelBPE(Engine):
 
     def _fill(self, first: int) -> None:
         kinds = {"L": kernels.WORD, "1": kernels.NUMBER, " ": kernels.SPACE}
+        if self._composes:
+            kinds["M"] = kernels.COMPOSING
         if 0xD800 <= first < 0xE000:  # surrogates are in no valid UTF-8
             self._classes[first : first + PAGE] = kernels.OTHER
             return
         classes = self._classify.normalize_str("".join(chr(first + k) for k in range(PAGE)))
-        self._classes[first : first + PAGE] = [kinds.get(c, kernels.OTHER) for c in classes]
+        found = np.array([kinds.get(c, kernels.OTHER) for c in classes], np.uint8)
+        if self._composes:  # what changes alone, or with its neighbours: marks, Hangul, and who knows in rare planes
+            composed = normalizers.NFC()
+            changes = [composed.normalize_str(chr(first + k)) != chr(first + k) for k in range(PAGE)]
+            found[changes] = kernels.COMPOSING
+            if first == 0x1100 or 0x10000 <= first < 0x1F000 or first >= 0x40000:
+                found[:] = kernels.COMPOSING
+        self._classes[first : first + PAGE] = found
 
 
 def _trie(vocabulary: dict[str, int], prefix: str) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:

@@ -94,11 +94,7 @@ class UnitWriter:
         self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
         self.unit: int | None = None
         validation, test = shares
-        spelled = [token.encode() for token in tokenizer.spellings]
-        begins = np.zeros(256, np.bool_)
-        begins[[token[0] for token in spelled if token]] = True
-        bounds = np.append(0, np.cumsum([len(token) for token in spelled], dtype=np.int64))
-        self._spellings = np.frombuffer(b"".join(spelled) or b"\0", np.uint8), bounds, begins
+        self._spellings = _kernels_text.literals(tokenizer.spellings)
         self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
 
     def ready(self, block: Block) -> _Ready:

@@ -1,12 +1,13 @@
 """Byte-level BPE of our own gives the ids of the `tokenizers` library, and takes only what it can."""
 
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import tokenizers
 from conftest import code_points, make_text
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -67,6 +68,44 @@ def test_ids_are_those_of_the_library(bpe, texts):
     assert_exact(bpe, texts)
 
 
+@pytest.fixture(scope="module")
+def modern(content):
+    """As ModernBERT's: text is composed first (NFC), and runs of spaces and some other strings are tokens."""
+    added = [
+        {"id": 500 + k, "content": token, "single_word": False, "lstrip": k == 3, "rstrip": False,
+         "normalized": k != 2, "special": False}
+        for k, token in enumerate(["  ", "    ", "|||IP|||", "qu"])
+    ]  # fmt: skip
+    changes = {"normalizer": {"type": "NFC"}, "added_tokens": content["added_tokens"] + added}
+    tokenizer = tokens.Tokenizer(json.dumps(content | changes))
+    tokenizer.prepare()
+    assert isinstance(tokenizer._engine, engine.ByteLevelBPE)
+    return tokenizer
+
+
+@settings(max_examples=200)
+@given(st.lists(st.one_of(TEXTS, st.lists(st.sampled_from(
+    ["a", "é", "e\u0301", "\u0301", "q", "u", " ", "|||", "IP", "\u1100", "\u1161", "\u11a8", "가", "\u09c7", "\u09be",
+     "\u0344", "\u212b", "\U00016d67", "\U0001d15e", "\U0001f600", "\u0345\u0334", "x" * 70, "\n"]), max_size=9,
+).map("".join)), max_size=5))  # fmt: skip
+@example(["a  b", "|||IP||| the", "e\u0301t\u00e9", "quite", "", "a b", "x" * 70 + "e\u0301" + "x" * 70, "x" * 70])
+def test_composed_text_and_added_tokens(modern, texts):
+    with patch.object(engine, "HARD_SHARE", 1):
+        assert_exact(modern, texts)
+
+
+def test_code_points_that_compose(modern):
+    with patch.object(engine, "HARD_SHARE", 1):
+        assert_exact(modern, [f"a{c} {c}{c}b\u1100{c}\u0301" for c in code_points()[::3]])
+
+
+def test_an_added_token_that_is_not_composed_is_left_to_the_library(content):
+    token = content["added_tokens"][0] | {"id": 500, "content": "e\u0301", "special": False}
+    tokenizer = tokens.Tokenizer(json.dumps(content | {"added_tokens": [*content["added_tokens"], token]}))
+    tokenizer.prepare()
+    assert tokenizer._engine is False
+
+
 def test_code_points_alone_and_among_others(bpe):
     points = code_points()
     assert_exact(bpe, ["".join(f"{c} {c}a1{c}" for c in points[k : k + 4096]) for k in range(0, len(points), 4096)])
@@ -101,7 +140,7 @@ def test_other_rules_for_words_are_left_to_the_library(content):
     for part, value in (
         ("pre_tokenizer", content["pre_tokenizer"] | {"add_prefix_space": True}),
         ("pre_tokenizer", content["pre_tokenizer"] | {"use_regex": False}),
-        ("normalizer", {"type": "NFC"}),
+        ("normalizer", {"type": "NFKC"}),
     ):
         tokenizer = tokens.Tokenizer(json.dumps(content | {part: value}))
         tokenizer.prepare()
