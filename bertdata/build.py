@@ -165,18 +165,18 @@ def finish(out: str | Path) -> BuildReport:
     parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
     if not parts:
         raise BuildError(f"{directory} has no part that is made; run bertdata build --part 1/n and the others first")
-    totals = {int(name.removesuffix(".json").split("-of-")[1]) for name in parts}
-    if len(totals) > 1:
-        raise BuildError(
-            f"{directory} has parts of {' and of '.join(map(str, sorted(totals)))}; make all of one of them"
-        )
-    (total,) = totals
-    missing = [f"{number + 1}/{total}" for number in range(total) if _part_name(number, total) not in parts]
-    if missing:
-        raise BuildError(f"{directory} lacks part {', '.join(missing)}; run bertdata build --part for each first")
+    totals = sorted({int(name.removesuffix(".json").split("-of-")[1]) for name in parts})
+    lacking = {n: [f"{k + 1}/{n}" for k in range(n) if _part_name(k, n) not in parts] for n in totals}
+    total = next((n for n in totals if not lacking[n]), 0)
+    if not total and len(totals) > 1:
+        raise BuildError(f"{directory} has parts of {' and of '.join(map(str, totals))}; make all of one of them")
+    if not total:
+        missing = ", ".join(lacking[totals[0]])
+        raise BuildError(f"{directory} lacks part {missing}; run bertdata build --part for each first")
     with _staging(directory, overwrite=True):
         units = _units_done(staging)
-        expected = {unit for name in parts for unit in read_record(staging / name)["units"]}
+        made = [staging / _part_name(number, total) for number in range(total)]
+        expected = {unit for path in made for unit in read_record(path)["units"]}
         if expected - units.keys():
             raise BuildError(
                 f"{staging} lost the records of units {sorted(expected - units.keys())}; make the parts again"
@@ -322,10 +322,12 @@ def _publish(
     counts = {name: sum(unit[name] for unit in units.values()) for name in COUNTS}
     counts["special_literals"] = {token: count for token, count in literals.items() if count}
     if not splits:
-        what = f"{counts['dropped_documents']} documents gave no token" if units else "there is nothing but blank lines"
+        empty, bad = counts["dropped_documents"], counts["skipped_rows"]
+        what = ["there is nothing but blank lines"] if not (empty or bad) else []
+        what += [f"{empty} documents gave no token"] * bool(empty) + [f"{bad} bad rows were left out"] * bool(bad)
         for path in staging.glob("unit-*"):
             path.unlink()
-        raise InputError(f"no document to build from: {what}; give a file with text in it")
+        raise InputError(f"no document to build from: {' and '.join(what)}; give a file with text in it")
     files = list(tokenizer.files)
     for shard in (shard for split in splits.values() for shard in split.shards):
         files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]

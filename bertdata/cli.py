@@ -148,15 +148,19 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
     from bertdata.build import build as run
     from bertdata.build import finish as publish
 
+    source_of = click.get_current_context().get_parameter_source
     if finish:
-        if inputs or options["part"]:
-            raise UsageError("--finish takes no INPUT and no --part: it publishes what lies in --out")
+        given = [name for name in ("inputs", *options) if source_of(name) is click.core.ParameterSource.COMMANDLINE]
+        if given:
+            named = "INPUT" if given[0] == "inputs" else "--" + given[0].replace("_", "-")
+            raise UsageError(
+                f"--finish does not go with {named}: it publishes what parts made in --out, as they made it"
+            )
         _say_built(publish(out), out)
         return
     if not inputs:
         raise UsageError("no INPUT given; name a file, a directory, a pattern, or - for standard input")
-    source = click.get_current_context().get_parameter_source("vocab_size")
-    if options["tokenizer"] and source is click.core.ParameterSource.COMMANDLINE:
+    if options["tokenizer"] and source_of("vocab_size") is click.core.ParameterSource.COMMANDLINE:
         click.echo("note: --vocab-size is not used, as --tokenizer brings its vocabulary", err=True)
     with _bar("build") as progress:
         report = run(inputs, out, **options, say=lambda line: click.echo(line, err=True), progress=progress)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import bz2
 import glob
 import gzip
+import io
 import lzma
 import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from bertdata.errors import InputError, UsageError
 
 KINDS = ("text", "jsonl", "parquet", "arrow")
 STANDARD_INPUT = Path("-")
+CHUNK = 1 << 17  # bytes read at a time
 _KIND_OF = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow",
             ".feather": "arrow"}  # fmt: skip
 _COMPRESSION_OF = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
@@ -38,6 +40,8 @@ def find_inputs(named: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for name in map(str, named):
         path = Path(name)
+        if path == STANDARD_INPUT and name != "-":
+            path = path.absolute()  # a file of that name
         if not name:
             raise UsageError("an input is the empty string; name a file")
         if path.is_dir():
@@ -100,6 +104,55 @@ def describe(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return described
 
 
+class _Members(io.RawIOBase):
+    """The decompressed bytes of all members of a bzip2 or xz file.
+
+    The standard library's own readers take a damaged member after a whole one for the end of the file.
+    """
+
+    def __init__(self, file: Any, new: Callable[[], Any]) -> None:
+        self._file, self._new = file, new
+        self._member = new()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = b""
+            if self._member.eof:
+                data = self._member.unused_data or self._file.read(CHUNK)
+                while data and not data.strip(b"\0"):  # xz files may be padded with zeros
+                    data = self._file.read(CHUNK)
+                if not data:
+                    return 0
+                self._member = self._new()
+            elif self._member.needs_input:
+                data = self._file.read(CHUNK)
+                if not data:
+                    raise EOFError("it ends before its end-of-stream marker")
+            piece = self._member.decompress(data, len(buffer))
+            if piece:
+                buffer[: len(piece)] = piece
+                return len(piece)
+
+
+class _Rest(io.RawIOBase):
+    """A file of which the first bytes were read already."""
+
+    def __init__(self, first: bytes, file: Any) -> None:
+        self._first, self._file = first, file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._first[: len(buffer)] or self._file.read1(len(buffer))
+        self._first = self._first[len(piece) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
 class Stream:
     """An input's bytes, decompressed."""
 
@@ -110,8 +163,13 @@ class Stream:
 
             self.file: Any = pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
         else:
-            openers: dict[str, Any] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
-            self.file = openers[compression](file) if compression else file
+            openers: dict[str, Any] = {
+                "gzip": gzip.open,
+                "bzip2": lambda file: io.BufferedReader(_Members(file, bz2.BZ2Decompressor), CHUNK),
+                "xz": lambda file: io.BufferedReader(_Members(file, lzma.LZMADecompressor), CHUNK),
+                "": lambda file: file,
+            }
+            self.file = openers[compression](file)
         self.is_seekable = not compression and path != STANDARD_INPUT and file.seekable()
         self._num_read = 0
 
@@ -135,11 +193,13 @@ def opened(path: Path) -> Iterator[Stream]:
     compression = _COMPRESSION_OF.get(path.suffix.lower(), "")
     try:
         if path == STANDARD_INPUT:
-            first = sys.stdin.buffer.peek(8)  # type: ignore[union-attr]
+            first = sys.stdin.buffer.read(max(map(len, _FIRST_BYTES)))
             compression = next((name for magic, name in _FIRST_BYTES.items() if first.startswith(magic)), "")
-            yield Stream(path, sys.stdin.buffer, compression)
+            yield Stream(path, io.BufferedReader(_Rest(first, sys.stdin.buffer), CHUNK), compression)
         else:
             with open(path, "rb") as file:
+                if compression and not is_stream(path) and path.stat().st_size == 0:
+                    raise EOFError("it is empty")
                 yield Stream(path, file, compression)
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{path} is no whole {compression} file: {error}; fetch it again") from None

@@ -95,7 +95,7 @@ def read_blocks(
     first_skipped: str | None = None
     named = False
 
-    def block() -> Block:
+    def blocks() -> Iterator[Block]:
         nonlocal pieces, lengths, replaced, size, skipped, first_replaced, first_skipped
         none = np.zeros(0, np.int64)
         offsets = np.append(0, np.cumsum(np.concatenate([none, *lengths])))
@@ -104,14 +104,15 @@ def read_blocks(
             bytes_before + source.bytes_read, skipped, first_skipped,
         )  # fmt: skip
         pieces, lengths, replaced, size, skipped, first_replaced, first_skipped = [], [], [], 0, 0, None, None
-        return made
+        if wanted(unit):
+            yield made
 
     for index, path in enumerate(paths):
         source = _Source(path, form)
-        for start, raw, starts in source.documents(base, wanted):
+        for start, raw, starts in source.documents(base, wanted if form.max_documents is None else lambda unit: True):
             if (base + start) // form.shard_size != unit or size >= BLOCK_BYTES:
                 if pieces or skipped:
-                    yield block()
+                    yield from blocks()
                 unit = (base + start) // form.shard_size
             if raw is not None and starts is not None:  # whole lines of one unit, each a document
                 if form.max_documents is not None:
@@ -150,13 +151,13 @@ def read_blocks(
                 size += len(text) + 1
                 count += 1
             if count == form.max_documents:
-                yield block()
+                yield from blocks()
                 return
         base += source.size
         bytes_before += source.bytes_read
     source.bytes_read = 0  # already in bytes_before
     if pieces or skipped:
-        yield block()
+        yield from blocks()
 
 
 def _valid_utf8(raw: bytes | None) -> tuple[bytes, int, int]:
@@ -299,6 +300,10 @@ class _Source:
             del buffer[:at]
             begin += at
             scan = max(0, buffer.rfind(b"\n"))
+            if stop is not None and begin < first and begin + scan >= stop:
+                start = begin + len(buffer) - len(buffer.lstrip(b" \t\r\n"))
+                if start < first:
+                    return  # one document that started earlier goes on beyond
 
     def _by_unit(self, base: int, begin: int, lines: bytes, stop: int | None) -> Iterator[_Found]:
         starts = np.append(0, np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1)
