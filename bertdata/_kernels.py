@@ -64,6 +64,8 @@ def purpose(name: str) -> np.uint64:
 
 
 PHASE, ORDER, MASK, SPLIT = purpose("phase"), purpose("order"), purpose("mask"), purpose("split")
+BLOCKS, WINDOW = purpose("blocks"), purpose("window")
+WINDOW_BLOCKS = 64
 
 
 @_inline()
@@ -99,34 +101,74 @@ def key3(seed, what, variant):
 
 
 @_jit()
-def permute(positions, num_samples, seed, epochs, sample_ids):
-    """Positions of the endless stream → their epoch and sample id. int64 [B] each; about 45 ns a sample."""
-    n = uint64(num_samples)
+def _num_bits(n):
+    """Of the smallest power of two that is no less than n, and 64."""
     bits = uint64(6)
     while bits < uint64(63) and (n - U1) >> bits != U0:
         bits += U1
+    return bits
+
+
+@_jit()
+def _permuted(key, n, bits, x):
+    """Where a keyed permutation of [0, n) takes x: a Feistel network of `bits` bits, walked back into range."""
     lo = bits // uint64(2)
     hi = bits - lo
     lo_mask = (U1 << lo) - U1
+    while True:
+        left, right = x >> lo, x & lo_mask
+        for r in range(ROUNDS):
+            counter = uint64(r) << U32
+            if r & 1 == 0:
+                left ^= draw(key, counter + right) >> (uint64(64) - hi)
+            else:
+                right ^= draw(key, counter + left) >> (uint64(64) - lo)
+        x = (left << lo) | right
+        if x < n:
+            return x
+
+
+@_jit()
+def permute(positions, num_samples, seed, epochs, sample_ids):
+    """Positions of the endless stream → their epoch and sample id. int64 [B] each; about 45 ns a sample."""
+    n = uint64(num_samples)
+    bits = _num_bits(n)
     last_epoch, key = np.int64(-1), U0
     for i in range(positions.size):
         epoch = positions[i] // num_samples
         if epoch != last_epoch:
             key, last_epoch = key3(seed, ORDER, uint64(epoch)), epoch
-        x = uint64(positions[i] - epoch * num_samples)
-        while True:
-            left, right = x >> lo, x & lo_mask
-            for r in range(ROUNDS):
-                counter = uint64(r) << U32
-                if r & 1 == 0:
-                    left ^= draw(key, counter + right) >> (uint64(64) - hi)
-                else:
-                    right ^= draw(key, counter + left) >> (uint64(64) - lo)
-            x = (left << lo) | right
-            if x < n:
-                break
         epochs[i] = epoch
-        sample_ids[i] = np.int64(x)
+        sample_ids[i] = np.int64(_permuted(key, n, bits, uint64(positions[i] - epoch * num_samples)))
+
+
+@_jit()
+def permute_blocks(positions, num_samples, block, seed, epochs, sample_ids):
+    """As `permute`, but blocks of `block` samples stay within WINDOW_BLOCKS blocks of the order; twice the cost."""
+    num_blocks = num_samples // block
+    window = WINDOW_BLOCKS * block
+    num_windows = max(1, num_blocks // WINDOW_BLOCKS)
+    block_bits = _num_bits(uint64(max(1, num_blocks)))
+    last_epoch, last_window, block_key, window_key = np.int64(-1), np.int64(-1), U0, U0
+    start, size, window_bits = np.int64(0), np.int64(1), U0
+    for i in range(positions.size):
+        epoch = positions[i] // num_samples
+        x = positions[i] - epoch * num_samples
+        j = min(x // window, num_windows - 1)
+        if epoch != last_epoch or j != last_window:
+            block_key = key3(seed, BLOCKS, uint64(epoch))
+            window_key = absorb(key3(seed, WINDOW, uint64(epoch)), uint64(j))
+            start = j * window
+            size = num_samples - start if j == num_windows - 1 else window
+            window_bits = _num_bits(uint64(size))
+            last_epoch, last_window = epoch, j
+        y = np.int64(_permuted(window_key, uint64(size), window_bits, uint64(x - start)))
+        epochs[i] = epoch
+        sample_ids[i] = start + y
+        if start + y < num_blocks * block:
+            number = uint64(j * WINDOW_BLOCKS + y // block)
+            number = _permuted(block_key, uint64(num_blocks), block_bits, number)
+            sample_ids[i] = np.int64(number) * block + y % block
 
 
 @_jit()
@@ -276,4 +318,4 @@ def hash_documents(data, offsets, out):
         out[i] = mix(h ^ uint64(stop - start))
 
 
-__all__ = ["gather", "hash_documents", "mask_bernoulli", "mask_exact", "permute", "window_spans"]
+__all__ = ["gather", "hash_documents", "mask_bernoulli", "mask_exact", "permute", "permute_blocks", "window_spans"]

@@ -27,7 +27,8 @@ class Loader:
     """A stateful stream of batches for one rank.
 
     shards: an opened dataset. length: places of a row, [CLS] and [SEP] included. global_batch_size: rows of a step over
-    all ranks; this rank gets its nearly equal part (row counts differ by at most one, and may be 0). masking: None
+    all ranks; this rank gets its nearly equal part (row counts differ by at most one, and may be 0). shuffle: "full"
+    draws from all of an epoch, "blocks" from 64 MiB of it at a time, for datasets larger than memory. masking: None
     leaves rows unmasked. epochs: None never ends; with E the stream ends after E passes, its last step perhaps smaller.
 
     Iterating goes on from where the stream stands: `break` and a second `for` do not start again. Raises UsageError for
@@ -44,6 +45,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         split: str = "train",
+        shuffle: str = "full",
         masking: Masking | None = Masking(),  # noqa: B008  (frozen)
         epochs: int | None = None,
     ) -> None:
@@ -55,11 +57,13 @@ class Loader:
             raise UsageError(f"global_batch_size is {global_batch_size}; give at least 1")
         if not 0 <= rank < world_size:
             raise UsageError(f"rank is {rank} of world_size {world_size}; give a rank from 0 to world_size - 1")
+        if shuffle not in ("full", "blocks"):
+            raise UsageError(f"shuffle is {shuffle!r}; give 'full' or 'blocks'")
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
         self.shards, self.split, self.seed, self.length = shards, split, seed, length
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
-        self.masking, self.epochs = masking, epochs
+        self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
         self.position = 0  # samples the whole job has been given
         self._windows = Windows(shards, split=split, length=length, seed=seed)
         self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed) if masking else None
@@ -98,7 +102,8 @@ class Loader:
 
     def read(self, positions: np.ndarray) -> Batch:
         """The samples at any positions, int64 [B]; the stream stays where it is. Replays any batch of any run."""
-        epochs, sample_ids = order.sample_ids(positions, num_samples=self.num_samples, seed=self.seed)
+        block = max(1, order.BLOCK_TOKENS // (self.length - 2)) if self.shuffle == "blocks" else None
+        epochs, sample_ids = order.sample_ids(positions, num_samples=self.num_samples, seed=self.seed, block=block)
         input_ids, filled = self._windows.rows(epochs, sample_ids)
         if self._masker:
             masked_positions, targets = self._masker.apply(input_ids, filled, epochs, sample_ids)
@@ -124,6 +129,7 @@ class Loader:
             "seed": self.seed,
             "length": self.length,
             "samples": "windows",
+            "shuffle": self.shuffle,
             "masking": asdict(self.masking) if self.masking else None,
         }
 
@@ -136,6 +142,7 @@ class Loader:
 
         Raises StateError, naming both values, if anything else has.
         """
+        state = {"shuffle": "full"} | state  # states of the time before there was a choice lack it
         differing = [
             f"{name} was {state.get(name)!r} and is {value!r}"
             for name, value in self._identity().items()

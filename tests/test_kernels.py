@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import keys
 
@@ -42,6 +42,61 @@ def test_every_epoch_is_a_permutation_for_small_sizes():
 def test_every_epoch_is_a_permutation_around_powers_of_two(bits):
     for num_samples in (2**bits - 1, 2**bits, 2**bits + 1):
         assert np.array_equal(np.sort(permutation(num_samples, seed=bits)), np.arange(num_samples))
+
+
+SIZES_OF_BLOCKS = st.one_of(st.integers(1, 9), st.integers(1, 2**20), st.just(2**40))
+
+
+@given(SEEDS, st.integers(1, 2**62), SIZES_OF_BLOCKS, st.lists(st.integers(0, 2**62), max_size=8))
+@example(0, 64 * 7 * 3 + 5, 7, list(range(0, 1400, 3)))
+def test_permute_blocks_equals_its_twin(seed, num_samples, block, positions):
+    found = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed, block=block)
+    block = min(block, num_samples)
+    for position, epoch, sample_id in zip(positions, *map(np.ndarray.tolist, found), strict=True):
+        assert epoch == position // num_samples
+        x, options = position % num_samples, {"num_samples": num_samples, "block": block}
+        assert sample_id == keys.permute_blocks(x, seed=seed, epoch=epoch, **options)
+
+
+@pytest.mark.parametrize("block", [1, 2, 7, 300])
+def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_windows(block):
+    for num_samples in (
+        1,
+        2,
+        63,
+        64,
+        65,
+        127,
+        128,
+        129,
+        64 * block,
+        129 * block - 1,
+        200 * block + 1,
+        1000 * block + 9,
+    ):
+        for epoch in (0, 5):
+            positions = epoch * num_samples + np.arange(num_samples)
+            _, ids = order.sample_ids(positions, num_samples=num_samples, seed=3, block=block)
+            assert np.array_equal(np.sort(ids), np.arange(num_samples))
+            size = min(block, num_samples)
+            windows = max(1, num_samples // size // 64)
+            window_of = np.empty(num_samples, np.int64)
+            window_of[ids] = np.minimum(np.arange(num_samples) // (64 * size), windows - 1)
+            whole = num_samples // size * size
+            assert (np.diff(window_of[:whole].reshape(-1, size), axis=1) == 0).all()
+            assert (window_of[whole:] == windows - 1).all()
+
+
+def test_blocks_and_what_is_in_them_are_shuffled():
+    num_samples, block = 100 * 64 * 16, 16
+    orders = [order.sample_ids(np.arange(num_samples), num_samples=num_samples, seed=s, block=block)[1] for s in (0, 1)]
+    assert (orders[0] == orders[1]).mean() < 0.01
+    for ids in orders:
+        assert (np.diff(ids) == 1).mean() < 0.01  # as of a true shuffle: neighbours are strangers
+        assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
+        assert abs(np.corrcoef(np.arange(num_samples), ids)[0, 1]) < 0.05
+        batches = ids[: num_samples // 256 * 256].reshape(-1, 256) // block
+        assert min(np.unique(batch).size for batch in batches) > 50  # of 64 blocks
 
 
 def test_seeds_and_epochs_give_different_orders():

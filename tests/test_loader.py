@@ -10,7 +10,7 @@ from conftest import SPECIAL, write_dataset
 from reference import keys
 
 import bertdata
-from bertdata import IGNORE_INDEX, Loader, Masking
+from bertdata import IGNORE_INDEX, Loader, Masking, order
 from bertdata.errors import DatasetError, StateError, UsageError
 from bertdata.types import SpecialTokens
 
@@ -108,6 +108,27 @@ def test_every_split_has_its_own_stream(dataset):
         for position in (0, 1):
             row, _, _, _ = twin_row(dataset, position, length=32, seed=0, masking=None, split=split)
             assert loader.read(np.array([position])).input_ids[0, : len(row)].tolist() == row
+
+
+@pytest.mark.parametrize("block_tokens", [20, 60, 1 << 19])
+def test_batches_in_blocks_are_those_of_the_same_samples(dataset, monkeypatch, block_tokens):
+    monkeypatch.setattr(order, "BLOCK_TOKENS", block_tokens)
+    options = {"length": 16, "seed": 3, "global_batch_size": 7, "epochs": 2}
+    loader, whole = Loader(dataset, shuffle="blocks", **options), Loader(dataset, **options)
+    n, block = loader.num_samples, block_tokens // 14
+    at = {(p // n, int(sample)): p for p in range(2 * n) for sample in whole.read(np.array([p])).sample_ids}
+    position = 0
+    for batch in loader:
+        for row, sample in enumerate(batch.sample_ids.tolist()):
+            epoch, x = divmod(position, n)
+            assert sample == keys.permute_blocks(x, num_samples=n, block=min(block, n), seed=3, epoch=epoch)
+            same = whole.read(np.array([at[epoch, sample]]))
+            assert batch.input_ids[row].tolist() == same.input_ids[0].tolist()
+            assert batch.targets[row].tolist() == same.targets[0].tolist()
+            position += 1
+    assert position == 2 * n
+    with pytest.raises(UsageError, match="shuffle is 'some'; give 'full' or 'blocks'"):
+        Loader(dataset, shuffle="some")
 
 
 # -------------------------------------------------------------------------------------------------------- invariance
@@ -221,6 +242,7 @@ def test_state_holds_what_the_specification_says(dataset):
         "seed": 2**64 - 1,
         "length": 16,
         "samples": "windows",
+        "shuffle": "full",
         "masking": asdict(Masking()),
         "position": 10,
     }
@@ -241,6 +263,7 @@ def test_numbers_may_be_those_of_numpy(dataset):
         ({"seed": 2**64 - 1}, "seed was 0", "is 18446744073709551615"),
         ({"length": 32}, "length was 16", "is 32"),
         ({"split": "validation"}, "split was 'train'", "is 'validation'"),
+        ({"shuffle": "blocks"}, "shuffle was 'full'", "is 'blocks'"),
         ({"masking": None}, "masking was {'probability': 0.15", "is None"),
         ({"masking": Masking(probability=0.2)}, "'probability': 0.15", "'probability': 0.2"),
         ({"masking": Masking(policy="bernoulli")}, "'policy': 'exact'", "'policy': 'bernoulli'"),
@@ -254,6 +277,15 @@ def test_state_of_another_stream_is_refused(dataset, change, was, now):
     assert was in str(refused.value)
     assert now in str(refused.value)
     assert loader.position == 0
+
+
+def test_a_state_of_the_time_before_shuffle_could_be_chosen_is_one_of_full(dataset):
+    loader = Loader(dataset, length=16)
+    state = {name: value for name, value in loader.state_dict().items() if name != "shuffle"}
+    loader.load_state_dict(state | {"position": 5})
+    assert loader.position == 5
+    with pytest.raises(StateError, match="shuffle was 'full' and is 'blocks'"):
+        Loader(dataset, length=16, shuffle="blocks").load_state_dict(state)
 
 
 def test_state_of_another_dataset_or_version_is_refused(dataset, tmp_path):

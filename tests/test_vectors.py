@@ -38,6 +38,15 @@ def test_permutations(vector):
     assert twin == vector["first"]
 
 
+@pytest.mark.parametrize("vector", VECTORS["blocks"], ids=str)
+def test_permutations_in_blocks(vector):
+    seed, num_samples, block = vector["seed"], vector["num_samples"], vector["block"]
+    positions = np.array(vector["positions"]) + vector["epoch"] * num_samples
+    epochs, found = order.sample_ids(positions, num_samples=num_samples, seed=seed, block=block)
+    assert found.tolist() == vector["samples"]
+    assert set(epochs.tolist()) == {vector["epoch"]}
+
+
 @pytest.mark.parametrize("vector", VECTORS["phase"], ids=str)
 def test_phases(vector):
     seed, variant, num_tokens, phase = vector

@@ -45,7 +45,22 @@ def below32(x, n):
 
 
 def permute(x, *, num_samples, seed, epoch):
-    k = key(seed, "order", epoch)
+    return permuted(key(seed, "order", epoch), num_samples, x)
+
+
+def permute_blocks(x, *, num_samples, block, seed, epoch):
+    whole = num_samples // block
+    windows = max(1, whole // 64)
+    j = min(x // (64 * block), windows - 1)
+    start = j * 64 * block
+    stop = num_samples if j == windows - 1 else start + 64 * block
+    y = permuted(key(seed, "window", epoch, j), stop - start, x - start)
+    if start + y >= whole * block:
+        return start + y
+    return permuted(key(seed, "blocks", epoch), whole, j * 64 + y // block) * block + y % block
+
+
+def permuted(k, num_samples, x):
     b = max(6, (num_samples - 1).bit_length())
     lo = b // 2
     hi = b - lo
