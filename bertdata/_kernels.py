@@ -15,8 +15,12 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from numba import njit, uint64
+from llvmlite import ir
+from numba import carray, njit, types, uint64
 from numba.core import event
+from numba.extending import intrinsic
+
+from bertdata.types import IGNORE_INDEX
 
 
 def _jit(**options: Any) -> Any:
@@ -171,15 +175,78 @@ def permute_blocks(positions, num_samples, block, seed, epochs, sample_ids):
             sample_ids[i] = np.int64(number) * block + y % block
 
 
-@_jit()
-def window_spans(epochs, sample_ids, seed, text_length, shard_starts, spans, filled):
-    """Samples → slices of shards.
+# ------------------------------------------------------------------------------------------------------------- rows
 
-    shard_starts int64 [num_shards + 1]: place of each shard in the split's stream. spans int64 [max_spans, 5] gets
-    (shard, start, row, place in the row, length); filled int64 [B] the tokens of each row. Returns the number of spans.
+
+@intrinsic
+def _pointer(typing: Any, address: Any, like: Any) -> Any:
+    """A pointer to numbers of the type of `like`, for `carray`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like)(address, like), generate
+
+
+@intrinsic
+def _prefetch(typing: Any, address: Any) -> Any:
+    """Asks for the 64 bytes at an address, which need not be there, without waiting for them."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        builder.call(function, [builder.inttoptr(args[0], pointer), number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+@intrinsic
+def _trailing_zeros(typing: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+PREFETCHED = 1024  # bytes of a slice; the processor sees for itself that a longer one goes on
+
+
+@_jit()
+def _add_span(spans, number, address, row, place, length, itemsize):
+    """Notes that `length` tokens from an address belong at a place of a row, and asks memory for them."""
+    spans[number, 0] = address
+    spans[number, 1] = row
+    spans[number, 2] = place
+    spans[number, 3] = length
+    for line in range(address & ~63, address + min(length * itemsize, PREFETCHED), 64):
+        _prefetch(line)
+    return number + 1
+
+
+@_jit()
+def _shard_at(starts, at):
+    """The last shard that begins at or before a token of the stream."""
+    lo, hi = 0, starts.size - 1
+    while hi - lo > 1:
+        middle = (lo + hi) // 2
+        if starts[middle] <= at:
+            lo = middle
+        else:
+            hi = middle
+    return lo
+
+
+@_jit()
+def window_rows(epochs, sample_ids, seed, text_length, starts, addresses, itemsize, cls, sep, ids, filled, spans):
+    """Samples → the frames of their rows and what belongs between.
+
+    starts int64 [num_shards + 1]: place of each shard in the split's stream; addresses int64 [num_shards]. ids int64
+    [B, T] gets [CLS] and [SEP]; spans int64 [max_spans, 4] gets (address, row, place, length); filled int64 [B] the
+    tokens of each row between its ends. Returns the number of spans.
     """
-    total = shard_starts[-1]
-    num_shards = shard_starts.size - 1
+    total = starts[-1]
     last_epoch, phase, num_spans = np.int64(-1), np.int64(0), 0
     for b in range(sample_ids.size):
         if epochs[b] != last_epoch:
@@ -188,115 +255,196 @@ def window_spans(epochs, sample_ids, seed, text_length, shard_starts, spans, fil
         start = sample_ids[b] * text_length
         left = min(text_length, total - start)
         filled[b] = left
+        ids[b, 0] = cls
+        ids[b, left + 1] = sep
         at = phase + start
         at = at - total if at >= total else at
-        lo, hi = 0, num_shards  # the shard that holds `at`
-        while hi - lo > 1:
-            middle = (lo + hi) // 2
-            if shard_starts[middle] <= at:
-                lo = middle
-            else:
-                hi = middle
+        shard = _shard_at(starts, at)
         place = 1
         while left > 0:
-            take = min(left, shard_starts[lo + 1] - at)
-            spans[num_spans, 0] = lo
-            spans[num_spans, 1] = at - shard_starts[lo]
-            spans[num_spans, 2] = b
-            spans[num_spans, 3] = place
-            spans[num_spans, 4] = take
-            num_spans += 1
+            take = min(left, starts[shard + 1] - at)
+            address = addresses[shard] + (at - starts[shard]) * itemsize
+            num_spans = _add_span(spans, num_spans, address, b, place, take, itemsize)
             place += take
             left -= take
             at += take
-            lo += 1
-            if lo == num_shards:
-                lo, at = 0, 0
+            shard += 1
+            if shard == starts.size - 1:
+                shard, at = 0, 0
     return num_spans
 
 
 @_jit()
-def gather(tokens, shard, spans, out):
-    """Copies the spans of one shard: uint16 or uint32 [num_tokens] → out int64 [B, T].
+def fill_rows(spans, like, pad, filled, ids):
+    """Copies spans into rows and pads the rows: tokens of the type of `like` → ids int64 [B, T].
 
-    Returns the largest id copied, or -1 if a span left its arrays, in which case it was not copied.
+    spans int64 [n, 4] are those of a kernel above: their addresses are not checked here. Returns the largest id.
     """
-    largest, whole = np.int64(0), True
+    largest = np.int64(0)
     for i in range(spans.shape[0]):
-        if spans[i, 0] != shard:
-            continue
-        start, row, place, length = spans[i, 1], spans[i, 2], spans[i, 3], spans[i, 4]
-        fits = 0 <= length <= tokens.size and 0 <= start <= tokens.size - length
-        if not (fits and 0 <= row < out.shape[0] and 0 <= place <= out.shape[1] - length):
-            whole = False
-            continue
+        row, place, length = spans[i, 1], spans[i, 2], spans[i, 3]
+        tokens = carray(_pointer(spans[i, 0], like), length)
+        out = ids[row, place : place + length]
+        most = like
         for t in range(length):
-            token = np.int64(tokens[start + t])
-            out[row, place + t] = token
-            largest = max(largest, token)
-    return largest if whole else np.int64(-1)
+            out[t] = tokens[t]
+            most = max(most, tokens[t])
+        largest = max(largest, np.int64(most))
+    for b in range(ids.shape[0]):
+        ids[b, filled[b] + 2 :] = pad
+    return largest
 
 
-@_inline()
-def _replace(old, y, mask_id, mask_below, random_below, pool):
-    """What a selected place becomes; y is 32 random bits."""
-    if y < mask_below:
-        return mask_id
-    if y < random_below:
-        return pool[np.int64((y - mask_below) * uint64(pool.size) // (random_below - mask_below))]
-    return old
+# ------------------------------------------------------------------------------------------------------------ masks
+
+EXACT, BERNOULLI, WHOLE_WORD, SPAN = range(4)
+MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # what an id may be: a candidate, one that goes on with a word
 
 
 @_jit()
-def mask_exact(
-    ids, filled, epochs, sample_ids, seed, probability, maskable, mask_id, mask_below, random_below, pool,
-    masked_positions, targets, candidates, chosen,
-):  # fmt: skip
-    """Selects floor(p * n + 0.5) of each row's n filled places and changes ids [B, T] in place.
+def _select_exact(key, m, c, selected):
+    """c of [0, m), all subsets equally likely (Floyd's method)."""
+    for j in range(c):
+        last = uint64(m - c + j)
+        t = ((draw(key, SELECT + uint64(j)) >> U32) * (last + U1)) >> U32
+        if selected[t >> uint64(6)] >> (t & uint64(63)) & U1:
+            t = last
+        selected[t >> uint64(6)] |= U1 << (t & uint64(63))
 
-    maskable bool [vocab_size]: by id, every id in range. masked_positions, targets int64 [B, K] come filled with 0
-    and IGNORE_INDEX. Scratch: candidates int64 [T], chosen bool [T], all False before and after.
+
+@_jit()
+def _select_bernoulli(key, n, select_below, selected):
+    """Each of the places [1, n - 1) by its own draw."""
+    for word in range((n + 62) >> 6):
+        bits = U0
+        for t in range(max(1, word << 6), min(n - 1, (word + 1) << 6)):
+            bits |= uint64((draw(key, uint64(t)) >> U32) < select_below) << uint64(t & 63)
+        selected[word] = bits
+
+
+@_jit()
+def _words(row, n, kinds, starts, stops):
+    """Where the words of a row begin and end, how many there are, and how many candidates."""
+    num_words, m, before = 0, 0, np.uint8(0)
+    for t in range(1, n - 1):
+        kind = kinds[uint64(row[t])]
+        if kind & MASKABLE:
+            m += 1
+            if not (kind & CONTINUES and before & MASKABLE):
+                starts[num_words] = t
+                num_words += 1
+            stops[num_words - 1] = t + 1
+        before = kind
+    return num_words, m
+
+
+@_jit()
+def _add_places(start, stop, selected):
+    for t in range(start, stop):
+        selected[uint64(t) >> uint64(6)] |= U1 << uint64(t & 63)
+
+
+@_jit()
+def _select_words(key, num_words, c, starts, stops, selected):
+    """Words in random order, each if it still fits in c."""
+    left = c
+    for j in range(num_words):
+        if left == 0:
+            break
+        r = j + np.int64(((draw(key, SELECT + uint64(j)) >> U32) * uint64(num_words - j)) >> U32)
+        start, stop = starts[r], stops[r]
+        starts[r], stops[r] = starts[j], stops[j]
+        if stop - start <= left:
+            _add_places(start, stop, selected)
+            left -= stop - start
+
+
+@_jit()
+def _select_spans(key, num_words, c, lengths_below, starts, stops, selected):
+    """Stretches of neighbouring words of random length, the last one cut, until c places are selected."""
+    left = c
+    for attempt in range(64 + 16 * c):
+        if left == 0:
+            break
+        u = draw(key, SELECT + uint64(2 * attempt)) >> U32
+        w = np.int64(((draw(key, SELECT + uint64(2 * attempt + 1)) >> U32) * uint64(num_words)) >> U32)
+        at, more = starts[w], 1
+        for bound in lengths_below:
+            more += u >= bound
+        while more > 0 and w < num_words and starts[w] == at and left > 0:
+            if selected[uint64(at) >> uint64(6)] >> uint64(at & 63) & U1:
+                break
+            at = min(stops[w], at + left)
+            left -= at - starts[w]
+            _add_places(starts[w], at, selected)
+            more -= 1
+            w += 1
+
+
+@_jit()
+def mask(
+    policy, ids, filled, epochs, sample_ids, seed, quota, select_below, lengths_below, kinds, mask_id, mask_below,
+    random_below, pool, masked_positions, targets, identity, starts, stops, selected,
+):  # fmt: skip
+    """Selects places of each row of ids [B, T] and changes them there.
+
+    policy: EXACT, BERNOULLI, WHOLE_WORD or SPAN. quota int64 [T + 1]: how many places to select of a row by how many are
+    filled. lengths_below uint64: of a span. kinds uint8 [vocab_size]: by id, every id in range. masked_positions and
+    targets int64 [B, K] are overwritten. identity int64 [T]: 0, 1, 2, ... Scratch: starts, stops int64 [T]; selected
+    uint64 [T // 64 + 1], all 0 before and after.
     """
+    num_slots = targets.shape[1]
     for b in range(ids.shape[0]):
+        row = ids[b]
         key = absorb(key3(seed, MASK, uint64(epochs[b])), uint64(sample_ids[b]))
-        n = filled[b] + 2
-        m = 0
-        for t in range(1, n - 1):
-            candidates[m] = t
-            m += maskable[ids[b, t]]
-        c = min(m, np.int64(np.floor(probability * n + 0.5)), masked_positions.shape[1])
-        for j in range(c):
-            last = m - c + j
-            t = np.int64(((draw(key, SELECT + uint64(j)) >> U32) * uint64(last + 1)) >> U32)
-            chosen[last if chosen[t] else t] = True
-        slot = 0
-        for i in range(m):
-            if chosen[i]:
-                chosen[i] = False
-                t = candidates[i]
+        n, places = filled[b] + 2, identity
+        if policy == EXACT:
+            m, places = n - 2, identity[1:]
+            for t in range(1, n - 1):
+                m -= np.int64(kinds[uint64(row[t])] & MASKABLE) ^ 1
+            if m < n - 2:
+                m, places = 0, starts
+                for t in range(1, n - 1):
+                    starts[m] = t
+                    m += np.int64(kinds[uint64(row[t])] & MASKABLE)
+            _select_exact(key, m, min(m, quota[n]), selected)
+        elif policy == BERNOULLI:
+            _select_bernoulli(key, n, select_below, selected)
+        else:
+            num_words, m = _words(row, n, kinds, starts, stops)
+            if policy == WHOLE_WORD:
+                _select_words(key, num_words, min(m, quota[n]), starts, stops, selected)
+            else:
+                _select_spans(key, num_words, min(m, quota[n]), lengths_below, starts, stops, selected)
+        slot, before, fate = 0, np.int64(-2), U0
+        for word in range((n + 63) >> 6):
+            bits = selected[word]
+            selected[word] = U0
+            while bits:
+                t = places[(word << 6) + _trailing_zeros(bits)]
+                bits &= bits - U1
+                old = row[t]
+                if slot == num_slots or not kinds[uint64(old)] & MASKABLE:
+                    continue
                 masked_positions[b, slot] = t
-                targets[b, slot] = ids[b, t]
+                targets[b, slot] = old
                 slot += 1
                 y = draw(key, uint64(t)) & LOW32
-                ids[b, t] = _replace(ids[b, t], y, mask_id, mask_below, random_below, pool)
-
-
-@_jit()
-def mask_bernoulli(
-    ids, filled, epochs, sample_ids, seed, select_below, maskable, mask_id, mask_below, random_below, pool,
-    masked_positions, targets,
-):  # fmt: skip
-    """Selects each candidate place by its own draw, at most K a row; otherwise as mask_exact."""
-    for b in range(ids.shape[0]):
-        key = absorb(key3(seed, MASK, uint64(epochs[b])), uint64(sample_ids[b]))
-        slot = 0
-        for t in range(1, filled[b] + 1):
-            bits = draw(key, uint64(t))
-            if (bits >> U32) < select_below and maskable[ids[b, t]] and slot < targets.shape[1]:
-                masked_positions[b, slot] = t
-                targets[b, slot] = ids[b, t]
-                slot += 1
-                ids[b, t] = _replace(ids[b, t], bits & LOW32, mask_id, mask_below, random_below, pool)
+                if policy != SPAN:
+                    if y < mask_below:
+                        row[t] = mask_id
+                    elif y < random_below:
+                        row[t] = pool[(y - mask_below) * uint64(pool.size) // (random_below - mask_below)]
+                    continue
+                if t != before + 1:
+                    fate = y
+                before = t
+                if fate < mask_below:
+                    row[t] = mask_id
+                elif fate < random_below:
+                    row[t] = pool[(y * uint64(pool.size)) >> U32]
+        masked_positions[b, slot:] = 0
+        targets[b, slot:] = IGNORE_INDEX
 
 
 @_jit()
@@ -318,4 +466,4 @@ def hash_documents(data, offsets, out):
         out[i] = mix(h ^ uint64(stop - start))
 
 
-__all__ = ["gather", "hash_documents", "mask_bernoulli", "mask_exact", "permute", "permute_blocks", "window_spans"]
+__all__ = ["fill_rows", "hash_documents", "mask", "permute", "permute_blocks", "window_rows"]

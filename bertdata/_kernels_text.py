@@ -1,4 +1,4 @@
-"""Every compiled loop of the build path: text → ids. Nothing is shared with the read path's kernels but `_jit`.
+"""Every compiled loop of the build path: text → ids. Little is shared with the read path's kernels.
 
 Contract as in _kernels.py: Python validates and allocates, kernels never raise; what they cannot answer they report.
 tests/reference/ holds the slow twin: the `tokenizers` library.
@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import int64, types, uint64
 from numba.extending import intrinsic
 
-from bertdata._kernels import _jit
+from bertdata._kernels import _jit, _trailing_zeros
 
 _inline = functools.partial(_jit)
 
@@ -60,14 +60,6 @@ def _store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.int64, types.uint64), generate
-
-
-@intrinsic
-def _trailing_zeros(typing: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), generate
 
 
 @intrinsic

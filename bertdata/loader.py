@@ -66,7 +66,10 @@ class Loader:
         self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
         self.position = 0  # samples the whole job has been given
         self._windows = Windows(shards, split=split, length=length, seed=seed)
-        self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed) if masking else None
+        self._masker = None
+        if masking:
+            continues = shards.continues() if masking.policy in ("whole_word", "span") else None
+            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continues=continues)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -143,6 +146,8 @@ class Loader:
         Raises StateError, naming both values, if anything else has.
         """
         state = {"shuffle": "full"} | state  # states of the time before there was a choice lack it
+        if isinstance(state.get("masking"), dict):
+            state["masking"] = asdict(Masking()) | state["masking"]
         differing = [
             f"{name} was {state.get(name)!r} and is {value!r}"
             for name, value in self._identity().items()

@@ -17,30 +17,57 @@ from numpy.typing import NDArray
 
 from bertdata import _kernels
 from bertdata.errors import UsageError
-from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
+from bertdata.types import Masking, SpecialTokens
+
+
+_POLICIES = {
+    "exact": _kernels.EXACT,
+    "bernoulli": _kernels.BERNOULLI,
+    "whole_word": _kernels.WHOLE_WORD,
+    "span": _kernels.SPAN,
+}
+SPAN_STOPS, SPAN_LONGEST = 0.2, 10  # SpanBERT's: a span ends after each of its words with the first, and is no longer
 
 
 class Masker:
     """A masking policy made ready for one vocabulary and row length. Nine bytes of tables an id."""
 
-    def __init__(self, masking: Masking, special: SpecialTokens, *, length: int, seed: int) -> None:
+    def __init__(
+        self,
+        masking: Masking,
+        special: SpecialTokens,
+        *,
+        length: int,
+        seed: int,
+        continues: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """continues bool [vocab_size]: ids that go on with the word before them. None: every token is a word."""
         if special.mask is None:
             raise UsageError(
                 "the tokenizer has no mask token, so nothing can be masked; build with one that has [MASK]"
             )
-        self._masking, self._seed, self._length = masking, np.uint64(seed), length
         self.num_slots = masking.num_slots(length)
         ordinary = np.ones(special.vocab_size, np.bool_)
         ordinary[list(special.special_ids)] = False
         if special.unk is not None:
             ordinary[special.unk] = False
-        self._pool = np.flatnonzero(ordinary)
-        if self._pool.size == 0:
+        if not ordinary.any():
             raise UsageError("the vocabulary has only special tokens, so there is nothing to mask or to draw")
-        self._maskable = ordinary
-        self._mask_id = special.mask
-        self._mask_below = np.uint64(round(masking.mask_fraction * 2**32))
-        self._random_below = np.uint64(round((masking.mask_fraction + masking.random_fraction) * 2**32))
+        self._kinds = ordinary * _kernels.MASKABLE
+        if continues is not None:
+            self._kinds |= continues * _kernels.CONTINUES
+        everything = masking.random_from == "vocabulary"
+        pool = np.arange(special.vocab_size) if everything else np.flatnonzero(ordinary)
+        quota = np.array([masking.quota(n) for n in range(length + 1)])
+        whole = 1 - (1 - SPAN_STOPS) ** SPAN_LONGEST
+        shares = [(1 - (1 - SPAN_STOPS) ** words) / whole for words in range(1, SPAN_LONGEST)]
+        lengths_below = np.array([round(share * 2**32) for share in shares], np.uint64)
+        below = [masking.probability, masking.mask_fraction, masking.mask_fraction + masking.random_fraction]
+        select_below, mask_below, random_below = (np.uint64(round(share * 2**32)) for share in below)
+        self._policy, self._seed, self._length = _POLICIES[masking.policy], np.uint64(seed), length
+        self._select = quota, select_below, lengths_below
+        self._change = self._kinds, special.mask, mask_below, random_below, pool
+        self._identity = np.arange(length)
 
     def apply(
         self,
@@ -49,22 +76,17 @@ class Masker:
         epochs: NDArray[np.int64],
         sample_ids: NDArray[np.int64],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Masks ids [B, T] in place; returns masked_positions and targets, int64 [B, K].
+        """Masks ids [B, T] in place; returns masked_positions and targets, int64 [B, K]. For any thread.
 
-        Every id MUST be below the vocabulary's size. filled int64 [B] counts the tokens between [CLS] and [SEP];
-        epochs and sample_ids int64 [B] name the rows.
+        Every id MUST be below the vocabulary's size. filled int64 [B] counts the tokens between the [CLS] at the start
+        and the last [SEP]; epochs and sample_ids int64 [B] name the rows.
         """
-        shape = (ids.shape[0], self.num_slots)
-        masked_positions = np.zeros(shape, np.int64)
-        targets = np.full(shape, IGNORE_INDEX, np.int64)
-        if self.num_slots == 0:
-            return masked_positions, targets
-        row = (ids, filled, epochs, sample_ids, self._seed)
-        change = (self._maskable, self._mask_id, self._mask_below, self._random_below, self._pool)
-        if self._masking.policy == "exact":
-            scratch = np.empty(self._length, np.int64), np.zeros(self._length, np.bool_)
-            _kernels.mask_exact(*row, self._masking.probability, *change, masked_positions, targets, *scratch)
-        else:
-            select_below = np.uint64(round(self._masking.probability * 2**32))
-            _kernels.mask_bernoulli(*row, select_below, *change, masked_positions, targets)
+        masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
+        targets = np.empty_like(masked_positions)
+        if self.num_slots:
+            starts, stops = np.empty((2, self._length), np.int64)
+            selected = np.zeros(self._length // 64 + 1, np.uint64)
+            rows = ids, filled, epochs, sample_ids, self._seed
+            scratch = self._identity, starts, stops, selected
+            _kernels.mask(self._policy, *rows, *self._select, *self._change, masked_positions, targets, *scratch)
         return masked_positions, targets

@@ -8,6 +8,7 @@ anew on the other side, where another dataset in the same place is refused.
 from __future__ import annotations
 
 import bisect
+import json
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -112,6 +113,28 @@ class Dataset:
                     raise DatasetError(f"{self.path} is damaged; bertdata verify says where")
                 counts += np.bincount(piece, minlength=vocab_size)
         return counts
+
+    def continues(self) -> NDArray[np.bool_]:
+        """By id, bool [vocab_size]: whether it goes on with the word before it.
+
+        That is told by its spelling: the continuing prefix of WordPiece ("##"), or the lack of the mark that begins
+        words in byte-level and SentencePiece vocabularies ("Ġ", "▁"). In a vocabulary without marks every token is a
+        word. Raises DatasetError if the tokenizer cannot be read.
+        """
+        path = self.path / "tokenizer.json"
+        try:
+            model = json.loads(path.read_bytes())["model"]
+            spelled = model["vocab"] if isinstance(model["vocab"], dict) else [token for token, _ in model["vocab"]]
+            ids = spelled if isinstance(spelled, dict) else {token: number for number, token in enumerate(spelled)}
+            prefix = model.get("continuing_subword_prefix")
+        except (OSError, ValueError, KeyError, TypeError):
+            raise DatasetError(f"{path} cannot be read; bertdata verify says why") from None
+        begins = ("Ġ", "▁", "Ċ", "ĉ")  # the last two: a line end and a tab in byte-level vocabularies
+        marked = any(token.startswith(begins) for token in ids)
+        found = np.zeros(self.special_tokens.vocab_size, np.bool_)
+        for token, token_id in ids.items():
+            found[token_id] = token.startswith(prefix) if prefix else marked and not token.startswith(begins)
+        return found
 
 
 def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:

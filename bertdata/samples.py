@@ -30,29 +30,29 @@ class Windows:
         self._frame = _frame(dataset)
         self._dataset, self._split = dataset, split
         self._text_length, self._seed = length - 2, seed
-        sizes = [shard.num_tokens for shard in dataset.splits[split].shards]
+        shards = dataset.splits[split].shards
+        sizes = [shard.num_tokens for shard in shards]
         self._starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        tokens = [dataset.tokens(split, number) for number in range(len(shards))]
+        self._addresses = np.array([array.ctypes.data for array in tokens])
+        self._like = tokens[0].dtype.type(0)
         self.num_samples = -(-int(self._starts[-1]) // self._text_length)
 
     def rows(
         self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows of ids, int64 [B, T], padded at the end, and how many tokens of text each holds, int64 [B]."""
-        num_rows, num_shards = sample_ids.size, self._starts.size - 1
+        num_shards = self._starts.size - 1
+        ids = np.empty((sample_ids.size, self._text_length + 2), np.int64)
+        filled = np.empty(sample_ids.size, np.int64)
+        spans = np.empty((sample_ids.size * (min(num_shards, self._text_length) + 1), 4), np.int64)
         cls, sep, pad = self._frame
-        ids = np.full((num_rows, self._text_length + 2), pad, np.int64)
-        filled = np.empty(num_rows, np.int64)
-        spans = np.empty((num_rows * (min(num_shards, self._text_length) + 1), 5), np.int64)
-        count = _kernels.window_spans(
-            epochs, sample_ids, np.uint64(self._seed), self._text_length, self._starts, spans, filled
-        )
-        spans = spans[:count]
-        for shard in np.unique(spans[:, 0]) if num_shards > 1 else range(num_shards):
-            largest = _kernels.gather(self._dataset.tokens(self._split, int(shard)), shard, spans, ids)
-            if not 0 <= largest < self._dataset.special_tokens.vocab_size:
-                raise DatasetError(f"{self._dataset.path} is damaged; bertdata verify says where")
-        ids[:, 0] = cls
-        ids[np.arange(num_rows), filled + 1] = sep
+        count = _kernels.window_rows(
+            epochs, sample_ids, np.uint64(self._seed), self._text_length, self._starts, self._addresses,
+            self._like.itemsize, cls, sep, ids, filled, spans,
+        )  # fmt: skip
+        if _kernels.fill_rows(spans[:count], self._like, pad, filled, ids) >= self._dataset.special_tokens.vocab_size:
+            raise DatasetError(f"{self._dataset.path} is damaged; bertdata verify says where")
         return ids, filled
 
 

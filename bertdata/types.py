@@ -41,22 +41,43 @@ class SpecialTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How a row is masked for masked language modelling (Devlin et al., 2019).
+    """How a row is masked for masked language modelling; docs/determinism.md gives each rule to the bit, with examples.
 
-    Of the selected places, `mask_fraction` become [MASK], `random_fraction` another id, and the rest keep theirs;
-    all of them are targets. docs/determinism.md gives the rule to the bit and a worked example.
+    policy: "exact" selects the same share of every row (Devlin et al., 2019), "bernoulli" each place on its own (as
+    transformers' collator does), "whole_word" all tokens of a word or none (whole word masking, Google, 2019), "span"
+    stretches of one to ten words, 3.3 on average (SpanBERT, Joshi et al., 2020). All but "bernoulli" select
+    `quota(n)` of a row's n filled places.
+
+    Of the selected places, `mask_fraction` become [MASK], `random_fraction` another id, and the rest keep theirs; all
+    of them are targets. With "span", neighbours share their fate.
+
+    Of the rules of others, BERT's is rounding="even", min_targets=1, max_targets=20, random_from="vocabulary".
     """
 
     probability: float = 0.15  # share of a row's filled places to select
-    policy: str = "exact"  # "exact": floor(p * n + 0.5) places of every row; "bernoulli": each place on its own
+    policy: str = "exact"
+    rounding: str = "nearest"  # of p * n: "nearest" with halves up, "even" with halves to even (Python's), "floor"
+    min_targets: int = 0  # of a row that has so many candidates
+    max_targets: int | None = None  # of a row
     mask_fraction: float = 0.8
     random_fraction: float = 0.1
+    random_from: str = "ordinary"  # "ordinary": ids that are not special; "vocabulary": all
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:
             raise UsageError(f"masking probability is {self.probability}; give a share between 0 and 1, such as 0.15")
-        if self.policy not in ("exact", "bernoulli"):
-            raise UsageError(f"masking policy is {self.policy!r}; give 'exact' or 'bernoulli'")
+        for name, known in (
+            ("policy", ("exact", "bernoulli", "whole_word", "span")),
+            ("rounding", ("nearest", "even", "floor")),
+            ("random_from", ("ordinary", "vocabulary")),
+        ):
+            if getattr(self, name) not in known:
+                raise UsageError(f"masking {name} is {getattr(self, name)!r}; give one of {', '.join(known)}")
+        if not 0 <= self.min_targets <= (math.inf if self.max_targets is None else self.max_targets):
+            raise UsageError(
+                f"min_targets {self.min_targets} and max_targets {self.max_targets} must be numbers of places, the "
+                "first no larger than the second"
+            )
         total = self.mask_fraction + self.random_fraction
         if not (min(self.mask_fraction, self.random_fraction) >= 0 and total <= 1 + 1e-9):  # NaN is refused too
             raise UsageError(
@@ -64,14 +85,24 @@ class Masking:
                 "together at most 1"
             )
 
+    def quota(self, filled: int) -> int:
+        """How many places to select of a row with `filled` places, [CLS] and [SEP] included, if it has the candidates.
+
+        >>> Masking().quota(128), Masking(max_targets=20).quota(512)
+        (19, 20)
+        """
+        exactly = self.probability * filled
+        whole = {"nearest": math.floor(exactly + 0.5), "even": round(exactly), "floor": math.floor(exactly)}
+        most = max(0, filled - 2)
+        return min(max(whole[self.rounding], self.min_targets), most if self.max_targets is None else self.max_targets, most)
+
     def num_slots(self, length: int) -> int:
         """K: room for the masked places of a row of `length` places."""
         p, n = self.probability, length - 2
-        if p == 0.0:
-            return 0
-        if self.policy == "exact":
-            return min(n, math.floor(p * length + 0.5))
-        return min(n, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1)
+        if self.policy != "bernoulli":
+            return self.quota(length)
+        most = n if self.max_targets is None else min(n, self.max_targets)
+        return min(most, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1) if p else 0
 
 
 @dataclass(frozen=True, kw_only=True)

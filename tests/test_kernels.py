@@ -2,9 +2,10 @@
 
 import os
 
+import hypothesis
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys
 
@@ -140,69 +141,58 @@ def test_windows_equal_their_twin(data):
     chosen = data.draw(st.lists(rows, max_size=6), "epochs and samples")
     epochs, ids = (np.array([row[i] for row in chosen], np.int64) for i in (0, 1))
 
-    spans = np.empty((len(chosen) * (min(len(sizes), text_length) + 1), 5), np.int64)
+    spans = np.empty((len(chosen) * (min(len(sizes), text_length) + 1), 4), np.int64)
     filled = np.empty(len(chosen), np.int64)
-    count = _kernels.window_spans(epochs, ids, np.uint64(seed), text_length, starts, spans, filled)
-    out = np.zeros((len(chosen), text_length + 2), np.int64)
-    for number, shard in enumerate(shards):
-        assert _kernels.gather(shard, number, spans[:count], out) >= 0
+    out = np.full((len(chosen) + 2, text_length + 2), -7, np.int64)  # the first and last row are not the kernels'
+    addresses = np.array([shard.ctypes.data for shard in shards])
+    count = _kernels.window_rows(
+        epochs, ids, np.uint64(seed), text_length, starts, addresses, shards[0].itemsize, 2, 3, out[1:-1], filled, spans
+    )
+    largest = _kernels.fill_rows(spans[:count], dtype(0), 1, filled, out[1:-1])
 
-    for b, (epoch, sample_id) in enumerate(chosen):
-        expected = keys.windows(stream, text_length=text_length, seed=seed, variant=epoch)[sample_id]
-        assert out[b, 1 : filled[b] + 1].tolist() == expected
-        assert not out[b, 0]
-        assert not out[b, filled[b] + 1 :].any()
-
-
-EDGES = st.one_of(st.integers(-3, 12), st.sampled_from([2**63 - 1, -(2**63), 2**62, -(2**62)]))
-
-
-@given(st.lists(st.tuples(EDGES, EDGES, EDGES, EDGES), min_size=1, max_size=4))
-def test_gather_refuses_spans_that_leave_their_arrays(hostile):
-    tokens = np.arange(100, 108, dtype=np.uint16)
-    spans = np.array([(0, *span) for span in hostile], np.int64)
-    around = np.full((9, 6), -7, np.int64)  # rows 3 to 5 are the output
-    largest = _kernels.gather(tokens, 0, spans, around[3:6])
-
-    expected, whole = np.full((9, 6), -7, np.int64), True
-    for start, row, place, length in hostile:
-        if min(start, row, place, length) >= 0 and start + length <= 8 and row < 3 and place + length <= 6:
-            expected[3 + row, place : place + length] = range(100 + start, 100 + start + length)
-        else:
-            whole = False
-    assert np.array_equal(around, expected)
-    assert (largest >= 0) == whole
-
-
-def test_gather_says_the_largest_id_and_ignores_other_shards():
-    tokens, out = np.array([5, 65535, 9], np.uint16), np.zeros((1, 5), np.int64)
-    spans = np.array([[0, 0, 0, 1, 3], [1, 99, 0, 0, 99]], np.int64)
-    assert _kernels.gather(tokens, 0, spans, out) == 65535
-    assert out.tolist() == [[0, 5, 65535, 9, 0]]
+    expected = []
+    for epoch, sample_id in chosen:
+        text = keys.windows(stream, text_length=text_length, seed=seed, variant=epoch)[sample_id]
+        expected.append([2, *text, 3] + [1] * (text_length - len(text)))
+    assert out[1:-1].tolist() == expected
+    assert filled.tolist() == [len(row) - 2 - row[1:].count(1) for row in expected]
+    assert largest == max((token for row in expected for token in row[1:] if token > 6), default=0)
+    assert (out[[0, -1]] == -7).all()
 
 
 # ------------------------------------------------------------------------------------------------------------- masks
 
 
-@given(st.data(), st.sampled_from(["exact", "bernoulli"]))
+@settings(max_examples=4 * hypothesis.settings().max_examples)
+@given(st.data(), st.sampled_from(["exact", "bernoulli", "whole_word", "span"]))
 def test_masks_equal_their_twin(data, policy):
     vocab_size = data.draw(st.integers(7, 40), "vocab_size")
     special = {0, 1, 2, 3, 4} | data.draw(st.sets(st.integers(5, vocab_size - 2), max_size=8), "more specials")
     tokens = SpecialTokens(
         vocab_size=vocab_size, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=tuple(sorted(special - {1}))
     )
-    length = data.draw(st.integers(3, 40), "length")
-    text = st.lists(st.integers(0, vocab_size - 1), min_size=1, max_size=length - 2)
-    rows = data.draw(st.lists(text, max_size=4), "rows")
+    length = data.draw(st.one_of(st.integers(3, 40), st.integers(3, 300)), "length")
+    text = st.lists(st.integers(0, vocab_size - 1), max_size=length - 2)
+    long = st.builds(lambda part, n: (part * n)[: length - 2], text, st.integers(1, 30))
+    rows = data.draw(st.lists(st.one_of(text, long), max_size=4), "rows")
     seed = data.draw(SEEDS, "seed")
     epochs = data.draw(st.lists(st.integers(0, 2**62), min_size=len(rows), max_size=len(rows)), "epochs")
     ids = data.draw(st.lists(st.integers(0, 2**62), min_size=len(rows), max_size=len(rows)), "sample ids")
     p = data.draw(st.one_of(st.sampled_from([0.0, 0.15, 0.5, 1.0]), st.floats(0, 1)), "probability")
     shares = data.draw(st.sampled_from([(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.3, 0.7)]), "shares")
+    least, more = data.draw(st.integers(0, 3), "least"), data.draw(st.sampled_from([None, 0, 5, 20]), "more")
+    rule = {"rounding": data.draw(st.sampled_from(["nearest", "even", "floor"])), "least": least}
+    rule["most"] = None if more is None else least + more
+    everything = data.draw(st.booleans(), "from the whole vocabulary")
+    continues = data.draw(st.sets(st.integers(0, vocab_size - 1)), "continues")
 
-    masking = Masking(probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1])
-    masker = Masker(masking, tokens, length=length, seed=seed)
-    assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy)
+    masking = Masking(
+        probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1], rounding=rule["rounding"],
+        min_targets=rule["least"], max_targets=rule["most"], random_from="vocabulary" if everything else "ordinary",
+    )  # fmt: skip
+    goes_on = np.isin(np.arange(vocab_size), sorted(continues))
+    masker = Masker(masking, tokens, length=length, seed=seed, continues=goes_on)
+    assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy, **rule)
     whole = [[2, *row, 3] for row in rows]
     matrix = np.zeros((len(rows), length), np.int64)
     for b, row in enumerate(whole):
@@ -213,7 +203,8 @@ def test_masks_equal_their_twin(data, policy):
     for b, row in enumerate(whole):
         changed, places, old = keys.mask(
             row, length=length, seed=seed, variant=epochs[b], sample_id=ids[b], special=special, mask_id=4,
-            vocab_size=vocab_size, p=p, policy=policy, shares=shares,
+            vocab_size=vocab_size, p=p, policy=policy, shares=shares, continues=continues, everything=everything,
+            **rule,
         )  # fmt: skip
         unused = masker.num_slots - len(places)
         assert matrix[b].tolist() == changed + [0] * (length - len(row))

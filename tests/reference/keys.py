@@ -104,9 +104,25 @@ def windows(stream, *, text_length, seed, variant):
 # ------------------------------------------------------------------------------------------------------------- masks
 
 
-def select_exact(k, candidates, *, n, p):
+def quota(*, n, p, rounding="nearest", least=0, most=None):
+    """How many places to select of a row with n filled ones."""
+    c = {"nearest": math.floor(p * n + 0.5), "even": round(p * n), "floor": math.floor(p * n)}[rounding]
+    c = max(c, least)
+    return max(0, min(c, n - 2) if most is None else min(c, n - 2, most))
+
+
+def num_slots(*, length, p, policy, **rule):
+    n = length - 2
+    if policy != "bernoulli":
+        return quota(n=length, p=p, **rule)
+    if p == 0:
+        return 0
+    room = min(n, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1)
+    return room if rule.get("most") is None else min(room, rule["most"])
+
+
+def select_exact(k, candidates, c):
     m = len(candidates)
-    c = min(m, math.floor(p * n + 0.5))
     selected = set()
     for j in range(c):
         t = below32(draw(k, 2**32 + j), m - c + j + 1)
@@ -114,39 +130,84 @@ def select_exact(k, candidates, *, n, p):
     return [candidates[t] for t in sorted(selected)]
 
 
-def num_slots(*, length, p, policy):
-    n = length - 2
-    if p == 0:
-        return 0
-    if policy == "exact":
-        return min(n, math.floor(p * length + 0.5))
-    return min(n, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1)
+def select_bernoulli(k, candidates, p):
+    return [t for t in candidates if draw(k, t) >> 32 < round(p * 2**32)]
 
 
-def select_bernoulli(k, candidates, *, p, length):
-    room = num_slots(length=length, p=p, policy="bernoulli")
-    return [t for t in candidates if draw(k, t) >> 32 < round(p * 2**32)][:room]
+def words_of(row, special, continues):
+    """Words as lists of places: candidates side by side, cut before each that does not go on with a word."""
+    words = []
+    for t, token in enumerate(row):
+        if token in special:
+            continue
+        if token in continues and t > 0 and row[t - 1] not in special:
+            words[-1].append(t)
+        else:
+            words.append([t])
+    return words
+
+
+def select_words(k, words, c):
+    words, selected = list(words), []
+    for j in range(len(words)):
+        r = j + below32(draw(k, 2**32 + j), len(words) - j)
+        words[j], words[r] = words[r], words[j]
+        if len(selected) + len(words[j]) <= c:
+            selected += words[j]
+    return sorted(selected)
+
+
+def span_bounds():
+    """Numbers of 32 bits below which a span has one word, at most two, ..., at most nine."""
+    weights = [0.2 * 0.8**words for words in range(10)]
+    return [round(sum(weights[:words]) / sum(weights) * 2**32) for words in range(1, 10)]
+
+
+def select_spans(k, words, c):
+    selected = []
+    for attempt in range(64 + 16 * c):
+        if len(selected) == c:
+            break
+        u = draw(k, 2**32 + 2 * attempt) >> 32
+        first = below32(draw(k, 2**32 + 2 * attempt + 1), len(words))
+        last = None
+        for word in words[first : first + 1 + sum(u >= bound for bound in span_bounds())]:
+            if word[0] in selected or len(selected) == c or last not in (None, word[0] - 1):
+                break
+            last = word[-1]
+            selected += word[: c - len(selected)]
+    return sorted(selected)
 
 
 def mask(
-    row, *, length, seed, variant, sample_id, special, mask_id, vocab_size, p=0.15, policy="exact", shares=(0.8, 0.1)
-):
+    row, *, length, seed, variant, sample_id, special, mask_id, vocab_size, p=0.15, policy="exact", shares=(0.8, 0.1),
+    continues=(), everything=False, **rule,
+):  # fmt: skip
     """A row's filled places, [CLS] and [SEP] included → (the row masked, the places selected, their ids)."""
     k = key(seed, "mask", variant, sample_id)
     candidates = [t for t, token in enumerate(row) if token not in special]
+    c = min(len(candidates), quota(n=len(row), p=p, **rule))
     if policy == "exact":
-        places = select_exact(k, candidates, n=len(row), p=p)
+        places = select_exact(k, candidates, c)
+    elif policy == "bernoulli":
+        places = select_bernoulli(k, candidates, p)[: num_slots(length=length, p=p, policy=policy, **rule)]
     else:
-        places = select_bernoulli(k, candidates, p=p, length=length)
-    pool = [token for token in range(vocab_size) if token not in special]
+        places = {"whole_word": select_words, "span": select_spans}[policy](k, words_of(row, special, continues), c)
+    pool = [token for token in range(vocab_size) if everything or token not in special]
     masked_below, random_below = round(2**32 * shares[0]), round(2**32 * (shares[0] + shares[1]))
     changed = list(row)
     for t in places:
-        y = draw(k, t) % 2**32
-        if y < masked_below:
+        y = fate = draw(k, t) % 2**32
+        if policy == "span":
+            first = t
+            while first - 1 in places:
+                first -= 1
+            fate = draw(k, first) % 2**32
+        if fate < masked_below:
             changed[t] = mask_id
-        elif y < random_below:
-            changed[t] = pool[(y - masked_below) * len(pool) // (random_below - masked_below)]
+        elif fate < random_below:
+            scaled = y * len(pool) // 2**32 if policy == "span" else (y - masked_below) * len(pool)
+            changed[t] = pool[scaled if policy == "span" else scaled // (random_below - masked_below)]
     return changed, places, [row[t] for t in places]
 
 
