@@ -68,7 +68,7 @@ def purpose(name: str) -> np.uint64:
 
 
 PHASE, ORDER, MASK, SPLIT = purpose("phase"), purpose("order"), purpose("mask"), purpose("split")
-BLOCKS, WINDOW = purpose("blocks"), purpose("window")
+BLOCKS, WINDOW, PAIRS = purpose("blocks"), purpose("window"), purpose("pairs")
 WINDOW_BLOCKS = 64
 
 
@@ -105,7 +105,7 @@ def key3(seed, what, variant):
 
 
 @_jit()
-def _num_bits(n):
+def num_bits(n):
     """Of the smallest power of two that is no less than n, and 64."""
     bits = uint64(6)
     while bits < uint64(63) and (n - U1) >> bits != U0:
@@ -114,7 +114,7 @@ def _num_bits(n):
 
 
 @_jit()
-def _permuted(key, n, bits, x):
+def permuted(key, n, bits, x):
     """Where a keyed permutation of [0, n) takes x: a Feistel network of `bits` bits, walked back into range."""
     lo = bits // uint64(2)
     hi = bits - lo
@@ -136,14 +136,14 @@ def _permuted(key, n, bits, x):
 def permute(positions, num_samples, seed, epochs, sample_ids):
     """Positions of the endless stream → their epoch and sample id. int64 [B] each; about 45 ns a sample."""
     n = uint64(num_samples)
-    bits = _num_bits(n)
+    bits = num_bits(n)
     last_epoch, key = np.int64(-1), U0
     for i in range(positions.size):
         epoch = positions[i] // num_samples
         if epoch != last_epoch:
             key, last_epoch = key3(seed, ORDER, uint64(epoch)), epoch
         epochs[i] = epoch
-        sample_ids[i] = np.int64(_permuted(key, n, bits, uint64(positions[i] - epoch * num_samples)))
+        sample_ids[i] = np.int64(permuted(key, n, bits, uint64(positions[i] - epoch * num_samples)))
 
 
 @_jit()
@@ -152,7 +152,7 @@ def permute_blocks(positions, num_samples, block, seed, epochs, sample_ids):
     num_blocks = num_samples // block
     window = WINDOW_BLOCKS * block
     num_windows = max(1, num_blocks // WINDOW_BLOCKS)
-    block_bits = _num_bits(uint64(max(1, num_blocks)))
+    block_bits = num_bits(uint64(max(1, num_blocks)))
     last_epoch, last_window, block_key, window_key = np.int64(-1), np.int64(-1), U0, U0
     start, size, window_bits = np.int64(0), np.int64(1), U0
     for i in range(positions.size):
@@ -164,14 +164,14 @@ def permute_blocks(positions, num_samples, block, seed, epochs, sample_ids):
             window_key = absorb(key3(seed, WINDOW, uint64(epoch)), uint64(j))
             start = j * window
             size = num_samples - start if j == num_windows - 1 else window
-            window_bits = _num_bits(uint64(size))
+            window_bits = num_bits(uint64(size))
             last_epoch, last_window = epoch, j
-        y = np.int64(_permuted(window_key, uint64(size), window_bits, uint64(x - start)))
+        y = np.int64(permuted(window_key, uint64(size), window_bits, uint64(x - start)))
         epochs[i] = epoch
         sample_ids[i] = start + y
         if start + y < num_blocks * block:
             number = uint64(j * WINDOW_BLOCKS + y // block)
-            number = _permuted(block_key, uint64(num_blocks), block_bits, number)
+            number = permuted(block_key, uint64(num_blocks), block_bits, number)
             sample_ids[i] = np.int64(number) * block + y % block
 
 
@@ -239,6 +239,12 @@ def _shard_at(starts, at):
 
 
 @_jit()
+def phase(seed, epoch, total):
+    """Where in a stream of `total` tokens the windows of an epoch begin."""
+    return np.int64(below(key3(seed, PHASE, uint64(epoch)), uint64(total)))
+
+
+@_jit()
 def window_rows(epochs, sample_ids, seed, text_length, starts, addresses, itemsize, cls, sep, ids, filled, spans):
     """Samples → the frames of their rows and what belongs between.
 
@@ -247,17 +253,17 @@ def window_rows(epochs, sample_ids, seed, text_length, starts, addresses, itemsi
     tokens of each row between its ends. Returns the number of spans.
     """
     total = starts[-1]
-    last_epoch, phase, num_spans = np.int64(-1), np.int64(0), 0
+    last_epoch, first, num_spans = np.int64(-1), np.int64(0), 0
     for b in range(sample_ids.size):
         if epochs[b] != last_epoch:
             last_epoch = epochs[b]
-            phase = np.int64(below(key3(seed, PHASE, uint64(last_epoch)), uint64(total)))
+            first = phase(seed, last_epoch, total)
         start = sample_ids[b] * text_length
         left = min(text_length, total - start)
         filled[b] = left
         ids[b, 0] = cls
         ids[b, left + 1] = sep
-        at = phase + start
+        at = first + start
         at = at - total if at >= total else at
         shard = _shard_at(starts, at)
         place = 1
@@ -271,6 +277,230 @@ def window_rows(epochs, sample_ids, seed, text_length, starts, addresses, itemsi
             shard += 1
             if shard == starts.size - 1:
                 shard, at = 0, 0
+    return num_spans
+
+
+@_jit()
+def _add_piece(spans, number, at, length, row, place, starts, addresses, itemsize):
+    """Adds `length` tokens from `at` on, all of one shard; -1 if there are none such."""
+    if not (0 <= at < starts[-1] and length > 0):
+        return np.int64(-1)
+    shard = _shard_at(starts, at)
+    if length > starts[shard + 1] - at:
+        return np.int64(-1)
+    address = addresses[shard] + (at - starts[shard]) * itemsize
+    return _add_span(spans, number, address, row, place, length, itemsize)
+
+
+@_jit()
+def piece_rows(
+    sample_ids, bounds, pieces, starts, addresses, itemsize, cls, sep, ids, filled, position_ids, spans
+):  # fmt: skip
+    """As window_rows, for rows of one or more pieces of documents, each between a [CLS] and a [SEP] of its own.
+
+    pieces uint64: place in the stream << 16 | length. bounds uint64 [N + 1]: row k is pieces bounds[k] to
+    bounds[k + 1]; empty: it is piece k. position_ids int64 [B, T], or [0, 0] if not wanted, counts from 0 in each piece
+    and in the padding. Returns -1 if an index points out of its array.
+    """
+    num_spans, length = 0, ids.shape[1]
+    for b in range(sample_ids.size):
+        k = sample_ids[b]
+        if bounds.size:
+            first, last = np.int64(bounds[k]), np.int64(bounds[k + 1])
+        else:
+            first, last = k, k + 1
+        if not 0 <= first < last <= pieces.size:
+            return -1
+        place = 0
+        for piece in pieces[first:last]:
+            size = np.int64(piece & uint64(0xFFFF))
+            if place + size + 2 > length:
+                return -1
+            at = np.int64(piece >> uint64(16))
+            num_spans = _add_piece(spans, num_spans, at, size, b, place + 1, starts, addresses, itemsize)
+            if num_spans < 0:
+                return -1
+            ids[b, place] = cls
+            ids[b, place + size + 1] = sep
+            if position_ids.size:
+                for t in range(size + 2):
+                    position_ids[b, place + t] = t
+            place += size + 2
+        filled[b] = place - 2
+        if position_ids.size:
+            for t in range(length - place):
+                position_ids[b, place + t] = t
+    return num_spans
+
+
+@_jit()
+def pack(sizes, order, capacity, rows):
+    """Best fit: piece order[0], order[1], ... goes into the fullest row with room, of those the last one changed.
+
+    sizes int64 [P], each at most capacity; rows int64 [P] gets the row of each piece. Returns the number of rows.
+    """
+    tops = np.full(capacity + 1, -1, np.int64)  # of the stack of rows with so much room
+    under = np.empty(sizes.size, np.int64)
+    with_room = np.zeros((capacity >> 6) + 1, np.uint64)  # bit r: there is a row with room r
+    num_rows = 0
+    for i in order:
+        room = sizes[i]
+        word = room >> 6
+        bits = with_room[word] >> uint64(room & 63) << uint64(room & 63)
+        while not bits and word + 1 < with_room.size:
+            word += 1
+            bits = with_room[word]
+        if bits:
+            room = (word << 6) + _trailing_zeros(bits)
+            row = tops[room]
+            tops[room] = under[row]
+            if tops[room] < 0:
+                with_room[word] &= ~(U1 << uint64(room & 63))
+        else:
+            room, row = capacity, num_rows
+            num_rows += 1
+        rows[i] = row
+        room -= sizes[i]
+        under[row], tops[room] = tops[room], row
+        with_room[room >> 6] |= U1 << uint64(room & 63)
+    return num_rows
+
+
+@intrinsic
+def _count_ones(typing: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), generate
+
+
+@_jit()
+def segment(
+    documents, sentences, first_document, first_sentence, start, separator, most, short_below, seed, pairs, flagged
+):  # fmt: skip
+    """Cuts the documents of a shard into pairs of segments as BERT does (Devlin et al., 2019).
+
+    documents uint64 [D + 1], sentences uint64 [S + 1]: offsets of the shard. first_document, first_sentence, start: how
+    many documents, sentences and tokens are before the shard; separator: whether documents end in one. most: tokens of
+    a pair. pairs int64 [S, 5] gets (A's start, A's end = B's start, B's end or, if B is random, minus the tokens it
+    should have, the document's first sentence, its number of sentences); flagged uint64 [S] gets
+    start << 1 | whether a document begins. Returns the number of pairs, -1 if offsets do not fit each other.
+    """
+    num_pairs, s, num_sentences = 0, 0, sentences.size - 1
+    for d in range(documents.size - 1):
+        stop = documents[d + 1]
+        before = s
+        while s < num_sentences and sentences[s] < stop:
+            if sentences[s + 1] <= sentences[s]:
+                return np.int64(-1)
+            flagged[s] = (uint64(start) + sentences[s]) << U1 | uint64(s == before)
+            s += 1
+        if s == before or sentences[before] != documents[d] or sentences[s] != stop:
+            return np.int64(-1)
+        key = absorb(key3(seed, PAIRS, U0), uint64(first_document + d))
+        target = most
+        if draw(key, U0) >> U32 < short_below:
+            target = 2 + np.int64(below(draw(key, U1), uint64(most - 1)))
+        drawn = uint64(2)
+        i = first = before
+        tokens = np.int64(0)
+        while i < s:
+            tokens += np.int64(sentences[i + 1] - sentences[i])
+            if i == s - 1:
+                tokens -= separator
+            if i < s - 1 and tokens < target:
+                i += 1
+                continue
+            size = i + 1 - first
+            a_size = 1
+            if size > 1:
+                a_size += np.int64(below(draw(key, drawn), uint64(size - 1)))
+            is_random = size == 1 or draw(key, drawn + U1) >> uint64(63) == U0
+            drawn += uint64(2)
+            a_stop = np.int64(sentences[first + a_size])
+            if first + a_size == s:
+                a_stop -= separator
+            pairs[num_pairs, 0] = start + np.int64(sentences[first])
+            pairs[num_pairs, 1] = start + a_stop
+            if is_random:
+                pairs[num_pairs, 2] = -max(1, target - (a_stop - np.int64(sentences[first])))
+                i = first + a_size - 1  # what would have been B begins the next pair
+            else:
+                pairs[num_pairs, 2] = start + np.int64(sentences[i + 1]) - (separator if i == s - 1 else 0)
+            pairs[num_pairs, 3] = first_sentence + before
+            pairs[num_pairs, 4] = s - before
+            num_pairs += 1
+            i += 1
+            first, tokens = i, np.int64(0)
+    return num_pairs if s == num_sentences else np.int64(-1)
+
+
+@_jit()
+def _cut(key, stream, start, length, excess):
+    """The start of a segment that loses `excess` tokens, each from the front or the back."""
+    front = 0
+    for word in range((excess + 63) >> 6):
+        bits = draw(key, (stream << U32) + uint64(word))
+        if excess - (word << 6) < 64:
+            bits &= (U1 << uint64(excess & 63)) - U1
+        front += _count_ones(bits)
+    return start + front
+
+
+@_jit()
+def pair_rows(
+    epochs, sample_ids, seed, pairs, flagged, separator, starts, addresses, itemsize, cls, sep, ids, filled,
+    token_type_ids, labels, spans,
+):  # fmt: skip
+    """As window_rows, for [CLS] A [SEP] B [SEP].
+
+    pairs and flagged are those of `segment`, flagged with the end of the stream, as a document, after it. token_type_ids
+    int64 [B, T]: 1 for B and its [SEP]. labels int64 [B]: 1 where B is from another document. filled counts A, [SEP]
+    and B. Returns the number of spans, -1 if an index points out of its array.
+    """
+    num_spans, most = 0, ids.shape[1] - 3
+    num_sentences = flagged.size - 1
+    for b in range(sample_ids.size):
+        pair = pairs[sample_ids[b]]
+        a, a_stop, b_stop, first, size = pair[0], pair[1], pair[2], pair[3], pair[4]
+        key = absorb(key3(seed, PAIRS, uint64(epochs[b]) + U1), uint64(sample_ids[b]))
+        at = a_stop
+        labels[b] = b_stop < 0
+        if b_stop < 0:
+            if not (first >= 0 and size > 0 and first + size <= num_sentences and size < num_sentences):
+                return -1
+            x = np.int64(below(draw(key, U0), uint64(num_sentences - size)))
+            x += size if x >= first else 0
+            at = np.int64(flagged[x] >> U1)
+            while True:
+                x += 1
+                begins = np.int64(flagged[x] & U1)
+                stop = np.int64(flagged[x] >> U1) - begins * separator
+                if begins or stop - at >= -b_stop or x == num_sentences:
+                    break
+            b_stop = stop
+        a_length, b_length = a_stop - a, b_stop - at
+        excess = max(0, a_length + b_length - most)
+        if excess:  # one by one from the longer, from B if they are equal
+            from_a = min(excess, max(0, a_length - b_length))
+            from_b = min(excess, max(0, b_length - a_length))
+            rest = excess - from_a - from_b
+            from_a, from_b = from_a + rest // 2, from_b + (rest + 1) // 2
+            a, a_length = _cut(key, U1, a, a_length, from_a), a_length - from_a
+            at, b_length = _cut(key, uint64(2), at, b_length, from_b), b_length - from_b
+        place = a_length + 2
+        filled[b] = a_length + b_length + 1
+        num_spans = _add_piece(spans, num_spans, a, a_length, b, 1, starts, addresses, itemsize)
+        if num_spans < 0:
+            return -1
+        num_spans = _add_piece(spans, num_spans, at, b_length, b, place, starts, addresses, itemsize)
+        if num_spans < 0:
+            return -1
+        ids[b, 0] = cls
+        ids[b, place - 1] = sep
+        ids[b, place + b_length] = sep
+        token_type_ids[b] = 0
+        token_type_ids[b, place : place + b_length + 1] = 1
     return num_spans
 
 
@@ -388,8 +618,8 @@ def mask(
 ):  # fmt: skip
     """Selects places of each row of ids [B, T] and changes them there.
 
-    policy: EXACT, BERNOULLI, WHOLE_WORD or SPAN. quota int64 [T + 1]: how many places to select of a row by how many are
-    filled. lengths_below uint64: of a span. kinds uint8 [vocab_size]: by id, every id in range. masked_positions and
+    policy: EXACT, BERNOULLI, WHOLE_WORD or SPAN. quota int64 [T + 1]: how many places to select by how many are filled.
+    lengths_below uint64: of a span. kinds uint8 [vocab_size]: by id, every id in range. masked_positions and
     targets int64 [B, K] are overwritten. identity int64 [T]: 0, 1, 2, ... Scratch: starts, stops int64 [T]; selected
     uint64 [T // 64 + 1], all 0 before and after.
     """
@@ -466,4 +696,7 @@ def hash_documents(data, offsets, out):
         out[i] = mix(h ^ uint64(stop - start))
 
 
-__all__ = ["fill_rows", "hash_documents", "mask", "permute", "permute_blocks", "window_rows"]
+__all__ = [
+    "fill_rows", "hash_documents", "mask", "pack", "pair_rows", "permute", "permute_blocks", "phase", "piece_rows",
+    "segment", "window_rows",
+]  # fmt: skip

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from bertdata import order
+from bertdata import samples as _samples
 from bertdata.errors import StateError, UsageError
 from bertdata.masking import Masker
 from bertdata.reader import Dataset
-from bertdata.samples import Windows
-from bertdata.types import IGNORE_INDEX, Batch, Masking
+from bertdata.types import Batch, Masking
 
 STATE_VERSION = 1
 
@@ -45,6 +45,8 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         split: str = "train",
+        samples: str = "windows",
+        short_seq_prob: float = 0.1,
         shuffle: str = "full",
         masking: Masking | None = Masking(),  # noqa: B008  (frozen)
         epochs: int | None = None,
@@ -59,13 +61,24 @@ class Loader:
             raise UsageError(f"rank is {rank} of world_size {world_size}; give a rank from 0 to world_size - 1")
         if shuffle not in ("full", "blocks"):
             raise UsageError(f"shuffle is {shuffle!r}; give 'full' or 'blocks'")
+        if samples not in ("windows", "documents", "packed", "pairs"):
+            raise UsageError(f"samples is {samples!r}; give 'windows', 'documents', 'packed' or 'pairs'")
+        if not 0 <= short_seq_prob <= 1:
+            raise UsageError(f"short_seq_prob is {short_seq_prob}; give a share of the documents, from 0 to 1")
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
         self.shards, self.split, self.seed, self.length = shards, split, seed, length
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
         self.position = 0  # samples the whole job has been given
-        self._windows = Windows(shards, split=split, length=length, seed=seed)
+        self.samples, self.short_seq_prob = samples, float(short_seq_prob)
+        self._samples = _samples.of(
+            shards, samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob
+        )
+        self._block = max(1, order.BLOCK_TOKENS // (length - 2)) if shuffle == "blocks" else None
+        self._window = self._asked = (-1, 0)  # of blocks: the one being read, the last the disk was asked for
+        if shuffle == "full":
+            self._samples.stream.read_at_random()
         self._masker = None
         if masking:
             continues = shards.continues() if masking.policy in ("whole_word", "span") else None
@@ -82,7 +95,12 @@ class Loader:
     @property
     def num_samples(self) -> int:
         """N: samples of an epoch."""
-        return self._windows.num_samples
+        return self._samples.num_samples
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """pad_share: of an epoch's places; random_share: of pairs with a segment from another document."""
+        return dict(self._samples.facts)
 
     @property
     def num_slots(self) -> int:
@@ -105,24 +123,42 @@ class Loader:
 
     def read(self, positions: np.ndarray) -> Batch:
         """The samples at any positions, int64 [B]; the stream stays where it is. Replays any batch of any run."""
-        block = max(1, order.BLOCK_TOKENS // (self.length - 2)) if self.shuffle == "blocks" else None
-        epochs, sample_ids = order.sample_ids(positions, num_samples=self.num_samples, seed=self.seed, block=block)
-        input_ids, filled = self._windows.rows(epochs, sample_ids)
+        epochs, sample_ids = order.sample_ids(
+            positions, num_samples=self.num_samples, seed=self.seed, block=self._block
+        )
+        if self._block and positions.size:
+            self._read_ahead(int(positions[-1]), self._block)
+        rows = self._samples.rows(epochs, sample_ids)
         if self._masker:
-            masked_positions, targets = self._masker.apply(input_ids, filled, epochs, sample_ids)
+            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids)
         else:
-            masked_positions = np.zeros((positions.size, 0), np.int64)
-            targets = np.full((positions.size, 0), IGNORE_INDEX, np.int64)
+            masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
         attention_mask = None
-        if filled.size and filled.min() < self.length - 2:
-            attention_mask = (np.arange(self.length) < filled[:, None] + 2).astype(np.int64)
+        if positions.size and rows.filled.min() < self.length - 2:
+            attention_mask = (np.arange(self.length) < rows.filled[:, None] + 2).astype(np.int64)
         return Batch(
-            input_ids=input_ids,
+            input_ids=rows.ids,
             masked_positions=masked_positions,
             targets=targets,
             sample_ids=sample_ids,
             attention_mask=attention_mask,
+            token_type_ids=rows.token_type_ids,
+            next_sentence_label=rows.next_sentence_label,
+            position_ids=rows.position_ids,
         )
+
+    def _read_ahead(self, position: int, block: int) -> None:
+        """As a window of blocks is entered, has the disk read what of it and the next one was not asked for yet."""
+        n = self.num_samples
+        epoch, number = here = order.window(position, num_samples=n, block=block)
+        if here == self._window:
+            return
+        is_last = order.window((epoch + 1) * n - 1, num_samples=n, block=block) == here
+        after = (epoch + 1, 0) if is_last else (epoch, number + 1)
+        for window in [after] if here == self._asked else [here, after]:
+            for first, stop in order.blocks(*window, num_samples=n, seed=self.seed, block=block):
+                self._samples.stream.read_ahead(self._samples.ranges(window[0], first, stop))
+        self._window, self._asked = here, after
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -131,7 +167,8 @@ class Loader:
             "split": self.split,
             "seed": self.seed,
             "length": self.length,
-            "samples": "windows",
+            "samples": self.samples,
+            "short_seq_prob": self.short_seq_prob if self.samples == "pairs" else None,
             "shuffle": self.shuffle,
             "masking": asdict(self.masking) if self.masking else None,
         }
@@ -145,7 +182,7 @@ class Loader:
 
         Raises StateError, naming both values, if anything else has.
         """
-        state = {"shuffle": "full"} | state  # states of the time before there was a choice lack it
+        state = {"shuffle": "full", "short_seq_prob": None} | state  # older states lack what could not be chosen
         if isinstance(state.get("masking"), dict):
             state["masking"] = asdict(Masking()) | state["masking"]
         differing = [

@@ -19,7 +19,6 @@ from bertdata import _kernels
 from bertdata.errors import UsageError
 from bertdata.types import Masking, SpecialTokens
 
-
 _POLICIES = {
     "exact": _kernels.EXACT,
     "bernoulli": _kernels.BERNOULLI,

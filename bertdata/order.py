@@ -49,6 +49,27 @@ def sample_ids(
     return epochs, ids
 
 
+def window(position: int, *, num_samples: int, block: int) -> tuple[int, int]:
+    """Of an order in blocks: the epoch of a position and the number of its window in that epoch."""
+    epoch, x = divmod(position, num_samples)
+    block = min(block, num_samples)
+    num_windows = max(1, num_samples // block // _kernels.WINDOW_BLOCKS)
+    return epoch, min(x // (block * _kernels.WINDOW_BLOCKS), num_windows - 1)
+
+
+def blocks(epoch: int, window: int, *, num_samples: int, seed: int, block: int) -> list[tuple[int, int]]:
+    """The samples of a window as ranges [first, stop), a block each, in no particular order."""
+    block = min(block, num_samples)
+    num_blocks, size = num_samples // block, _kernels.WINDOW_BLOCKS
+    is_last = window == max(1, num_blocks // size) - 1
+    k, n = np.uint64(key(seed, "blocks", epoch)), np.uint64(num_blocks)
+    bits = _kernels.num_bits(n)
+    numbers = range(window * size, num_blocks if is_last else (window + 1) * size)
+    firsts = [int(_kernels.permuted(k, n, bits, np.uint64(number))) * block for number in numbers]
+    rest = [(num_blocks * block, num_samples)] if is_last and num_blocks * block < num_samples else []
+    return [(first, first + block) for first in firsts] + rest
+
+
 def rank_slice(start: int, stop: int, *, rank: int, world_size: int) -> tuple[int, int]:
     """This rank's part of positions [start, stop): contiguous, and sizes differ by at most one.
 

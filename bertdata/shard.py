@@ -207,3 +207,10 @@ def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
         advice = "; raise ulimit -n, or build with a larger --shard-size" * (error.errno == errno.EMFILE)
         raise DatasetError(f"{path} cannot be opened: {error.strerror}{advice}") from None
     return np.frombuffer(pages, dtype, offset=HEADER_BYTES)
+
+
+def pages_of(array: NDArray[Any]) -> mmap.mmap:
+    """The memory map under an array of `open_array`, header included."""
+    base = array.base
+    pages: Any = base.obj if isinstance(base, memoryview) else base
+    return pages  # type: ignore[no-any-return]

@@ -94,7 +94,9 @@ class Masking:
         exactly = self.probability * filled
         whole = {"nearest": math.floor(exactly + 0.5), "even": round(exactly), "floor": math.floor(exactly)}
         most = max(0, filled - 2)
-        return min(max(whole[self.rounding], self.min_targets), most if self.max_targets is None else self.max_targets, most)
+        return min(
+            max(whole[self.rounding], self.min_targets), most if self.max_targets is None else self.max_targets, most
+        )
 
     def num_slots(self, length: int) -> int:
         """K: room for the masked places of a row of `length` places."""
@@ -114,7 +116,9 @@ class Batch:
     targets: NDArray[np.int64]  # [B, K]; an unused slot holds IGNORE_INDEX
     sample_ids: NDArray[np.int64]  # [B]
     attention_mask: NDArray[np.int64] | None = None  # [B, T], 1 where filled; None when no row is padded
-    token_type_ids: NDArray[np.int64] | None = None  # [B, T]; None unless rows are sentence pairs
+    token_type_ids: NDArray[np.int64] | None = None  # [B, T]: 1 in the second segment; None unless rows are pairs
+    next_sentence_label: NDArray[np.int64] | None = None  # [B]: 0 if B follows A, 1 if it is from another document
+    position_ids: NDArray[np.int64] | None = None  # [B, T], from 0 in each packed piece; None unless rows are packed
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -123,6 +127,18 @@ class Batch:
         rows, slots = np.nonzero(self.targets != IGNORE_INDEX)
         labels[rows, self.masked_positions[rows, slots]] = self.targets[rows, slots]
         return labels
+
+    @property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """int32 [pieces + 1]: where in the B · T places the pieces of packed rows begin, and B · T.
+
+        The padding of a row is a piece of its own. What attention kernels for rows of unequal length ask for. Derived
+        anew at each call. Of rows that are not packed each is one piece.
+        """
+        num_rows, length = self.input_ids.shape
+        if self.position_ids is None:
+            return np.arange(0, num_rows * length + 1, max(1, length), dtype=np.int32)
+        return np.append(np.flatnonzero(self.position_ids == 0), num_rows * length).astype(np.int32)
 
     def arrays(self) -> dict[str, NDArray[np.int64]]:
         """The arrays by name, those that are None left out."""

@@ -12,6 +12,8 @@ from pathlib import Path
 # A stale cache must never hide a change: numba reads this when it is first imported, and subprocesses inherit it.
 os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="bertdata-numba-")
 atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
+os.environ["BERTDATA_CACHE"] = tempfile.mkdtemp(prefix="bertdata-cache-")
+atexit.register(shutil.rmtree, os.environ["BERTDATA_CACHE"], ignore_errors=True)
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 

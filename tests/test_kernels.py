@@ -247,6 +247,6 @@ def test_text_hash_reads_nothing_outside_its_data():
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_kernels_are_compiled_without_python_objects():
-    """Runs after the tests above, which called every kernel."""
-    for name in _kernels.__all__:
+    """Runs after the tests above, which called every kernel but those of an index, tested in test_samples.py."""
+    for name in set(_kernels.__all__) - {"pack", "pair_rows", "piece_rows", "segment"}:
         assert getattr(_kernels, name).nopython_signatures, name

@@ -242,6 +242,7 @@ def test_state_holds_what_the_specification_says(dataset):
         "seed": 2**64 - 1,
         "length": 16,
         "samples": "windows",
+        "short_seq_prob": None,
         "shuffle": "full",
         "masking": asdict(Masking()),
         "position": 10,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reference import keys
+from conftest import write_dataset
+from reference import keys, rows
 
 import bertdata
 from bertdata import _kernels, order
@@ -57,21 +58,61 @@ def test_phases(vector):
     assert spans[0, 0] == phase
 
 
-@pytest.mark.parametrize("vector", VECTORS["mask"], ids=lambda vector: vector["policy"])
+@pytest.mark.parametrize("vector", VECTORS["mask"], ids=lambda vector: f"{vector['policy']}-{len(vector)}")
 def test_masks(vector):
-    row, special = vector["row"], vector["special"]
+    row, special, continues = vector["row"], vector["special"], vector.get("continues", [])
     common = {name: vector[name] for name in ("seed", "variant", "sample_id", "mask_id", "vocab_size", "policy")}
-    masked, positions, targets = keys.mask(row, length=len(row), special=set(special), **common)
+    masking = {name: vector[name] for name in vars(Masking()) if name in vector}
+    rule = {"rounding": masking.get("rounding", "nearest"), "least": masking.get("min_targets", 0)}
+    rule |= {"most": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
+    rule |= {"everything": masking.get("random_from") == "vocabulary", "continues": continues}
+    masked, positions, targets = keys.mask(row, length=len(row), special=set(special), **common, **rule)
     expected = [vector["masked"], vector["positions"], vector["targets"]]
     assert [list(masked), list(positions), list(targets)] == expected
     tokens = SpecialTokens(vocab_size=vector["vocab_size"], unk=1, mask=4, special_ids=tuple(special))
-    masker = Masker(Masking(policy=vector["policy"]), tokens, length=len(row), seed=vector["seed"])
+    goes_on = np.isin(np.arange(vector["vocab_size"]), continues)
+    masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], continues=goes_on)
     ids = np.array([row])
     names = np.array([vector["variant"]]), np.array([vector["sample_id"]])
     found_positions, found_targets = masker.apply(ids, np.array([len(row) - 2]), *names)
     used = found_targets[0] != bertdata.IGNORE_INDEX
     found = [ids[0].tolist(), found_positions[0][used].tolist(), found_targets[0][used].tolist()]
     assert found == expected
+
+
+@pytest.mark.parametrize("vector", VECTORS["pack"], ids=str)
+def test_packing(vector):
+    sizes, capacity = np.array(vector["sizes"]), vector["capacity"]
+    row_of = np.empty(sizes.size, np.int64)
+    count = _kernels.pack(sizes, np.argsort(-sizes, kind="stable"), capacity, row_of)
+    assert rows.best_fit(vector["sizes"], capacity) == vector["rows"]
+    assert [sorted(row) for row in vector["rows"]] == [np.flatnonzero(row_of == row).tolist() for row in range(count)]
+
+
+@pytest.mark.parametrize("vector", VECTORS["pairs"], ids=lambda vector: str(vector["seed"]))
+def test_pairs(vector, tmp_path):
+    documents, length = vector["documents"], vector["length"]
+    options = {"length": length, "seed": vector["seed"], "short_seq_prob": vector["short_seq_prob"]}
+    tokens, ends, cuts = [], [], []
+    for document in documents:
+        for sentence in document:
+            cuts.append(len(tokens))
+            tokens += sentence
+        tokens.append(3)
+        ends.append(len(tokens))
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [(tokens, ends, [*cuts[1:], len(tokens)])]))
+    loader = bertdata.Loader(dataset, samples="pairs", masking=None, **options)
+    n = loader.num_samples
+    batch = loader.read(vector["epoch"] * n + np.arange(n))
+    for b, sample_id in enumerate(batch.sample_ids.tolist()):
+        a, after, is_random = vector["pairs"][sample_id]
+        row = [2, *a, 3, *after, 3]
+        assert batch.input_ids[b, : len(row)].tolist() == row
+        assert batch.next_sentence_label[b] == is_random
+    names = {"epoch": vector["epoch"], "length": length, "seed": vector["seed"]}
+    twin = [rows.pair_row(pair, documents, sample_id=number, **names)
+            for number, pair in enumerate(rows.segment(documents, **options))]  # fmt: skip
+    assert [list(pair) for pair in twin] == vector["pairs"]
 
 
 def test_text_hashes():

@@ -1,0 +1,402 @@
+"""documents, packed and pairs: every row equals that of a slow twin, and the index they need is a cache and no more."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import SPECIAL, write_dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import keys, rows
+
+import bertdata
+from bertdata import Loader, Masking, _kernels, index, order, samples
+from bertdata.errors import BuildError, DatasetError, UsageError
+from bertdata.types import SpecialTokens
+
+DERIVED = ["documents", "packed", "pairs"]
+
+
+def documents_of(dataset, split="train"):
+    """Documents as lists of sentences, lists of ids, without separators."""
+    found = []
+    for number, shard in enumerate(dataset.splits[split].shards):
+        tokens = dataset.tokens(split, number).tolist()
+        ends = dataset.array(shard.name, "documents").tolist()
+        cuts = dataset.array(shard.name, "sentences").tolist()
+        has_separator = dataset.special_tokens.separator is not None
+        for start, stop in zip(ends, ends[1:], strict=False):
+            inner = [cut for cut in cuts if start <= cut < stop] + [stop]
+            sentences = [tokens[a:b] for a, b in zip(inner, inner[1:], strict=False)]
+            sentences[-1] = sentences[-1][: len(sentences[-1]) - has_separator]
+            found.append(sentences)
+    return found
+
+
+def flat(documents):
+    return [[token for sentence in document for token in sentence] for document in documents]
+
+
+def all_rows(loader, epoch=0):
+    """The batch of an epoch, its rows in order of their samples."""
+    batch = loader.read(epoch * loader.num_samples + np.arange(loader.num_samples))
+    order_of = np.argsort(batch.sample_ids)
+    assert np.array_equal(batch.sample_ids[order_of], np.arange(loader.num_samples))
+    return {name: array[order_of] for name, array in batch.arrays().items()}
+
+
+@pytest.fixture(params=["one", "tiny shards", "no separators", "uint32"])
+def any_dataset(request, dataset, tmp_path):
+    """Datasets of sentences: the tests' corpus, and made ones."""
+    if request.param == "one":
+        return dataset
+    random, shards = np.random.default_rng(0), []
+    separator = [] if request.param == "no separators" else [3]
+    for _ in range(7):
+        tokens, document_ends, sentence_ends = [], [], []
+        for _ in range(random.integers(1, 9)):
+            for _ in range(random.geometric(0.3)):
+                sentence_ends.append(len(tokens))
+                tokens += random.integers(5, 300, random.integers(1, 30)).tolist()
+            tokens += separator
+            document_ends.append(len(tokens))
+        shards.append((tokens, document_ends, [*sentence_ends[1:], len(tokens)]))
+    special = SPECIAL
+    if not separator:  # a vocabulary whose rows have ends that documents lack is not built; readers take it
+        special = SpecialTokens(vocab_size=300, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
+    dtype = "<u4" if request.param == "uint32" else "<u2"
+    return bertdata.open(write_dataset(tmp_path / "shards", shards, special=special, dtype=dtype))
+
+
+@pytest.mark.parametrize("length", [3, 4, 17, 64, 5000])
+def test_documents_are_never_two_in_a_row(dataset, length):
+    loader = Loader(dataset, length=length, samples="documents", masking=None)
+    found, pieces = all_rows(loader), rows.pieces(flat(documents_of(dataset)), length - 2)
+    assert loader.num_samples == len(pieces)
+    for row, piece in zip(found["input_ids"].tolist(), pieces, strict=True):
+        assert row == [2, *piece, 3] + [0] * (length - 2 - len(piece))
+    used = sum(len(piece) + 2 for piece in pieces)
+    assert loader.facts["pad_share"] == pytest.approx(1 - used / (length * len(pieces)))
+    mask = found.get("attention_mask", np.ones_like(found["input_ids"]))
+    assert mask.sum() == used
+    assert "position_ids" not in found
+
+
+@pytest.mark.parametrize("together", [1, 50, 1 << 19])
+@pytest.mark.parametrize("length", [3, 4, 17, 64, 5000])
+def test_packed_rows_equal_their_twin(dataset, monkeypatch, length, together):
+    monkeypatch.setattr(samples, "PACKED_TOGETHER", together)
+    loader = Loader(dataset, length=length, samples="packed", masking=None)
+    found = all_rows(loader)
+    expected = rows.packed(flat(documents_of(dataset)), length=length, together=together)
+    assert loader.num_samples == len(expected)
+    used = 0
+    for ids, positions, row in zip(found["input_ids"], found["position_ids"], expected, strict=True):
+        twin = rows.packed_row(row, length=length, cls=2, sep=3, pad=0)
+        assert (ids.tolist(), positions.tolist()) == twin
+        used += sum(len(piece) + 2 for piece in row)
+    assert loader.facts["pad_share"] == pytest.approx(1 - used / (length * len(expected)))
+
+
+def test_cu_seqlens_are_the_bounds_of_pieces(dataset):
+    batch = Loader(dataset, length=64, samples="packed").read(np.arange(20))
+    bounds = batch.cu_seqlens
+    assert bounds.dtype == np.int32
+    assert bounds[0] == 0
+    assert bounds[-1] == 20 * 64
+    assert (np.diff(bounds) > 0).all()
+    ids, positions = batch.input_ids.ravel(), batch.position_ids.ravel()
+    mask = np.ones_like(ids) if batch.attention_mask is None else batch.attention_mask.ravel()
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        assert positions[start:stop].tolist() == list(range(stop - start))
+        assert start // 64 == (stop - 1) // 64  # none leaves its row
+        if mask[start]:
+            assert mask[start:stop].all()
+            assert ids[start] == SPECIAL.cls
+            assert ids[stop - 1] == SPECIAL.sep
+        else:
+            assert not mask[start:stop].any()
+    windows = Loader(dataset, length=64).read(np.arange(3))
+    assert windows.cu_seqlens.tolist() == [0, 64, 128, 192]
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(3, 40), max_size=60), st.integers(0, 3))
+def test_pack_equals_its_twin(sizes, more):
+    capacity = max(sizes, default=3) + more
+    sizes = np.array(sizes, np.int64)
+    row_of = np.empty(sizes.size, np.int64)
+    order_of = np.argsort(-sizes, kind="stable")
+    count = _kernels.pack(sizes, order_of, capacity, row_of)
+    expected = rows.best_fit(sizes.tolist(), capacity)
+    assert count == len(expected)
+    assert [sorted(row) for row in expected] == [np.flatnonzero(row_of == row).tolist() for row in range(count)]
+
+
+def test_packing_wastes_little():
+    random = np.random.default_rng(1)
+    sizes = np.minimum(random.geometric(1 / 150, 4000) + 2, 512)
+    count = _kernels.pack(sizes, np.argsort(-sizes, kind="stable"), 512, np.empty(4000, np.int64))
+    assert count < 1.01 * sizes.sum() / 512 + 1
+
+
+@pytest.mark.parametrize("short_seq_prob", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("length", [5, 6, 16, 64, 700])
+def test_pairs_equal_their_twin(any_dataset, length, short_seq_prob):
+    documents, seed = documents_of(any_dataset), 2**64 - 3
+    loader = Loader(any_dataset, length=length, samples="pairs", short_seq_prob=short_seq_prob, seed=seed, masking=None)
+    pairs = rows.segment(documents, length=length, short_seq_prob=short_seq_prob, seed=seed)
+    assert loader.num_samples == len(pairs)
+    for epoch in (0, 2):
+        found = all_rows(loader, epoch)
+        for sample_id, pair in enumerate(pairs):
+            a, b, is_random = rows.pair_row(
+                pair, documents, sample_id=sample_id, epoch=epoch, length=length, seed=seed
+            )  # fmt: skip
+            rest = [0] * (length - len(a) - len(b) - 3)
+            assert found["input_ids"][sample_id].tolist() == [2, *a, 3, *b, 3] + rest
+            assert found["token_type_ids"][sample_id].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + rest
+            assert found["next_sentence_label"][sample_id] == is_random
+    assert loader.facts["random_share"] == pytest.approx(sum(isinstance(b, int) for _, _, b in pairs) / len(pairs))
+
+
+@pytest.mark.parametrize("how", DERIVED)
+def test_masks_and_invariance(dataset, how):
+    """Masks are those of the row; ranks, batches and restarts change nothing."""
+    options = {"length": 32, "samples": how, "seed": 5, "global_batch_size": 11, "epochs": 2}
+    plain = Loader(dataset, **options | {"masking": None})
+    whole = Loader(dataset, **options)
+    n = whole.num_samples
+    everything = whole.read(np.arange(2 * n))
+    rows_ = plain.read(np.arange(2 * n))
+    special = dataset.special_tokens
+    for b in range(0, 2 * n, 7):
+        filled = 32 if rows_.attention_mask is None else int(rows_.attention_mask[b].sum())
+        changed, places, targets = keys.mask(
+            rows_.input_ids[b, :filled].tolist(), length=32, seed=5, variant=b // n,
+            sample_id=int(rows_.sample_ids[b]), special={*special.special_ids, special.unk}, mask_id=special.mask,
+            vocab_size=special.vocab_size,
+        )  # fmt: skip
+        assert everything.input_ids[b, :filled].tolist() == changed
+        assert everything.masked_positions[b, : len(places)].tolist() == places
+        assert everything.targets[b, : len(places)].tolist() == targets
+    for world_size in (1, 3, 8):
+        ranks = [Loader(dataset, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
+        parts = [part for batches in zip(*ranks, strict=True) for part in batches]
+        for name, array in everything.arrays().items():
+            if name != "attention_mask":
+                assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), array), name
+    steps = list(whole)
+    for step in (1, len(steps) // 2, len(steps) - 1):
+        again = pickle.loads(pickle.dumps(Loader(dataset, **options)))
+        again.load_state_dict(json.loads(json.dumps(whole.state_dict() | {"position": 11 * step})))
+        assert np.array_equal(next(again).input_ids, steps[step].input_ids)
+
+
+@pytest.mark.parametrize("how", ["windows", *DERIVED])
+def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
+    """In blocks: the ranges asked for hold every token of the window's rows, but for segments from elsewhere."""
+    monkeypatch.setattr(order, "BLOCK_TOKENS", 30)
+    asked = []
+    monkeypatch.setattr(samples.Stream, "read_ahead", lambda self, ranges: asked.append(ranges))
+    loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
+    stream = [int(t) for number in range(len(loader.shards.splits["train"].shards))
+              for t in dataset.tokens("train", number)]  # fmt: skip
+    n, block = loader.num_samples, 2
+    windows = {order.window(p, num_samples=n, block=block) for p in range(2 * n)}
+    assert len(windows) >= 4
+    for epoch, window in windows:
+        positions = [p for p in range(epoch * n, epoch * n + n)
+                     if order.window(p, num_samples=n, block=block) == (epoch, window)]  # fmt: skip
+        ids = order.sample_ids(np.array(positions), num_samples=n, seed=0, block=block)[1]
+        blocks = order.blocks(epoch, window, num_samples=n, seed=0, block=block)
+        assert sorted(ids.tolist()) == sorted(s for first, stop in blocks for s in range(first, stop))
+        for first, stop in blocks:
+            at = [p for p, s in zip(positions, ids, strict=True) if first <= s < stop]
+            ranges = loader._samples.ranges(epoch, first, stop)
+            text = [token for a, b in ranges for token in stream[a:b]]
+            batch = loader.read(np.array(at))
+            for b, row in enumerate(batch.input_ids):
+                if batch.next_sentence_label is None or not batch.next_sentence_label[b]:
+                    kept = row[row >= 5]
+                    assert np.isin(kept, text).all()
+            if how == "windows":
+                assert sum(b - a for a, b in ranges) == sum((batch.attention_mask.sum(1) if batch.attention_mask
+                                                             is not None else np.full(len(at), 17)) - 2)  # fmt: skip
+    asked.clear()
+    loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
+    for _ in range(2 * n // 8):
+        next(loader)
+    expected = [order.blocks(*window, num_samples=n, seed=0, block=block) for window in sorted(windows)]
+    ranges = [[loader._samples.ranges(e, *b) for b in blocks]
+              for (e, _), blocks in zip(sorted(windows), expected, strict=True)]  # fmt: skip
+    assert asked[: sum(map(len, ranges))] == [r for blocks in ranges for r in blocks]
+
+
+def test_reading_ahead_touches_every_shard(dataset):
+    """The system call is made: pages of a range are resident after it, whatever shards it crosses."""
+    stream = samples.Stream(dataset, split="train", length=16)
+    total = int(stream.starts[-1])
+    stream.read_ahead([(0, total), (total - 1, total), (5, 5)])
+    stream.read_at_random()
+
+
+# ------------------------------------------------------------------------------------------------------------- index
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("how", DERIVED)
+def test_an_index_is_made_once_and_again_when_it_is_gone(dataset, cache, how, monkeypatch):
+    first = Loader(dataset, length=16, samples=how).read(np.arange(9))
+    files = names(cache)
+    contents = {name: (cache / name).read_bytes() for name in files}
+    assert len(files) == {"documents": 2, "packed": 3, "pairs": 3}[how]
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "ArrayWriter", None)  # what is there is not made again
+        again = Loader(dataset, length=16, samples=how)
+        assert np.array_equal(again.read(np.arange(9)).input_ids, first.input_ids)
+    for name in files:
+        for damage in (b"", contents[name][:-9]):
+            (cache / name).write_bytes(damage)
+            again = Loader(dataset, length=16, samples=how)
+            assert np.array_equal(again.read(np.arange(9)).input_ids, first.input_ids)
+            assert {name: (cache / name).read_bytes() for name in names(cache)} == contents
+        (cache / name).unlink()
+        Loader(dataset, length=16, samples=how)
+        assert names(cache) == files
+    assert not any(path.name.startswith(files[0][:32]) for path in dataset.path.iterdir())
+
+
+def test_other_settings_have_another_index(dataset, cache):
+    for number, change in enumerate(
+        [{}, {"length": 17}, {"split": "validation"}, {"samples": "documents"}, {"samples": "pairs"},
+         {"samples": "pairs", "seed": 1}, {"samples": "pairs", "short_seq_prob": 0.2}], 1
+    ):  # fmt: skip
+        Loader(dataset, **{"length": 16, "samples": "packed"} | change)
+        assert sum(name.endswith(".json") for name in names(cache)) == number
+
+
+def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
+    for how in DERIVED:
+        Loader(dataset, length=16, samples=how)
+    for path in cache.glob("*.npy"):
+        good = path.read_bytes()
+        for value in (2**64 - 1, 2**63, 2**40, 0):
+            numbers = np.frombuffer(good[128:], np.uint64).copy()
+            numbers[:] = value
+            path.write_bytes(good[:128] + numbers.tobytes())
+            for how in DERIVED:
+                said = ""
+                try:
+                    Loader(dataset, length=16, samples=how).read(np.arange(50))
+                except DatasetError as error:
+                    said = str(error)
+                assert "damaged" in said or not said
+        path.write_bytes(good)
+
+
+def test_a_cache_that_cannot_be_written_is_named(dataset, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(BuildError, match=r"cannot be written to .*file/cache: Not a directory; set BERTDATA_CACHE"):
+        Loader(dataset, length=16, samples="packed")
+
+
+def test_processes_that_make_an_index_together_end_in_one(dataset, cache):
+    code = (
+        "import sys, bertdata, hashlib, numpy; l = bertdata.Loader(bertdata.open(sys.argv[1]), length=16, "
+        "samples='packed'); print(hashlib.sha256(l.read(numpy.arange(40)).input_ids.tobytes()).hexdigest())"
+    )
+    command = [sys.executable, "-c", code, str(dataset.path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = {process.communicate(timeout=120)[0] for process in running}
+    assert all(process.returncode == 0 for process in running)
+    assert len(answers) == 1
+    assert len(names(cache)) == 3
+
+
+def test_where_the_cache_is(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/x")
+    monkeypatch.delenv("BERTDATA_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert str(index.cache_directory()) == "/home/x/.cache/bertdata"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert str(index.cache_directory()) == "/x/bertdata"
+    monkeypatch.setenv("BERTDATA_CACHE", "/y")
+    assert str(index.cache_directory()) == "/y"
+
+
+# ------------------------------------------------------------------------------------------------------------- usage
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"samples": "rows"}, "samples is 'rows'; give 'windows', 'documents', 'packed' or 'pairs'"),
+        ({"samples": "pairs", "length": 4}, "length is 4; a pair needs"),
+        ({"samples": "pairs", "short_seq_prob": 1.5}, "short_seq_prob is 1.5"),
+        ({"samples": "packed", "length": 70000}, "length is 70000; rows of documents have at most 65536 places"),
+    ],
+)
+def test_wrong_arguments_are_named(dataset, change, said):
+    with pytest.raises(UsageError, match=said):
+        Loader(dataset, **change)
+
+
+def test_pairs_need_sentences_and_two_documents(tmp_path):
+    without = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3], [2, 4], None)]))
+    with pytest.raises(UsageError, match="build it with --sentences line"):
+        Loader(without, length=8, samples="pairs")
+    alone = bertdata.open(write_dataset(tmp_path / "b", [([7, 8, 3], [3], [1, 3])]))
+    with pytest.raises(UsageError, match="has one document"):
+        Loader(alone, length=8, samples="pairs")
+
+
+def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
+    damaged = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3, 9, 3], [4, 2, 6], [4, 2, 6])]))
+    for how in DERIVED:
+        with pytest.raises(DatasetError, match="damaged; bertdata verify says where"):
+            Loader(damaged, length=8, samples=how)
+    assert names(cache) == []
+
+
+def test_whole_words_of_a_dataset(dataset, bert):
+    """A masked ## token brings its word along."""
+    loader = Loader(dataset, length=64, masking=Masking(policy="whole_word", mask_fraction=1.0, random_fraction=0.0))
+    continues = dataset.continues()
+    spelled = json.loads((dataset.path / "tokenizer.json").read_text())["model"]["vocab"]
+    assert sorted(np.flatnonzero(continues)) == sorted(n for token, n in spelled.items() if token.startswith("##"))
+    plain = Loader(dataset, length=64, masking=None).read(np.arange(200)).input_ids
+    chosen = loader.read(np.arange(200)).labels != bertdata.IGNORE_INDEX
+    inside = continues[plain[:, 1:]] & (plain[:, :-1] > 4)
+    assert inside.sum() > 300
+    assert (chosen[:, 1:] == chosen[:, :-1])[inside].all()
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "expected"),
+    [
+        ({"a": 0, "Ġb": 1, "Ċ": 2, "c": 3}, [0, 3]),
+        ([["a", 0.0], ["▁b", -1.0], ["c", -2.0]], [0, 2]),
+        ({"a": 0, "b": 1}, []),
+    ],
+)
+def test_marks_of_words_in_other_vocabularies(tmp_path, vocabulary, expected):
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)]))
+    (dataset.path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    assert np.flatnonzero(dataset.continues()).tolist() == expected
+    (dataset.path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DatasetError, match=r"tokenizer\.json cannot be read"):
+        Loader(dataset, length=8, masking=Masking(policy="whole_word"))
