@@ -111,15 +111,24 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        start, stop = self.position, self.position + self.global_batch_size
-        if self.epochs is not None:
-            stop = min(stop, self.epochs * self.num_samples)
-            if start >= stop:
-                raise StopIteration
-        first, last = order.rank_slice(start, stop, rank=self.rank, world_size=self.world_size)
-        batch = self.read(np.arange(first, last))
-        self.position = stop
+        batch = self.batch(0)
+        if batch is None:
+            raise StopIteration
+        self.position = self.position_of(1)
         return batch
+
+    def position_of(self, number: int) -> int:
+        """The position at which batch `number` from here on begins; the stream stays where it is."""
+        position = self.position + number * self.global_batch_size
+        return position if self.epochs is None else min(position, self.epochs * self.num_samples)
+
+    def batch(self, number: int) -> Batch | None:
+        """This rank's part of batch `number` from here on, None past the end; the stream stays where it is."""
+        start, stop = self.position_of(number), self.position_of(number + 1)
+        if start == stop:
+            return None
+        first, last = order.rank_slice(start, stop, rank=self.rank, world_size=self.world_size)
+        return self.read(np.arange(first, last))
 
     def read(self, positions: np.ndarray) -> Batch:
         """The samples at any positions, int64 [B]; the stream stays where it is. Replays any batch of any run."""

@@ -76,6 +76,23 @@ def permuted(k, num_samples, x):
             return x
 
 
+def unpermuted(k, num_samples, y):
+    """The x of which permuted(k, num_samples, x) is y: the rounds backwards."""
+    b = max(6, (num_samples - 1).bit_length())
+    lo = b // 2
+    hi = b - lo
+    while True:
+        left, right = divmod(y, 2**lo)
+        for r in reversed(range(8)):
+            if r % 2 == 0:
+                left ^= draw(k, r * 2**32 + right) >> (64 - hi)
+            else:
+                right ^= draw(k, r * 2**32 + left) >> (64 - lo)
+        y = left * 2**lo + right
+        if y < num_samples:
+            return y
+
+
 def sample(position, *, num_samples, seed):
     """Epoch and sample id of a position."""
     epoch, x = divmod(position, num_samples)

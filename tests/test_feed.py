@@ -1,0 +1,225 @@
+"""The torch datasets, in the loops they are meant for: DataLoader, torchdata, Trainer, accelerate."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainerCallback, TrainingArguments
+
+from bertdata import Loader
+from bertrain.feed import BatchDataset, SampleDataset, tensors
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores, on purpose
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata's own call
+]
+
+OPTIONS = {"length": 24, "global_batch_size": 7, "seed": 3}
+
+
+def loader_of(dataset, **options):
+    return Loader(dataset, **OPTIONS | {"epochs": 1} | options)
+
+
+def expected_batches(dataset, **options):
+    return [tensors(batch) for batch in loader_of(dataset, **options)]
+
+
+def assert_same(one, other):
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("samples", ["windows", "documents", "packed", "pairs"])
+def test_tensors_are_what_models_take(dataset, samples):
+    batch = next(loader_of(dataset, samples=samples))
+    found = tensors(batch)
+    expected = {"input_ids", "attention_mask", "labels"}
+    expected |= {"packed": {"position_ids"}, "pairs": {"token_type_ids", "next_sentence_label"}}.get(samples, set())
+    assert found.keys() == expected
+    for name, tensor in found.items():
+        assert tensor.dtype == torch.int64
+        assert tensor.shape == ((7,) if name == "next_sentence_label" else (7, 24))
+    assert torch.equal(found["labels"], torch.from_numpy(batch.labels))
+    model = BertForPreTraining(_config(dataset)) if samples == "pairs" else BertForMaskedLM(_config(dataset))
+    assert model(**found).loss.isfinite()
+
+
+@pytest.mark.parametrize("samples", ["windows", "packed"])
+@pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (5, "fork"), (2, "spawn")])
+def test_batches_are_the_same_for_any_workers(dataset, workers, start, samples):
+    stream = BatchDataset(loader_of(dataset, samples=samples))
+    context = {"multiprocessing_context": start} if workers else {}
+    found = list(DataLoader(stream, batch_size=None, num_workers=workers, **context))
+    assert_same(found, expected_batches(dataset, samples=samples))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_and_workers_share_the_global_batches(dataset, workers):
+    parts = [
+        list(
+            DataLoader(BatchDataset(loader_of(dataset, rank=rank, world_size=3)), batch_size=None, num_workers=workers)
+        )
+        for rank in range(3)
+    ]
+    whole = [{name: torch.cat([part[name] for part in batch]) for name in batch[0]}
+             for batch in zip(*parts, strict=True)]  # fmt: skip
+    assert_same(whole, expected_batches(dataset))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_goes_on_from_every_batch(dataset, workers):
+    expected = expected_batches(dataset)
+    stream = BatchDataset(loader_of(dataset))
+    for count in (0, 1, 2, len(expected) - 1, len(expected)):
+        taken = iter(DataLoader(stream, batch_size=None, num_workers=workers))
+        for _ in range(count):
+            next(taken)
+        states = [stream.state_dict(count)] + [stream.state_dict()] * (workers == 0)
+        for state in states:
+            restored = BatchDataset(loader_of(dataset))
+            restored.load_state_dict(json.loads(json.dumps(state)))
+            rest = list(DataLoader(restored, batch_size=None, num_workers=workers))
+            assert_same(rest, expected[count:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata_keeps_the_state(dataset, workers):
+    expected = expected_batches(dataset)
+    for count in (1, 4):
+        stateful = StatefulDataLoader(BatchDataset(loader_of(dataset)), batch_size=None, num_workers=workers)
+        taken = iter(stateful)
+        for _ in range(count):
+            next(taken)
+        state = stateful.state_dict()
+        other = StatefulDataLoader(BatchDataset(loader_of(dataset)), batch_size=None, num_workers=workers)
+        other.load_state_dict(state)
+        assert_same(list(other), expected[count:])
+
+
+@pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (5, "fork"), (2, "spawn")])
+def test_samples_are_the_same_for_any_workers(dataset, workers, start):
+    samples = SampleDataset(loader_of(dataset))
+    context = {"multiprocessing_context": start} if workers else {}
+    for epoch in (0, 3):
+        samples.set_epoch(epoch)
+        found = list(DataLoader(samples, batch_size=7, num_workers=workers, **context))
+        n = len(samples)
+        plain = Loader(dataset, **OPTIONS)
+        expected = [tensors(plain.read(epoch * n + np.arange(at, min(at + 7, n)))) for at in range(0, n, 7)]
+        assert_same(found, expected)
+
+
+def test_samples_by_number(dataset):
+    samples = SampleDataset(loader_of(dataset), epoch=2)
+    assert len(samples) == samples.loader.num_samples
+    for one, other in ((0, -len(samples)), (len(samples) - 1, -1)):
+        assert_same([samples[one]], [samples[other]])
+    row = tensors(samples.loader.read(np.array([2 * len(samples) + 5])))
+    assert_same([samples[5]], [{name: tensor[0] for name, tensor in row.items()}])
+    for wrong in (len(samples), -len(samples) - 1):
+        with pytest.raises(IndexError, match=f"sample {wrong} of"):
+            samples[wrong]
+
+
+def test_pickled_datasets_are_small(dataset):
+    for made in (
+        SampleDataset(loader_of(dataset, samples="packed")),
+        BatchDataset(loader_of(dataset, samples="pairs")),
+    ):
+        pickled = pickle.dumps(made)
+        assert len(pickled) < 4096
+        again = pickle.loads(pickled)
+        assert_same([next(iter(again)) if isinstance(again, BatchDataset) else again[3]],
+                    [next(iter(made)) if isinstance(made, BatchDataset) else made[3]])  # fmt: skip
+
+
+def _config(dataset):
+    return BertConfig(
+        vocab_size=dataset.special_tokens.vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+
+
+class _Seen(TrainerCallback):
+    """What the model was given, step by step."""
+
+    def __init__(self, model):
+        self.ids = []
+        model.register_forward_pre_hook(
+            lambda m, args, named: self.ids.append(named["input_ids"].clone()), with_kwargs=True
+        )
+
+
+@pytest.mark.parametrize("kind", ["samples", "batches"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_transformers_trainer(dataset, tmp_path, kind, workers):
+    """Trainer gets our batches, unchanged and in order, learns from them, and resumes."""
+    torch.manual_seed(0)
+    model = BertForMaskedLM(_config(dataset))
+    seen = _Seen(model)
+    loader = Loader(dataset, **OPTIONS)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=7, dataloader_num_workers=workers,
+        report_to=[], use_cpu=True, save_steps=3, logging_steps=1, learning_rate=1e-2, disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )  # fmt: skip
+    if kind == "samples":
+        trainer = _InOrder(model=model, args=arguments, train_dataset=SampleDataset(loader))
+    else:
+        trainer = _Streaming(model=model, args=arguments, train_dataset=BatchDataset(loader))
+    trainer.train()
+    expected = [tensors(loader.read(np.arange(7 * step, 7 * step + 7)))["input_ids"] for step in range(6)]
+    assert len(seen.ids) == 6
+    for found, batch in zip(seen.ids, expected, strict=True):
+        assert torch.equal(found, batch)
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0]
+    seen.ids.clear()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert len(seen.ids) == 3
+    for found, batch in zip(seen.ids, expected[3:], strict=True):
+        assert torch.equal(found, batch)
+
+
+class _InOrder(Trainer):
+    def _get_train_sampler(self, *args):
+        return torch.utils.data.SequentialSampler(self.train_dataset)  # the order is already random
+
+
+class _Streaming(Trainer):
+    def get_train_dataloader(self):
+        workers = self.args.dataloader_num_workers
+        return DataLoader(self.train_dataset, batch_size=None, num_workers=workers)
+
+
+def test_accelerate_shards_samples(dataset):
+    """As accelerate prepares it for each of two processes, the halves make up our batches; set_epoch reaches us."""
+    n = Loader(dataset, **OPTIONS).num_samples // 14 * 14
+    for epoch in (0, 2):
+        found = []
+        for rank in range(2):
+            samples = SampleDataset(Loader(dataset, **OPTIONS))
+            whole = DataLoader(samples, batch_size=7, drop_last=True)
+            prepared = prepare_data_loader(whole, num_processes=2, process_index=rank)
+            prepared.set_epoch(epoch)
+            found.append(list(prepared))
+        plain = Loader(dataset, **OPTIONS)
+        for step in range(n // 14):
+            for rank in range(2):
+                first = epoch * plain.num_samples + 14 * step + 7 * rank
+                assert_same([found[rank][step]], [tensors(plain.read(np.arange(first, first + 7)))])
+
+
+def test_accelerate_leaves_batches_as_they_are(dataset):
+    whole = DataLoader(BatchDataset(loader_of(dataset)), batch_size=None)
+    assert_same(list(prepare_data_loader(whole, num_processes=1, process_index=0)), expected_batches(dataset))
