@@ -450,13 +450,13 @@ def _cut(key, stream, start, length, excess):
 @_jit()
 def pair_rows(
     epochs, sample_ids, seed, pairs, flagged, separator, starts, addresses, itemsize, cls, sep, ids, filled,
-    token_type_ids, labels, spans,
+    token_type_ids, labels, cropped, spans,
 ):  # fmt: skip
     """As window_rows, for [CLS] A [SEP] B [SEP].
 
-    pairs and flagged are those of `segment`, flagged with the end of the stream, as a document, after it. token_type_ids
-    int64 [B, T]: 1 for B and its [SEP]. labels int64 [B]: 1 where B is from another document. filled counts A, [SEP]
-    and B. Returns the number of spans, -1 if an index points out of its array.
+    pairs and flagged are those of `segment`, flagged with the end of the stream, as a document, after it. filled counts
+    A, [SEP] and B. token_type_ids int64 [B, T]: 1 for B and its [SEP]. labels int64 [B]: 1 where B is from another
+    document. cropped int64 [B]: tokens cut off. Returns the number of spans, -1 if an index points out of its array.
     """
     num_spans, most = 0, ids.shape[1] - 3
     num_sentences = flagged.size - 1
@@ -480,7 +480,7 @@ def pair_rows(
                     break
             b_stop = stop
         a_length, b_length = a_stop - a, b_stop - at
-        excess = max(0, a_length + b_length - most)
+        excess = cropped[b] = max(0, a_length + b_length - most)
         if excess:  # one by one from the longer, from B if they are equal
             from_a = min(excess, max(0, a_length - b_length))
             from_b = min(excess, max(0, b_length - a_length))

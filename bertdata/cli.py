@@ -111,6 +111,12 @@ class _Part(click.ParamType):
 
 _inputs = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 _dataset = click.argument("shards", metavar="SHARDS")
+_samples = click.option(
+    "--samples",
+    type=click.Choice(["windows", "documents", "packed", "pairs"]),
+    default="windows",
+    help="What a row is made of.",
+)
 _format = click.option(
     "--format",
     type=click.Choice(["text", "jsonl", "parquet", "arrow"]),
@@ -227,14 +233,16 @@ def train_tokenizer(
 @click.option("--length", default=128, help="Row length that steps are counted for.")
 @click.option("--global-batch-size", default=256, help="Rows of a step that steps are counted for.")
 @click.option("--world-size", default=1, help="Ranks that share a step.")
-def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, world_size: int) -> None:
+@_samples
+def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, world_size: int, samples: str) -> None:
     """Print what a dataset holds, how it was made, and what was dropped or replaced."""
     from bertdata import report
     from bertdata.reader import Dataset
 
     if length < 3 or global_batch_size < 1 or world_size < 1:
         raise UsageError("--length must be at least 3, --global-batch-size and --world-size at least 1")
-    found = report.facts(Dataset(shards), length=length, global_batch_size=global_batch_size, world_size=world_size)
+    steps = {"length": length, "global_batch_size": global_batch_size, "world_size": world_size}
+    found = report.facts(Dataset(shards), **steps, samples=samples)
     click.echo(report.as_json(found) if as_json else report.text(found))
 
 
@@ -246,14 +254,24 @@ def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, wor
 @click.option("--split", default="train", help="Split to show.")
 @click.option("--length", default=128, help="Row length, special tokens included.")
 @click.option("--seed", default=0, help="Seed of order and masks.")
-def show(shards: str, sample: int, count: int, masked: bool, split: str, length: int, seed: int) -> None:
+@_samples
+@click.option(
+    "--policy",
+    type=click.Choice(["exact", "bernoulli", "whole_word", "span"]),
+    default="exact",
+    help="How places are selected with --masked.",
+)
+def show(
+    shards: str, sample: int, count: int, masked: bool, split: str, length: int, seed: int, samples: str, policy: str
+) -> None:
     """Print samples as a trainer will be given them, decoded."""
     from bertdata import report
     from bertdata.reader import Dataset
 
-    shown = report.samples(
-        Dataset(shards), split=split, first=sample, count=count, length=length, seed=seed, masked=masked
-    )
+    shown = report.shown(
+        Dataset(shards), samples=samples, split=split, first=sample, count=count, length=length, seed=seed,
+        policy=policy if masked else None,
+    )  # fmt: skip
     click.echo(shown)
 
 
@@ -270,6 +288,23 @@ def verify(shards: str) -> None:
     if faults:
         sys.exit(1)
     click.echo(f"{shards}: sound")
+
+
+@main.command(cls=OneSentence)
+@_dataset
+@click.option("--json", "as_json", is_flag=True, help="The measurements as one JSON object.")
+@click.option("--length", default=128, type=click.IntRange(min=5), help="Row length, special tokens included.")
+@click.option("--rows", default=256, type=click.IntRange(min=1), help="Rows of a batch.")
+@click.option("--seconds", default=1.0, type=click.FloatRange(min=0.01), help="Time for each measurement.")
+@click.option("--processes", default=8, type=click.IntRange(min=1), help="Readers to run together.")
+@click.option("--cold", is_flag=True, help="Also drop the dataset from the page cache, and read it from the disk.")
+def bench(shards: str, as_json: bool, length: int, rows: int, seconds: float, processes: int, cold: bool) -> None:
+    """Measure how fast this machine reads a dataset, and what memory several readers take."""
+    from bertdata import bench as measure
+    from bertdata.report import as_json as dump
+
+    found = measure.run(shards, length=length, rows=rows, seconds=seconds, processes=processes, cold=cold)
+    click.echo(dump(found) if as_json else measure.text(found))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,10 @@ class Loader:
 
     @property
     def facts(self) -> dict[str, float]:
-        """pad_share: of an epoch's places; random_share: of pairs with a segment from another document."""
+        """Of an epoch's places the pad_share, of its text the crop_share; of pairs the random_share.
+
+        A pair is random if its second segment is from another document.
+        """
         return dict(self._samples.facts)
 
     @property

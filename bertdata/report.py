@@ -15,21 +15,35 @@ from bertdata.shard import HEADER_BYTES
 from bertdata.types import IGNORE_INDEX, Masking
 
 _BAR = 40
+_SHARES = {
+    "pad_share": "of the places padding",
+    "crop_share": "of the text cut off",
+    "random_share": "of the pairs random",
+}
 
 
-def facts(dataset: Dataset, *, length: int, global_batch_size: int, world_size: int) -> dict[str, Any]:
-    """Everything `bertdata inspect` knows. Reads the documents arrays, 8 bytes a document, and no tokens."""
+def facts(
+    dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows"
+) -> dict[str, Any]:
+    """Everything `bertdata inspect` knows. Reads the documents arrays, 8 bytes a document, and no tokens.
+
+    Samples that need an index have it made.
+    """
     manifest, special = dataset.manifest, dataset.special_tokens
     splits: dict[str, Any] = {}
     for name, split in dataset.splits.items():
-        samples = -(-split.num_tokens // (length - 2))
+        num_samples, shares = -(-split.num_tokens // (length - 2)), {}
+        if samples != "windows":
+            loader = Loader(dataset, split=name, length=length, samples=samples, masking=None)
+            num_samples, shares = loader.num_samples, {share: round(x, 4) for share, x in loader.facts.items()}
         splits[name] = {
             "shards": len(split.shards),
             "documents": split.num_documents,
             "sentences": _sum_or_none([shard.num_sentences for shard in split.shards]),
             "tokens": split.num_tokens,
-            "samples_per_epoch": samples,
-            "steps_per_epoch": samples / global_batch_size,
+            "samples_per_epoch": num_samples,
+            "steps_per_epoch": num_samples / global_batch_size,
+            **shares,
         }
     size = sum(
         HEADER_BYTES + int(entry["dtype"][-1]) * entry["length"]
@@ -52,7 +66,12 @@ def facts(dataset: Dataset, *, length: int, global_batch_size: int, world_size: 
             "files": dict(manifest.tokenizer),
         },
         "splits": splits,
-        "steps_for": {"length": length, "global_batch_size": global_batch_size, "world_size": world_size},
+        "steps_for": {
+            "samples": samples,
+            "length": length,
+            "global_batch_size": global_batch_size,
+            "world_size": world_size,
+        },
         "tokens_per_document": _lengths(dataset),
         "settings": dict(manifest.settings),
         "counts": dict(manifest.counts),
@@ -111,6 +130,10 @@ def text(found: dict[str, Any]) -> str:
             f"  {name:<12}{split['shards']:>7}{split['documents']:>13,}{split['tokens']:>14,}"
             f"{split['samples_per_epoch']:>15,}{split['steps_per_epoch']:>17,.1f}"
         )
+    for name, split in found["splits"].items():
+        shares = [f"{split[share]:.2%} {what}" for share, what in _SHARES.items() if share in split]
+        if shares:
+            lines.append(f"  {name}: {steps['samples']}, {', '.join(shares)}")
     lines += [
         "",
         f"  tokens per document: least {spread['min']:,}, median {spread['median']:,}, mean {spread['mean']:,}, "
@@ -134,16 +157,17 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def samples(dataset: Dataset, *, split: str, first: int, count: int, length: int, seed: int, masked: bool) -> str:
-    """Decoded samples by position: as text, or (masked) a table of input, target and mask side by side."""
+def shown(
+    dataset: Dataset, *, samples: str, split: str, first: int, count: int, length: int, seed: int, policy: str | None
+) -> str:
+    """Decoded samples by position: as text, or with a masking policy a table of input, target and mask side by side."""
     from bertdata.tokens import load
 
     if split not in dataset.splits:
         raise UsageError(f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}")
     decode = load(str(dataset.path))
-    loader = Loader(
-        dataset, length=length, global_batch_size=1, seed=seed, split=split, masking=Masking() if masked else None
-    )
+    masking = Masking(policy=policy) if policy else None
+    loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)
     if not 0 <= first < loader.num_samples:
         raise UsageError(f"sample {first} of {loader.num_samples}; give 0 to {loader.num_samples - 1}")
     blocks = []
@@ -152,7 +176,10 @@ def samples(dataset: Dataset, *, split: str, first: int, count: int, length: int
         ids = batch.input_ids[0]
         ids = ids if batch.attention_mask is None else ids[batch.attention_mask[0] == 1]
         lines = [f"sample {position} of {split} (id {batch.sample_ids[0]}), {ids.size} places, seed {seed}"]
-        if masked:
+        if batch.next_sentence_label is not None:
+            follows = "is from another document" if batch.next_sentence_label[0] else "follows the first"
+            lines[0] += f"; the second segment {follows}"
+        if masking:
             labels = batch.labels[0]
             lines.append(f"  {'place':>5}  {'input':<20}{'target':<20}mask")
             for place, token in enumerate(ids):

@@ -119,7 +119,7 @@ class Windows:
         self.stream, self._seed, self._text_length = stream, seed, stream.length - 2
         self._total = int(stream.starts[-1])
         self.num_samples = -(-self._total // self._text_length)
-        self.facts = {"pad_share": 1 - (self._total / self.num_samples + 2) / stream.length}
+        self.facts = {"pad_share": 1 - (self._total / self.num_samples + 2) / stream.length, "crop_share": 0.0}
 
     def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
         ids, filled = self.stream.empty(sample_ids.size)
@@ -191,7 +191,7 @@ class Pieces:
         for pieces in self._all():
             append("pieces", pieces)
             count, tokens = count + pieces.size, tokens + int((pieces & np.uint64(0xFFFF)).sum())
-        return {"pad_share": 1 - (tokens / max(1, count) + 2) / self.stream.length}
+        return {"pad_share": 1 - (tokens / max(1, count) + 2) / self.stream.length, "crop_share": 0.0}
 
     def _pack(self, append: Append) -> dict[str, Any]:
         num_rows = num_pieces = places = 0
@@ -212,7 +212,7 @@ class Pieces:
                 append("rows", num_pieces + np.cumsum(np.bincount(row_of, minlength=count)))
                 num_rows, num_pieces, places = num_rows + count, num_pieces + pieces.size, places + int(sizes.sum())
             waiting = together[cuts[-1] :]
-        return {"pad_share": 1 - places / max(1, num_rows * self.stream.length)}
+        return {"pad_share": 1 - places / max(1, num_rows * self.stream.length), "crop_share": 0.0}
 
 
 class Pairs:
@@ -229,21 +229,34 @@ class Pairs:
             raise UsageError(f"length is {stream.length}; a pair needs [CLS], two [SEP] and two tokens: at least 5")
         self.stream, self._seed, self._short_seq_prob = stream, seed, short_seq_prob
         identity = stream.identity("pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}
-        arrays, self.facts = derived(identity, {"pairs": "<i8", "sentences": "<u8"}, self._make)
+        arrays, self._known = derived(identity, {"pairs": "<i8", "sentences": "<u8"}, self._make)
         self._pairs, self._sentences = arrays["pairs"].reshape(-1, 5), arrays["sentences"]
         self.num_samples = self._pairs.shape[0]
 
+    @property
+    def facts(self) -> dict[str, float]:
+        """Padding and what is cut off are those of 4,096 samples."""
+        chosen = np.linspace(0, self.num_samples - 1, min(4096, self.num_samples)).astype(np.int64)
+        rows, cropped = self._rows(np.zeros_like(chosen), chosen)
+        kept, lost = int((rows.filled - 1).sum()), int(cropped.sum())
+        pad_share = 1 - (kept + 3 * chosen.size) / (self.stream.length * chosen.size)
+        return self._known | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
+
     def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
+        return self._rows(epochs, sample_ids)[0]
+
+    def _rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
+        """And how many tokens each row lost."""
         ids, filled = self.stream.empty(sample_ids.size)
-        token_type_ids, labels = np.empty_like(ids), np.empty_like(filled)
+        token_type_ids, labels, cropped = np.empty_like(ids), np.empty_like(filled), np.empty_like(filled)
         spans = np.empty((sample_ids.size * 2, 4), np.int64)
         count = _kernels.pair_rows(
             epochs, sample_ids, np.uint64(self._seed), self._pairs, self._sentences, int(self.stream.has_separators),
-            *self.stream.table, ids, filled, token_type_ids, labels, spans,
+            *self.stream.table, ids, filled, token_type_ids, labels, cropped, spans,
         )  # fmt: skip
         _require_sound(count)
         self.stream.fill(spans[:count], filled, ids)
-        return Rows(ids, filled, None, token_type_ids, labels)
+        return Rows(ids, filled, None, token_type_ids, labels), cropped
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Without the second segments that are from elsewhere."""

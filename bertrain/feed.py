@@ -58,9 +58,9 @@ def tensors(batch: Batch) -> MicroBatch:
 class SampleDataset(torch.utils.data.Dataset[MicroBatch]):
     """The samples of one epoch of a Loader, by number, in the Loader's order: for samplers, Trainer and accelerate.
 
-    Sample i is dict(input_ids [T], attention_mask [T], labels [T], ...), int64: no collator has to mask, and the default
-    one stacks. It does not matter which process reads it, or when. `set_epoch(e)` goes to the order and masks of epoch
-    e; DataLoader workers that live longer than an epoch do not hear of it. Pickles in under 4 KB.
+    Sample i is dict(input_ids [T], attention_mask [T], labels [T], ...), int64: no collator has to mask, and the
+    default one stacks. It does not matter which process reads it, or when. `set_epoch(e)` goes to the order and masks
+    of epoch e; DataLoader workers that live longer than an epoch do not hear of it. Pickles in under 4 KB.
     """
 
     def __init__(self, loader: Loader, *, epoch: int = 0) -> None:

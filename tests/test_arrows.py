@@ -32,6 +32,7 @@ ARROWS = {
     "loader": {"reader", "order", "samples", "masking"},
     "verify": {"reader", "manifest", "shard"},
     "report": {"reader", "loader", "shard", "tokens"},
+    "bench": {"reader", "loader"},
 }
 ENGINE = sorted(path.stem for path in (ROOT / "bertdata").glob("*.py"))
 TRAINER = sorted(path.stem for path in (ROOT / "bertrain").glob("*.py"))

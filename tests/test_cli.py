@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from conftest import make_text
 
 import bertdata
+from bertdata import bench
 from bertdata.cli import main
 
-COMMANDS = ("build", "inspect", "show", "verify", "train-tokenizer")
+COMMANDS = ("build", "inspect", "show", "verify", "train-tokenizer", "bench")
 
 
 def invoke(*arguments):
@@ -222,3 +223,23 @@ def test_a_closed_pipe_is_no_traceback(dataset):
 
 def test_the_version_is_that_of_the_package():
     assert bertdata.__version__ in invoke("--version").output
+
+
+def test_bench_measures_what_it_says(dataset):
+    """Only that every figure is there and possible: speed is no matter of tests."""
+    command = [sys.executable, "-m", "bertdata", "bench", str(dataset.path), "--seconds", "0.01", "--processes", "2"]
+    done = subprocess.run([*command, "--cold", "--json"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["dataset_id"] == dataset.dataset_id
+    assert found["warm"].keys() == {"windows", "documents", "packed", "pairs"}
+    for rates in found["warm"].values():
+        assert rates.keys() == {"exact", "bernoulli", "whole_word", "span"}
+        assert min(rates.values()) > 0
+    assert min(found["opening"].values()) > 0
+    assert found["processes"]["number"] == 2
+    assert found["processes"]["pss"] > found["processes"]["private"] > 0
+    assert found["cold"].keys() == {"blocks", "full"}
+    text = bench.text(found)
+    assert "2 processes together" in text
+    assert "cold, shuffle blocks" in text

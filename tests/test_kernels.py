@@ -71,9 +71,7 @@ def statistics_of(ids):
     """Of an order of n samples, each about normal with mean 0 and deviation 1 for a true shuffle."""
     n, places = ids.size, np.arange(ids.size)
     serial = [np.corrcoef(ids[:-lag], ids[lag:])[0, 1] * n**0.5 for lag in (1, 2, 7, 64)]
-    displacement = (np.abs(ids - places).mean() / n - 1 / 3) * (
-        n * 45 / 2
-    ) ** 0.5  # variance of the mean: 2 n**2 / 45 n
+    displacement = (np.abs(ids - places).mean() / n - 1 / 3) * (n * 45 / 2) ** 0.5  # its variance is 2 / 45 n
     trend = np.corrcoef(places, ids)[0, 1] * n**0.5
     ascents = ((np.diff(ids) > 0).sum() - (n - 1) / 2) / ((n + 1) / 12) ** 0.5
     low_bits = ((ids[:-1] ^ ids[1:]) & 1).mean() * 2 - 1

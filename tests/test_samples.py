@@ -160,7 +160,16 @@ def test_pairs_equal_their_twin(any_dataset, length, short_seq_prob):
             assert found["input_ids"][sample_id].tolist() == [2, *a, 3, *b, 3] + rest
             assert found["token_type_ids"][sample_id].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + rest
             assert found["next_sentence_label"][sample_id] == is_random
-    assert loader.facts["random_share"] == pytest.approx(sum(isinstance(b, int) for _, _, b in pairs) / len(pairs))
+    facts, n = loader.facts, len(pairs)
+    found = all_rows(loader)
+    places = found.get("attention_mask", np.ones_like(found["input_ids"])).sum()
+    if n <= 4096:
+        assert facts["pad_share"] == pytest.approx(1 - places / (n * length))
+    whole = [rows.pair_row(pair, documents, sample_id=s, epoch=0, length=10**6, seed=seed)
+             for s, pair in enumerate(pairs)]  # fmt: skip
+    text = sum(len(a) + len(b) for a, b, _ in whole)
+    assert facts["crop_share"] == pytest.approx((text - (places - 3 * n)) / text)
+    assert facts["random_share"] == pytest.approx(sum(isinstance(b, int) for _, _, b in pairs) / len(pairs))
 
 
 @pytest.mark.parametrize("how", DERIVED)
