@@ -659,7 +659,8 @@ def mask(
                 masked_positions[b, slot] = t
                 targets[b, slot] = old
                 slot += 1
-                y = draw(key, uint64(t)) & LOW32
+                bits_of_place = draw(key, uint64(t))
+                y = bits_of_place & LOW32
                 if policy != SPAN:
                     if y < mask_below:
                         row[t] = mask_id
@@ -672,7 +673,7 @@ def mask(
                 if fate < mask_below:
                     row[t] = mask_id
                 elif fate < random_below:
-                    row[t] = pool[(y * uint64(pool.size)) >> U32]
+                    row[t] = pool[((bits_of_place >> U32) * uint64(pool.size)) >> U32]
         masked_positions[b, slot:] = 0
         targets[b, slot:] = IGNORE_INDEX
 

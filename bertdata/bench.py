@@ -127,11 +127,14 @@ def _read_bytes() -> int:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: its own, its share of what it shares (PSS counts both), and what it shares."""
+    """Bytes of this process: its own, what it shares with others, and PSS, which divides that among them.
+
+    Pages of a file that nobody else has mapped are neither: nothing is lost when the system drops them.
+    """
     with open("/proc/self/smaps_rollup") as file:
         sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in list(file)[1:]}
-    private = sizes["Private_Clean"] + sizes["Private_Dirty"]
-    return {"pss": sizes["Pss"], "private": private, "shared": sizes["Shared_Clean"] + sizes["Shared_Dirty"]}
+    shared = sizes["Shared_Clean"] + sizes["Shared_Dirty"]
+    return {"pss": sizes["Pss"], "private": sizes["Private_Dirty"], "shared": shared}
 
 
 def _together(path: str, options: dict[str, Any], processes: int, seconds: float) -> dict[str, Any]:
@@ -180,7 +183,11 @@ def text(found: dict[str, Any]) -> str:
         f"  {together['number']} processes together, windows, exact: {together['rate'] / 1e6:.0f} Mtok/s",
         f"  {'':<36}{'all of them':>12}{'bare':>12}",
     ]
-    for name, what in (("pss", "memory (PSS)"), ("private", "of it private"), ("shared", "mapped and shared, each")):
+    for name, what in (
+        ("pss", "memory (PSS)"),
+        ("private", "of it private"),
+        ("shared", "mapped and shared, each once"),
+    ):
         lines.append(f"  {what:<36}{together[name] / 1e6:>9,.0f} MB{together['bare_' + name] / 1e6:>9,.0f} MB")
     for shuffle, rates in found.get("cold", {}).items():
         lines.append(

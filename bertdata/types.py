@@ -45,7 +45,7 @@ class Masking:
 
     policy: "exact" selects the same share of every row (Devlin et al., 2019), "bernoulli" each place on its own (as
     transformers' collator does), "whole_word" all tokens of a word or none (whole word masking, Google, 2019), "span"
-    stretches of one to ten words, 3.3 on average (SpanBERT, Joshi et al., 2020). All but "bernoulli" select
+    stretches of one to ten words, 3.8 on average (SpanBERT, Joshi et al., 2020). All but "bernoulli" select
     `quota(n)` of a row's n filled places.
 
     Of the selected places, `mask_fraction` become [MASK], `random_fraction` another id, and the rest keep theirs; all

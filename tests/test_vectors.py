@@ -66,6 +66,7 @@ def test_masks(vector):
     rule = {"rounding": masking.get("rounding", "nearest"), "least": masking.get("min_targets", 0)}
     rule |= {"most": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
     rule |= {"everything": masking.get("random_from") == "vocabulary", "continues": continues}
+    rule |= {"shares": (masking.get("mask_fraction", 0.8), masking.get("random_fraction", 0.1))}
     masked, positions, targets = keys.mask(row, length=len(row), special=set(special), **common, **rule)
     expected = [vector["masked"], vector["positions"], vector["targets"]]
     assert [list(masked), list(positions), list(targets)] == expected

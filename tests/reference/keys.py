@@ -223,8 +223,10 @@ def mask(
         if fate < masked_below:
             changed[t] = mask_id
         elif fate < random_below:
-            scaled = y * len(pool) // 2**32 if policy == "span" else (y - masked_below) * len(pool)
-            changed[t] = pool[scaled if policy == "span" else scaled // (random_below - masked_below)]
+            if policy == "span":
+                changed[t] = pool[below32(draw(k, t), len(pool))]
+            else:
+                changed[t] = pool[(y - masked_below) * len(pool) // (random_below - masked_below)]
     return changed, places, [row[t] for t in places]
 
 

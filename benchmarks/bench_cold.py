@@ -1,0 +1,91 @@
+"""What does a dataset that is not in memory cost to read: bytes from the disk for each byte used, and tokens a second?
+
+    python benchmarks/bench_cold.py [--gigabytes 4] [--windows 12] [--directory /where/there/is/room]
+
+Regime: a made-up dataset on a real disk, evicted from the page cache before every run; batches of 256 x 128, exact masks,
+one process. Blocks: so many windows of 64 MiB, the one that is read ahead when time is up counted as well. Full shuffle:
+as many batches as take ten seconds, as the system reads it (with what lies around) and with MADV_RANDOM, which the
+Loader asks for when the tokens take more than half of the memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+from common import report
+
+import bertdata
+from bertdata import order
+from bertdata.bench import _read_bytes, evict
+from bertdata.manifest import Manifest, Shard, Split
+from bertdata.shard import ShardWriter, pages_of
+from bertdata.types import SpecialTokens
+
+LENGTH, ROWS = 128, 256
+
+
+def make(out: Path, num_tokens: int) -> None:
+    """A dataset of random tokens in shards of half a gigabyte, documents of 1,000."""
+    special = SpecialTokens(
+        vocab_size=30522, pad=0, unk=100, cls=101, sep=102, mask=103, special_ids=(0, 101, 102, 103)
+    )
+    random, shards, size = np.random.default_rng(0), [], 1 << 28
+    for number in range(-(-num_tokens // size)):
+        writer = ShardWriter(out, f"train-{number:05d}", split="train", token_dtype="<u2", sentences=False)
+        tokens = random.integers(999, 30522, size, dtype=np.uint16)
+        tokens[999::1000] = 102
+        tokens[-1] = 102
+        ends = np.append(np.arange(1000, size, 1000, dtype=np.uint64), np.uint64(size))
+        writer.append(tokens, ends)
+        arrays = writer.commit(input_range=(0, 1), counts={})["arrays"]
+        public = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
+        shards.append(Shard(writer.name, ends.size, size, None, public))
+    Manifest("<u2", special, tokenizer={}, settings={}, splits={"train": Split(tuple(shards))}, counts={}).write(out)
+
+
+def read(loader: bertdata.Loader, *, positions: int | None, seconds: float) -> dict[str, float]:
+    before, start, count = _read_bytes(), time.perf_counter(), 0
+    while positions is None or loader.position < positions:
+        count += next(loader).input_ids.size
+        if time.perf_counter() - start > seconds:
+            break
+    passed, used = time.perf_counter() - start, 2 * count * (LENGTH - 2) / LENGTH
+    return {"Mtok/s": round(count / passed / 1e6, 2), "bytes used, MB": round(used / 1e6, 1),
+            "from disk ÷ used": round((_read_bytes() - before) / used, 3)}  # fmt: skip
+
+
+@click.command()
+@click.option("--gigabytes", default=4.0)
+@click.option("--windows", default=12)
+@click.option("--directory", default=None)
+def main(gigabytes: float, windows: int, directory: str | None) -> None:
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        out = Path(scratch)
+        make(out, int(gigabytes * 1e9 / 2))
+        options = {"length": LENGTH, "global_batch_size": ROWS}
+        next(bertdata.Loader(bertdata.open(out), **options))  # kernels
+        found = {}
+        evict(out)
+        loader = bertdata.Loader(bertdata.open(out), **options, shuffle="blocks")
+        positions = windows * 64 * (order.BLOCK_TOKENS // (LENGTH - 2))
+        found["blocks"] = read(loader, positions=positions, seconds=120)
+        for name, at_random in (("full, MADV_RANDOM", True), ("full, read around", False)):
+            del loader
+            evict(out)
+            loader = bertdata.Loader(bertdata.open(out), **options)
+            if at_random:
+                for number in range(len(loader.shards.splits["train"].shards)):
+                    pages_of(loader.shards.tokens("train", number)).madvise(mmap.MADV_RANDOM)
+            found[name] = read(loader, positions=None, seconds=10)
+        for name, figures in found.items():
+            print(f"{name:<20}" + ", ".join(f"{what} {value}" for what, value in figures.items()))
+        report("reading a dataset that is not in memory", "evicted, one process", {"GB": gigabytes} | found)
+
+
+if __name__ == "__main__":
+    main()
