@@ -2,10 +2,10 @@
 
     python benchmarks/bench_cold.py [--gigabytes 4] [--windows 12] [--directory /where/there/is/room]
 
-Regime: a made-up dataset on a real disk, evicted from the page cache before every run; batches of 256 x 128, exact masks,
-one process. Blocks: so many windows of 64 MiB, the one that is read ahead when time is up counted as well. Full shuffle:
-as many batches as take ten seconds, as the system reads it (with what lies around) and with MADV_RANDOM, which the
-Loader asks for when the tokens take more than half of the memory.
+Regime: a made-up dataset on a real disk, evicted from the page cache before every run; batches of 256 x 128, exact
+masks, one process. Blocks: so many windows of 64 MiB, the one that is read ahead when time is up counted as well. Full
+shuffle: as many batches as take ten seconds, as the system reads it (with what lies around) and with MADV_RANDOM, which
+the Loader asks for when the tokens take more than half of the memory.
 """
 
 from __future__ import annotations

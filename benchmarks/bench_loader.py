@@ -1,4 +1,4 @@
-"""How many masked tokens a second does one core deliver, beside the loaders people use, each with transformers' collator?
+"""How many masked tokens a second does one core deliver, beside loaders people use with transformers' collator?
 
     python benchmarks/bench_loader.py shards/ [--rows 256] [--length 128]
 

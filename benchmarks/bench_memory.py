@@ -2,10 +2,10 @@
 
     python benchmarks/bench_memory.py shards/ [--processes 8] [--batches 100000]
 
-Opening and resuming: made-up datasets of 10**10 and 10**13 tokens (sparse files of zeros), kernels loaded. Processes: PSS
-from /proc/self/smaps_rollup, after each rank has read for some seconds, beside the same processes before they opened
-anything, which have numba imported. Batches: resident memory every 1,000 batches, the slope by least squares over all
-but the first tenth; in this process, and in a DataLoader with two workers.
+Opening and resuming: made-up datasets of 10**10 and 10**13 tokens (sparse files of zeros), kernels loaded. Processes:
+PSS from /proc/self/smaps_rollup, after each rank has read for some seconds, beside the same processes before they
+opened anything, which have numba imported. Batches: resident memory every 1,000 batches, the slope by least squares
+over all but the first tenth; in this process, and in a DataLoader with two workers.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def main(path: str, processes: int, batches: int, directory: str | None) -> None
     pages = bertdata.open(path).num_tokens * 2
     more = (together["pss"] - together["bare_pss"] - pages) / processes
     found["processes"] = {name: round(value / 1e6, 1) for name, value in together.items() if name != "number"} | {
-        "number": processes, "dataset, MB": round(pages / 1e6, 1), "PSS beyond bare and dataset, MB each": round(more / 1e6, 1),
+        "number": processes, "dataset, MB": round(pages / 1e6, 1),
+        "PSS beyond bare and dataset, MB each": round(more / 1e6, 1),
     }  # fmt: skip
 
     loader = bertdata.Loader(bertdata.open(path), **options)

@@ -15,6 +15,7 @@ from bertdata.cli import one_sentence
 from bertdata.errors import UsageError
 
 SCHEDULES = ("linear", "cosine", "wsd")
+POLICIES = ("exact", "bernoulli", "whole_word", "span")
 MICRO_BATCH_SIZE = 64  # at most, where none is given
 
 
@@ -40,6 +41,10 @@ class Config:
     warmup: float = _option(0.06, "Steps of linear warm-up, or below 1 their share of the run.")
     schedule: str = _option("linear", "What follows warm-up.", type=click.Choice(SCHEDULES))
     mlm_probability: float = _option(0.15, "Share of a row's tokens to predict.")
+    masking: str = _option("exact", "How they are selected.", type=click.Choice(POLICIES))
+    shuffle: str = _option(
+        "full", "blocks: 64 MiB at a time, for data larger than memory.", type=click.Choice(["full", "blocks"])
+    )
     seed: int = _option(0, "Of order, masks and initial weights.")
     save_every: int = _option(1000, "Steps between checkpoints; the last step always has one.")
     keep: int = _option(3, "Checkpoints to keep.")

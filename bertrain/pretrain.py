@@ -63,7 +63,8 @@ class _Run:
             seed=config.seed,
             rank=ranks.rank,
             world_size=ranks.world_size,
-            masking=bertdata.Masking(probability=config.mlm_probability),
+            shuffle=config.shuffle,
+            masking=bertdata.Masking(probability=config.mlm_probability, policy=config.masking),
         )
         self.plan = Plan.of(config, num_samples=self.loader.num_samples, world_size=ranks.world_size)
         _check_targets(self.loader)

@@ -447,7 +447,7 @@ def test_next_sentences_are_balanced(sentences_of_three):
         loader = Loader(sentences_of_three, length=23, samples="pairs", seed=seed, short_seq_prob=0.0, masking=None)
         pairs = rows.segment(documents, length=23, short_seq_prob=0.0, seed=seed)
         found = all_rows(loader, epoch=seed % 3)
-        for sample_id, (_, a, b) in enumerate(pairs):
+        for sample_id, (_, a, _b) in enumerate(pairs):
             label, ids = found["next_sentence_label"][sample_id], found["input_ids"][sample_id]
             if a[0] <= 33:  # seven sentences make 20 tokens, and there were as many
                 follows.append(label)
