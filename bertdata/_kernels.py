@@ -214,12 +214,16 @@ PREFETCHED = 1024  # bytes of a slice; the processor sees for itself that a long
 
 
 @_jit()
-def _add_span(spans, number, address, row, place, length, itemsize):
-    """Notes that `length` tokens from an address belong at a place of a row, and asks memory for them."""
+def _add_span(spans, number, at, address, row, place, length, itemsize):
+    """Notes that `length` tokens from an address belong at a place of a row, and asks memory for them.
+
+    at: where the first of them is in the stream.
+    """
     spans[number, 0] = address
     spans[number, 1] = row
     spans[number, 2] = place
     spans[number, 3] = length
+    spans[number, 4] = at
     for line in range(address & ~63, address + min(length * itemsize, PREFETCHED), 64):
         _prefetch(line)
     return number + 1
@@ -249,8 +253,8 @@ def window_rows(epochs, sample_ids, seed, text_length, starts, addresses, itemsi
     """Samples → the frames of their rows and what belongs between.
 
     starts int64 [num_shards + 1]: place of each shard in the split's stream; addresses int64 [num_shards]. ids int64
-    [B, T] gets [CLS] and [SEP]; spans int64 [max_spans, 4] gets (address, row, place, length); filled int64 [B] the
-    tokens of each row between its ends. Returns the number of spans.
+    [B, T] gets [CLS] and [SEP]; spans int64 [max_spans, 5] gets (address, row, place, length, place in the stream);
+    filled int64 [B] the tokens of each row between its ends. Returns the number of spans.
     """
     total = starts[-1]
     last_epoch, first, num_spans = np.int64(-1), np.int64(0), 0
@@ -270,7 +274,7 @@ def window_rows(epochs, sample_ids, seed, text_length, starts, addresses, itemsi
         while left > 0:
             take = min(left, starts[shard + 1] - at)
             address = addresses[shard] + (at - starts[shard]) * itemsize
-            num_spans = _add_span(spans, num_spans, address, b, place, take, itemsize)
+            num_spans = _add_span(spans, num_spans, at, address, b, place, take, itemsize)
             place += take
             left -= take
             at += take
@@ -289,7 +293,7 @@ def _add_piece(spans, number, at, length, row, place, starts, addresses, itemsiz
     if length > starts[shard + 1] - at:
         return np.int64(-1)
     address = addresses[shard] + (at - starts[shard]) * itemsize
-    return _add_span(spans, number, address, row, place, length, itemsize)
+    return _add_span(spans, number, at, address, row, place, length, itemsize)
 
 
 @_jit()
@@ -508,7 +512,7 @@ def pair_rows(
 def fill_rows(spans, like, pad, filled, ids):
     """Copies spans into rows and pads the rows: tokens of the type of `like` → ids int64 [B, T].
 
-    spans int64 [n, 4] are those of a kernel above: their addresses are not checked here. Returns the largest id.
+    spans int64 [n, 5] are those of a kernel above: their addresses are not checked here. Returns the largest id.
     """
     largest = np.int64(0)
     for i in range(spans.shape[0]):
@@ -523,6 +527,21 @@ def fill_rows(spans, like, pad, filled, ids):
     for b in range(ids.shape[0]):
         ids[b, filled[b] + 2 :] = pad
     return largest
+
+
+@_jit()
+def word_flags(spans, starts, addresses, goes_on):
+    """Where the tokens of spans do not begin a word: goes_on uint8 [B, T] gets 1 there.
+
+    addresses int64 [num_shards]: of the bits that say so, one for each token of a shard, from the lowest of a byte on.
+    """
+    for i in range(spans.shape[0]):
+        row, place, length, at = spans[i, 1], spans[i, 2], spans[i, 3], spans[i, 4]
+        shard = _shard_at(starts, at)
+        first = at - starts[shard]
+        words = carray(_pointer(addresses[shard], np.uint8(0)), (first + length + 7) >> 3)
+        for t in range(length):
+            goes_on[row, place + t] = words[(first + t) >> 3] >> np.uint8((first + t) & 7) & 1 ^ 1
 
 
 # ------------------------------------------------------------------------------------------------------------ masks
@@ -553,14 +572,15 @@ def _select_bernoulli(key, n, select_below, selected):
 
 
 @_jit()
-def _words(row, n, kinds, starts, stops):
+def _words(row, n, kinds, goes_on, starts, stops):
     """Where the words of a row begin and end, how many there are, and how many candidates."""
     num_words, m, before = 0, 0, np.uint8(0)
     for t in range(1, n - 1):
         kind = kinds[uint64(row[t])]
         if kind & MASKABLE:
             m += 1
-            if not (kind & CONTINUES and before & MASKABLE):
+            continues = kind & CONTINUES or (goes_on.size and goes_on[t])
+            if not (continues and before & MASKABLE):
                 starts[num_words] = t
                 num_words += 1
             stops[num_words - 1] = t + 1
@@ -614,14 +634,14 @@ def _select_spans(key, num_words, c, lengths_below, starts, stops, selected):
 @_jit()
 def mask(
     policy, ids, filled, epochs, sample_ids, seed, quota, select_below, lengths_below, kinds, mask_id, mask_below,
-    random_below, pool, masked_positions, targets, identity, starts, stops, selected,
+    random_below, pool, goes_on, masked_positions, targets, identity, starts, stops, selected,
 ):  # fmt: skip
     """Selects places of each row of ids [B, T] and changes them there.
 
     policy: EXACT, BERNOULLI, WHOLE_WORD or SPAN. quota int64 [T + 1]: how many places to select by how many are filled.
-    lengths_below uint64: of a span. kinds uint8 [vocab_size]: by id, every id in range. masked_positions and
-    targets int64 [B, K] are overwritten. identity int64 [T]: 0, 1, 2, ... Scratch: starts, stops int64 [T]; selected
-    uint64 [T // 64 + 1], all 0 before and after.
+    lengths_below uint64: of a span. kinds uint8 [vocab_size]: by id, every id in range. goes_on uint8 [B, T], or
+    [0, 0]: 1 where a place goes on with a word. masked_positions and targets int64 [B, K] are overwritten. identity int64 [T]:
+    0, 1, 2, ... Scratch: starts, stops int64 [T]; selected uint64 [T // 64 + 1], all 0 before and after.
     """
     num_slots = targets.shape[1]
     for b in range(ids.shape[0]):
@@ -641,7 +661,8 @@ def mask(
         elif policy == BERNOULLI:
             _select_bernoulli(key, n, select_below, selected)
         else:
-            num_words, m = _words(row, n, kinds, starts, stops)
+            flags = goes_on[b] if goes_on.size else goes_on.ravel()
+            num_words, m = _words(row, n, kinds, flags, starts, stops)
             if policy == WHOLE_WORD:
                 _select_words(key, num_words, min(m, quota[n]), starts, stops, selected)
             else:
@@ -699,5 +720,5 @@ def hash_documents(data, offsets, out):
 
 __all__ = [
     "fill_rows", "hash_documents", "mask", "pack", "pair_rows", "permute", "permute_blocks", "phase", "piece_rows",
-    "segment", "window_rows",
+    "segment", "window_rows", "word_flags",
 ]  # fmt: skip

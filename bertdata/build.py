@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -63,6 +64,7 @@ def build(
     vocab_size: int = 30522,
     documents: str = "blank",
     sentences: str = "none",
+    words: str | None = None,
     format: str | None = None,
     text_key: str = "text",
     on_error: str = "fail",
@@ -82,8 +84,10 @@ def build(
     part: (i, n), i in [0, n), makes every n-th shard and publishes nothing: the result is None, and `finish` publishes
     when all parts are made.
 
-    tokenizer: a path or hub name; None trains a WordPiece vocabulary of `vocab_size` on the text. `say` is told what
-    happens, a line at a time. Raises UsageError, InputError, TokenizerError or BuildError; OSError if the disk fails.
+    words: module:function of a segmenter, text → its words, whose beginnings are stored for whole word masks; called
+    from several threads. tokenizer: a path or hub name; None trains a WordPiece vocabulary of `vocab_size` on the text.
+    `say` is told what happens, a line at a time. Raises UsageError, InputError, TokenizerError or BuildError; OSError if
+    the disk fails.
     """
     form = TextFormat(
         documents=documents, kind=format, text_key=text_key, on_error=on_error, strict=strict, shard_size=shard_size,
@@ -91,6 +95,7 @@ def build(
     )  # fmt: skip
     if sentences not in ("none", "line"):
         raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
+    segment = _segmenter(words) if words else None
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
     if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
         raise UsageError(f"validation {validation} and test {test} must be shares that leave some text for training")
@@ -120,6 +125,8 @@ def build(
         "shard_size": shard_size,
         "max_documents": max_documents,
     }
+    if words:
+        settings["words"] = words
     chosen = f"SHA-256 {_file_digests(loaded)[tokens.TOKENIZER][:16]}" if loaded else f"trained, {vocab_size} tokens"
     plan = {
         "settings": settings
@@ -138,7 +145,7 @@ def build(
         reused = len(units)
         if reused and part is None:
             say(f"continuing: {reused} finished shard{'s' * (reused > 1)} of an earlier run kept")
-        writer = UnitWriter(staging, loaded, form, (validation, test), sentences=sentences == "line")
+        writer = UnitWriter(staging, loaded, form, (validation, test), sentences=sentences == "line", segment=segment)
         with _kernels.compiling_told(say):
             writer.ready(Block.empty())
         total = sum(entry["bytes"] or 0 for entry in described)
@@ -156,6 +163,18 @@ def build(
             return None
         _publish(directory, staging, units, loaded, settings)
     return _report(directory, units, paths, reused)
+
+
+def _segmenter(spec: str) -> tokens.Segment:
+    """The function named module:function."""
+    module, _, name = spec.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"--words {spec} names no function ({error}); give module:function, of text to its words, such as jieba:cut"
+        ) from None
+    return found  # type: ignore[no-any-return]
 
 
 def finish(out: str | Path) -> BuildReport:

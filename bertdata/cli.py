@@ -137,6 +137,7 @@ _on_error = click.option(
     "--documents", type=click.Choice(["blank", "line", "file"]), default="blank", help="What ends a document of text."
 )
 @click.option("--sentences", type=click.Choice(["none", "line"]), default="none", help="Store where sentences begin.")
+@click.option("--words", help="module:function of a text to its words, such as jieba:cut: store where they begin.")
 @_format
 @_text_key
 @_on_error

@@ -72,8 +72,9 @@ class Loader:
         self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
         self.position = 0  # samples the whole job has been given
         self.samples, self.short_seq_prob = samples, float(short_seq_prob)
+        words = masking is not None and masking.policy in ("whole_word", "span")
         self._samples = _samples.of(
-            shards, samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob
+            shards, samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob, words=words
         )
         self._block = max(1, order.BLOCK_TOKENS // (length - 2)) if shuffle == "blocks" else None
         self._window = self._asked = (-1, 0)  # of blocks: the one being read, the last the disk was asked for
@@ -81,7 +82,7 @@ class Loader:
             self._samples.stream.read_at_random()
         self._masker = None
         if masking:
-            continues = shards.continues() if masking.policy in ("whole_word", "span") else None
+            continues = shards.continues() if words else None
             self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continues=continues)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -142,7 +143,7 @@ class Loader:
             self._read_ahead(int(positions[-1]), self._block)
         rows = self._samples.rows(epochs, sample_ids)
         if self._masker:
-            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids)
+            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.goes_on)
         else:
             masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
         attention_mask = None

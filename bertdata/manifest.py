@@ -15,7 +15,7 @@ from bertdata.types import SpecialTokens
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation", "test")
-ARRAY_DTYPES = {"tokens": ("<u2", "<u4"), "documents": ("<u8",), "sentences": ("<u8",)}
+ARRAY_DTYPES = {"tokens": ("<u2", "<u4"), "documents": ("<u8",), "sentences": ("<u8",), "words": ("|u1",)}
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,8 @@ def _check_shard(shard: Shard, split: str, token_dtype: str) -> None:
     lengths = {"tokens": shard.num_tokens, "documents": shard.num_documents + 1}
     if shard.num_sentences is not None:
         lengths["sentences"] = shard.num_sentences + 1
+    if "words" in shard.arrays:
+        lengths["words"] = -(-shard.num_tokens // 8)
     for array, length in lengths.items():
         entry = shard.arrays[array]
         dtypes = (token_dtype,) if array == "tokens" else ARRAY_DTYPES[array]

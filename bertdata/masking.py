@@ -74,11 +74,13 @@ class Masker:
         filled: NDArray[np.int64],
         epochs: NDArray[np.int64],
         sample_ids: NDArray[np.int64],
+        goes_on: NDArray[np.uint8] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Masks ids [B, T] in place; returns masked_positions and targets, int64 [B, K]. For any thread.
 
         Every id MUST be below the vocabulary's size. filled int64 [B] counts the tokens between the [CLS] at the start
-        and the last [SEP]; epochs and sample_ids int64 [B] name the rows.
+        and the last [SEP]; epochs and sample_ids int64 [B] name the rows. goes_on [B, T]: 1 where a place goes on with
+        a word whatever its id.
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)
@@ -87,5 +89,7 @@ class Masker:
             selected = np.zeros(self._length // 64 + 1, np.uint64)
             rows = ids, filled, epochs, sample_ids, self._seed
             scratch = self._identity, starts, stops, selected
-            _kernels.mask(self._policy, *rows, *self._select, *self._change, masked_positions, targets, *scratch)
+            flags = np.zeros((0, 0), np.uint8) if goes_on is None else goes_on
+            outputs = masked_positions, targets
+            _kernels.mask(self._policy, *rows, *self._select, *self._change, flags, *outputs, *scratch)
         return masked_positions, targets

@@ -143,7 +143,7 @@ def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:
     for name in ARRAY_DTYPES.keys() & shard.arrays.keys():
         entry, path = shard.arrays[name], array_path(directory, shard.name, name)
         array = arrays[name] = open_array(path, entry["dtype"], entry["length"])
-        if name != "tokens" and (array[0] != 0 or array[-1] != shard.num_tokens):
+        if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
             raise DatasetError(
                 f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"
             )

@@ -32,19 +32,21 @@ _INDEX_VERSION = 1
 
 
 class Rows(NamedTuple):
-    """What a batch is before it is masked. Every array is int64."""
+    """What a batch is before it is masked. Every array but the last is int64."""
 
     ids: NDArray[np.int64]  # [B, T], padded at the end
     filled: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
     position_ids: NDArray[np.int64] | None = None  # [B, T]
     token_type_ids: NDArray[np.int64] | None = None  # [B, T]
     next_sentence_label: NDArray[np.int64] | None = None  # [B]
+    goes_on: NDArray[np.uint8] | None = None  # [B, T]: 1 where a token begins no word; None: not stored or not asked
 
 
 class Stream:
     """The tokens of a split, shard after shard. Any number of processes share the pages."""
 
-    def __init__(self, dataset: Dataset, *, split: str, length: int) -> None:
+    def __init__(self, dataset: Dataset, *, split: str, length: int, words: bool = False) -> None:
+        """words: whether to tell where words begin, if the dataset knows."""
         if split not in dataset.splits:
             known = ", ".join(dataset.splits)
             raise UsageError(
@@ -68,6 +70,9 @@ class Stream:
         addresses = np.array([array.ctypes.data for array in self._tokens])
         self.table = self.starts, addresses, self._like.itemsize, special.cls, special.sep
         """What kernels that lay out rows are told."""
+        self._words: NDArray[np.int64] | None = None
+        if words and all("words" in shard.arrays for shard in self.shards):
+            self._words = np.array([dataset.array(shard.name, "words").ctypes.data for shard in self.shards])
 
     @property
     def has_separators(self) -> bool:
@@ -77,10 +82,17 @@ class Stream:
         """ids [B, T] and filled [B] to be overwritten."""
         return np.empty((num_rows, self.length), np.int64), np.empty(num_rows, np.int64)
 
-    def fill(self, spans: NDArray[np.int64], filled: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-        """Copies the spans' tokens into rows whose frames are there, and pads them."""
+    def fill(
+        self, spans: NDArray[np.int64], filled: NDArray[np.int64], ids: NDArray[np.int64]
+    ) -> NDArray[np.uint8] | None:
+        """Copies the spans' tokens into rows whose frames are there, and pads them. Returns Rows.goes_on."""
         if _kernels.fill_rows(spans, self._like, self._pad, filled, ids) >= self.dataset.special_tokens.vocab_size:
             raise DatasetError(f"{self.dataset.path} is damaged; bertdata verify says where")
+        if self._words is None:
+            return None
+        goes_on = np.zeros(ids.shape, np.uint8)
+        _kernels.word_flags(spans, self.starts, self._words, goes_on)
+        return goes_on
 
     def identity(self, samples: str) -> dict[str, Any]:
         """What an index of this split is found by."""
@@ -124,11 +136,10 @@ class Windows:
     def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
         ids, filled = self.stream.empty(sample_ids.size)
         shards_of_row = min(len(self.stream.shards), self._text_length) + 1
-        spans = np.empty((sample_ids.size * shards_of_row, 4), np.int64)
+        spans = np.empty((sample_ids.size * shards_of_row, 5), np.int64)
         names = epochs, sample_ids, np.uint64(self._seed)
         count = _kernels.window_rows(*names, self._text_length, *self.stream.table, ids, filled, spans)
-        self.stream.fill(spans[:count], filled, ids)
-        return Rows(ids, filled)
+        return Rows(ids, filled, goes_on=self.stream.fill(spans[:count], filled, ids))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Where in the stream samples first, first + 1, ..., stop - 1 are."""
@@ -157,13 +168,13 @@ class Pieces:
         ids, filled = self.stream.empty(sample_ids.size)
         position_ids = np.empty(ids.shape if self._packed else (0, 0), np.int64)
         pieces_of_row = self.stream.length // 3 if self._packed else 1
-        spans = np.empty((sample_ids.size * pieces_of_row, 4), np.int64)
+        spans = np.empty((sample_ids.size * pieces_of_row, 5), np.int64)
         count = _kernels.piece_rows(
             sample_ids, self._bounds, self._pieces, *self.stream.table, ids, filled, position_ids, spans
         )
         _require_sound(count)
-        self.stream.fill(spans[:count], filled, ids)
-        return Rows(ids, filled, position_ids if self._packed else None)
+        goes_on = self.stream.fill(spans[:count], filled, ids)
+        return Rows(ids, filled, position_ids if self._packed else None, goes_on=goes_on)
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         if self._packed:
@@ -249,14 +260,14 @@ class Pairs:
         """And how many tokens each row lost."""
         ids, filled = self.stream.empty(sample_ids.size)
         token_type_ids, labels, cropped = np.empty_like(ids), np.empty_like(filled), np.empty_like(filled)
-        spans = np.empty((sample_ids.size * 2, 4), np.int64)
+        spans = np.empty((sample_ids.size * 2, 5), np.int64)
         count = _kernels.pair_rows(
             epochs, sample_ids, np.uint64(self._seed), self._pairs, self._sentences, int(self.stream.has_separators),
             *self.stream.table, ids, filled, token_type_ids, labels, cropped, spans,
         )  # fmt: skip
         _require_sound(count)
-        self.stream.fill(spans[:count], filled, ids)
-        return Rows(ids, filled, None, token_type_ids, labels), cropped
+        goes_on = self.stream.fill(spans[:count], filled, ids)
+        return Rows(ids, filled, None, token_type_ids, labels, goes_on), cropped
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Without the second segments that are from elsewhere."""
@@ -295,10 +306,10 @@ def _require_sound(count: int) -> None:
 
 
 def of(
-    dataset: Dataset, samples: str, *, split: str, length: int, seed: int, short_seq_prob: float
+    dataset: Dataset, samples: str, *, split: str, length: int, seed: int, short_seq_prob: float, words: bool
 ) -> Windows | Pieces | Pairs:
     """The samples of one split by one of the ways above."""
-    stream = Stream(dataset, split=split, length=length)
+    stream = Stream(dataset, split=split, length=length, words=words)
     if samples == "windows":
         return Windows(stream, seed=seed)
     if samples == "pairs":

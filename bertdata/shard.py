@@ -151,24 +151,42 @@ class ArrayWriter:
 class ShardWriter:
     """Appends documents to the arrays of one shard; `commit` makes it appear, its record last."""
 
-    def __init__(self, directory: Path, name: str, *, split: str, token_dtype: str, sentences: bool) -> None:
+    def __init__(
+        self, directory: Path, name: str, *, split: str, token_dtype: str, sentences: bool, words: bool = False
+    ) -> None:
         self.directory, self.name, self.split = directory, name, split
         dtypes = {"tokens": token_dtype, "documents": "<u8"} | ({"sentences": "<u8"} if sentences else {})
+        dtypes |= {"words": "|u1"} if words else {}
         self._arrays = {array: ArrayWriter(array_path(directory, name, array), dtypes[array]) for array in dtypes}
-        for array in dtypes.keys() - {"tokens"}:
+        for array in dtypes.keys() - {"tokens", "words"}:
             self._arrays[array].append(np.zeros(1, np.uint64))
+        self._word_starts = np.zeros(0, np.bool_)  # fewer than 8, which do not fill a byte yet
 
     def append(
-        self, tokens: NDArray[Any], documents: NDArray[np.uint64], sentences: NDArray[np.uint64] | None = None
+        self,
+        tokens: NDArray[Any],
+        documents: NDArray[np.uint64],
+        sentences: NDArray[np.uint64] | None = None,
+        word_starts: NDArray[np.bool_] | None = None,
     ) -> None:
-        """tokens [n]; documents and sentences: where each ends in `tokens`, ascending, the last one n."""
+        """tokens [n]; documents and sentences: where each ends in `tokens`, ascending, the last one n.
+
+        word_starts bool [n]: whether each token begins a word.
+        """
         before = np.uint64(self._arrays["tokens"].length)
         self._arrays["tokens"].append(tokens)
         self._arrays["documents"].append(documents + before)
         if sentences is not None:
             self._arrays["sentences"].append(sentences + before)
+        if word_starts is not None:
+            waiting = np.concatenate([self._word_starts, word_starts])
+            whole = waiting.size // 8 * 8
+            self._arrays["words"].append(np.packbits(waiting[:whole], bitorder="little"))
+            self._word_starts = waiting[whole:]
 
     def commit(self, *, input_range: tuple[int, int], counts: dict[str, int]) -> dict[str, Any]:
+        if "words" in self._arrays:
+            self._arrays["words"].append(np.packbits(self._word_starts, bitorder="little"))
         record = {
             "format_version": FORMAT_VERSION,
             "split": self.split,

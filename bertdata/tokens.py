@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -39,6 +39,10 @@ _SPELLINGS = {  # of each role, in the order they are tried
     "bos": ("<s>", "[BOS]", "<|startoftext|>"),
     "eos": ("</s>", "[EOS]", "<|endoftext|>"),
 }
+
+
+Segment = Callable[[str], Iterable[str]]
+"""A text → its words, which joined are the text."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,27 @@ class Tokenizer:
                     documents = documents[np.searchsorted(bounds, offsets)]
                 return Encoded(ids, documents, starts, 0)
         return self._encode_by_library(data, offsets, sentences=sentences)
+
+    def word_starts(
+        self, data: bytes, offsets: NDArray[np.int64], documents: NDArray[np.int64], segment: Segment
+    ) -> NDArray[np.bool_]:
+        """For each id of `encode`, whether it begins a word: bool [num_ids].
+
+        data, offsets: as for `encode`; documents: what it gave. segment: a text → its words, all of the text in order.
+        Asks the library for the places of its tokens, so this takes as long as tokenizing by the library, and segment's
+        own time. Raises UsageError if the words do not make up a text.
+        """
+        texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
+        found = np.ones(int(documents[-1]), np.bool_)
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
+            words = list(segment(text))
+            if "".join(words) != text:
+                raise UsageError(f"the words of the segmenter do not make up the text that begins {text[:40]!r}")
+            ends = np.cumsum([len(word) for word in words])
+            word = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
+            found[first : first + word.size] = np.diff(word, prepend=-1) != 0
+        return found
 
     def _encode_by_library(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]

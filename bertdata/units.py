@@ -20,7 +20,7 @@ from bertdata import _kernels, _kernels_text
 from bertdata.manifest import SPLITS
 from bertdata.shard import FORMAT_VERSION, ShardWriter, write_record
 from bertdata.text import Block, TextFormat, read_blocks
-from bertdata.tokens import Encoded, Tokenizer
+from bertdata.tokens import Encoded, Segment, Tokenizer
 
 COUNTS = ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "skipped_rows", "text_bytes")
 _BY_SPLIT = COUNTS[:3]
@@ -77,6 +77,7 @@ class _Ready:
     encoded: Encoded
     splits: NDArray[np.int64]  # [num_documents] 0 validation, 1 test, 2 train
     literals: NDArray[np.int64]  # occurrences of each special token's spelling
+    word_starts: NDArray[np.bool_] | None  # [num_ids], if words are stored
 
 
 class UnitWriter:
@@ -90,8 +91,11 @@ class UnitWriter:
         shares: tuple[float, float],
         *,
         sentences: bool,
+        segment: Segment | None = None,
     ) -> None:
+        """segment: text → its words, if it is to be stored where they begin."""
         self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
+        self.segment = segment
         self.unit: int | None = None
         validation, test = shares
         self._spellings = _kernels_text.literals(tokenizer.spellings)
@@ -100,12 +104,15 @@ class UnitWriter:
     def ready(self, block: Block) -> _Ready:
         """All of the work on a block but writing it; for any thread."""
         encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
+        starts = None
+        if self.segment:
+            starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.segment)
         text, hashes = np.frombuffer(block.data, np.uint8), np.empty(block.num_documents, np.uint64)
         _kernels.hash_documents(text, block.offsets, hashes)
         splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
         literals = np.zeros(len(self.tokenizer.spellings), np.int64)
         _kernels_text.count_literals(text, text.size, *self._spellings, literals)
-        return _Ready(block, encoded, splits, literals)
+        return _Ready(block, encoded, splits, literals, starts)
 
     def append(self, ready: _Ready) -> None:
         block, encoded, splits = ready.block, ready.encoded, ready.splits
@@ -124,7 +131,7 @@ class UnitWriter:
             self._counts[split]["dropped_documents"] += int(chosen.sum() - kept.sum())
             self._counts[split]["replaced_characters"] += int(block.replaced[chosen].sum())
             if kept.any():
-                self._write(split, encoded, kept)
+                self._write(split, encoded, kept, ready.word_starts)
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
         self._totals["skipped_rows"] += block.skipped
         self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
@@ -132,27 +139,33 @@ class UnitWriter:
         self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced
         self._literals += ready.literals
 
-    def _write(self, split: str, encoded: Encoded, kept: NDArray[np.bool_]) -> None:
+    def _write(
+        self, split: str, encoded: Encoded, kept: NDArray[np.bool_], word_starts: NDArray[np.bool_] | None
+    ) -> None:
         """Appends the kept documents."""
         if split not in self._writers:
             name = f"{split}-{self.unit:05d}"
             dtype = self.tokenizer.token_dtype
             self._writers[split] = ShardWriter(
-                self.directory, name, split=split, token_dtype=dtype, sentences=self.sentences
-            )
+                self.directory, name, split=split, token_dtype=dtype, sentences=self.sentences,
+                words=self.segment is not None,
+            )  # fmt: skip
         ids, documents, sentences = encoded.ids, encoded.documents, encoded.sentences
         if not kept.all():
             turns = documents[
                 np.flatnonzero(np.diff(kept, prepend=False, append=False))
             ]  # starts and ends of stretches
-            ids = np.concatenate([ids[start:stop] for start, stop in turns.reshape(-1, 2).tolist()])
+            stretches = [slice(start, stop) for start, stop in turns.reshape(-1, 2).tolist()]
+            ids = np.concatenate([ids[stretch] for stretch in stretches])
+            if word_starts is not None:
+                word_starts = np.concatenate([word_starts[stretch] for stretch in stretches])
             documents = np.append(0, np.cumsum(np.diff(documents)[kept]))
             if sentences is not None:
                 place = np.searchsorted(encoded.documents, sentences, side="right") - 1
                 place, sentences = place[kept[place]], sentences[kept[place]]
                 sentences = sentences - encoded.documents[place] + documents[np.cumsum(kept)[place] - 1]
         sentence_ends = None if sentences is None else np.append(sentences[1:], ids.size).astype(np.uint64)
-        self._writers[split].append(ids, documents[1:].astype(np.uint64), sentence_ends)
+        self._writers[split].append(ids, documents[1:].astype(np.uint64), sentence_ends, word_starts)
 
     def commit(self) -> tuple[int, dict[str, Any]]:
         """Finishes the unit's shards in the staging directory, then writes the record that says so."""

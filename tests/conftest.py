@@ -60,6 +60,11 @@ def make_text(num_documents, *, seed=0):
 SPECIAL = SpecialTokens(vocab_size=300, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3, 4))
 
 
+def in_pairs(text):
+    """A segmenter for --words conftest:in_pairs: two characters a word."""
+    return [text[at : at + 2] for at in range(0, len(text), 2)]
+
+
 def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train"):
     """A sealed dataset of given arrays, right or wrong: shards lists (tokens, document ends, sentence ends or None)."""
     out.mkdir()

@@ -188,7 +188,7 @@ def test_windows_equal_their_twin(data):
     chosen = data.draw(st.lists(rows, max_size=6), "epochs and samples")
     epochs, ids = (np.array([row[i] for row in chosen], np.int64) for i in (0, 1))
 
-    spans = np.empty((len(chosen) * (min(len(sizes), text_length) + 1), 4), np.int64)
+    spans = np.empty((len(chosen) * (min(len(sizes), text_length) + 1), 5), np.int64)
     filled = np.empty(len(chosen), np.int64)
     out = np.full((len(chosen) + 2, text_length + 2), -7, np.int64)  # the first and last row are not the kernels'
     addresses = np.array([shard.ctypes.data for shard in shards])
@@ -232,6 +232,7 @@ def test_masks_equal_their_twin(data, policy):
     rule["most"] = None if more is None else least + more
     everything = data.draw(st.booleans(), "from the whole vocabulary")
     continues = data.draw(st.sets(st.integers(0, vocab_size - 1)), "continues")
+    inside = [data.draw(st.sets(st.integers(1, length)), "places that go on with a word") for _ in rows]
 
     masking = Masking(
         probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1], rounding=rule["rounding"],
@@ -245,13 +246,15 @@ def test_masks_equal_their_twin(data, policy):
     for b, row in enumerate(whole):
         matrix[b, : len(row)] = row
     filled = np.array([len(row) for row in rows], np.int64)
-    positions, targets = masker.apply(matrix, filled, np.array(epochs, np.int64), np.array(ids, np.int64))
+    flags = np.array([np.isin(np.arange(length), sorted(places)) for places in inside], np.uint8).reshape(-1, length)
+    named = np.array(epochs, np.int64), np.array(ids, np.int64)
+    positions, targets = masker.apply(matrix, filled, *named, flags if any(inside) else None)
 
     for b, row in enumerate(whole):
         changed, places, old = keys.mask(
             row, length=length, seed=seed, variant=epochs[b], sample_id=ids[b], special=special, mask_id=4,
-            vocab_size=vocab_size, p=p, policy=policy, shares=shares, continues=continues, everything=everything,
-            **rule,
+            vocab_size=vocab_size, p=p, policy=policy, shares=shares, continues=continues, inside=inside[b],
+            everything=everything, **rule,
         )  # fmt: skip
         unused = masker.num_slots - len(places)
         assert matrix[b].tolist() == changed + [0] * (length - len(row))
@@ -295,5 +298,5 @@ def test_text_hash_reads_nothing_outside_its_data():
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_kernels_are_compiled_without_python_objects():
     """Runs after the tests above, which called every kernel but those of an index, tested in test_samples.py."""
-    for name in set(_kernels.__all__) - {"pack", "pair_rows", "piece_rows", "segment"}:
+    for name in set(_kernels.__all__) - {"pack", "pair_rows", "piece_rows", "segment", "word_flags"}:
         assert getattr(_kernels, name).nopython_signatures, name

@@ -1,5 +1,6 @@
 """documents, packed and pairs: every row equals that of a slow twin, and the index they need is a cache and no more."""
 
+import functools
 import json
 import pickle
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 from conftest import SPECIAL, write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +16,10 @@ from reference import keys, rows
 
 import bertdata
 from bertdata import Loader, Masking, _kernels, index, order, samples
+from bertdata.build import build
 from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.types import SpecialTokens
+from bertdata.verify import verify
 
 DERIVED = ["documents", "packed", "pairs"]
 
@@ -515,3 +519,113 @@ def test_spans_are_as_long_as_in_the_paper():
     shares = np.diff(bounds) / 2**32
     assert shares[1:] / shares[:-1] == pytest.approx(np.full(9, 0.8), rel=1e-6)
     assert (shares * np.arange(1, 11)).sum() == pytest.approx(3.8, abs=0.01)
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+@pytest.fixture(scope="module")
+def chinese(tmp_path_factory):
+    """Documents of a few characters of which each is a token, in words of two characters, over several shards."""
+    directory = tmp_path_factory.mktemp("chinese")
+    characters = [chr(0x4E00 + n) for n in range(200)]
+    vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "##c", "a", "b", *characters]
+    (directory / "vocab.txt").write_text("\n".join(vocab) + "\n", encoding="utf-8")
+    random = np.random.default_rng(4)
+    texts = ["".join(random.choice([*characters, "abc", " "], random.integers(1, 60))) for _ in range(150)]
+    (directory / "corpus.txt").write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    build(
+        [directory / "corpus.txt"], directory / "shards", tokenizer=str(directory / "vocab.txt"),
+        words="conftest:in_pairs", validation=0.1, shard_size=3000,
+    )  # fmt: skip
+    return bertdata.open(directory / "shards"), [" ".join(text.split("\n")) for text in texts if text.strip()]
+
+
+def begins(dataset, split="train"):
+    """Of each token of a split, whether it begins a word."""
+    found = []
+    for number, shard in enumerate(dataset.splits[split].shards):
+        bits = np.unpackbits(dataset.array(shard.name, "words"), bitorder="little")
+        found += bits[: dataset.tokens(split, number).size].tolist()
+        assert not bits[dataset.tokens(split, number).size :].any()
+    return found
+
+
+def test_where_words_begin_is_stored(chinese):
+    dataset, texts = chinese
+    library = tokenizers.Tokenizer.from_file(str(dataset.path / "tokenizer.json"))
+    expected = {}
+    for text in texts:
+        encoding = library.encode(text, add_special_tokens=False)
+        word = [start // 2 for start, _ in encoding.offsets]
+        expected[tuple(encoding.ids)] = [1] + [int(a != b) for a, b in zip(word, word[1:], strict=False)] + [1]
+    assert len(dataset.splits["train"].shards) > 2
+    for split in dataset.splits:
+        bits, at = begins(dataset, split), 0
+        for number, shard in enumerate(dataset.splits[split].shards):
+            ends = dataset.array(shard.name, "documents").tolist()
+            for start, stop in zip(ends, ends[1:], strict=False):
+                ids = dataset.tokens(split, number)[start : stop - 1].tolist()
+                assert bits[at : at + len(ids) + 1] == expected[tuple(ids)]
+                at += len(ids) + 1
+    assert verify(dataset.path) == []
+    assert dataset.manifest.settings["words"] == "conftest:in_pairs"
+
+
+@pytest.mark.parametrize("how", ["windows", "documents", "packed"])
+@pytest.mark.parametrize("policy", ["whole_word", "span"])
+def test_stored_words_are_masked_whole(chinese, how, policy):
+    """Rows are masked as the twin does it, told which places go on with a word."""
+    dataset, _ = chinese
+    options = {"length": 19, "samples": how, "seed": 8, "global_batch_size": 1}
+    masking = Masking(policy=policy, probability=0.3)
+    plain, masked = Loader(dataset, **options, masking=None), Loader(dataset, **options, masking=masking)
+    positions = np.arange(plain.num_samples)
+    rows_, batch = plain.read(positions), masked.read(positions)
+    stream = [int(t) for number in range(len(dataset.splits["train"].shards)) for t in dataset.tokens("train", number)]
+    bits, special = begins(dataset), dataset.special_tokens
+    twice = stream + stream
+    joined = 0
+    for b in range(positions.size):
+        row = rows_.input_ids[b].tolist()
+        row = row[: row.index(0)] if 0 in row else row
+        inside, at = set(), 1
+        while at < len(row):  # find each stretch of text in the stream: 200 characters make them unique
+            stop = next(t for t in range(at, len(row)) if row[t] == 3 and (how != "windows" or t == len(row) - 1))
+            text = row[at:stop]
+            places = [p for p in range(len(stream)) if twice[p : p + len(text)] == text]
+            flags = {tuple(bits[(p + t) % len(bits)] for t in range(len(text))) for p in places}
+            if len(flags) != 1:
+                break
+            inside |= {at + t for t, flag in enumerate(flags.pop()) if not flag}
+            at = stop + 2
+        else:
+            changed, chosen, _ = keys.mask(
+                row, length=19, seed=8, variant=0, sample_id=int(rows_.sample_ids[b]),
+                special={*special.special_ids, special.unk}, mask_id=special.mask, vocab_size=special.vocab_size,
+                p=0.3, policy=policy, continues=np.flatnonzero(dataset.continues()).tolist(), inside=inside,
+            )  # fmt: skip
+            assert batch.input_ids[b, : len(row)].tolist() == changed
+            assert batch.masked_positions[b, : len(chosen)].tolist() == chosen
+            joined += len(inside)
+    assert joined > 500
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("nothing", "--words nothing names no function"),
+        ("json:nothing", "--words json:nothing names no function"),
+        ("nowhere.at.all:f", "--words nowhere.at.all:f names no function"),
+        ("builtins:list", None),
+        ("shlex:split", "the words of the segmenter do not make up the text that begins 'one two'"),
+    ],
+)
+def test_segmenters_that_do_not_fit_are_named(tmp_path, vocab, words, said):
+    (tmp_path / "corpus.txt").write_text("one two\n")
+    build_it = functools.partial(build, [tmp_path / "corpus.txt"], tmp_path / "shards", tokenizer=vocab, validation=0.0)
+    if said:
+        with pytest.raises(UsageError, match=said):
+            build_it(words=words)
+    else:
+        assert "words" in build_it(words=words).dataset.splits["train"].shards[0].arrays

@@ -52,7 +52,7 @@ def test_permutations_in_blocks(vector):
 def test_phases(vector):
     seed, variant, num_tokens, phase = vector
     assert keys.phase(seed=seed, variant=variant, num_tokens=num_tokens) == phase
-    spans, filled, ids = np.empty((2, 4), np.int64), np.empty(1, np.int64), np.empty((1, 3), np.int64)
+    spans, filled, ids = np.empty((2, 5), np.int64), np.empty(1, np.int64), np.empty((1, 3), np.int64)
     starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
     _kernels.window_rows(zero + variant, zero, np.uint64(seed), 1, starts, zero, 1, 2, 3, ids, filled, spans)
     assert spans[0, 0] == phase

@@ -151,13 +151,16 @@ def select_bernoulli(k, candidates, p):
     return [t for t in candidates if draw(k, t) >> 32 < round(p * 2**32)]
 
 
-def words_of(row, special, continues):
-    """Words as lists of places: candidates side by side, cut before each that does not go on with a word."""
+def words_of(row, special, continues, inside):
+    """Words as lists of places: candidates side by side, cut before each that does not go on with a word.
+
+    continues: ids that go on with a word; inside: places that do.
+    """
     words = []
     for t, token in enumerate(row):
         if token in special:
             continue
-        if token in continues and t > 0 and row[t - 1] not in special:
+        if (token in continues or t in inside) and t > 0 and row[t - 1] not in special:
             words[-1].append(t)
         else:
             words.append([t])
@@ -198,7 +201,7 @@ def select_spans(k, words, c):
 
 def mask(
     row, *, length, seed, variant, sample_id, special, mask_id, vocab_size, p=0.15, policy="exact", shares=(0.8, 0.1),
-    continues=(), everything=False, **rule,
+    continues=(), inside=(), everything=False, **rule,
 ):  # fmt: skip
     """A row's filled places, [CLS] and [SEP] included → (the row masked, the places selected, their ids)."""
     k = key(seed, "mask", variant, sample_id)
@@ -209,7 +212,9 @@ def mask(
     elif policy == "bernoulli":
         places = select_bernoulli(k, candidates, p)[: num_slots(length=length, p=p, policy=policy, **rule)]
     else:
-        places = {"whole_word": select_words, "span": select_spans}[policy](k, words_of(row, special, continues), c)
+        places = {"whole_word": select_words, "span": select_spans}[policy](
+            k, words_of(row, special, continues, inside), c
+        )
     pool = [token for token in range(vocab_size) if everything or token not in special]
     masked_below, random_below = round(2**32 * shares[0]), round(2**32 * (shares[0] + shares[1]))
     changed = list(row)
