@@ -640,8 +640,8 @@ def mask(
 
     policy: EXACT, BERNOULLI, WHOLE_WORD or SPAN. quota int64 [T + 1]: how many places to select by how many are filled.
     lengths_below uint64: of a span. kinds uint8 [vocab_size]: by id, every id in range. goes_on uint8 [B, T], or
-    [0, 0]: 1 where a place goes on with a word. masked_positions and targets int64 [B, K] are overwritten. identity int64 [T]:
-    0, 1, 2, ... Scratch: starts, stops int64 [T]; selected uint64 [T // 64 + 1], all 0 before and after.
+    [0, 0]: 1 where a place goes on with a word. masked_positions and targets int64 [B, K] are overwritten. identity
+    int64 [T]: 0, 1, 2, ... Scratch: starts, stops int64 [T]; selected uint64 [T // 64 + 1], all 0 before and after.
     """
     num_slots = targets.shape[1]
     for b in range(ids.shape[0]):

@@ -86,8 +86,8 @@ def build(
 
     words: module:function of a segmenter, text → its words, whose beginnings are stored for whole word masks; called
     from several threads. tokenizer: a path or hub name; None trains a WordPiece vocabulary of `vocab_size` on the text.
-    `say` is told what happens, a line at a time. Raises UsageError, InputError, TokenizerError or BuildError; OSError if
-    the disk fails.
+    `say` is told what happens, a line at a time. Raises UsageError, InputError, TokenizerError or BuildError; OSError
+    if the disk fails.
     """
     form = TextFormat(
         documents=documents, kind=format, text_key=text_key, on_error=on_error, strict=strict, shard_size=shard_size,
