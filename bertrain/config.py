@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,13 @@ from bertdata.cli import one_sentence
 from bertdata.errors import UsageError
 
 SCHEDULES = ("linear", "cosine", "wsd")
-POLICIES = ("exact", "bernoulli", "whole_word", "span")
+OBJECTIVES, PRECISIONS = ("mlm", "mlm+nsp"), ("auto", "fp32", "bf16", "fp16")
+BUDGET_STEPS = 1_000_000  # that a budget of time is divided into for the schedule
 MICRO_BATCH_SIZE = 64  # at most, where none is given
+
+
+POLICIES = ("exact", "bernoulli", "whole_word", "span")
+_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _option(default: Any, help: str, **more: Any) -> Any:
@@ -30,9 +36,15 @@ class Config:
     data: str = _option("", "Directory of shards that bertdata build published.")
     out: str = _option("", "Directory for checkpoints, log and configuration.")
     model: str = _option("modernbert-tiny", "A preset, or a transformers config file. bert-base needs a GPU.")
+    init: str = _option("", "Weights to begin with, in place of --model: a checkpoint directory or a hub name.")
+    objective: str = _option("mlm", "mlm+nsp: also next sentence prediction, of pairs.", type=click.Choice(OBJECTIVES))
     length: int = _option(128, "Tokens of a row, [CLS] and [SEP] included.")
+    long_length: int | None = _option(None, "Tokens of a row in the last part of the run, such as 512.", type=int)
+    long_share: float = _option(0.1, "Share of the steps that have --long-length.")
+    isolate_documents: bool = _option(False, "Rows of packed documents that do not see each other.")
     steps: int | None = _option(None, "Optimizer steps; or give --epochs.", type=int)
     epochs: float | None = _option(None, "Passes over the data, in place of --steps. Neither: one pass.", type=float)
+    budget: str = _option("", "Time to train for, in place of --steps, such as 90m or 24h.")
     global_batch_size: int = _option(256, "Rows of a step, over all ranks.")
     micro_batch_size: int | None = _option(
         None, f"Rows of a forward pass on one rank. None: its share of a step, at most {MICRO_BATCH_SIZE}.", type=int
@@ -46,11 +58,15 @@ class Config:
         "full", "blocks: 64 MiB at a time, for data larger than memory.", type=click.Choice(["full", "blocks"])
     )
     seed: int = _option(0, "Of order, masks and initial weights.")
+    precision: str = _option("auto", "auto: bf16 on a GPU, fp32 on CPUs.", type=click.Choice(PRECISIONS))
+    compile: str = _option("auto", "torch.compile. auto: on a GPU.", type=click.Choice(["auto", "on", "off"]))
+    gradient_checkpointing: bool = _option(False, "Compute activations twice to keep fewer of them.")
     save_every: int = _option(1000, "Steps between checkpoints; the last step always has one.")
     keep: int = _option(3, "Checkpoints to keep.")
     resume: str = _option("auto", "auto: go on from the newest whole checkpoint.", type=click.Choice(["auto", "no"]))
     eval_every: int = _option(500, "Steps between evaluations on the validation split. 0: only at the end.")
     log_every: int = _option(10, "Steps between entries of log.jsonl.")
+    log: str = _option("json", "tensorboard: also in OUT/tensorboard.", type=click.Choice(["json", "tensorboard"]))
 
     def __post_init__(self) -> None:
         for name in ("data", "out"):
@@ -63,8 +79,24 @@ class Config:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{_flag(name)} is {value}; give a number above 0")
-        if self.steps is not None and self.epochs is not None:
-            raise UsageError(f"--steps {self.steps} and --epochs {self.epochs} were both given; give one of them")
+        lengths = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
+        given = [f"{flag} {value}" for flag, value in lengths.items() if value is not None]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} were given; give one of them")
+        if self.budget:
+            self.seconds  # noqa: B018  (refuses what is no time)
+            if self.warmup >= 1:
+                raise UsageError(
+                    f"--warmup {self.warmup:.0f} counts steps, and a --budget has no number of them; give a share"
+                )
+            if self.long_length is not None:
+                raise UsageError("--long-length begins at a step, and a --budget has no number of them; give --steps")
+        if self.long_length is not None and not self.long_length > self.length:
+            raise UsageError(f"--long-length {self.long_length} must be more than --length {self.length}")
+        if not 0 < self.long_share < 1:
+            raise UsageError(f"--long-share is {self.long_share}; give a share between 0 and 1")
+        if self.isolate_documents and self.objective == "mlm+nsp":
+            raise UsageError("--isolate-documents does not go with --objective mlm+nsp: a pair may be of two documents")
         if not 0 < self.mlm_probability <= 1:
             raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
         if not (self.lr > 0 and math.isfinite(self.lr)):
@@ -72,6 +104,18 @@ class Config:
         for name in ("warmup", "eval_every"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give 0 or a number above it")
+
+    @property
+    def seconds(self) -> float:
+        """--budget."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", self.budget)
+        if not match or float(match[1]) <= 0:
+            raise UsageError(f"--budget {self.budget} is no time; write it like 90s, 30m or 24h")
+        return float(match[1]) * _TIMES[match[2]]
+
+    @property
+    def samples(self) -> str:
+        return "pairs" if self.objective == "mlm+nsp" else "packed" if self.isolate_documents else "windows"
 
 
 def _flag(name: str) -> str:
@@ -86,9 +130,9 @@ def command(run: Any) -> click.Command:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
             values = _read(Path(file)) if file else {}
             given = {name: value for name, value in flags.items() if value is not None}
-            for name, other in (("steps", "epochs"), ("epochs", "steps")):
-                if name in given:  # one replaces the other
-                    values.pop(other, None)
+            lengths = {"steps", "epochs", "budget"}
+            if lengths & given.keys():  # one replaces the others
+                values = {name: value for name, value in values.items() if name not in lengths}
             try:
                 config = Config(**values | given)
             except TypeError as error:
@@ -99,8 +143,8 @@ def command(run: Any) -> click.Command:
         meta = dict(option.metadata)
         text = meta.pop("help")
         shown = f"{text}  [default: {option.default}]" if option.default not in (None, "") else text
-        kind = meta.get("type", type(option.default))
-        main = click.option(_flag(option.name), option.name, default=None, type=kind, help=shown)(main)
+        kind = {"is_flag": True} if option.default is False else {"type": meta.get("type", type(option.default))}
+        main = click.option(_flag(option.name), option.name, default=None, help=shown, **kind)(main)
     return click.command(help=run.__doc__, context_settings={"help_option_names": ["-h", "--help"]})(main)
 
 
@@ -118,17 +162,27 @@ def _read(path: Path) -> dict[str, Any]:
 class Plan:
     """What a Config amounts to."""
 
-    steps: int
+    steps: int  # with a budget, of which a step is as many as it has used up of the time
+    long_from: int  # the first step with --long-length
     warmup_steps: int
     micro_batch_size: int
     accumulation: int  # forward passes of a step, the same on every rank
+    share: int  # rows of a step on the rank that has most
+    length: int
     warnings: tuple[str, ...]
+
+    def micro_batches(self, length: int) -> tuple[int, int]:
+        """Rows and number of the forward passes of a step, for rows of `length`: longer ones come fewer at a time."""
+        size = max(1, self.micro_batch_size * min(self.length, length) // length)
+        return size, -(-self.share // size)
 
     @classmethod
     def of(cls, config: Config, *, num_samples: int, world_size: int) -> Plan:
         """Whole steps, so that every rank takes the same number; the last may reach into the next epoch."""
         warnings = []
         steps = config.steps or math.ceil((config.epochs or 1.0) * num_samples / config.global_batch_size)
+        if config.budget:
+            steps = BUDGET_STEPS
         share = -(-config.global_batch_size // world_size)  # rows of the fullest rank
         micro = min(share, config.micro_batch_size or MICRO_BATCH_SIZE)
         warmup = round(config.warmup * steps) if config.warmup < 1 else round(config.warmup)
@@ -144,8 +198,11 @@ class Plan:
             warnings.append(f"{world_size} ranks share {config.global_batch_size} rows a step, so some ranks are idle")
         return cls(
             steps=steps,
+            long_from=steps if config.long_length is None else max(1, round(steps * (1 - config.long_share))),
             warmup_steps=warmup,
             micro_batch_size=micro,
             accumulation=-(-share // micro),
+            share=share,
+            length=config.length,
             warnings=tuple(warnings),
         )

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from bertdata.errors import UsageError
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
+SILENT_S = 600
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class World:
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def expect_answers(self) -> None:
+        """After the first step, which may compile, a rank that is silent for ten minutes is taken for dead."""
+        if self.world_size > 1:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SILENT_S), dist.group.WORLD)  # noqa: SLF001
 
     def together(self, action: Callable[[], T]) -> T:
         """Runs `action` on every rank. If it fails on any, the first of those raises, and the others exit quietly."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import torch
+from torch.nn import functional as F
 
 import bertdata
 from bertdata.cli import OneSentence
@@ -35,7 +36,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
 
-    All ranks must call it; each takes its part, and all get the same result.
+    Also the token predicted most often and its share of all predictions. All ranks must call it; each takes its part,
+    and all get the same result.
     """
     loader = bertdata.Loader(
         shards,
@@ -46,24 +48,32 @@ def evaluate(
         world_size=ranks.world_size,
         split=split,
         masking=MASKING,
+        samples="packed" if module.isolate else "windows",
         epochs=1,
     )
+    predicted = torch.zeros(module.model.config.vocab_size, dtype=torch.int64, device=ranks.device)
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, right, targets, samples
     was_training = module.training
     module.eval()
     for batch in loader:
-        pieces = feed.micro_batches(batch, size=ROWS, count=1, device=ranks.device)
-        loss, right = module(**next(pieces))
-        totals[:2] += torch.stack([loss.double(), right.double()])
+        piece = next(feed.micro_batches(batch, size=ROWS, count=1, device=ranks.device))
+        targets = piece.pop("targets")
+        logits, wanted = module.logits(**piece).flatten(0, 1).float(), targets.flatten()
+        best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
+        loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
+        totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
+        predicted += torch.bincount(best[counts], minlength=predicted.numel())
         totals[2:] += torch.tensor([feed.num_targets(batch), batch.sample_ids.size], device=ranks.device)
         if max_samples is not None and loader.position >= max_samples:
             break
     module.train(was_training)
-    loss, right, targets, samples = ranks.sum(totals).tolist()
-    mean = metrics.means(loss, right, targets)
-    counts = {"targets": int(targets), "samples": int(samples)}
+    sum_of_losses, num_right, num_targets, num_samples = ranks.sum(totals).tolist()
+    mean = metrics.means(sum_of_losses, num_right, num_targets)
+    most = int(ranks.sum(predicted).argmax())
+    same = {"same_token": most, "same_share": int(predicted[most]) / max(1.0, num_targets)}
     perplexity = None if mean["loss"] is None else math.exp(min(700.0, mean["loss"]))
-    return {"split": split, **mean, "mlm_ppl": perplexity, **counts}
+    whole = {"targets": int(num_targets), "samples": int(num_samples)}
+    return {"split": split, **mean, "mlm_ppl": perplexity, **whole, **same}
 
 
 @torch.no_grad()
@@ -71,7 +81,9 @@ def predictions(
     module: MaskedLM, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int
 ) -> list[str]:
     """A table of masked places of the first rows that `evaluate` sees: input, target, predicted."""
-    loader = bertdata.Loader(shards, length=length, global_batch_size=rows, seed=SEED, split=split, masking=MASKING)
+    samples = "packed" if module.isolate else "windows"
+    options = {"length": length, "global_batch_size": rows, "seed": SEED, "split": split, "samples": samples}
+    loader = bertdata.Loader(shards, masking=MASKING, **options)
     batch = next(loader)
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
     piece.pop("targets")
@@ -89,11 +101,12 @@ def _open(
     directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
     if split not in shards.splits:
         raise UsageError(f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split")
-    module = MaskedLM(model.load(directory)).to(ranks.device)
+    known: dict[str, Any] = {"length": 128, "samples": "windows"}
+    if (directory / checkpoint.TRAINER).exists():
+        known |= checkpoint.read_trainer(directory)["loader"]
+    module = MaskedLM(model.load(directory), isolate=known["samples"] == "packed").to(ranks.device)
     model.check_fits(directory, shards, module.model)
-    if length is None:
-        trainer = directory / checkpoint.TRAINER
-        length = checkpoint.read_trainer(directory)["loader"]["length"] if trainer.exists() else 128
+    length = length or known["length"]
     if length > module.model.config.max_position_embeddings:
         raise UsageError(f"--length {length} is more than the places of {directory}")
     return module, shards, directory, length

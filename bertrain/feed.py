@@ -27,18 +27,19 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
     A piece beyond the batch's rows (ranks may differ by one) is one row without targets, so that every rank runs the
     same number of passes.
     """
-    arrays = {name: array for name, array in batch.arrays().items() if name != "sample_ids"}
+    arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sample_ids"}
     for number in range(count):
         piece = {name: array[number * size : (number + 1) * size] for name, array in arrays.items()}
         if piece["input_ids"].shape[0] == 0:
-            piece = {name: np.zeros((1, array.shape[1]), np.int64) for name, array in arrays.items()}
-            piece["targets"] -= -IGNORE_INDEX
+            piece = {name: torch.zeros((1, *array.shape[1:]), dtype=torch.int64) for name, array in arrays.items()}
+            for name in {"targets", "next_sentence_label"} & piece.keys():
+                piece[name] += IGNORE_INDEX
             piece.pop("attention_mask", None)
         yield {name: to_device(array, device) for name, array in piece.items()}
 
 
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(array)
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Through pinned memory, which torch keeps and uses again, so that the copy does not hold up the host."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 

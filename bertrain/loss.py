@@ -1,4 +1,4 @@
-"""The masked-language-modelling loss, as a sum: whoever knows the count of all ranks divides by it, once."""
+"""The losses of pre-training, as sums: whoever knows the counts of all ranks divides by them, once."""
 
 from __future__ import annotations
 
@@ -8,28 +8,49 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from bertdata import IGNORE_INDEX
+from bertrain import isolation
 
 
 class MaskedLM(Module):
-    """Encoder, head and loss as one module, so that all of it runs inside DistributedDataParallel's forward.
+    """Encoder, heads and losses as one module, so that all of it runs inside DistributedDataParallel's forward.
 
     Only the K masked places of a row reach the vocabulary projection: exact, since the head works place by place, and
-    it saves 85 % of the largest matrix product of a small model.
+    it saves 85 % of the largest matrix product of a small model. With `isolate` rows are packed and no token sees
+    another document's.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, isolate: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.isolate = model, isolate
+        if isolate:
+            model.set_attn_implementation(isolation.NAME)
 
-    def logits(
-        self, input_ids: torch.Tensor, masked_positions: torch.Tensor, attention_mask: torch.Tensor | None = None
+    def encode(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """[B, T] each → [B, T, H]. position_ids are those of packed rows."""
+        if self.isolate:
+            assert position_ids is not None  # noqa: S101  (packed samples have them)
+            known = {"position_ids": position_ids, **isolation.documents(position_ids)}
+        else:  # without a mask where all rows are full, for then attention takes its fastest way
+            known = {"attention_mask": attention_mask}
+        if token_type_ids is not None:
+            known["token_type_ids"] = token_type_ids
+        return self.model.base_model(input_ids=input_ids, **known).last_hidden_state
+
+    def logits(self, input_ids: torch.Tensor, masked_positions: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
         """[B, T], [B, K] → [B, K, V]."""
-        hidden = self.model.base_model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        return self._vocabulary(self.encode(input_ids, **more), masked_positions)
+
+    def _vocabulary(self, hidden: torch.Tensor, masked_positions: torch.Tensor) -> torch.Tensor:
         places = masked_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
         picked = hidden.gather(1, places)
         if self.model.config.model_type == "bert":
-            return self.model.cls(picked)
+            return getattr(self.model.cls, "predictions", self.model.cls)(picked)
         return self.model.decoder(self.model.head(picked))
 
     def forward(
@@ -37,11 +58,18 @@ class MaskedLM(Module):
         input_ids: torch.Tensor,
         masked_positions: torch.Tensor,
         targets: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        next_sentence_label: torch.Tensor | None = None,
+        **more: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of the losses of all targets (float32), and how many were predicted right (int64)."""
-        logits = self.logits(input_ids, masked_positions, attention_mask)
-        loss = F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-        )
-        return loss, (logits.detach().argmax(-1) == targets).sum()
+        """The sum of the losses of all targets, and with next_sentence_label [B] that of all rows: float32 [1] or [2].
+
+        And how many of each were predicted right: int64, of the same shape.
+        """
+        hidden = self.encode(input_ids, **more)
+        found = [(self._vocabulary(hidden, masked_positions).flatten(0, 1), targets.flatten())]
+        if next_sentence_label is not None:
+            pooled = self.model.bert.pooler(hidden)
+            found.append((self.model.cls.seq_relationship(pooled), next_sentence_label))
+        losses = [F.cross_entropy(x.float(), y, ignore_index=IGNORE_INDEX, reduction="sum") for x, y in found]
+        right = [(x.detach().argmax(-1) == y).sum() for x, y in found]
+        return torch.stack(losses), torch.stack(right)

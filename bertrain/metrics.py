@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from bertdata import IGNORE_INDEX, Batch, Dataset
 from bertdata.shard import write_file
@@ -45,25 +47,78 @@ class Log:
         self._file.close()
 
 
-def means(loss: float, right: float, targets: float) -> dict[str, float | None]:
-    """Loss and accuracy a target; None where there was no target."""
-    return {"loss": loss / targets if targets else None, "accuracy": right / targets if targets else None}
+def means(
+    loss: float, right: float, targets: float, nsp_loss: float = 0.0, nsp_right: float = 0.0, rows: float = 0.0
+) -> dict[str, float | None]:
+    """Loss and accuracy a target, None where there was no target; and of next sentences, if they were predicted."""
+    found = {"loss": loss / targets if targets else None, "accuracy": right / targets if targets else None}
+    return found | ({"nsp_loss": nsp_loss / rows, "nsp_accuracy": nsp_right / rows} if nsp_loss else {})
+
+
+PEAK_FLOPS = {  # dense bf16 and fp16, of the makers' data sheets
+    "H200": 989e12, "H100": 989e12, "H100 PCIe": 756e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12,
+    "V100": 125e12, "T4": 65e12, "4090": 165e12, "3090": 71e12,
+}  # fmt: skip
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """What a GPU can do at best in a second; None where it is not known, as on CPUs."""
+    if device.type != "cuda" or precision == "fp32":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((PEAK_FLOPS[part] for part in sorted(PEAK_FLOPS, key=len, reverse=True) if part in name), None)
+
+
+def step_flops(config: Any, *, rows: float, length: int, slots: int) -> float:
+    """Floating point operations of forward and backward: matrix products and attention, 2 a multiply-add, 3 passes.
+
+    Only `slots` places of a row go through the head. What is computed twice to save memory is not counted, as it is not
+    in the usual definition of MFU (Chowdhery et al., 2022).
+    """
+    width, layers, inner = config.hidden_size, config.num_hidden_layers, config.intermediate_size
+    is_bert = config.model_type == "bert"
+    weights = layers * (4 * width**2 + (2 if is_bert else 3) * width * inner)
+    seen = [length] * layers
+    if not is_bert:
+        reach = 2 * config.sliding_window + 1
+        seen = [min(length, reach) if kind == "sliding_attention" else length for kind in config.layer_types]
+    attention = 2 * width * sum(seen)
+    head = slots * (width**2 + width * config.vocab_size)
+    return 6 * rows * (length * (weights + attention) + head)
 
 
 class Rates:
-    """Tokens a second and the share of time spent waiting for data, since the last `take`."""
+    """Tokens a second, MFU, and the share of time spent waiting for data, since the last `take`; and memory."""
 
-    def __init__(self) -> None:
-        self._since, self._tokens, self._waited = time.perf_counter(), 0, 0.0
+    def __init__(self, model: Any, device: torch.device, precision: str) -> None:
+        self._config, self._device = model.config, device
+        self._peak = peak_flops(device, precision)
+        self._begin()
 
-    def add(self, *, tokens: int, waited: float) -> None:
-        self._tokens += tokens
+    def _begin(self) -> None:
+        self._since, self._tokens, self._flops, self._waited = time.perf_counter(), 0.0, 0.0, 0.0
+
+    def add(self, *, rows: float, length: int, slots: int, waited: float) -> None:
+        """What one rank has done: rows is its share of a step."""
+        self._tokens += rows * length
+        self._flops += step_flops(self._config, rows=rows, length=length, slots=slots)
         self._waited += waited
 
-    def take(self) -> dict[str, float]:
+    def take(self, world_size: int) -> dict[str, float]:
+        """tokens_per_s of all ranks; flops_per_s, mfu (where the peak is known) and memory of one."""
         seconds = time.perf_counter() - self._since
-        rates = {"tokens_per_s": round(self._tokens / seconds, 1), "data_wait": round(self._waited / seconds, 5)}
-        self.__init__()  # type: ignore[misc]
+        rates = {
+            "tokens_per_s": round(self._tokens * world_size / seconds, 1),
+            "data_wait": round(self._waited / seconds, 5),
+            "flops_per_s": round(self._flops / seconds),
+        }
+        if self._peak:
+            rates["mfu"] = round(self._flops / seconds / self._peak, 4)
+        if self._device.type == "cuda":
+            rates["memory_bytes"] = torch.cuda.max_memory_allocated(self._device)
+        else:
+            rates["memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._begin()
         return rates
 
 

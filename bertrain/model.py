@@ -14,13 +14,14 @@ from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
+    BertForPreTraining,
     ModernBertConfig,
     ModernBertForMaskedLM,
     PreTrainedModel,
 )
 
-from bertdata import Dataset, SpecialTokens, key
-from bertdata.errors import DatasetError, UsageError
+from bertdata import Dataset, SpecialTokens, key, tokens
+from bertdata.errors import DatasetError, TokenizerError, UsageError
 from bertdata.tokens import TOKENIZER
 
 transformers.utils.logging.disable_progress_bar()  # one bar is enough
@@ -48,11 +49,12 @@ _DROPOUTS = (
 )
 
 
-def build(name: str, special: SpecialTokens, *, length: int, seed: int) -> PreTrainedModel:
+def build(name: str, special: SpecialTokens, *, length: int, seed: int, nsp: bool = False) -> PreTrainedModel:
     """A freshly initialised model for a vocabulary and row length, the same on every rank.
 
     name: a preset (without dropout), or a JSON config file of a BERT or ModernBERT, which is taken as it is but for the
-    vocabulary. Raises UsageError if it is neither, or too small for the vocabulary or the length.
+    vocabulary. nsp: with a head for next sentence prediction, which only BERT has. Raises UsageError if it is neither,
+    or too small for the vocabulary or the length.
     """
     if name in _BERT:
         layers, width = _BERT[name]
@@ -84,9 +86,11 @@ def build(name: str, special: SpecialTokens, *, length: int, seed: int) -> PreTr
         config = _from_file(name, special)
     if length > config.max_position_embeddings:
         raise UsageError(f"--length {length} is more than the {config.max_position_embeddings} places of model {name}")
+    if nsp and config.model_type != "bert":
+        raise UsageError(f"--objective mlm+nsp needs a BERT, and --model {name} is a {config.model_type}")
     torch.manual_seed(key(seed, "init") >> 1)
     try:
-        return _CLASSES[config.model_type][1](config)
+        return BertForPreTraining(config) if nsp else _CLASSES[config.model_type][1](config)
     except (ValueError, TypeError, RuntimeError) as error:
         raise UsageError(f"--model {name} describes no model that can be built: {error}") from None
 
@@ -114,32 +118,70 @@ def _from_file(name: str, special: SpecialTokens) -> Any:
     return config
 
 
-def load(directory: Path) -> PreTrainedModel:
+def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
     """A checkpoint as transformers wrote it, in float32."""
+    return _loaded(directory, nsp=nsp, local_files_only=True)[0]
+
+
+def start_from(spec: str, shards: Dataset, *, length: int, nsp: bool = False) -> tuple[PreTrainedModel, list[str]]:
+    """The model of a checkpoint directory or hub name, to go on training on some shards; and what to warn of.
+
+    Raises UsageError if its vocabulary is not that of the shards, if rows do not fit, or if it lacks weights of the
+    encoder. Heads that are missing begin at random, and are named, as are weights that are not used.
+    """
+    local = Path(spec).is_dir()
+    if not local and (spec.startswith((".", "/", "~")) or spec.count("/") > 1):
+        raise UsageError(f"--init {spec} is no directory; give one with config.json and weights, or a hub name")
+    model, info = _loaded(spec, nsp=nsp, local_files_only=local)
+    if model.config.model_type not in _CLASSES:
+        raise UsageError(f"--init {spec} is a {model.config.model_type}; only bert and modernbert are trained here")
+    check_fits(spec, shards, model)
+    if length > model.config.max_position_embeddings:
+        raise UsageError(f"--length {length} is more than the {model.config.max_position_embeddings} places of {spec}")
+    heads = ("cls.", "head.", "decoder.", f"{model.base_model_prefix}.pooler.")
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if lacking := [name for name in missing if not name.startswith(heads)]:
+        raise UsageError(f"--init {spec} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
+    warnings = [f"--init {spec} has no weights for {', '.join(missing)}, which begin at random"] if missing else []
+    if unexpected:
+        warnings.append(f"--init {spec} has weights that are not used: {', '.join(unexpected)}")
+    return model, warnings
+
+
+def _loaded(spec: Path | str, *, nsp: bool, local_files_only: bool) -> tuple[PreTrainedModel, dict[str, Any]]:
+    of: Any = BertForPreTraining if nsp else AutoModelForMaskedLM
+    options = {"dtype": torch.float32, "local_files_only": local_files_only, "output_loading_info": True}
     try:
-        model = AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError, SafetensorError) as error:
+        model, info = of.from_pretrained(spec, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).partition("\n")[0]
-        raise DatasetError(f"{directory} holds no masked language model that transformers can load: {reason}") from None
+        raise DatasetError(f"{spec} holds no masked language model that transformers can load: {reason}") from None
     for tensor in (*model.parameters(), *model.buffers()):
         # Loaded tensors lie where they lay in the file. Matrix products round differently by alignment, and a resumed
         # run is to give the same bits.
         tensor.data = tensor.data.clone()
-    return model
+    return model, info
 
 
 def has_dropout(model: PreTrainedModel) -> bool:
     return any(getattr(model.config, name, 0.0) for name in _DROPOUTS)
 
 
-def check_fits(directory: Path, shards: Dataset, model: PreTrainedModel) -> None:
+def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -> None:
     """Raises UsageError if a checkpoint was made with another tokenizer than the shards were."""
-    ours = directory / TOKENIZER
     stated = shards.manifest.tokenizer[TOKENIZER]
-    if ours.is_file() and hashlib.sha256(ours.read_bytes()).hexdigest() != stated:
+    own = Path(directory) / TOKENIZER
+    same = own.is_file() and hashlib.sha256(own.read_bytes()).hexdigest() == stated
+    if not same:
+        try:
+            written = tokens.load(str(directory)).files[TOKENIZER]  # as a build would write it
+        except TokenizerError:  # weights alone: only the vocabulary's size can be compared
+            written = None
+        same = written is None or hashlib.sha256(written).hexdigest() == stated
+    if not same:
         raise UsageError(
             f"the tokenizer of {directory} is not the one {shards.path} was built with (SHA-256 {stated[:16]}…); use "
-            "shards built with --tokenizer " + str(directory)
+            f"shards built with --tokenizer {directory}"
         )
     if model.config.vocab_size < shards.special_tokens.vocab_size:
         raise UsageError(

@@ -21,6 +21,7 @@ def test_loss_of_masked_places_is_that_of_transformers_over_all_places(name, dat
     batch = next(bertdata.Loader(dataset, length=24, global_batch_size=5, seed=3))
     module = MaskedLM(model.build(name, dataset.special_tokens, length=24, seed=0))
     loss, right = module(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))
+    loss, right = loss[0], right[0]
     ours = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
     logits = module.model(input_ids=torch.from_numpy(batch.input_ids)).logits
     labels = torch.from_numpy(batch.labels)

@@ -1,0 +1,70 @@
+"""Attention that does not leave its document, in packed rows, for BERT and ModernBERT.
+
+transformers calls an attention function by name, so ours is registered beside its own; because the name has no mask
+function, transformers makes no mask. On CUDA the pieces go to torch's kernel for sequences of unequal length, elsewhere
+to scaled dot-product attention under a mask of who is in one document. (position_ids alone isolate nothing: without
+flash attention transformers does not look at them.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+NAME = "bertrain_isolated"
+
+
+def documents(position_ids: torch.Tensor) -> dict[str, Any]:
+    """What attention is told of packed rows, [B, T]: where a piece begins, position_ids are 0. Padding is a piece."""
+    starts = position_ids == 0
+    if position_ids.device.type != "cuda":
+        return {"document_ids": starts.cumsum(1)}
+    # As many bounds as there could be, so that shapes never change: those that are not needed repeat the end.
+    num_rows, length = position_ids.shape
+    total = num_rows * length
+    most = num_rows * (length // 3 + 1)
+    places = torch.arange(total, device=position_ids.device)
+    bounds = torch.full((most + 1,), total, dtype=torch.int32, device=position_ids.device)
+    number = starts.flatten().cumsum(0) - 1
+    bounds.scatter_reduce_(0, number, places.to(torch.int32), "amin")
+    return {"cu_seqlens": bounds, "max_seqlen": length}
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    document_ids: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """query, key, value [B, heads, T, D] → [B, T, heads, D]. sliding_window: a token sees places nearer than this."""
+    if cu_seqlens is not None:
+        from torch.nn.attention.varlen import varlen_attn
+
+        flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+        reach = -1 if sliding_window is None else sliding_window - 1
+        found = varlen_attn(
+            *flat, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling, window_size=(reach, reach)
+        )
+        return found.unflatten(0, (query.shape[0], query.shape[2])), None
+    if document_ids is None:
+        raise RuntimeError("a model that isolates documents was called without document_ids; call it through MaskedLM")
+    mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    if sliding_window is not None:
+        places = torch.arange(query.shape[2], device=query.device)
+        mask = mask & ((places[:, None] - places[None, :]).abs() < sliding_window)
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    return found.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attend)

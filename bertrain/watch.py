@@ -1,0 +1,144 @@
+"""What a run shows while it runs: log.jsonl always, a bar or lines on the terminal, TensorBoard if asked, warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import bertdata
+from bertdata.shard import write_file
+from bertrain import checkpoint, metrics
+from bertrain.config import Config, Plan
+from bertrain.dist import World
+
+QUIET_S = 30  # between lines, where there is no terminal to draw a bar on
+COLLAPSED = 0.9  # of the predictions are one token
+PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # so late, and still so near to guessing by frequency
+
+
+class TrainingError(bertdata.BertdataError):
+    """A run cannot go on."""
+
+
+class Watch(contextlib.ExitStack):
+    """Rank 0 writes and prints; on the others nothing is shown, but errors are raised on all alike."""
+
+    def __init__(self, config: Config, plan: Plan, ranks: World, shards: bertdata.Dataset, *, step: int) -> None:
+        super().__init__()
+        self.config, self.plan, self.ranks, self.shards = config, plan, ranks, shards
+        self.run, self.first = Path(config.out), ranks.rank == 0
+        self.reference = metrics.reference_losses(shards, "train")
+        self.started = self._said = time.perf_counter()
+        self._warned: set[str] = set()
+        self._log: metrics.Log | None = None
+        self._board: Any = None
+        if not self.first:
+            return
+        from tqdm import tqdm
+
+        self.run.mkdir(parents=True, exist_ok=True)
+        self._log = self.enter_context(metrics.Log(self.run / "log.jsonl", after_step=step))
+        total = None if config.budget else plan.steps
+        self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
+        if config.log == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(self.run / "tensorboard", purge_step=step)
+            self.callback(self._board.close)
+
+    def announce(self, facts: dict[str, Any], *, parameters: int, num_samples: int, warnings: list[str]) -> None:
+        """Prints what the run amounts to, and keeps it in run.json."""
+        config, plan = self.config, self.plan
+        for warning in warnings:
+            self.warn(warning)
+        resolved = facts | {
+            "dataset_id": self.shards.dataset_id,
+            "samples_per_epoch": num_samples,
+            "world_size": self.ranks.world_size,
+            "device": str(self.ranks.device),
+            "parameters": parameters,
+            **asdict(plan),
+            "reference_loss": self.reference,
+            "versions": checkpoint.versions(),
+        }
+        resolved.pop("warnings")
+        content = {"config": asdict(config), "resolved": resolved}
+        write_file(self.run / "run.json", json.dumps(content, indent=1).encode())
+        goes_on = f", going on after step {facts['step']} of {facts['resumed_from']}" if facts["resumed_from"] else ""
+        length = f"{plan.steps:,} steps" if not config.budget else f"{config.budget} of time"
+        print(
+            f"{config.init or config.model}: {parameters:,} parameters, {length} of {config.global_batch_size} rows "
+            f"({plan.accumulation} × {plan.micro_batch_size} on each of {self.ranks.world_size} ranks), "
+            f"{facts['precision']}, {num_samples:,} samples an epoch{goes_on}\n"
+            f"a loss to compare with: {self.reference['uniform']:.3f} by guessing evenly, "
+            f"{self.reference['unigram']:.3f} by frequency alone (nats a token)",
+            flush=True,
+        )
+
+    def warn(self, line: str) -> None:
+        print(f"warning: {line}", flush=True)
+
+    def advance(self) -> None:
+        if self.first:
+            self._bar.update()
+
+    def entry(self, entry: dict[str, Any], *, done: bool) -> None:
+        """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
+        step, loss, norm = entry["step"], entry["loss"], entry["grad_norm"]
+        if not math.isfinite(loss or 0.0) or not math.isfinite(norm):
+            raise TrainingError(
+                f"the loss is {loss} and the gradient norm {norm} at step {step}; lower --lr {self.config.lr} or "
+                "lengthen --warmup and run again from the newest checkpoint"
+            )
+        if not self.first:
+            return
+        self._keep(entry)
+        if step >= PLATEAU_STEPS and loss is not None and loss > self.reference["unigram"] - PLATEAU_NATS:
+            self._warn_once(
+                "plateau",
+                f"after {step} steps the loss is {loss:.2f}, and guessing by frequency gives "
+                f"{self.reference['unigram']:.2f}: the model learns little; try a lower --lr or a longer --warmup",
+            )
+        shown = "-" if loss is None else f"{loss:.4f}"
+        mfu = f", MFU {entry['mfu']:.1%}" if entry.get("mfu") else ""
+        line = (
+            f"loss {shown} (unigram {self.reference['unigram']:.2f}), {entry['tokens_per_s'] / 1000:.1f} ktok/s{mfu}, "
+            f"lr {entry['lr']:.2e}, data wait {entry['data_wait']:.1%}"
+        )
+        self._bar.set_postfix_str(line)
+        if self._bar.disable and (done or time.perf_counter() - self._said > QUIET_S):
+            self._said = time.perf_counter()
+            total = "" if self.config.budget else f"/{self.plan.steps}"
+            print(f"step {step}{total}: {line}, {entry['seconds']:.0f} s", flush=True)
+
+    def evaluation(self, step: int, result: dict[str, Any], rows: list[str]) -> None:
+        if not self.first:
+            return
+        self._keep({"step": step} | {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")})
+        loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
+        self._bar.write("\n".join([f"step {step}: validation loss {loss}", *rows[:6]]))
+        if result["same_share"] > COLLAPSED and result["targets"] > 100:
+            self._warn_once(
+                "collapse",
+                f"at step {step} {result['same_share']:.0%} of all predictions are the token {result['same_token']!r}: "
+                "the model has collapsed, or has only begun; try a lower --lr or a longer --warmup",
+            )
+
+    def _keep(self, entry: dict[str, Any]) -> None:
+        assert self._log is not None  # noqa: S101  (rank 0)
+        self._log.write(entry)
+        if self._board:
+            for name, value in entry.items():
+                if name != "step" and value is not None:
+                    self._board.add_scalar(name.replace("validation_", "validation/"), value, entry["step"])
+
+    def _warn_once(self, kind: str, line: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._bar.write(f"warning: {line}", file=sys.stdout)
