@@ -41,7 +41,12 @@ def config_of(shards: bertdata.Dataset) -> dict[str, Any]:
 def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: int) -> None:
     """One rank of a run by transformers; rank 0 prints tokens a second and the losses."""
     from transformers import (
-        AutoTokenizer, BertConfig, BertForMaskedLM, DataCollatorForLanguageModeling, Trainer, TrainerCallback,
+        AutoTokenizer,
+        BertConfig,
+        BertForMaskedLM,
+        DataCollatorForLanguageModeling,
+        Trainer,
+        TrainerCallback,
         TrainingArguments,
     )  # fmt: skip
 
@@ -109,7 +114,9 @@ def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
 
     options = {"length": LENGTH, "global_batch_size": rows, "steps": steps, "lr": 1e-3, "log_every": 5}
     pretrain(
-        Config(data=data, out=out, model=f"{out}/../config.json", warmup=2, eval_every=0, precision=precision, **options)
+        Config(
+            data=data, out=out, model=f"{out}/../config.json", warmup=2, eval_every=0, precision=precision, **options
+        )
     )
     if os.environ["RANK"] == "0":
         entries = [json.loads(line) for line in Path(out, "log.jsonl").read_text().splitlines()]

@@ -15,8 +15,8 @@ from bertrain import isolation
 class _SumOfCrossEntropies(torch.autograd.Function):
     """logits float32 [N, V], targets [N], IGNORE_INDEX for none → the sum of their cross entropies.
 
-    As F.cross_entropy, but the gradient is made where the log probabilities were, which for a large vocabulary saves two
-    of four walks through the largest tensor there is.
+    As F.cross_entropy, but the gradient is made where the log probabilities were, which for a large vocabulary saves
+    two of four walks through the largest tensor there is.
     """
 
     @staticmethod

@@ -1,0 +1,93 @@
+"""Draw loss, accuracy, learning rate and throughput of runs, or the curves of a fine-tuning, to a PNG.
+
+python -m bertrain.plot run/ run2/ --out curves.png
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bertdata.cli import OneSentence
+from bertdata.errors import UsageError
+
+PANELS = (
+    ("loss (nats a token)", "loss", "validation_loss"),
+    ("accuracy", "accuracy", "validation_accuracy"),
+    ("learning rate", "lr", None),
+    ("tokens a second", "tokens_per_s", None),
+)
+
+
+def _entries(run: Path) -> list[dict[str, Any]]:
+    """Of log.jsonl, a line that was cut off left out."""
+    try:
+        lines = (run / "log.jsonl").read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"{run} is no run directory: log.jsonl: {error.strerror}") from None
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", default="curves.png", help="Picture to write.")
+def main(runs: tuple[str, ...], out: str) -> None:
+    """Draw what log.jsonl of runs, or result.json of fine-tunings, says."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise UsageError("drawing needs matplotlib; pip install 'bertdata[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tuned = [Path(run, "result.json").is_file() for run in runs]
+    if any(tuned) and not all(tuned):
+        raise UsageError("runs and fine-tunings were given; draw them apart")
+    figure, axes = pyplot.subplots(
+        1 if all(tuned) else 2, 2, figsize=(12, 4 if all(tuned) else 8), layout="constrained"
+    )
+    for run in map(Path, runs):
+        if all(tuned):
+            _draw_tuning(axes, run)
+            continue
+        entries = _entries(run)
+        for axis, (title, name, held_out) in zip(axes.flat, PANELS, strict=True):
+            points = [(e["step"], e[name]) for e in entries if e.get(name) is not None]
+            line = axis.plot(*zip(*points, strict=True), label=str(run), linewidth=1)[0] if points else None
+            points = [(e["step"], e[held_out]) for e in entries if held_out and e.get(held_out) is not None]
+            if points:
+                color = line.get_color() if line else None
+                axis.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=f"{run}, validation")
+            axis.set(title=title, xlabel="step")
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
+    try:
+        figure.savefig(out, dpi=100)
+    except ValueError as error:
+        raise UsageError(f"--out {out} cannot be drawn: {error}") from None
+    click.echo(out)
+
+
+def _draw_tuning(axes: Any, directory: Path) -> None:
+    for run in json.loads((directory / "result.json").read_bytes())["runs"]:
+        epochs = [point["epoch"] for point in run["curve"]]
+        name = next(iter(run["dev"]))
+        axes[0].plot(epochs, [point["train_loss"] for point in run["curve"]], label=f"{directory}, seed {run['seed']}")
+        axes[1].plot(epochs, [point["dev"][name] for point in run["curve"]], label=f"{directory}, seed {run['seed']}")
+        axes[0].set(title="training loss", xlabel="epoch")
+        axes[1].set(title=f"{name} on dev", xlabel="epoch")
+
+
+if __name__ == "__main__":
+    main()

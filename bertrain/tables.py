@@ -1,0 +1,86 @@
+"""Labelled examples from TSV, CSV, JSON lines or Parquet → texts and labels."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertdata.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Examples:
+    texts: list[str]
+    others: list[str] | None  # the second text of each, of pairs
+    labels: list[Any]  # as they stand in the file
+
+
+def read(path: str, *, text: str, other: str, label: str) -> Examples:
+    """Rows of a file; text, other and label name columns, or number them from 0. other "": there is no second text.
+
+    A TSV or CSV whose first row holds the names of the columns has a header; else columns are numbered. Raises
+    UsageError, naming the file and the line, for what does not fit.
+    """
+    file = Path(path)
+    try:
+        names, rows = _rows(file)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if not rows:
+        raise UsageError(f"{path} holds no examples")
+    found: dict[str, list[Any]] = {}
+    for role, wanted in (("texts", text), ("others", other), ("labels", label)):
+        if not wanted:
+            continue
+        if wanted in names:
+            column: Any = wanted
+        elif wanted.lstrip("-").isdigit() and -len(names) <= int(wanted) < len(names):
+            column = names[int(wanted)]
+        else:
+            raise UsageError(f"{path} has no column {wanted!r}, only {', '.join(map(str, names))}")
+        found[role] = []
+        for number, row in rows:
+            if row.get(column) is None:
+                raise UsageError(f"{path}, line {number} has no value for column {column!r}")
+            found[role].append(row[column])
+    texts, others = [str(t) for t in found["texts"]], found.get("others")
+    return Examples(texts, [str(t) for t in others] if others is not None else None, found["labels"])
+
+
+def _rows(file: Path) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
+    """Names of the columns, and rows with the line each is on."""
+    kind = file.suffix.lower()
+    if kind == ".parquet":
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(file)
+        return table.column_names, list(enumerate(table.to_pylist(), 1))
+    if kind in (".jsonl", ".json"):
+        rows = []
+        with open(file, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError as error:
+                    raise UsageError(f"{file}, line {number} is not JSON: {error}") from None
+                if not isinstance(row, dict):
+                    raise UsageError(f"{file}, line {number} is not a JSON object")
+                rows.append((number, row))
+        return list(rows[0][1]) if rows else [], rows
+    if kind not in (".tsv", ".csv", ".txt"):
+        raise UsageError(f"{file} is of no known kind; give .tsv, .csv, .jsonl or .parquet")
+    with open(file, encoding="utf-8", newline="") as lines:
+        plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
+        cells = [(number, row) for number, row in enumerate(csv.reader(lines, **plain), 1) if any(row)]  # type: ignore[arg-type]
+    names: list[Any] = list(range(len(cells[0][1]))) if cells else []
+    if cells and "label" in cells[0][1]:
+        names = cells.pop(0)[1]
+    for number, row in cells:
+        if len(row) != len(names):
+            raise UsageError(f"{file}, line {number} has {len(row)} columns and should have {len(names)}")
+    return names, [(number, dict(zip(names, row, strict=True))) for number, row in cells]

@@ -1,0 +1,198 @@
+"""Fine-tuning: tables are read or named, metrics are those of the textbooks, weights come from the checkpoint."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from training import train
+from transformers import AutoModelForSequenceClassification
+
+from bertdata.errors import UsageError
+from bertrain import finetune, plot, tables
+
+GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(dataset, tmp_path_factory):
+    run = tmp_path_factory.mktemp("finetune") / "run"
+    train(dataset.path, run, model="bert-tiny", steps=2)
+    return run
+
+
+def write_tsv(path, *, repeat=6, header=False):
+    rows = [(text, label) for label, texts in ((1, GOOD), (0, BAD)) for text in texts] * repeat
+    lines = ["sentence\tlabel"] * header + [f"{text}\t{label}" for text, label in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(finetune.main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_a_task_is_learned_and_the_best_epoch_kept(checkpoint, tmp_path):
+    data = write_tsv(tmp_path / "train.tsv")
+    done = invoke("--checkpoint", checkpoint, "--train", data, "--dev", data, "--test", data, "--out", tmp_path / "out",
+                  "--seeds", 2, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "seed 0: 37 tensors of the encoder are those of" in done.output
+    result = json.loads(done.output.splitlines()[-1])
+    assert result["dev_accuracy"]["least"] == result["test_accuracy"]["median"] == 1.0
+    assert result["dev_mcc"]["most"] == result["dev_f1"]["most"] == 1.0
+    kept = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert [run["seed"] for run in kept["runs"]] == [0, 1]
+    for run in kept["runs"]:
+        accuracies = [point["dev"]["accuracy"] for point in run["curve"]]
+        assert run["best_epoch"] == 1 + accuracies.index(max(accuracies))
+        assert run["dev"] == run["curve"][run["best_epoch"] - 1]["dev"]
+        assert run["curve"][-1]["train_loss"] < run["curve"][0]["train_loss"]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "seed-1")
+    assert model.config.id2label == {0: "0", 1: "1"}
+    drawn = CliRunner().invoke(plot.main, [str(tmp_path / "out"), "--out", str(tmp_path / "tuned.png")])
+    assert drawn.exit_code == 0, drawn.output
+    assert (tmp_path / "tuned.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_seed_gives_the_same_model(checkpoint, tmp_path):
+    data = write_tsv(tmp_path / "train.tsv")
+    for out in ("a", "b"):
+        invoke("--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tmp_path / out, "--seeds", 1)
+    one, other = (load_file(tmp_path / out / "seed-0" / "model.safetensors") for out in ("a", "b"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_weights_are_those_of_the_checkpoint_unless_told_otherwise(checkpoint):
+    saved = load_file(sorted(checkpoint.glob("step-*"))[-1] / "model.safetensors")
+    encoder = [name for name in saved if name.startswith("bert.")]
+    assert len(encoder) > 30
+    for from_scratch in (False, True):
+        model, loaded = finetune._model(sorted(checkpoint.glob("step-*"))[-1], ["a", "b"], from_scratch=from_scratch)
+        assert loaded == (0 if from_scratch else 37)
+        same = [torch.equal(model.state_dict()[name], saved[name]) for name in encoder if name.endswith("query.weight")]
+        assert all(same) != from_scratch
+        assert any(same) != from_scratch
+
+
+def test_weights_that_are_not_there_are_not_made_up(checkpoint, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    source = sorted(checkpoint.glob("step-*"))[-1]
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (broken / name).write_bytes((source / name).read_bytes())
+    weights = load_file(source / "model.safetensors")
+    from safetensors.torch import save_file
+
+    save_file({k: v for k, v in weights.items() if "layer.1." not in k}, broken / "model.safetensors", {"format": "pt"})
+    data = write_tsv(tmp_path / "train.tsv")
+    done = invoke("--checkpoint", broken, "--train", data, "--dev", data, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "weights of the encoder, such as bert.encoder.layer.1." in done.output
+
+
+def test_regression(checkpoint, tmp_path):
+    rows = [{"a": text, "b": other, "score": 5.0 * (text in GOOD) + len(other) / 20}
+            for text in GOOD + BAD for other in GOOD]  # fmt: skip
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = invoke("--checkpoint", checkpoint, "--train", path, "--dev", path, "--out", tmp_path / "out", "--task",
+                  "regression", "--text", "a", "--other", "b", "--label", "score", "--seeds", 1, "--epochs", 20,
+                  "--lr", 2e-3, "--batch-size", 6)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output.splitlines()[-1])
+    assert result["dev_pearson"]["median"] > 0.5
+    assert result["dev_spearman"]["median"] > 0.5
+
+
+# ------------------------------------------------------------------------------------------------------------ metrics
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=40))
+def test_binary_metrics_are_those_of_their_definitions(pairs):
+    predicted, labels = (np.array(side) for side in zip(*pairs, strict=True))
+    tp, tn = ((predicted == x) & (labels == x) for x in (1, 0))
+    tp, tn = tp.sum(), tn.sum()
+    fp, fn = ((predicted == 1) & (labels == 0)).sum(), ((predicted == 0) & (labels == 1)).sum()
+    found = finetune.classification(predicted, labels, 2)
+    assert found["accuracy"] == pytest.approx((tp + tn) / len(pairs))
+    assert found["f1"] == pytest.approx(2 * tp / (2 * tp + fp + fn) if tp else 0.0)
+    below = float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5
+    assert found["mcc"] == pytest.approx((tp * tn - fp * fn) / below if below else 0.0)
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
+def test_correlations_are_those_of_their_definitions(pairs):
+    a, b = (np.array(side, float) for side in zip(*pairs, strict=True))
+    found = finetune.regression(a, b)
+    rank = [[sum(y < x for y in side) + (sum(y == x for y in side) + 1) / 2
+             for x in side] for side in (a.tolist(), b.tolist())]  # fmt: skip
+    for name, (x, y) in {"pearson": (a, b), "spearman": map(np.array, rank)}.items():
+        constant = np.ptp(x) == 0 or np.ptp(y) == 0
+        assert found[name] == pytest.approx(0.0 if constant else np.corrcoef(x, y)[0, 1], abs=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize("kind", ["tsv", "tsv with header", "csv", "jsonl", "parquet"])
+def test_the_same_examples_from_any_file(tmp_path, kind):
+    texts, labels = ['say "no", twice', "plain", "naïve 水"], ["b", "a", "b"]
+    path = tmp_path / f"data.{kind.split()[0]}"
+    if kind.startswith("tsv"):
+        lines = ["sentence\tlabel"] * ("header" in kind) + [f"{t}\t{x}" for t, x in zip(texts, labels, strict=True)]
+        path.write_text("\n".join(lines) + "\n")
+    elif kind == "csv":
+        path.write_text('sentence,label\n"say ""no"", twice",b\nplain,a\nnaïve 水,b\n')
+    elif kind == "jsonl":
+        rows = [{"sentence": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+        path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"sentence": texts, "label": labels}), path)
+    assert tables.read(str(path), text="0", other="", label="-1") == tables.Examples(texts, None, labels)
+    if kind != "tsv":
+        assert tables.read(str(path), text="sentence", other="", label="label").texts == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.tsv", "", "holds no examples"),
+        ("a.tsv", "one\t1\ntwo\n", "line 2 has 1 columns and should have 2"),
+        ("a.csv", "text,label\nx,1,2\n", "line 2 has 3 columns and should have 2"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n', "line 2 has no value for column 'label'"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{bad\n', "line 2 is not JSON"),
+        ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
+        ("a.xml", "<x/>", "of no known kind"),
+    ],
+)
+def test_bad_tables_are_named(tmp_path, name, content, said):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UsageError, match=said):
+        tables.read(str(tmp_path / name), text="0", other="", label="-1")
+
+
+def test_columns_and_labels_that_do_not_fit_are_named(checkpoint, tmp_path):
+    data, other = write_tsv(tmp_path / "train.tsv", header=True), tmp_path / "dev.tsv"
+    other.write_text("light\t7\n")
+    arguments = ["--checkpoint", checkpoint, "--train", data, "--out", tmp_path / "out"]
+    for more, said in (
+        (["--dev", data, "--text", "body"], "has no column 'body', only sentence, label"),
+        (["--dev", data, "--text", "7"], "has no column '7', only sentence, label"),
+        (["--dev", tmp_path / "none.tsv"], "none.tsv cannot be read: No such file"),
+        (["--dev", other], "label '7' is held out and never trained on, only 0, 1"),
+        (["--dev", data, "--task", "regression", "--label", "sentence"], "regression needs numbers as labels"),
+        (["--dev", data, "--checkpoint", tmp_path], "holds no checkpoint"),
+    ):
+        done = invoke(*arguments, *more)
+        assert done.exit_code == 2
+        assert said in done.output
