@@ -36,8 +36,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
 
-    Also the token predicted most often and its share of all predictions. All ranks must call it; each takes its part,
-    and all get the same result.
+    Also bits_per_byte, which compares between vocabularies as far as a masked loss can (bits a token × tokens a byte of
+    the whole dataset), and the token predicted most often and its share of all predictions. All ranks must call it;
+    each takes its part, and all get the same result.
     """
     loader = bertdata.Loader(
         shards,
@@ -72,7 +73,10 @@ def evaluate(
     most = int(ranks.sum(predicted).argmax())
     same = {"same_token": most, "same_share": int(predicted[most]) / max(1.0, num_targets)}
     perplexity = None if mean["loss"] is None else math.exp(min(700.0, mean["loss"]))
-    whole = {"targets": int(num_targets), "samples": int(num_samples)}
+    text_bytes, counts = shards.manifest.counts["text_bytes"], shards.manifest.counts["documents"]
+    tokens = shards.num_tokens - counts * (shards.special_tokens.separator is not None)
+    bits = None if mean["loss"] is None or not text_bytes else mean["loss"] / math.log(2) * tokens / text_bytes
+    whole = {"bits_per_byte": bits, "targets": int(num_targets), "samples": int(num_samples)}
     return {"split": split, **mean, "mlm_ppl": perplexity, **whole, **same}
 
 

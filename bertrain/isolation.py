@@ -19,18 +19,23 @@ NAME = "bertrain_isolated"
 
 def documents(position_ids: torch.Tensor) -> dict[str, Any]:
     """What attention is told of packed rows, [B, T]: where a piece begins, position_ids are 0. Padding is a piece."""
-    starts = position_ids == 0
     if position_ids.device.type != "cuda":
-        return {"document_ids": starts.cumsum(1)}
-    # As many bounds as there could be, so that shapes never change: those that are not needed repeat the end.
+        return {"document_ids": (position_ids == 0).cumsum(1)}
+    return {"cu_seqlens": bounds(position_ids), "max_seqlen": position_ids.shape[1]}
+
+
+def bounds(position_ids: torch.Tensor) -> torch.Tensor:
+    """Where pieces begin in the B · T places, int32, as many as there could be, so that shapes never change.
+
+    Those that are not needed repeat the end.
+    """
     num_rows, length = position_ids.shape
     total = num_rows * length
     most = num_rows * (length // 3 + 1)
     places = torch.arange(total, device=position_ids.device)
-    bounds = torch.full((most + 1,), total, dtype=torch.int32, device=position_ids.device)
-    number = starts.flatten().cumsum(0) - 1
-    bounds.scatter_reduce_(0, number, places.to(torch.int32), "amin")
-    return {"cu_seqlens": bounds, "max_seqlen": length}
+    found = torch.full((most + 1,), total, dtype=torch.int32, device=position_ids.device)
+    number = (position_ids == 0).flatten().cumsum(0) - 1
+    return found.scatter_reduce(0, number, places.to(torch.int32), "amin")
 
 
 def attend(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.nn import Module
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from bertdata import IGNORE_INDEX
@@ -32,6 +33,12 @@ class _SumOfCrossEntropies(torch.autograd.Function):
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         found, used = context.saved_tensors
         return found.mul_((used * gradient).unsqueeze(-1)), None
+
+
+def _sum_of_cross_entropies(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling():  # which sees to the walks itself
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    return _SumOfCrossEntropies.apply(logits, targets)
 
 
 class MaskedLM(Module):
@@ -93,6 +100,6 @@ class MaskedLM(Module):
         if next_sentence_label is not None:
             pooled = self.model.bert.pooler(hidden)
             found.append((self.model.cls.seq_relationship(pooled), next_sentence_label))
-        losses = [_SumOfCrossEntropies.apply(x.float(), y) for x, y in found]
+        losses = [_sum_of_cross_entropies(x.float(), y) for x, y in found]
         right = [(x.detach().argmax(-1) == y).sum() for x, y in found]
         return torch.stack(losses), torch.stack(right)

@@ -167,6 +167,12 @@ def has_dropout(model: PreTrainedModel) -> bool:
     return any(getattr(model.config, name, 0.0) for name in _DROPOUTS)
 
 
+def keep_few_activations(model: PreTrainedModel) -> None:
+    """Layers compute their activations anew in the backward pass (Chen et al., 2016)."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -> None:
     """Raises UsageError if a checkpoint was made with another tokenizer than the shards were."""
     stated = shards.manifest.tokenizer[TOKENIZER]

@@ -78,7 +78,7 @@ class _Run:
         self.step, self.spent, self.tokens = trainer["step"], trainer["spent_s"], trainer["tokens"]
         self.resumed_from = found
         if config.gradient_checkpointing:
-            weights.gradient_checkpointing_enable({"use_reentrant": False})
+            model.keep_few_activations(weights)
         self.module = MaskedLM(weights, isolate=config.isolate_documents).to(ranks.device).train()
         on_gpu = ranks.device.type == "cuda"
         if config.compile == "on" or (config.compile == "auto" and on_gpu):

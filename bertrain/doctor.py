@@ -1,0 +1,188 @@
+"""Before a long run: is everything as it should be?
+
+    python -m bertrain.doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
+
+Takes the options of bertrain.pretrain, checks what they amount to here without training, and says PASS, WARN or FAIL
+for each thing, with what to do. Exit code 1 if anything fails.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+
+import bertdata
+from bertdata.errors import BertdataError
+from bertdata.verify import verify
+from bertrain import checkpoint, feed, model
+from bertrain.config import Config, Plan, command
+
+PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
+Finding = tuple[str, str]  # verdict, sentence
+SPARE = 1.2  # of the memory that is known of; buffers and fragments take some
+
+
+def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
+    """Things checked, and what was found; a thing that later ones need ends the list when it fails."""
+    try:
+        shards = bertdata.open(config.data)
+    except BertdataError as error:
+        yield "shards", (FAIL, str(error))
+        return
+    faults = verify(config.data)
+    sound = f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, every byte as written"
+    yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, sound)
+    try:
+        loader = bertdata.Loader(
+            shards, length=config.length, global_batch_size=config.global_batch_size, samples=config.samples,
+            masking=bertdata.Masking(probability=config.mlm_probability, policy=config.masking),
+        )  # fmt: skip
+        plan = Plan.of(config, num_samples=loader.num_samples, world_size=nproc)
+    except BertdataError as error:
+        yield "samples", (FAIL, str(error))
+        return
+    steps = f"{plan.steps:,} steps" if not config.budget else f"a budget of {config.budget}"
+    passes = plan.steps * config.global_batch_size / loader.num_samples
+    known = f"{loader.num_samples:,} samples of {config.length} an epoch, {steps}"
+    yield "samples", (PASS, known + ("" if config.budget else f", {passes:.2g} passes"))
+    facts = loader.facts
+    if facts["pad_share"] > 0.1 or facts["crop_share"] > 0.1:
+        shares = (
+            f"{facts['pad_share']:.0%} of the places are padding and {facts['crop_share']:.0%} of the text is cut off"
+        )
+        yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {config.samples} for other lengths")
+    yield "batch", _batch(config, plan, nproc)
+    first = [warning for warning in plan.warnings if "warmup" in warning]
+    share = (
+        f"{plan.warmup_steps:,} of {plan.steps:,} steps" if not config.budget else f"{config.warmup:.0%} of the time"
+    )
+    yield "warm-up", (WARN, first[0]) if first else (PASS, share)
+    targets = feed.num_targets(loader.read(np.arange(min(loader.num_samples, 256))))
+    yield "masks", (PASS, f"{targets:,} targets in the first rows") if targets else (FAIL, "rows are too short to mask")
+    if "validation" not in shards.splits:
+        yield "validation", (WARN, "no validation split, so nothing is evaluated; build with --validation 0.01")
+    try:
+        weights = _model(config, shards)
+    except BertdataError as error:
+        yield "model", (FAIL, str(error))
+        return
+    parameters = sum(parameter.numel() for parameter in weights.parameters())
+    yield "model", (PASS, f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}")
+    yield "devices", _devices(nproc)
+    yield "memory", _memory(config, plan, weights, parameters, nproc)
+    yield "disk", _disk(config, parameters)
+    yield "run", _run(config)
+
+
+def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
+    said = f"{config.global_batch_size} rows: {plan.accumulation} × {plan.micro_batch_size} on each of {nproc} ranks"
+    others = [warning for warning in plan.warnings if "warmup" not in warning]
+    if others:
+        return WARN, f"{said}; {others[0]}; give another --global-batch-size"
+    if plan.share * nproc > 1.1 * config.global_batch_size:
+        return WARN, f"{said}; some ranks wait for others; make the batch a multiple of the ranks"
+    return PASS, said
+
+
+def _model(config: Config, shards: bertdata.Dataset) -> torch.nn.Module:
+    length, nsp = max(config.length, config.long_length or 0), config.objective == "mlm+nsp"
+    if config.init:
+        return model.start_from(config.init, shards, length=length, nsp=nsp)[0]
+    return model.build(config.model, shards.special_tokens, length=length, seed=config.seed, nsp=nsp)
+
+
+def _devices(nproc: int) -> Finding:
+    if not torch.cuda.is_available():
+        return WARN, f"no GPU that torch can use; {nproc} ranks on CPU cores: for small models only"
+    count = torch.cuda.device_count()
+    if count < nproc:
+        return FAIL, f"{nproc} ranks and {count} GPUs; give --nproc {count}"
+    return PASS, f"{count} × {torch.cuda.get_device_name(0)}"
+
+
+def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: int, nproc: int) -> Finding:
+    """Weights, gradients and two moments, and the activations that a backward pass needs; roughly."""
+    shape, on_gpu = weights.config, torch.cuda.is_available()
+    size = 2 if on_gpu and config.precision != "fp32" else 4
+    places = plan.micro_batch_size * plan.length
+    kept = 1 if config.gradient_checkpointing else 20 + 4 * shape.intermediate_size / shape.hidden_size
+    activations = places * shape.hidden_size * shape.num_hidden_layers * kept * size
+    slots = bertdata.Masking(probability=config.mlm_probability, policy=config.masking).num_slots(plan.length)
+    head = plan.micro_batch_size * slots * shape.vocab_size * (size + 4)
+    needed = (16 * parameters + activations + head) * SPARE
+    if on_gpu:
+        free, where = torch.cuda.mem_get_info(0)[1], "a GPU"
+    else:
+        needed, where = needed * nproc, "this machine"
+        with open("/proc/meminfo") as file:
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    said = f"about {needed / 1e9:.1f} GB of the {free / 1e9:.1f} GB of {where}"
+    if needed > free:
+        return FAIL, f"{said}; give a smaller --micro-batch-size than {plan.micro_batch_size}"
+    return (WARN, f"{said}; it may not fit") if needed > 0.85 * free else (PASS, said)
+
+
+def _disk(config: Config, parameters: int) -> Finding:
+    place = Path(config.out)
+    while not place.exists():
+        place = place.parent
+    free, needed = shutil.disk_usage(place).free, 12 * parameters * (config.keep + 1)
+    said = f"{config.keep} checkpoints and one being written take {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB"
+    return (FAIL, f"{said} at {place}; make room or lower --keep") if needed > free else (PASS, said)
+
+
+def _run(config: Config) -> Finding:
+    run = Path(config.out)
+    if run.exists() and not run.is_dir():
+        return FAIL, f"--out {run} is a file; give a directory"
+    found, damaged = checkpoint.newest(run) if run.exists() else (None, [])
+    if damaged:
+        return WARN, damaged[0]
+    if not found:
+        return PASS, f"{run} is new"
+    if config.resume == "no":
+        return FAIL, f"{run} holds {found.name}; give another --out, or --resume auto"
+    trained = json.loads((found / checkpoint.TRAINER).read_bytes())["model"]
+    if trained != (config.init or config.model):
+        return FAIL, f"{found} was trained with --model {trained}; give the same, or another --out"
+    return PASS, f"goes on from {found.name}"
+
+
+def doctor(config: Config, nproc: int) -> None:
+    """Check a run before it starts: shards, samples, batch, warm-up, model, devices, memory, disk."""
+    failed = False
+    for thing, (verdict, said) in check(config, nproc):
+        failed |= verdict == FAIL
+        click.echo(f"{verdict}  {thing:<11}{said}")
+    if failed:
+        sys.exit(1)
+
+
+def _with_ranks(run: Callable[[Config, int], None]) -> click.Command:
+    """The options of pretrain, and --nproc."""
+    ranks = [1]
+    made = command(lambda config: run(config, ranks[0]))
+
+    def take(context: click.Context, parameter: click.Parameter, value: int) -> None:
+        ranks[0] = value
+
+    option = click.Option(
+        ["--nproc"], default=1, show_default=True, help="Ranks the run will have.", type=click.IntRange(min=1),
+        callback=take, expose_value=False,
+    )  # fmt: skip
+    made.params.insert(0, option)
+    made.help = run.__doc__
+    return made
+
+
+main = _with_ranks(doctor)
+
+if __name__ == "__main__":
+    main()

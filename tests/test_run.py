@@ -1,0 +1,371 @@
+"""What a run can be told besides the usual: objectives, weights to begin with, time, longer rows, signals, checks."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import write_dataset
+from training import entries, flags, launch, train
+from transformers import AutoModelForMaskedLM, BertForPreTraining
+
+import bertdata
+from bertdata.build import build
+from bertdata.errors import DatasetError, UsageError
+from bertrain import checkpoint, doctor, evaluate, feed, metrics, model, plot
+from bertrain.config import Config, Plan
+from bertrain.loss import MaskedLM
+
+CPU = torch.device("cpu")
+
+
+def last_checkpoint(run):
+    return sorted(run.glob("step-*"))[-1]
+
+
+# -------------------------------------------------------------------------------------------------------- objectives
+
+
+def test_next_sentences_are_predicted_and_logged_apart(dataset, tmp_path):
+    run = tmp_path / "run"
+    log = train(dataset.path, run, model="bert-tiny", objective="mlm+nsp", steps=6, lr=1e-3)
+    steps = [entry for entry in log if "lr" in entry]
+    assert all(0.3 < entry["nsp_loss"] < 1.5 and 0 <= entry["nsp_accuracy"] <= 1 for entry in steps)
+    saved = last_checkpoint(run)
+    assert BertForPreTraining.from_pretrained(saved).config.architectures == ["BertForPreTraining"]
+    AutoModelForMaskedLM.from_pretrained(saved)
+    for name in ("a", "b"):  # stopped and resumed to the same bits
+        train(dataset.path, tmp_path / name, model="bert-tiny", objective="mlm+nsp", steps=6, lr=1e-3)
+    assert [e["nsp_loss"] for e in entries(tmp_path / "a") if "lr" in e] == [e["nsp_loss"] for e in steps]
+
+
+def test_losses_of_pairs_are_those_of_transformers(dataset):
+    batch = next(bertdata.Loader(dataset, length=32, samples="pairs", global_batch_size=5))
+    weights = model.build("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)
+    losses, right = MaskedLM(weights)(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))
+    given = feed.tensors(batch)
+    theirs = weights(**given)
+    targets = feed.num_targets(batch)
+    assert losses.shape == right.shape == (2,)
+    torch.testing.assert_close(losses[0] / targets + losses[1] / 5, theirs.loss)
+    assert right[1] == (theirs.seq_relationship_logits.argmax(-1) == given["next_sentence_label"]).sum()
+
+
+def test_next_sentences_need_a_bert(dataset, tmp_path):
+    with pytest.raises(UsageError, match="mlm\\+nsp needs a BERT"):
+        model.build("modernbert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "modernbert-tiny"])
+def test_isolated_documents_train_evaluate_and_load(dataset, tmp_path, name):
+    run = tmp_path / "run"
+    log = train(dataset.path, run, model=name, isolate_documents=True, steps=4)
+    assert all(math.isfinite(entry["loss"]) for entry in log if "lr" in entry)
+    assert json.loads((last_checkpoint(run) / "trainer.json").read_text())["loader"]["samples"] == "packed"
+    done = CliRunner().invoke(evaluate.main, ["--checkpoint", str(run), "--data", str(dataset.path)])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output.splitlines()[-1])
+    assert found["loss"] == pytest.approx([e for e in log if "validation_loss" in e][-1]["validation_loss"], rel=1e-6)
+    assert AutoModelForMaskedLM.from_pretrained(last_checkpoint(run)).config._attn_implementation != "bertrain_isolated"
+
+
+# ------------------------------------------------------------------------------------------------ weights to begin with
+
+
+def test_a_run_begins_with_given_weights(dataset, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(dataset.path, first, model="bert-tiny", steps=30, lr=3e-3, save_every=30)
+    given = str(last_checkpoint(first))
+    weights, warnings = model.start_from(given, dataset, length=32)
+    assert warnings == []
+    saved = model.load(last_checkpoint(first)).state_dict()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in weights.state_dict().items())
+    train(dataset.path, second, init=given, steps=2, lr=1e-5, save_every=1)
+    before = [e["loss"] for e in entries(first) if "lr" in e]
+    after = [e["loss"] for e in entries(second) if "lr" in e]
+    assert after[0] < before[0] - 0.5
+    capsys.readouterr()
+    train(dataset.path, second, init=given, steps=3, lr=1e-5)  # goes on from its own checkpoint
+    assert "going on after step 2" in capsys.readouterr().out
+
+
+def test_heads_that_are_missing_are_named(dataset, tmp_path):
+    train(dataset.path, tmp_path / "run", model="bert-tiny", steps=1)
+    _, warnings = model.start_from(str(last_checkpoint(tmp_path / "run")), dataset, length=32, nsp=True)
+    assert len(warnings) == 1
+    assert "has no weights for bert.pooler.dense.bias, bert.pooler.dense.weight, cls.seq_relationship" in warnings[0]
+
+
+def test_weights_that_do_not_fit_are_refused(dataset, corpus, tmp_path, vocab):
+    train(dataset.path, tmp_path / "run", model="bert-tiny", steps=1)
+    given = str(last_checkpoint(tmp_path / "run"))
+    build([corpus], tmp_path / "other", vocab_size=60)
+    with pytest.raises(UsageError, match="is not the one .* was built with"):
+        model.start_from(given, bertdata.open(tmp_path / "other"), length=32)
+    with pytest.raises(UsageError, match="--length 600 is more than the 512 places"):
+        model.start_from(given, dataset, length=600)
+    with pytest.raises(UsageError, match="is no directory"):
+        model.start_from("./nothing", dataset, length=32)
+    with pytest.raises(DatasetError, match="holds no masked language model"):
+        model.start_from(str(tmp_path), dataset, length=32)
+
+
+# ----------------------------------------------------------------------------------------------------- time and length
+
+
+def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path):
+    log = [e for e in train(dataset.path, tmp_path / "run", budget="4s", eval_every=0, save_every=10**6) if "lr" in e]
+    assert 3.9 < log[-1]["seconds"] < 30
+    rates = [entry["lr"] for entry in log]
+    assert max(rates) <= 3e-3
+    assert rates[-1] < 0.2 * max(rates)
+    assert rates.index(max(rates)) < 0.5 * len(rates)
+    saved = checkpoint.read_trainer(last_checkpoint(tmp_path / "run"))
+    assert saved["spent_s"] >= 4
+    before = len(log)
+    assert (
+        len([e for e in train(dataset.path, tmp_path / "run", budget="4s") if "lr" in e]) == before
+    )  # nothing is left
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": "soon"}, "--budget soon is no time; write it like 90s, 30m or 24h"),
+        ({"budget": "0h"}, "--budget 0h is no time"),
+        ({"budget": "1h", "steps": 3}, "--steps 3 and --budget 1h were given"),
+        ({"budget": "1h", "warmup": 10}, "--warmup 10 counts steps"),
+        ({"budget": "1h", "long_length": 64}, "--long-length begins at a step"),
+        ({"long_length": 32}, "--long-length 32 must be more than --length 32"),
+        ({"long_share": 1.0}, "--long-share is 1.0"),
+        ({"objective": "mlm+nsp", "isolate_documents": True}, "does not go with --objective"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options, said):
+    with pytest.raises(UsageError, match=said):
+        Config(data="x", out="y", length=32, **options)
+
+
+def test_the_last_part_of_a_run_has_longer_rows(dataset, tmp_path):
+    options = {"steps": 6, "long_length": 80, "long_share": 0.4, "global_batch_size": 6, "micro_batch_size": 3}
+    whole = train(dataset.path, tmp_path / "whole", **options)
+    tokens = [entry["tokens"] for entry in whole if "lr" in entry]
+    assert np.diff([0, *tokens]).tolist() == [6 * 32] * 4 + [6 * 80] * 2
+    assert json.loads((last_checkpoint(tmp_path / "whole") / "trainer.json").read_text())["loader"]["length"] == 80
+    plan = Plan.of(Config(data="x", out="y", length=32, **options), num_samples=100, world_size=1)
+    assert (plan.micro_batches(32), plan.micro_batches(80)) == ((3, 2), (1, 6))
+    for stop in (2, 4, 5):  # before, at and after the change
+        for step in range(stop + 1, 7):
+            path = tmp_path / "whole" / f"step-{step:08d}"
+            path.rename(tmp_path / f"{path.name}-{stop}")
+        (tmp_path / "whole" / "log.jsonl").write_text("".join(
+            json.dumps(e) + "\n" for e in whole if e["step"] <= stop))  # fmt: skip
+        again = train(dataset.path, tmp_path / "whole", **options)
+        assert [e["loss"] for e in again if "lr" in e] == [e["loss"] for e in whole if "lr" in e], stop
+
+
+# ------------------------------------------------------------------------------------------------- precision and speed
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "fp16"}, {"gradient_checkpointing": True}])
+def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path, options):
+    plain = [e["loss"] for e in train(dataset.path, tmp_path / "a", steps=5, model="bert-tiny") if "lr" in e]
+    other = [e["loss"] for e in train(dataset.path, tmp_path / "b", steps=5, model="bert-tiny", **options) if "lr" in e]
+    assert other == pytest.approx(plain, rel=2e-2)
+    assert (other == plain) == ("precision" not in options)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "modernbert-tiny"])
+def test_the_step_is_one_graph(dataset, name):
+    """torch.compile sees forward and loss whole, as --compile on asks."""
+    torch.compiler.reset()
+    weights = model.build(name, dataset.special_tokens, length=32, seed=0)
+    plain, batch = MaskedLM(weights), bertdata.Loader(dataset, length=32).read(np.arange(6))
+    piece = next(feed.micro_batches(batch, size=6, count=1, device=CPU))
+    expected = plain(**piece)
+    compiled = torch.compile(plain, backend="eager", fullgraph=True, dynamic=False)
+    found = compiled(**piece)
+    torch.testing.assert_close(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+def test_operations_of_a_step_are_counted():
+    """Of BERT-base at length 128, by hand: 6 x (85 M weights + 2 x 768 x 128 x 12) a token, the head for 19 places."""
+    config = model.BertConfig(vocab_size=30522)
+    per_row = 6 * (128 * (12 * 12 * 768**2 + 12 * 2 * 768 * 128) + 19 * (768**2 + 768 * 30522))
+    assert metrics.step_flops(config, rows=3, length=128, slots=19) == 3 * per_row
+    modern = model.ModernBertConfig(
+        vocab_size=100, num_hidden_layers=4, local_attention=8, global_attn_every_n_layers=2
+    )
+    width, inner = modern.hidden_size, modern.intermediate_size
+    seen = [128 if kind == "full_attention" else 9 for kind in modern.layer_types]
+    per_token = 4 * (4 * width**2 + 3 * width * inner) + 2 * width * sum(seen)
+    assert metrics.step_flops(modern, rows=1, length=128, slots=0) == 6 * 128 * per_token
+    assert metrics.peak_flops(CPU, "bf16") is None
+
+
+# ------------------------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_ends_a_run_with_a_checkpoint(dataset, tmp_path, name):
+    arguments = flags(dataset.path, tmp_path / "run", steps=100_000, save_every=10**6, eval_every=0)
+    command = [sys.executable, "-m", "bertrain.pretrain", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "run" / "log.jsonl"
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(getattr(signal, name))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    step = entries(tmp_path / "run")[-1]["step"]
+    assert f"stopped by {name} after step {step}; the same command goes on" in out
+    assert last_checkpoint(tmp_path / "run").name == f"step-{step:08d}"
+
+
+@pytest.mark.dist
+def test_a_signal_to_one_rank_ends_all(dataset, tmp_path):
+    arguments = flags(dataset.path, tmp_path / "run", steps=100_000, save_every=10**6, eval_every=0)
+    job = launch(2, "bertrain.pretrain", arguments)
+    log = tmp_path / "run" / "log.jsonl"
+    deadline = time.monotonic() + 180
+    while not (log.exists() and log.stat().st_size):
+        assert time.monotonic() < deadline
+        assert job.poll() is None
+        time.sleep(0.05)
+    ranks = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+    subprocess.run(["kill", "-TERM", ranks[-1]], check=True)
+    out, err = job.communicate(timeout=90)
+    assert job.returncode == 0, err
+    assert "stopped by " in out
+    assert last_checkpoint(tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------------------------------- seeing
+
+
+def test_a_collapse_and_a_plateau_are_said_once(dataset, tmp_path, capsys, monkeypatch):
+    from bertrain import watch
+
+    monkeypatch.setattr(watch, "PLATEAU_STEPS", 2)
+    monkeypatch.setattr(watch, "COLLAPSED", 0.0)
+    monkeypatch.setattr(watch, "PLATEAU_NATS", 100.0)
+    train(dataset.path, tmp_path / "run", steps=6, eval_every=2)
+    shown = capsys.readouterr().out
+    assert shown.count("the model learns little") == 1
+    assert shown.count("of all predictions are the token") == 1
+
+
+def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = train(dataset.path, tmp_path / "run", steps=4, log="tensorboard")
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    assert [event.value for event in board.Scalars("loss")] == pytest.approx([e["loss"] for e in log if "lr" in e])
+    assert "validation/loss" in board.Tags()["scalars"]
+
+
+def test_runs_are_drawn(dataset, tmp_path):
+    for name in ("a", "b"):
+        train(dataset.path, tmp_path / name, steps=3)
+    with open(tmp_path / "a" / "log.jsonl", "a") as file:
+        file.write('{"step": 4, "lo')  # cut off
+    done = CliRunner().invoke(plot.main, [str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "x.png")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+    for wrong, said in ((tmp_path / "none", "is no run directory"), (tmp_path / "a", "cannot be drawn")):
+        done = CliRunner().invoke(plot.main, [str(wrong), "--out", str(tmp_path / "x.nothing")])
+        assert done.exit_code == 2
+        assert said in done.output
+
+
+def test_bits_per_byte_are_bits_a_token_times_tokens_a_byte(dataset, tmp_path):
+    train(dataset.path, tmp_path / "run", steps=1)
+    done = CliRunner().invoke(evaluate.main, ["--checkpoint", str(tmp_path / "run"), "--data", str(dataset.path)])
+    found = json.loads(done.output.splitlines()[-1])
+    tokens = dataset.num_tokens - dataset.num_documents
+    expected = found["loss"] / math.log(2) * tokens / dataset.manifest.counts["text_bytes"]
+    assert found["bits_per_byte"] == pytest.approx(expected)
+
+
+# ------------------------------------------------------------------------------------------------------------- doctor
+
+
+def examine(*arguments):
+    done = CliRunner().invoke(doctor.main, [str(argument) for argument in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return (
+        done.exit_code,
+        {line.split()[1]: line for line in done.output.splitlines() if line[4:6] == "  "},
+        done.output,
+    )
+
+
+def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
+    options = ["--length", 32, "--global-batch-size", 6, "--nproc", 2]
+    code, found, _ = examine("--data", dataset.path, "--out", tmp_path / "run", *options)
+    assert code == 0
+    assert found.keys() == {
+        "shards",
+        "samples",
+        "batch",
+        "warm-up",
+        "masks",
+        "model",
+        "devices",
+        "memory",
+        "disk",
+        "run",
+    }
+    assert all(line.startswith(("PASS", "WARN  devices")) for line in found.values())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "thing", "verdict", "said"),
+    [
+        ({"global_batch_size": 100_000}, "batch", "WARN", "sees each of the"),
+        ({"global_batch_size": 3, "nproc": 8}, "batch", "WARN", "some ranks are idle"),
+        ({"global_batch_size": 9, "nproc": 8}, "batch", "WARN", "make the batch a multiple of the ranks"),
+        ({"steps": 10, "warmup": 50}, "warm-up", "WARN", "longer than the run"),
+        ({"model": "bert-huge"}, "model", "FAIL", "neither a config file nor a preset"),
+        ({"model": "bert-base", "micro_batch_size": 10**5, "global_batch_size": 10**6}, "memory", "FAIL",
+         "give a smaller --micro-batch-size"),
+        ({"model": "bert-base", "keep": 10**9}, "disk", "FAIL", "make room or lower --keep"),
+    ],
+)  # fmt: skip
+def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, thing, verdict, said):
+    options = {"data": dataset.path, "out": tmp_path / "run", "length": 32} | options
+    arguments = [part for name, value in options.items() for part in ("--" + name.replace("_", "-"), value)]
+    code, found, output = examine(*arguments)
+    assert found[thing].startswith(verdict), output
+    assert said in found[thing]
+    assert code == (verdict == "FAIL")
+
+
+def test_the_doctor_finds_damaged_shards_and_runs(dataset, tmp_path):
+    code, found, _ = examine("--data", tmp_path / "nothing", "--out", tmp_path / "run")
+    assert (code, list(found)) == (1, ["shards"])
+    damaged = write_dataset(tmp_path / "damaged", [([7, 3], [2], None)])
+    with open(damaged / "train-00000.tokens.npy", "r+b") as file:
+        file.seek(128)
+        file.write(b"\x09")
+    code, found, _ = examine("--data", damaged, "--out", tmp_path / "run")
+    assert code == 1
+    assert found["shards"].startswith("FAIL")
+    train(dataset.path, tmp_path / "run", steps=1)
+    common = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32]
+    assert "goes on from step-00000001" in examine(*common)[1]["run"]
+    assert "give another --out" in examine(*common, "--resume", "no")[1]["run"]
+    assert "was trained with --model modernbert-tiny" in examine(*common, "--model", "bert-tiny")[1]["run"]
