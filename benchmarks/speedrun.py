@@ -127,7 +127,8 @@ def theirs(corpus: str, tokenizer: str, scratch: Path, seconds: float, ranks: in
     start = time.perf_counter()
     run([sys.executable, "-c", PREPARE, corpus, tokenizer, str(scratch), str(LENGTH)])
     prepared = time.perf_counter() - start
-    rest = [str(scratch / "shards"), str(scratch / "rows"), str(out), json.dumps(json.loads((scratch / "config.json").read_text()))]
+    rest = [str(scratch / "shards"), str(scratch / "rows"), str(out)]
+    rest.append((scratch / "config.json").read_text())
 
     def train(steps: int) -> tuple[float, float]:
         begun = time.perf_counter()
