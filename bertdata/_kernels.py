@@ -483,6 +483,8 @@ def pair_rows(
                 if begins or stop - at >= -b_stop or x == num_sentences:
                     break
             b_stop = stop
+        if not (0 <= a < a_stop <= starts[-1] and 0 <= at < b_stop <= starts[-1]):
+            return -1
         a_length, b_length = a_stop - a, b_stop - at
         excess = cropped[b] = max(0, a_length + b_length - most)
         if excess:  # one by one from the longer, from B if they are equal

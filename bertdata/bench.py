@@ -140,7 +140,7 @@ def memory() -> dict[str, int]:
 def _together(path: str, options: dict[str, Any], processes: int, seconds: float) -> dict[str, Any]:
     """Several readers at once, each a rank of one job. Memory beyond that of a process that only has the kernels."""
     manager = get_context("spawn").Manager()
-    barrier = manager.Barrier(processes)
+    barrier = manager.Barrier(processes, timeout=60 + 2 * seconds)  # should one of them fail
     with _pool(processes) as pool:
         parts = [pool.submit(_reader, path, options, rank, processes, seconds, barrier) for rank in range(processes)]
         found = [part.result() for part in parts]

@@ -132,6 +132,8 @@ class Loader:
         if start == stop:
             return None
         first, last = order.rank_slice(start, stop, rank=self.rank, world_size=self.world_size)
+        if self._block and first < last:
+            self._read_ahead(last - 1, self._block)
         return self.read(np.arange(first, last))
 
     def read(self, positions: np.ndarray) -> Batch:
@@ -139,8 +141,6 @@ class Loader:
         epochs, sample_ids = order.sample_ids(
             positions, num_samples=self.num_samples, seed=self.seed, block=self._block
         )
-        if self._block and positions.size:
-            self._read_ahead(int(positions[-1]), self._block)
         rows = self._samples.rows(epochs, sample_ids)
         if self._masker:
             masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.goes_on)

@@ -115,6 +115,7 @@ class Stream:
     def read_ahead(self, ranges: list[tuple[int, int]]) -> None:
         """Asks for ranges of the stream to be read from the disk, without waiting."""
         for start, stop in ranges:
+            start, stop = max(0, start), min(stop, int(self.starts[-1]))  # an index may be damaged; its rows will tell
             while start < stop:
                 shard = int(np.searchsorted(self.starts, start, side="right")) - 1
                 end = min(stop, int(self.starts[shard + 1]))
@@ -180,6 +181,7 @@ class Pieces:
         if self._packed:
             first, stop = int(self._bounds[first]), int(self._bounds[stop])
         pieces = self._pieces[first:stop]
+        _require_sound(pieces.size - 1)
         starts = pieces >> np.uint64(16)
         return [(int(starts.min()), int((starts + (pieces & np.uint64(0xFFFF))).max()))]
 
@@ -243,6 +245,7 @@ class Pairs:
         arrays, self._known = derived(identity, {"pairs": "<i8", "sentences": "<u8"}, self._make)
         self._pairs, self._sentences = arrays["pairs"].reshape(-1, 5), arrays["sentences"]
         self.num_samples = self._pairs.shape[0]
+        _require_sound(self.num_samples - 1)
 
     @property
     def facts(self) -> dict[str, float]:
@@ -281,6 +284,8 @@ class Pairs:
             sentences = stream.dataset.array(stream.shards[number].name, "sentences")
             first, last = np.searchsorted(sentences, documents[[0, -1]])
             sentences = sentences[first : last + 1]
+            if sentences.size < 2:
+                raise DatasetError(f"{stream.dataset.path} is damaged; bertdata verify says where")
             flagged = np.empty(sentences.size - 1, np.uint64)
             pairs = np.empty((flagged.size, 5), np.int64)
             count = _kernels.segment(

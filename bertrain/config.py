@@ -133,6 +133,8 @@ def command(run: Any) -> click.Command:
             lengths = {"steps", "epochs", "budget"}
             if lengths & given.keys():  # one replaces the others
                 values = {name: value for name, value in values.items() if name not in lengths}
+            if "model" in given:
+                values.pop("init", None)
             try:
                 config = Config(**values | given)
             except TypeError as error:
@@ -143,8 +145,10 @@ def command(run: Any) -> click.Command:
         meta = dict(option.metadata)
         text = meta.pop("help")
         shown = f"{text}  [default: {option.default}]" if option.default not in (None, "") else text
-        kind = {"is_flag": True} if option.default is False else {"type": meta.get("type", type(option.default))}
-        main = click.option(_flag(option.name), option.name, default=None, help=shown, **kind)(main)
+        flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}
+        if option.default is False:
+            flag, kind = f"{flag}/--no-{flag[2:]}", {}
+        main = click.option(flag, option.name, default=None, help=shown, **kind)(main)
     return click.command(help=run.__doc__, context_settings={"help_option_names": ["-h", "--help"]})(main)
 
 
@@ -198,7 +202,7 @@ class Plan:
             warnings.append(f"{world_size} ranks share {config.global_batch_size} rows a step, so some ranks are idle")
         return cls(
             steps=steps,
-            long_from=steps if config.long_length is None else max(1, round(steps * (1 - config.long_share))),
+            long_from=steps if config.long_length is None else min(steps - 1, round(steps * (1 - config.long_share))),
             warmup_steps=warmup,
             micro_batch_size=micro,
             accumulation=-(-share // micro),

@@ -34,6 +34,8 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
             piece = {name: torch.zeros((1, *array.shape[1:]), dtype=torch.int64) for name, array in arrays.items()}
             for name in {"targets", "next_sentence_label"} & piece.keys():
                 piece[name] += IGNORE_INDEX
+            if "position_ids" in piece:  # one document, not as many as places
+                piece["position_ids"] += torch.arange(batch.input_ids.shape[1])
             piece.pop("attention_mask", None)
         yield {name: to_device(array, device) for name, array in piece.items()}
 

@@ -19,9 +19,10 @@ NAME = "bertrain_isolated"
 
 def documents(position_ids: torch.Tensor) -> dict[str, Any]:
     """What attention is told of packed rows, [B, T]: where a piece begins, position_ids are 0. Padding is a piece."""
-    if position_ids.device.type != "cuda":
-        return {"document_ids": (position_ids == 0).cumsum(1)}
-    return {"cu_seqlens": bounds(position_ids), "max_seqlen": position_ids.shape[1]}
+    known: dict[str, Any] = {"document_ids": (position_ids == 0).cumsum(1)}
+    if position_ids.is_cuda and torch.is_autocast_enabled("cuda"):  # the kernel takes no float32
+        known |= {"cu_seqlens": bounds(position_ids), "max_seqlen": position_ids.shape[1]}
+    return known
 
 
 def bounds(position_ids: torch.Tensor) -> torch.Tensor:
@@ -53,7 +54,7 @@ def attend(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query, key, value [B, heads, T, D] → [B, T, heads, D]. sliding_window: a token sees places nearer than this."""
-    if cu_seqlens is not None:
+    if cu_seqlens is not None and dropout == 0:  # nor does it drop anything out
         from torch.nn.attention.varlen import varlen_attn
 
         flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]

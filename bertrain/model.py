@@ -119,8 +119,15 @@ def _from_file(name: str, special: SpecialTokens) -> Any:
 
 
 def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
-    """A checkpoint as transformers wrote it, in float32."""
-    return _loaded(directory, nsp=nsp, local_files_only=True)[0]
+    """A checkpoint as transformers wrote it, in float32. Raises DatasetError if it is not whole, or of another kind."""
+    model, info = _loaded(directory, nsp=nsp, local_files_only=True)
+    if model.config.model_type not in _CLASSES:
+        raise DatasetError(f"{directory} is a {model.config.model_type}; only bert and modernbert are known here")
+    if info["missing_keys"]:
+        raise DatasetError(
+            f"{directory} lacks {len(info['missing_keys'])} weights, such as {min(info['missing_keys'])}"
+        )
+    return model
 
 
 def start_from(spec: str, shards: Dataset, *, length: int, nsp: bool = False) -> tuple[PreTrainedModel, list[str]]:

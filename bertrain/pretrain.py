@@ -11,7 +11,9 @@ and started again, it goes on from the newest checkpoint as if nothing had happe
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -40,15 +42,14 @@ def pretrain(config: Config) -> None:
     """Pre-train a masked language model on the shards that bertdata build made. Runs alone or under torchrun."""
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
         ranks.on_first(lambda: stack.enter_context(checkpoint.locked(Path(config.out))))
-        signals = stack.enter_context(_signals())
-        ranks.together(lambda: _Run(config, ranks, signals)).train()
+        ranks.together(lambda: _Run(config, ranks)).train()
 
 
 class _Run:
     """Everything a run needs, made ready on this rank. Making it fails on all ranks if it fails on one."""
 
-    def __init__(self, config: Config, ranks: World, signals: list[str]) -> None:
-        self.config, self.run, self.ranks, self.signals = config, Path(config.out), ranks, signals
+    def __init__(self, config: Config, ranks: World) -> None:
+        self.config, self.run, self.ranks = config, Path(config.out), ranks
         self.shards = bertdata.open(config.data)
         self.loader = self._loader_of(config.length)
         self.plan = Plan.of(config, num_samples=self.loader.num_samples, world_size=ranks.world_size)
@@ -66,8 +67,8 @@ class _Run:
                     f"{found} was trained with --model {trainer['model']}, and --model {name} was given; "
                     "give the same, or another --out"
                 )
-            if trainer["step"] > self.plan.long_from:
-                self.loader = self._loader_of(config.long_length or 0)
+            if config.long_length and trainer["step"] > self.plan.long_from:
+                self.loader = self._loader_of(config.long_length)
             self.loader.load_state_dict(trainer["loader"])
             weights = model.load(found, nsp=nsp)
         elif config.init:
@@ -112,7 +113,8 @@ class _Run:
     # ------------------------------------------------------------------------------------------------------ the loop
 
     def train(self) -> None:
-        with Watch(self.config, self.plan, self.ranks, self.shards, step=self.step) as self.watch:
+        watch = self.ranks.together(lambda: Watch(self.config, self.plan, self.ranks, self.shards, step=self.step))
+        with watch as self.watch, _signals() as self.signals:
             self.ranks.on_first(self._announce)
             stopped = self._loop()
         if self.ranks.rank == 0 and stopped:
@@ -152,14 +154,17 @@ class _Run:
             last = self.step == plan.steps or self._progress >= 1 or stopped
             if last or logs:
                 means = metrics.means(*ranks.sum(self.totals).tolist())
-                seen = {"lr": rate, "grad_norm": float(norm), "tokens": self.tokens, **rates.take(ranks.world_size)}
+                seen = {"lr": rate, "grad_norm": self._known(norm), "tokens": self.tokens}
+                seen |= rates.take(ranks.world_size)
                 seconds = {"seconds": round(time.perf_counter() - self.watch.started, 3)}
                 self.totals.zero_()
-                self.watch.entry({"step": self.step, **means, **seen, **seconds}, done=last)
+                entry = {"step": self.step, **means, **seen, **seconds}
+                ranks.together(functools.partial(self.watch.entry, entry, done=last))
             if not stopped and (last or (config.eval_every and self.step % config.eval_every == 0)):
                 self._evaluate()
                 rates.take(ranks.world_size)
             if last or self.step % config.save_every == 0:
+                self.watch.require_finite(self.step, None, self._known(norm))
                 ranks.sum(self.totals).mul_(ranks.rank == 0)
                 ranks.on_first(self._save)
         return (self.signals or ["another rank"])[0] if stopped else None
@@ -207,6 +212,11 @@ class _Run:
         self.step += 1
         return decided, norm, rate
 
+    def _known(self, norm: torch.Tensor) -> float | None:
+        """The gradient's norm; None where fp16 has overflowed, which the scaler sees to by passing over the step."""
+        found = float(norm)
+        return None if self.scaler.is_enabled() and not math.isfinite(found) else found
+
     def _precision(self) -> Any:
         dtype = _DTYPES[self.precision]
         return torch.autocast(self.ranks.device.type, dtype) if dtype else contextlib.nullcontext()
@@ -227,10 +237,12 @@ class _Run:
             return
         options: dict[str, Any] = {"split": "validation", "length": self.loader.length}
         result = evaluate(self.module, self.shards, self.ranks, max_samples=EVAL_SAMPLES, **options)
-        rows = []
-        if self.ranks.rank == 0:
+
+        def show() -> None:
             rows = predictions(self.module, self.shards, self.ranks.device, rows=1, **options)
-        self.watch.evaluation(self.step, result, rows)
+            self.watch.evaluation(self.step, result, rows)
+
+        self.ranks.on_first(show)
 
     def _save(self) -> None:
         trainer = {

@@ -21,14 +21,16 @@ class Examples:
 def read(path: str, *, text: str, other: str, label: str) -> Examples:
     """Rows of a file; text, other and label name columns, or number them from 0. other "": there is no second text.
 
-    A TSV or CSV whose first row holds the names of the columns has a header; else columns are numbered. Raises
+    A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. Raises
     UsageError, naming the file and the line, for what does not fit.
     """
     file = Path(path)
     try:
-        names, rows = _rows(file)
+        names, rows = _rows(file, {"label", text, other, label})
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, csv.Error) as error:  # no UTF-8, no Parquet, ...
+        raise UsageError(f"{path} cannot be read: {error}") from None
     if not rows:
         raise UsageError(f"{path} holds no examples")
     found: dict[str, list[Any]] = {}
@@ -50,8 +52,8 @@ def read(path: str, *, text: str, other: str, label: str) -> Examples:
     return Examples(texts, [str(t) for t in others] if others is not None else None, found["labels"])
 
 
-def _rows(file: Path) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
-    """Names of the columns, and rows with the line each is on."""
+def _rows(file: Path, wanted: set[str]) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
+    """Names of the columns, and rows with the line each is on. wanted: names that tell a header."""
     kind = file.suffix.lower()
     if kind == ".parquet":
         import pyarrow.parquet
@@ -74,11 +76,12 @@ def _rows(file: Path) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
         return list(rows[0][1]) if rows else [], rows
     if kind not in (".tsv", ".csv", ".txt"):
         raise UsageError(f"{file} is of no known kind; give .tsv, .csv, .jsonl or .parquet")
+    csv.field_size_limit(1 << 30)
     with open(file, encoding="utf-8", newline="") as lines:
         plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
         cells = [(number, row) for number, row in enumerate(csv.reader(lines, **plain), 1) if any(row)]  # type: ignore[arg-type]
     names: list[Any] = list(range(len(cells[0][1]))) if cells else []
-    if cells and "label" in cells[0][1]:
+    if cells and any(name in cells[0][1] for name in wanted if name and not name.lstrip("-").isdigit()):
         names = cells.pop(0)[1]
     for number, row in cells:
         if len(row) != len(names):

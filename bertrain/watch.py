@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import bertdata
+from bertdata.errors import UsageError
 from bertdata.shard import write_file
 from bertrain import checkpoint, metrics
 from bertrain.config import Config, Plan
@@ -47,8 +48,10 @@ class Watch(contextlib.ExitStack):
         total = None if config.budget else plan.steps
         self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
         if config.log == "tensorboard":
-            from torch.utils.tensorboard import SummaryWriter
-
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise UsageError("--log tensorboard needs tensorboard; pip install 'bertdata[plot]'") from None
             self._board = SummaryWriter(self.run / "tensorboard", purge_step=step)
             self.callback(self._board.close)
 
@@ -90,12 +93,8 @@ class Watch(contextlib.ExitStack):
 
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
         """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
-        step, loss, norm = entry["step"], entry["loss"], entry["grad_norm"]
-        if not math.isfinite(loss or 0.0) or not math.isfinite(norm):
-            raise TrainingError(
-                f"the loss is {loss} and the gradient norm {norm} at step {step}; lower --lr {self.config.lr} or "
-                "lengthen --warmup and run again from the newest checkpoint"
-            )
+        step, loss = entry["step"], entry["loss"]
+        self.require_finite(step, loss, entry["grad_norm"])
         if not self.first:
             return
         self._keep(entry)
@@ -116,6 +115,14 @@ class Watch(contextlib.ExitStack):
             self._said = time.perf_counter()
             total = "" if self.config.budget else f"/{self.plan.steps}"
             print(f"step {step}{total}: {line}, {entry['seconds']:.0f} s", flush=True)
+
+    def require_finite(self, step: int, loss: float | None, norm: float | None) -> None:
+        """Raises TrainingError if either is not. None: not known, or a step that fp16 passes over."""
+        if not math.isfinite(loss or 0.0) or not math.isfinite(norm or 0.0):
+            raise TrainingError(
+                f"the loss is {loss} and the gradient norm {norm} at step {step}; lower --lr {self.config.lr} or "
+                "lengthen --warmup and run again from the newest checkpoint"
+            )
 
     def evaluation(self, step: int, result: dict[str, Any], rows: list[str]) -> None:
         if not self.first:

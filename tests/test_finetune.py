@@ -173,12 +173,26 @@ def test_the_same_examples_from_any_file(tmp_path, kind):
         ("a.jsonl", '{"text": "x", "label": 1}\n{bad\n', "line 2 is not JSON"),
         ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
         ("a.xml", "<x/>", "of no known kind"),
+        ("a.parquet", "no parquet", "a.parquet cannot be read"),
     ],
 )
 def test_bad_tables_are_named(tmp_path, name, content, said):
     (tmp_path / name).write_text(content)
     with pytest.raises(UsageError, match=said):
         tables.read(str(tmp_path / name), text="0", other="", label="-1")
+
+
+def test_a_header_is_told_by_a_name_that_is_asked_for(tmp_path):
+    path = tmp_path / "reviews.tsv"
+    path.write_text("review\tsentiment\ngood\tpos\n")
+    assert tables.read(str(path), text="review", other="", label="sentiment").labels == ["pos"]
+    assert tables.read(str(path), text="0", other="", label="sentiment").texts == ["good"]
+
+
+def test_files_of_another_encoding_are_named(tmp_path):
+    (tmp_path / "a.csv").write_bytes("text,label\nna\xefve,1\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"a.csv cannot be read: 'utf-8' codec"):
+        tables.read(str(tmp_path / "a.csv"), text="0", other="", label="-1")
 
 
 def test_columns_and_labels_that_do_not_fit_are_named(checkpoint, tmp_path):

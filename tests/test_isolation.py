@@ -101,6 +101,16 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(dataset):
     assert found.numel() == 4 * (40 // 3 + 1) + 1
 
 
+def test_a_piece_that_fills_up_is_one_document(dataset):
+    """A rank with fewer rows than another runs a pass of nothing; its bounds fit as well."""
+    batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=2))
+    *_, filler = feed.micro_batches(batch, size=2, count=2, device=CPU)
+    assert isolation.bounds(filler["position_ids"]).unique().tolist() == [0, 40]
+    losses, right = MaskedLM(make("bert"), isolate=True)(**filler)
+    assert losses.tolist() == [0.0]
+    assert right.tolist() == [0]
+
+
 def test_isolation_needs_packed_rows():
     model, (ids, _) = MaskedLM(make("bert"), isolate=True), row()
     with pytest.raises(RuntimeError, match="without document_ids"):

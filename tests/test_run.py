@@ -1,5 +1,6 @@
 """What a run can be told besides the usual: objectives, weights to begin with, time, longer rows, signals, checks."""
 
+import functools
 import json
 import math
 import signal
@@ -18,7 +19,7 @@ from transformers import AutoModelForMaskedLM, BertForPreTraining
 import bertdata
 from bertdata.build import build
 from bertdata.errors import DatasetError, UsageError
-from bertrain import checkpoint, doctor, evaluate, feed, metrics, model, plot
+from bertrain import checkpoint, doctor, evaluate, feed, metrics, model, plot, pretrain
 from bertrain.config import Config, Plan
 from bertrain.loss import MaskedLM
 
@@ -170,7 +171,37 @@ def test_the_last_part_of_a_run_has_longer_rows(dataset, tmp_path):
         assert [e["loss"] for e in again if "lr" in e] == [e["loss"] for e in whole if "lr" in e], stop
 
 
+def test_a_shorter_run_than_was_made_is_done(dataset, tmp_path, capsys):
+    train(dataset.path, tmp_path / "run", steps=5)
+    capsys.readouterr()
+    train(dataset.path, tmp_path / "run", steps=3)
+    assert "done: " in capsys.readouterr().out
+
+
+def test_flags_beside_a_configuration_turn_things_off_too(dataset, tmp_path):
+    train(dataset.path, tmp_path / "a", steps=1, isolate_documents=True)
+    arguments = ["--config", str(tmp_path / "a" / "run.json"), "--out", str(tmp_path / "b"), "--no-isolate-documents"]
+    assert CliRunner().invoke(pretrain.main, arguments).exit_code == 0
+    assert json.loads((tmp_path / "b" / "run.json").read_text())["config"]["isolate_documents"] is False
+
+
 # ------------------------------------------------------------------------------------------------- precision and speed
+
+
+def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
+    """The scale is lowered and training goes on; without a scaler the same gradient ends the run."""
+    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**127))
+    log = [e for e in train(dataset.path, tmp_path / "run", steps=8, model="bert-tiny", precision="fp16") if "lr" in e]
+    assert log[0]["grad_norm"] is None
+    assert all(math.isfinite(entry["loss"]) for entry in log)
+
+
+def test_weights_that_are_not_finite_are_never_saved(dataset, tmp_path, monkeypatch):
+    norms = iter([torch.tensor(1.0)] * 3 + [torch.tensor(float("nan"))] * 9)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *a, **k: next(norms))
+    with pytest.raises(SystemExit):
+        train(dataset.path, tmp_path / "run", steps=8, log_every=100, save_every=2, eval_every=0)
+    assert [path.name for path in sorted((tmp_path / "run").glob("step-*"))] == ["step-00000002"]
 
 
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "fp16"}, {"gradient_checkpointing": True}])
