@@ -21,7 +21,7 @@ from common import report
 
 import bertdata
 from bertdata import order
-from bertdata.bench import _read_bytes, evict
+from bertdata.bench import evict, read_bytes
 from bertdata.manifest import Manifest, Shard, Split
 from bertdata.shard import ShardWriter, pages_of
 from bertdata.types import SpecialTokens
@@ -49,14 +49,14 @@ def make(out: Path, num_tokens: int) -> None:
 
 
 def read(loader: bertdata.Loader, *, positions: int | None, seconds: float) -> dict[str, float]:
-    before, start, count = _read_bytes(), time.perf_counter(), 0
+    before, start, count = read_bytes(), time.perf_counter(), 0
     while positions is None or loader.position < positions:
         count += next(loader).input_ids.size
         if time.perf_counter() - start > seconds:
             break
     passed, used = time.perf_counter() - start, 2 * count * (LENGTH - 2) / LENGTH
     return {"Mtok/s": round(count / passed / 1e6, 2), "bytes used, MB": round(used / 1e6, 1),
-            "from disk ÷ used": round((_read_bytes() - before) / used, 3)}  # fmt: skip
+            "from disk ÷ used": round((read_bytes() - before) / used, 3)}  # fmt: skip
 
 
 @click.command()

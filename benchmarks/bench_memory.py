@@ -21,7 +21,7 @@ from common import report
 from torch.utils.data import DataLoader
 
 import bertdata
-from bertdata.bench import _together, memory
+from bertdata.bench import memory, read_together
 from bertdata.manifest import Manifest, Shard, Split
 from bertdata.shard import HEADER_BYTES, array_path, npy_header
 from bertdata.types import SpecialTokens
@@ -97,7 +97,7 @@ def resident(pids: list[int | str]) -> int:
 def main(path: str, processes: int, batches: int, directory: str | None) -> None:
     found: dict[str, Any] = {f"{n:.0e} tokens": opening(n, directory) for n in (10**10, 10**13)}
     options: dict[str, Any] = {"length": 128, "global_batch_size": 256}
-    together = _together(path, options, processes, 3.0)
+    together = read_together(path, options, processes, 3.0)
     pages = bertdata.open(path).num_tokens * 2
     more = (together["pss"] - together["bare_pss"] - pages) / processes
     found["processes"] = {name: round(value / 1e6, 1) for name, value in together.items() if name != "number"} | {

@@ -65,7 +65,6 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
         whole = samples.loader.read(np.arange(steps * rows)).input_ids
         dataset: Any = [{"input_ids": row} for row in torch.from_numpy(whole)]
     else:
-        dataset = samples
 
         class Sparse(torch.nn.Module):
             def __init__(self) -> None:
@@ -81,9 +80,7 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
                 return {"loss": loss[0] / chosen.sum()}
 
         model = Sparse()
-        samples_of = samples.__getitems__
-        whole = samples_of(range(steps * rows))
-        dataset = whole  # its own loader is not what is asked about here
+        dataset = samples.__getitems__(range(steps * rows))  # our loader is not what is asked about here
 
     class Clock(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:

@@ -440,7 +440,7 @@ def segment(
 
 
 @_jit()
-def _cut(key, stream, start, length, excess):
+def _cut(key, stream, start, excess):
     """The start of a segment that loses `excess` tokens, each from the front or the back."""
     front = 0
     for word in range((excess + 63) >> 6):
@@ -492,8 +492,8 @@ def pair_rows(
             from_b = min(excess, max(0, b_length - a_length))
             rest = excess - from_a - from_b
             from_a, from_b = from_a + rest // 2, from_b + (rest + 1) // 2
-            a, a_length = _cut(key, U1, a, a_length, from_a), a_length - from_a
-            at, b_length = _cut(key, uint64(2), at, b_length, from_b), b_length - from_b
+            a, a_length = _cut(key, U1, a, from_a), a_length - from_a
+            at, b_length = _cut(key, uint64(2), at, from_b), b_length - from_b
         place = a_length + 2
         filled[b] = a_length + b_length + 1
         num_spans = _add_piece(spans, num_spans, a, a_length, b, 1, starts, addresses, itemsize)

@@ -40,7 +40,7 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
         found["cold"] = {shuffle: _alone(_cold, path, options, shuffle, seconds) for shuffle in ("blocks", "full")}
     found["warm"] = _alone(_warm, path, options, known, seconds)
     found["opening"] = _alone(_opening, path, options)
-    found["processes"] = _together(path, options, processes, seconds)
+    found["processes"] = read_together(path, options, processes, seconds)
     return found
 
 
@@ -113,15 +113,15 @@ def _cold(path: str, options: dict[str, Any], shuffle: str, seconds: float) -> d
     del warmed
     evict(path)
     loader = Loader(Dataset(path), **options, shuffle=shuffle)
-    before = _read_bytes()
+    before = read_bytes()
     start, count = time.perf_counter(), 0
     while (passed := time.perf_counter() - start) < seconds:
         count += next(loader).input_ids.size
     itemsize = loader.shards.tokens("train", 0).itemsize
-    return {"rate": count / passed, "disk_bytes_per_byte": (_read_bytes() - before) / (count * itemsize)}
+    return {"rate": count / passed, "disk_bytes_per_byte": (read_bytes() - before) / (count * itemsize)}
 
 
-def _read_bytes() -> int:
+def read_bytes() -> int:
     with open("/proc/self/io") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
 
@@ -137,7 +137,7 @@ def memory() -> dict[str, int]:
     return {"pss": sizes["Pss"], "private": sizes["Private_Dirty"], "shared": shared}
 
 
-def _together(path: str, options: dict[str, Any], processes: int, seconds: float) -> dict[str, Any]:
+def read_together(path: str, options: dict[str, Any], processes: int, seconds: float) -> dict[str, Any]:
     """Several readers at once, each a rank of one job. Memory beyond that of a process that only has the kernels."""
     manager = get_context("spawn").Manager()
     barrier = manager.Barrier(processes, timeout=60 + 2 * seconds)  # should one of them fail

@@ -52,9 +52,9 @@ class Masker:
             ordinary[special.unk] = False
         if not ordinary.any():
             raise UsageError("the vocabulary has only special tokens, so there is nothing to mask or to draw")
-        self._kinds = ordinary * _kernels.MASKABLE
+        kinds = ordinary * _kernels.MASKABLE
         if continues is not None:
-            self._kinds |= continues * _kernels.CONTINUES
+            kinds |= continues * _kernels.CONTINUES
         everything = masking.random_from == "vocabulary"
         pool = np.arange(special.vocab_size) if everything else np.flatnonzero(ordinary)
         quota = np.array([masking.quota(n) for n in range(length + 1)])
@@ -65,7 +65,7 @@ class Masker:
         select_below, mask_below, random_below = (np.uint64(round(share * 2**32)) for share in below)
         self._policy, self._seed, self._length = _POLICIES[masking.policy], np.uint64(seed), length
         self._select = quota, select_below, lengths_below
-        self._change = self._kinds, special.mask, mask_below, random_below, pool
+        self._change = kinds, special.mask, mask_below, random_below, pool
         self._identity = np.arange(length)
 
     def apply(

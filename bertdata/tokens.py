@@ -114,7 +114,7 @@ class Tokenizer:
     def prepare(self) -> None:
         """Makes the engine, if there is one for this kind of tokenizer, and loads its kernels.
 
-        Compiling them takes about ten seconds, once on a machine; loading them a tenth of one.
+        Compiling them takes some seconds, once on a machine; loading them about a tenth of one.
         """
         with self._preparing:
             if self._engine is None:

@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 import bertdata
 from bertdata.errors import UsageError
 from bertdata.shard import write_file
@@ -41,8 +43,6 @@ class Watch(contextlib.ExitStack):
         self._board: Any = None
         if not self.first:
             return
-        from tqdm import tqdm
-
         self.run.mkdir(parents=True, exist_ok=True)
         self._log = self.enter_context(metrics.Log(self.run / "log.jsonl", after_step=step))
         total = None if config.budget else plan.steps

@@ -244,18 +244,21 @@ def test_operations_of_a_step_are_counted():
 # ------------------------------------------------------------------------------------------------------------- signals
 
 
+def wait_for_steps(run, process):
+    log, deadline = run / "log.jsonl", time.monotonic() + 180
+    while not (log.exists() and log.stat().st_size):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
 @pytest.mark.dist
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_ends_a_run_with_a_checkpoint(dataset, tmp_path, name):
     arguments = flags(dataset.path, tmp_path / "run", steps=100_000, save_every=10**6, eval_every=0)
     command = [sys.executable, "-m", "bertrain.pretrain", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    log = tmp_path / "run" / "log.jsonl"
-    deadline = time.monotonic() + 120
-    while not (log.exists() and log.stat().st_size):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_for_steps(tmp_path / "run", process)
     process.send_signal(getattr(signal, name))
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -268,12 +271,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(dataset, tmp_path, name):
 def test_a_signal_to_one_rank_ends_all(dataset, tmp_path):
     arguments = flags(dataset.path, tmp_path / "run", steps=100_000, save_every=10**6, eval_every=0)
     job = launch(2, "bertrain.pretrain", arguments)
-    log = tmp_path / "run" / "log.jsonl"
-    deadline = time.monotonic() + 180
-    while not (log.exists() and log.stat().st_size):
-        assert time.monotonic() < deadline
-        assert job.poll() is None
-        time.sleep(0.05)
+    wait_for_steps(tmp_path / "run", job)
     ranks = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
     subprocess.run(["kill", "-TERM", ranks[-1]], check=True)
     out, err = job.communicate(timeout=90)

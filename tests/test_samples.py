@@ -2,6 +2,7 @@
 
 import functools
 import json
+import mmap
 import pickle
 import subprocess
 import sys
@@ -249,12 +250,42 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     assert asked[: sum(map(len, ranges))] == [r for blocks in ranges for r in blocks]
 
 
-def test_reading_ahead_touches_every_shard(dataset):
-    """The system call is made: pages of a range are resident after it, whatever shards it crosses."""
+class Pages:
+    """In place of a memory map: what was asked of it."""
+
+    def __init__(self, size):
+        self.size, self.asked = size, []
+
+    def __len__(self):
+        return self.size
+
+    def madvise(self, *asked):
+        self.asked.append(asked)
+
+
+def test_what_is_asked_of_the_system(dataset, monkeypatch):
+    """Reading ahead: whole pages around each range, in every shard it crosses, no range of nothing."""
     stream = samples.Stream(dataset, split="train", length=16)
+    maps = {tokens.ctypes.data: Pages(128 + tokens.nbytes) for tokens in stream._tokens}
+    monkeypatch.setattr(samples, "pages_of", lambda tokens: maps[tokens.ctypes.data])
     total = int(stream.starts[-1])
-    stream.read_ahead([(0, total), (total - 1, total), (5, 5)])
+    stream.read_ahead([(0, total), (5, 5), (total, total + 9)])
+    for tokens in stream._tokens:
+        assert maps[tokens.ctypes.data].asked.pop() == (mmap.MADV_WILLNEED, 0, 128 + tokens.nbytes)
+    stream.read_ahead([(total - 3, total)])
+    *others, last = maps.values()
+    assert not any(pages.asked for pages in others)
+    [(advice, first, length)] = last.asked
+    assert advice == mmap.MADV_WILLNEED
+    assert first % mmap.PAGESIZE == 0
+    assert first <= last.size - 6
+    assert first + length == last.size
+    last.asked.clear()
+    stream.read_at_random()  # it fits in memory
+    assert not any(pages.asked for pages in maps.values())
+    monkeypatch.setattr(samples.os, "sysconf", lambda name: 1)
     stream.read_at_random()
+    assert all(pages.asked == [(mmap.MADV_RANDOM,)] for pages in maps.values())
 
 
 # ------------------------------------------------------------------------------------------------------------- index
@@ -385,7 +416,7 @@ def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
     assert names(cache) == []
 
 
-def test_whole_words_of_a_dataset(dataset, bert):
+def test_whole_words_of_a_dataset(dataset):
     """A masked ## token brings its word along."""
     loader = Loader(dataset, length=64, masking=Masking(policy="whole_word", mask_fraction=1.0, random_fraction=0.0))
     continues = dataset.continues()
