@@ -35,7 +35,7 @@ HEADS = ("classifier", "score", "head", "pooler")
 
 def finetune(
     start: str, train: tables.Examples, held_out: dict[str, tables.Examples], *, task: str, seed: int, out: Path,
-    epochs: int, batch_size: int, lr: float, length: int, from_scratch: bool,
+    epochs: int, batch_size: int, lr: float, length: int, from_scratch: bool, precision: str,
 ) -> dict[str, Any]:  # fmt: skip
     """One run. held_out: "dev", and perhaps "test". Returns the curve, the best epoch, and its metrics by file."""
     names = None if task == "regression" else sorted({str(label) for label in train.labels})
@@ -46,6 +46,8 @@ def finetune(
     tokenizer = AutoTokenizer.from_pretrained(directory)
     length = min(length, model.config.max_position_embeddings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     model.to(device).train()
     sets = {name: _encode(tokenizer, part, names, length) for name, part in {"train": train, **held_out}.items()}
     decayed = [p for p in model.parameters() if p.ndim >= 2]
@@ -56,12 +58,11 @@ def finetune(
     steps = epochs * -(-len(rows) // batch_size)
     curve, best, step, kept = [], None, 0, None
     for epoch in range(epochs):
-        order = np.random.default_rng(bertdata.key(seed, "order", epoch)).permutation(len(rows))
         total = 0.0
-        for first in range(0, len(rows), batch_size):
-            chosen = order[first : first + batch_size]
+        for chosen in _batches(rows, batch_size, np.random.default_rng(bertdata.key(seed, "order", epoch))):
             inputs = tokenizer.pad([rows[i] for i in chosen], return_tensors="pt").to(device)
-            logits, wanted = model(**inputs).logits, labels[chosen].to(device)
+            with autocast:
+                logits, wanted = model(**inputs).logits.float(), labels[chosen].to(device)
             loss = F.mse_loss(logits.squeeze(-1), wanted) if names is None else F.cross_entropy(logits, wanted)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -71,7 +72,8 @@ def finetune(
             optimizer.step()
             optimizer.zero_grad()
             step, total = step + 1, total + loss.item() * chosen.size
-        scores = {name: _score(model, tokenizer, *sets[name], names, device) for name in held_out}
+        with autocast:
+            scores = {name: _score(model, tokenizer, *sets[name], names, device) for name in held_out}
         curve.append({"epoch": epoch + 1, "train_loss": total / len(rows), **scores})
         main = scores["dev"]["pearson" if names is None else "accuracy"]
         if best is None or main > best[0]:
@@ -127,6 +129,16 @@ def _encode(
     if unknown:
         raise UsageError(f"label {sorted(unknown)[0]!r} is held out and never trained on, only {', '.join(names)}")
     return rows, torch.tensor([names.index(str(label)) for label in part.labels])
+
+
+def _batches(rows: list[Any], batch_size: int, draw: np.random.Generator) -> list[np.ndarray]:
+    """All rows in a random order, those of a batch of about the same length: of 32 batches, the shortest together."""
+    order, pool = draw.permutation(len(rows)), 32 * batch_size
+    lengths = np.array([len(row["input_ids"]) for row in rows])
+    pools = (order[first : first + pool] for first in range(0, len(rows), pool))
+    alike = [part[np.argsort(lengths[part], kind="stable")] for part in pools]
+    batches = [part[first : first + batch_size] for part in alike for first in range(0, len(part), batch_size)]
+    return [batches[i] for i in draw.permutation(len(batches))]
 
 
 @torch.no_grad()
@@ -196,6 +208,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 @click.option("--batch-size", default=32, type=click.IntRange(min=1), help="Rows of a step.")
 @click.option("--lr", default=5e-5, type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.")
 @click.option("--length", default=128, type=click.IntRange(min=3), help="Tokens of a row at most.")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", help="auto: bf16 on a GPU.")
 @click.option("--from-scratch", is_flag=True, help="Begin with random weights, for comparison.")
 def main(
     start: str, train: str, dev: str, test: str | None, out: str, task: str, text: str, other: str, label: str,

@@ -80,6 +80,7 @@ def build(name: str, special: SpecialTokens, *, length: int, seed: int, nsp: boo
             layer_types=["full_attention"] * layers if small else None,
             cls_token_id=special.cls,
             sep_token_id=special.sep,
+            classifier_pooling="mean",  # as its authors' checkpoints have it: masked words do not train [CLS]
             **_vocabulary(special),
         )
     else:

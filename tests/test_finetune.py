@@ -1,6 +1,7 @@
 """Fine-tuning: tables are read or named, metrics are those of the textbooks, weights come from the checkpoint."""
 
 import json
+import statistics
 
 import numpy as np
 import pytest
@@ -63,10 +64,24 @@ def test_a_task_is_learned_and_the_best_epoch_kept(checkpoint, tmp_path):
 
 def test_the_same_seed_gives_the_same_model(checkpoint, tmp_path):
     data = write_tsv(tmp_path / "train.tsv")
-    for out in ("a", "b"):
-        invoke("--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tmp_path / out, "--seeds", 1)
-    one, other = (load_file(tmp_path / out / "seed-0" / "model.safetensors") for out in ("a", "b"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    for out, precision in (("a", "fp32"), ("b", "fp32"), ("c", "bf16")):
+        done = invoke("--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tmp_path / out,
+                      "--seeds", 1, "--precision", precision)  # fmt: skip
+        assert done.exit_code == 0, done.output
+    one, same, other = (load_file(tmp_path / out / "seed-0" / "model.safetensors") for out in ("a", "b", "c"))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    torch.testing.assert_close(one, other, rtol=0.1, atol=0.01)
+
+
+def test_batches_hold_every_example_once_and_those_of_one_are_about_as_long():
+    rows = [{"input_ids": [0] * (3 + i * 7919 % 101)} for i in range(1000)]
+    batches = finetune._batches(rows, 8, np.random.default_rng(0))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(1000))
+    lengths = [[len(rows[i]["input_ids"]) for i in batch] for batch in batches]
+    assert statistics.median(max(batch) - min(batch) for batch in lengths) <= 4
+    assert max(len(batch) for batch in batches) == 8
+    assert [b.tolist() for b in batches] != [b.tolist() for b in finetune._batches(rows, 8, np.random.default_rng(1))]
 
 
 def test_weights_are_those_of_the_checkpoint_unless_told_otherwise(checkpoint):
