@@ -25,13 +25,15 @@ from typing import Any
 from bertdata import _kernels, tokens
 from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.inputs import describe, find_inputs, is_compressed, is_stream
-from bertdata.manifest import MANIFEST, SPLITS, Manifest, Shard, Split
+from bertdata.manifest import MANIFEST, REPLACED, SPLITS, Manifest, Shard, Split
 from bertdata.reader import Dataset
 from bertdata.shard import (
     FORMAT_VERSION,
     array_path,
     fsync_directory,
     locked,
+    make_directory,
+    open_plain,
     read_record,
     write_file,
     write_record,
@@ -233,7 +235,7 @@ def train_tokenizer(
     if any((directory / name).exists() for name in (tokens.TOKENIZER, MANIFEST)):
         raise BuildError(f"{directory} already holds a tokenizer; give another --out")
     trained = tokens.train_wordpiece(_sample(paths, form), vocab_size)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     for name, content in trained.files.items():
         write_file(directory / name, content)
     return trained
@@ -254,7 +256,7 @@ def _staging(directory: Path, *, overwrite: bool, part: tuple[int, int] | None =
     elif directory.exists() and not staging.exists() and any(directory.iterdir()):
         raise BuildError(f"{directory} holds other files and no dataset; give a directory that is new or empty")
     created = not directory.exists()
-    staging.mkdir(parents=True, exist_ok=True)
+    make_directory(staging)
     busy, advice = f"{directory} is being built", "wait for it"
     with ExitStack() as locks:
         locks.enter_context(locked(staging / "lock", busy, advice, shared=part is not None))
@@ -276,7 +278,7 @@ def _staging(directory: Path, *, overwrite: bool, part: tuple[int, int] | None =
 @contextmanager
 def _planning(staging: Path) -> Iterator[None]:
     """One process at a time; the others wait."""
-    with open(staging / "planning.lock", "w") as lock:
+    with open_plain(staging / "planning.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -350,7 +352,9 @@ def _publish(
     files = list(tokenizer.files)
     for shard in (shard for split in splits.values() for shard in split.shards):
         files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
-    (directory / MANIFEST).unlink(missing_ok=True)
+    if (directory / MANIFEST).exists():
+        os.replace(directory / MANIFEST, directory / REPLACED)
+        fsync_directory(directory)
     for old in directory.iterdir():
         if _SHARD_FILE.fullmatch(old.name) and old.name not in files:
             old.unlink()

@@ -23,6 +23,7 @@ from bertdata.shard import (
     array_path,
     canonical,
     fsync_directory,
+    make_directory,
     open_array,
     read_record,
     write_record,
@@ -51,7 +52,7 @@ def derived(
     except DatasetError:  # missing, cut short or of another version
         pass
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         own = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=directory))
         try:
             writers = {array: ArrayWriter(array_path(own, name, array), dtype) for array, dtype in dtypes.items()}
@@ -81,7 +82,7 @@ def derived(
 def _opened(directory: Path, name: str, dtypes: dict[str, str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     record = read_record(directory / f"{name}.json")
     arrays = {
-        array: open_array(array_path(directory, name, array), dtype, record["lengths"][array])
+        array: open_array(array_path(directory, name, array), dtype, record["lengths"][array])[:]
         for array, dtype in dtypes.items()
     }
     return arrays, record["facts"]

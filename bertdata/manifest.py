@@ -14,6 +14,8 @@ from bertdata.shard import FORMAT_VERSION, canonical, read_record, write_record
 from bertdata.types import SpecialTokens
 
 MANIFEST = "manifest.json"
+REPLACED = ".build/replaced.json"  # the old manifest, while a build puts a new dataset in its place
+LARGEST_VOCABULARY = 1 << 24
 SPLITS = ("train", "validation", "test")
 ARRAY_DTYPES = {"tokens": ("<u2", "<u4"), "documents": ("<u8",), "sentences": ("<u8",), "words": ("|u1",)}
 
@@ -114,7 +116,7 @@ def _parse(record: dict[str, Any]) -> Manifest:
     ids = (*special.special_ids, *special.roles().values())
     if any(type(number) is not int for number in (special.vocab_size, *ids)):
         raise ValueError("an id is not an integer")
-    if not 0 < special.vocab_size <= 1 << 32 or record["token_dtype"] not in ARRAY_DTYPES["tokens"]:
+    if not 0 < special.vocab_size <= LARGEST_VOCABULARY or record["token_dtype"] not in ARRAY_DTYPES["tokens"]:
         raise ValueError("vocab_size or token_dtype")
     if any(not 0 <= token < special.vocab_size for token in ids):
         raise ValueError("a special id is outside the vocabulary")

@@ -8,7 +8,9 @@ anew on the other side, where another dataset in the same place is refused.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -18,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.manifest import ARRAY_DTYPES, Manifest, Shard, Split, read_manifest
-from bertdata.shard import array_path, open_array
+from bertdata.manifest import ARRAY_DTYPES, MANIFEST, REPLACED, Manifest, Shard, Split, read_manifest
+from bertdata.shard import Unmapped, array_path, open_array, open_plain
 from bertdata.types import SpecialTokens
+
+PATIENCE_S = 5.0  # while a build puts a new dataset in the place of an old one
 
 
 class Dataset:
@@ -28,15 +32,10 @@ class Dataset:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._manifest = read_manifest(self.path)
+        self._manifest, self._arrays = _opened(self.path)
         self.dataset_id: str = self._manifest.dataset_id
-        self._arrays: dict[tuple[str, str], NDArray[Any]] = {}
-        shards = [shard for split in self.splits.values() for shard in split.shards]
-        self._shards = shards
-        self._first_documents = [0, *accumulate(shard.num_documents for shard in shards)]
-        for shard in shards:
-            for name, array in open_shard(self.path, shard).items():
-                self._arrays[shard.name, name] = array
+        self._shards = [shard for split in self.splits.values() for shard in split.shards]
+        self._first_documents = [0, *accumulate(shard.num_documents for shard in self._shards)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.path), self.dataset_id)
@@ -114,6 +113,18 @@ class Dataset:
                 counts += np.bincount(piece, minlength=vocab_size)
         return counts
 
+    def tokenizer_file(self, name: str) -> bytes:
+        """tokenizer.json or tokenizer_config.json. Raises DatasetError unless it is the one of this dataset."""
+        path = self.path / name
+        try:
+            with open_plain(path, "rb") as file:
+                content: bytes = file.read()
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
+            raise DatasetError(f"{path} is not the file that {MANIFEST} names; it was changed, or replaced by a build")
+        return content
+
     def continues(self) -> NDArray[np.bool_]:
         """By id, bool [vocab_size]: whether it goes on with the word before it.
 
@@ -121,14 +132,14 @@ class Dataset:
         words in byte-level and SentencePiece vocabularies ("Ġ", "▁"). In a vocabulary without marks every token is a
         word. Raises DatasetError if the tokenizer cannot be read.
         """
-        path = self.path / "tokenizer.json"
+        name = "tokenizer.json"
         try:
-            model = json.loads(path.read_bytes())["model"]
+            model = json.loads(self.tokenizer_file(name))["model"]
             spelled = model["vocab"] if isinstance(model["vocab"], dict) else [token for token, _ in model["vocab"]]
             ids = spelled if isinstance(spelled, dict) else {token: number for number, token in enumerate(spelled)}
             prefix = model.get("continuing_subword_prefix")
-        except (OSError, ValueError, KeyError, TypeError):
-            raise DatasetError(f"{path} cannot be read; bertdata verify says why") from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise DatasetError(f"{self.path / name} cannot be read; bertdata verify says why") from None
         begins = ("Ġ", "▁", "Ċ", "ĉ")  # the last two: a line end and a tab in byte-level vocabularies
         marked = any(token.startswith(begins) for token in ids)
         found = np.zeros(self.special_tokens.vocab_size, np.bool_)
@@ -137,12 +148,50 @@ class Dataset:
         return found
 
 
+def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:
+    """A manifest and the arrays it names, by shard and name: never those of two builds.
+
+    A build that replaces a dataset takes the manifest away before it touches another file (docs/format.md), so arrays
+    that were opened while one manifest stayed in its place are its own. If it did not stay, there will soon be another.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        before = _stamp(directory / MANIFEST)
+        try:
+            manifest = read_manifest(directory)
+            shards = [shard for split in manifest.splits.values() for shard in split.shards]
+            arrays = {
+                (shard.name, name): array for shard in shards for name, array in open_shard(directory, shard).items()
+            }
+            fault = None
+        except DatasetError as error:
+            fault = error
+        stayed = _stamp(directory / MANIFEST) == before and not (directory / REPLACED).exists()
+        if fault is None and stayed:
+            return manifest, arrays
+        if stayed or time.monotonic() > deadline:
+            raise fault or DatasetError(f"{directory} is being replaced again and again; open it when builds are done")
+        time.sleep(0.02)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Another for every file that ever was here."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:
     """The arrays of a shard by name, checked for size, header, first and last offset. Raises DatasetError."""
     arrays = {}
     for name in ARRAY_DTYPES.keys() & shard.arrays.keys():
         entry, path = shard.arrays[name], array_path(directory, shard.name, name)
-        array = arrays[name] = open_array(path, entry["dtype"], entry["length"])
+        array = open_array(path, entry["dtype"], entry["length"])
+        if isinstance(array, Unmapped) and name != "tokens":
+            array = array[:]
+        arrays[name] = array
         if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
             raise DatasetError(
                 f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"

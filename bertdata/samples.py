@@ -23,7 +23,7 @@ from bertdata import _kernels
 from bertdata.errors import DatasetError, UsageError
 from bertdata.index import Append, derived
 from bertdata.reader import Dataset
-from bertdata.shard import pages_of
+from bertdata.shard import Unmapped, pages_of
 
 PACKED_TOGETHER = 1 << 19  # tokens of the stream whose pieces may share rows
 LONGEST = 1 << 16  # places of a row that an index can describe
@@ -64,10 +64,11 @@ class Stream:
         self.dataset, self.split, self.length = dataset, split, length
         self.shards = dataset.splits[split].shards
         self.starts = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
-        self._tokens = [dataset.tokens(split, number) for number in range(len(self.shards))]
+        self._tokens: list[Any] = [dataset.tokens(split, number) for number in range(len(self.shards))]
         self._like = self._tokens[0].dtype.type(0)
         self._pad = special.pad or 0  # without a padding token it is 0, which the attention mask makes inert
-        addresses = np.array([array.ctypes.data for array in self._tokens])
+        self._mapped = not any(isinstance(array, Unmapped) for array in self._tokens)
+        addresses = np.array([array.ctypes.data if self._mapped else 0 for array in self._tokens])
         self.table = self.starts, addresses, self._like.itemsize, special.cls, special.sep
         """What kernels that lay out rows are told."""
         self._words: NDArray[np.int64] | None = None
@@ -86,6 +87,9 @@ class Stream:
         self, spans: NDArray[np.int64], filled: NDArray[np.int64], ids: NDArray[np.int64]
     ) -> NDArray[np.uint8] | None:
         """Copies the spans' tokens into rows whose frames are there, and pads them. Returns Rows.goes_on."""
+        if not self._mapped:
+            tokens = self._read(spans)
+            spans[:, 0] = tokens.ctypes.data + np.append(0, np.cumsum(spans[:-1, 3])) * tokens.itemsize
         if _kernels.fill_rows(spans, self._like, self._pad, filled, ids) >= self.dataset.special_tokens.vocab_size:
             raise DatasetError(f"{self.dataset.path} is damaged; bertdata verify says where")
         if self._words is None:
@@ -93,6 +97,15 @@ class Stream:
         goes_on = np.zeros(ids.shape, np.uint8)
         _kernels.word_flags(spans, self.starts, self._words, goes_on)
         return goes_on
+
+    def _read(self, spans: NDArray[np.int64]) -> NDArray[Any]:
+        """The tokens of all spans, end to end."""
+        tokens, done = np.empty(int(spans[:, 3].sum()), self._like.dtype), 0
+        for length, place in spans[:, 3:].tolist():
+            shard = int(np.searchsorted(self.starts, place, side="right")) - 1
+            self._tokens[shard].read(place - int(self.starts[shard]), tokens[done : done + length])
+            done += length
+        return tokens
 
     def identity(self, samples: str) -> dict[str, Any]:
         """What an index of this split is found by."""
@@ -108,7 +121,10 @@ class Stream:
 
     def read_at_random(self) -> None:
         """Tells the kernel not to read around what is asked for, if the tokens do not fit in half of the memory."""
-        if int(self.starts[-1]) * self._like.itemsize > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2:
+        if (
+            self._mapped
+            and int(self.starts[-1]) * self._like.itemsize > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+        ):
             for tokens in self._tokens:
                 pages_of(tokens).madvise(mmap.MADV_RANDOM)
 
@@ -116,7 +132,7 @@ class Stream:
         """Asks for ranges of the stream to be read from the disk, without waiting."""
         for start, stop in ranges:
             start, stop = max(0, start), min(stop, int(self.starts[-1]))  # an index may be damaged; its rows will tell
-            while start < stop:
+            while self._mapped and start < stop:
                 shard = int(np.searchsorted(self.starts, start, side="right")) - 1
                 end = min(stop, int(self.starts[shard + 1]))
                 pages = pages_of(self._tokens[shard])

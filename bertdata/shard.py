@@ -13,11 +13,12 @@ import json
 import mmap
 import os
 import resource
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from bertdata.errors import BuildError, DatasetError
 FORMAT_VERSION = 1
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # of a CRC-32
+MOST_RECORD_BYTES = 1 << 27  # of a JSON record: about 100,000 shards
 TEMPORARY = ".tmp"
 
 
@@ -38,6 +40,35 @@ def npy_header(dtype: str, length: int) -> bytes:
 
 def array_path(directory: Path, shard: str, array: str) -> Path:
     return directory / f"{shard}.{array}.npy"
+
+
+def open_plain(path: Path, mode: str) -> IO[Any]:
+    """open() of a file of ours: never through a symbolic link, never a pipe or device, which might not answer.
+
+    Raises DatasetError for these, OSError as open() does.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        try:
+            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP and path.is_symlink():
+                raise DatasetError(f"{path} is a symbolic link; put the file itself in its place") from None
+            raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise DatasetError(f"{path} is no ordinary file; put the file itself in its place")
+        return fd
+
+    return open(path, mode, opener=opener)
+
+
+def make_directory(directory: Path) -> None:
+    """With all its parents, so that they are still there after a loss of power."""
+    if not directory.exists():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        fsync_directory(directory.parent)
 
 
 def fsync_directory(directory: Path) -> None:
@@ -54,7 +85,7 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False) -> Itera
 
     Raises BuildError, "`busy` by process N; `advice`", if another process has it.
     """
-    with open(path, "a+") as lock:
+    with open_plain(path, "a+") as lock:
         try:
             fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,7 +100,7 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False) -> Itera
 def write_file(path: Path, content: bytes) -> None:
     """Writes a small file whole or not at all."""
     temporary = path.with_name(path.name + TEMPORARY)
-    with open(temporary, "wb") as file:
+    with open_plain(temporary, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -90,7 +121,11 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 def read_record(path: Path) -> dict[str, Any]:
     """The object written by write_record. Raises DatasetError if the file is missing, damaged or of another version."""
     try:
-        record = json.loads(path.read_bytes())
+        with open_plain(path, "rb") as file:
+            content = file.read(MOST_RECORD_BYTES + 1)
+        if len(content) > MOST_RECORD_BYTES:
+            raise DatasetError(f"{path} is damaged: it has more than {MOST_RECORD_BYTES:,} bytes")
+        record = json.loads(content)
         checksum = record.pop("checksum")
         if hashlib.sha256(canonical(record)).hexdigest() != checksum:
             raise DatasetError(f"{path} is damaged: its contents do not give the checksum it states")
@@ -111,7 +146,7 @@ def read_record(path: Path) -> dict[str, Any]:
 def digest(path: Path) -> tuple[str, list[int]]:
     """SHA-256 of a file in hex, and the CRC-32 of each of its 1 MiB blocks. One pass, about 0.4 GB/s."""
     sha256, crcs = hashlib.sha256(), []
-    with open(path, "rb") as file:
+    with open_plain(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
             sha256.update(block)
             crcs.append(zlib.crc32(block))
@@ -123,7 +158,7 @@ class ArrayWriter:
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.path, self.dtype, self.length = path, dtype, 0
-        self._file = open(path.with_name(path.name + TEMPORARY), "wb")  # noqa: SIM115  (lives until commit)
+        self._file = open_plain(path.with_name(path.name + TEMPORARY), "wb")
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, values: NDArray[Any]) -> None:
@@ -203,20 +238,64 @@ class ShardWriter:
             array.discard()
 
 
-def open_array(path: Path, dtype: str, length: int) -> NDArray[Any]:
+class Unmapped:
+    """The numbers of an array file on a file system that maps no files, read (pread) at each use.
+
+    As an array of one dimension: size, dtype, slices, and arrays of indices. Raises DatasetError if the file fails.
+    """
+
+    def __init__(self, path: Path, file: IO[Any], dtype: str, length: int) -> None:
+        self.path, self.dtype, self.size = path, np.dtype(dtype), length
+        self.itemsize, self.nbytes = self.dtype.itemsize, self.dtype.itemsize * length
+        self._file = file
+
+    def read(self, start: int, out: NDArray[Any]) -> None:
+        """The numbers from `start` on → out, contiguous and of this dtype."""
+        place, rest = HEADER_BYTES + start * self.itemsize, memoryview(out.data).cast("B")
+        while rest:
+            try:
+                count = os.preadv(self._file.fileno(), [rest], place)
+            except OSError as error:
+                raise DatasetError(f"{self.path} cannot be read: {error.strerror}") from None
+            if count == 0:
+                raise DatasetError(f"{self.path} ends at byte {place}: it was cut short")
+            place, rest = place + count, rest[count:]
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(self.size)
+            out = np.empty(max(0, stop - start), self.dtype)
+            self.read(start, out)
+            return out[::step]
+        places = np.asarray(key)
+        out = np.empty((places.size, 1), self.dtype)
+        for place, row in zip(places.flat, out, strict=True):
+            self.read(int(place), row)
+        return out.reshape(places.shape)[()]
+
+
+def open_array(path: Path, dtype: str, length: int) -> Any:
     """A read-only memory map of an array file, checked for size and header: O(1), a handful of system calls.
 
-    Raises DatasetError, naming the byte counts, if the file is not exactly what its record says.
+    An Unmapped where the file system maps none. Raises DatasetError, naming the byte counts, if the file is not exactly
+    what its record says.
     """
     expected = HEADER_BYTES + np.dtype(dtype).itemsize * length
     try:
-        with open(path, "rb") as file:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open_plain(path, "rb"))
             size = os.fstat(file.fileno()).st_size
             if size != expected:
                 raise DatasetError(f"{path} has {size} bytes and should have {expected}: it was cut short or replaced")
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
                 raise DatasetError(f"{path}: its first {HEADER_BYTES} bytes do not say {length} numbers of {dtype}")
-            pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            try:
+                pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            except OSError as error:
+                if error.errno not in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                stack.pop_all()  # the file stays open
+                return Unmapped(path, file, dtype, length)
     except OSError as error:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if error.errno == errno.EMFILE and soft < hard:  # a map keeps a descriptor

@@ -1,7 +1,7 @@
 """Inputs → documents, in blocks of about 1 MiB, in bounded memory.
 
-Nothing here knows a tokenizer. docs/format.md says what a line, a document and a unit are. Memory: the longest document
-and two blocks.
+Nothing here knows a tokenizer. docs/format.md says what a line, a document and a unit are. Memory: some copies of the
+longest document, which has at most 1 GiB, and two blocks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bertdata.errors import InputError, UsageError
 from bertdata.inputs import KINDS, Stream, is_compressed, is_stream, kind_of, opened
 
 BLOCK_BYTES = 1 << 20
+LONGEST_DOCUMENT = 1 << 30  # bytes; more is a wrong --documents, or a file that unpacks to no end
 JUNK_SHARE = 0.3  # of a file's first block invalid or NUL: it is no text
 _BLANK_LINES = re.compile(rb"(?:[ \t\r]*\n)+")
 _SEPARATORS = {"blank": re.compile(rb"\n(?:[ \t\r]*\n)+"), "line": re.compile(rb"\n(?:[ \t\r]*\n)*")}
@@ -196,7 +197,11 @@ class _Source:
             return
         with opened(self.path) as stream:
             if self.kind == "text" and self.form.documents == "file":
-                raw = b"".join(iter(lambda: self._read(stream), b""))
+                buffer = bytearray()
+                while piece := self._read(stream):
+                    buffer += piece
+                    self._require_short(len(buffer), 0)
+                raw = bytes(buffer)
                 if raw.strip(b" \t\r\n") and wanted(base // size):
                     yield 0, raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw, None
                 return
@@ -299,11 +304,19 @@ class _Source:
                 return
             del buffer[:at]
             begin += at
+            self._require_short(len(buffer), begin)
             scan = max(0, buffer.rfind(b"\n"))
             if stop is not None and begin < first and begin + scan >= stop:
                 start = begin + len(buffer) - len(buffer.lstrip(b" \t\r\n"))
                 if start < first:
                     return  # one document that started earlier goes on beyond
+
+    def _require_short(self, size: int, start: int) -> None:
+        if size > LONGEST_DOCUMENT:
+            raise InputError(
+                f"{self.path}: the document at byte {start} has more than {LONGEST_DOCUMENT >> 20:,} MiB; say "
+                "what ends one with --documents, or cut it"
+            )
 
     def _by_unit(self, base: int, begin: int, lines: bytes, stop: int | None) -> Iterator[_Found]:
         starts = np.append(0, np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1)

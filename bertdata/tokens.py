@@ -279,12 +279,12 @@ def _load_hub(name: str) -> Tokenizer:
             f"tokenizer {name} is no file or directory; to look it up on the hub, install bertdata[train]"
         ) from None
     try:
-        found = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        found = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except Exception:  # whatever it is, the hub may know better
         host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
         try:
             socket.create_connection((host, 443), timeout=5).close()
-            found = AutoTokenizer.from_pretrained(name)
+            found = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except Exception as error:
             reason = f"{host} cannot be reached" if isinstance(error, socket.gaierror | TimeoutError) else str(error)
             reason = (reason.splitlines() or [type(error).__name__])[0]

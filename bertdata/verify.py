@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,13 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
     faults = []
     for name, expected in manifest.tokenizer.items():
         file = directory / name
-        if not file.is_file():
+        try:
+            if digest(file)[0] != expected:
+                faults.append(f"{file}: its SHA-256 is not the one in the manifest; it was changed")
+        except FileNotFoundError:
             faults.append(f"{file} is missing")
-        elif hashlib.sha256(file.read_bytes()).hexdigest() != expected:
-            faults.append(f"{file}: its SHA-256 is not the one in the manifest; it was changed")
+        except (OSError, DatasetError) as error:
+            faults.append(str(error))
     shards = [(name, shard) for name, split in manifest.splits.items() for shard in split.shards]
     paths = [array_path(directory, shard.name, array) for _, shard in shards for array in shard.arrays]
     total = sum(file.stat().st_size for file in paths if file.exists())
@@ -76,6 +78,9 @@ def _array_faults(file: Path, entry: Mapping[str, Any], stated: list[int] | None
         sha256, crc32 = digest(file)
     except OSError as error:
         yield f"{file} cannot be read: {error.strerror}"
+        return
+    except DatasetError as error:
+        yield str(error)
         return
     if sha256 == entry["sha256"]:
         if stated not in (None, crc32):

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 
 import bertdata
 from bertdata.errors import BuildError, DatasetError, UsageError
-from bertdata.shard import digest, fsync_directory, write_file
+from bertdata.shard import digest, fsync_directory, make_directory, write_file
 from bertdata.shard import locked as hold
 
 INDEX, TRAINER, OPTIMIZER = "checkpoint.json", "trainer.json", "optimizer.pt"
@@ -38,7 +38,7 @@ def locked(run: Path) -> AbstractContextManager[None]:
     """Keeps a second job out of a run directory for as long as this process lives."""
     if run.exists() and not run.is_dir():
         raise UsageError(f"--out {run} is a file; give a directory for the run")
-    run.mkdir(parents=True, exist_ok=True)
+    make_directory(run)
     return hold(run / ".lock", f"{run} is in use", "give another --out")
 
 
@@ -49,7 +49,7 @@ def save(
     model: transformers.PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     trainer: dict[str, Any],
-    tokenizer_from: Path,
+    tokenizer: dict[str, bytes],
     keep: int,
 ) -> Path:
     """Writes run/step-XXXXXXXX and removes all but the newest `keep`. OSError leaves the earlier ones as they were."""
@@ -59,8 +59,8 @@ def save(
     try:
         temporary.mkdir()
         model.save_pretrained(temporary)
-        for name in TOKENIZER_FILES:
-            shutil.copyfile(tokenizer_from / name, temporary / name)
+        for name, content in tokenizer.items():
+            (temporary / name).write_bytes(content)
         torch.save(optimizer.state_dict(), temporary / OPTIMIZER)
         write_file(temporary / TRAINER, json.dumps(trainer | {"step": step, "versions": versions()}, indent=1).encode())
         files = {}

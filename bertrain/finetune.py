@@ -43,7 +43,7 @@ def finetune(
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
     model, num_loaded = _model(directory, names, from_scratch=from_scratch)
     click.echo(f"seed {seed}: {num_loaded} tensors of the encoder are those of {directory}")
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     length = min(length, model.config.max_position_embeddings)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
@@ -100,7 +100,7 @@ def _model(directory: Path | str, names: list[str] | None, *, from_scratch: bool
         labels |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            directory, dtype=torch.float32, output_loading_info=True, **labels
+            directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **labels
         )
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]

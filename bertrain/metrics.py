@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,7 +20,10 @@ from bertdata.tokens import Tokenizer
 
 
 class Log:
-    """Appends one JSON object a line to log.jsonl. A resumed run first drops what lies after its checkpoint."""
+    """Appends one JSON object a line to log.jsonl. A resumed run first drops what lies after its checkpoint.
+
+    What a full disk does not take is kept and tried again with the next entry, and at the end.
+    """
 
     def __init__(self, path: Path, *, after_step: int) -> None:
         kept = []
@@ -33,18 +37,29 @@ class Log:
                     break
                 kept.append(line + "\n")
         write_file(path, "".join(kept).encode())
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115  (lives as long as the run)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  (lives as long as the run)
+        self._waiting = b""
 
-    def write(self, entry: dict[str, Any]) -> None:
-        self._file.write(json.dumps(entry) + "\n")
+    def write(self, entry: dict[str, Any]) -> str | None:
+        """Returns why it could not be written, if so."""
+        self._waiting += json.dumps(entry).encode() + b"\n"
+        try:
+            self._flush()
+        except OSError as error:
+            return error.strerror
+        return None
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
 
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+    def __exit__(self, kind: object, *exception: object) -> None:
+        with self._file, contextlib.suppress(*([OSError] if kind else [])):
+            self._flush()
+            os.fsync(self._file.fileno())
 
 
 def means(

@@ -159,6 +159,7 @@ def start_from(spec: str, shards: Dataset, *, length: int, nsp: bool = False) ->
 def _loaded(spec: Path | str, *, nsp: bool, local_files_only: bool) -> tuple[PreTrainedModel, dict[str, Any]]:
     of: Any = BertForPreTraining if nsp else AutoModelForMaskedLM
     options = {"dtype": torch.float32, "local_files_only": local_files_only, "output_loading_info": True}
+    options["trust_remote_code"] = False
     try:
         model, info = of.from_pretrained(spec, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

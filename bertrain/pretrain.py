@@ -52,6 +52,7 @@ class _Run:
     def __init__(self, config: Config, ranks: World) -> None:
         self.config, self.run, self.ranks = config, Path(config.out), ranks
         self.shards = bertdata.open(config.data)
+        self.tokenizer = {name: self.shards.tokenizer_file(name) for name in checkpoint.TOKENIZER_FILES}
         self.loader = self._loader_of(config.length)
         self.plan = Plan.of(config, num_samples=self.loader.num_samples, world_size=ranks.world_size)
         _check_targets(self.loader)
@@ -169,7 +170,7 @@ class _Run:
             if last or self.step % config.save_every == 0:
                 self.watch.require_finite(self.step, None, self._known(norm))
                 ranks.sum(self.totals).mul_(ranks.rank == 0)
-                ranks.on_first(self._save)
+                ranks.on_first(functools.partial(self._save, required=bool(last)))
         return (self.signals or ["another rank"])[0] if stopped else None
 
     @property
@@ -247,7 +248,8 @@ class _Run:
 
         self.ranks.on_first(show)
 
-    def _save(self) -> None:
+    def _save(self, *, required: bool) -> None:
+        """A full disk ends no run that has steps to go: its newest checkpoint stays as it is, and the next may do."""
         trainer = {
             "model": self.config.init or self.config.model,
             "loader": self.loader.state_dict(),
@@ -258,15 +260,13 @@ class _Run:
             "rng": {"keyed by": self.config.seed},  # every draw is a function of (seed, step, rank): there is no state
             "world_size": self.ranks.world_size,
         }
-        checkpoint.save(
-            self.run,
-            step=self.step,
-            model=self.module.model,
-            optimizer=self.optimizer,
-            trainer=trainer,
-            tokenizer_from=self.shards.path,
-            keep=self.config.keep,
-        )
+        parts = {"model": self.module.model, "optimizer": self.optimizer, "tokenizer": self.tokenizer}
+        try:
+            checkpoint.save(self.run, step=self.step, trainer=trainer, keep=self.config.keep, **parts)
+        except (OSError, bertdata.BertdataError) as error:
+            if required:
+                raise
+            self.watch.warn(f"no checkpoint of step {self.step}, and training goes on: {error}")
 
 
 @contextlib.contextmanager

@@ -139,7 +139,8 @@ class Watch(contextlib.ExitStack):
 
     def _keep(self, entry: dict[str, Any]) -> None:
         assert self._log is not None  # noqa: S101  (rank 0)
-        self._log.write(entry)
+        if fault := self._log.write(entry):
+            self._warn_once("log", f"log.jsonl cannot be written and is tried again with the next entry: {fault}")
         if self._board:
             for name, value in entry.items():
                 if name != "step" and value is not None:
