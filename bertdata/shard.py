@@ -14,6 +14,7 @@ import mmap
 import os
 import resource
 import stat
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -247,14 +248,15 @@ class Unmapped:
     def __init__(self, path: Path, file: IO[Any], dtype: str, length: int) -> None:
         self.path, self.dtype, self.size = path, np.dtype(dtype), length
         self.itemsize, self.nbytes = self.dtype.itemsize, self.dtype.itemsize * length
-        self._file = file
+        self._fd = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._fd)
 
     def read(self, start: int, out: NDArray[Any]) -> None:
         """The numbers from `start` on → out, contiguous and of this dtype."""
         place, rest = HEADER_BYTES + start * self.itemsize, memoryview(out.data).cast("B")
         while rest:
             try:
-                count = os.preadv(self._file.fileno(), [rest], place)
+                count = os.preadv(self._fd, [rest], place)
             except OSError as error:
                 raise DatasetError(f"{self.path} cannot be read: {error.strerror}") from None
             if count == 0:
@@ -282,8 +284,7 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
     """
     expected = HEADER_BYTES + np.dtype(dtype).itemsize * length
     try:
-        with contextlib.ExitStack() as stack:
-            file = stack.enter_context(open_plain(path, "rb"))
+        with open_plain(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected:
                 raise DatasetError(f"{path} has {size} bytes and should have {expected}: it was cut short or replaced")
@@ -294,7 +295,6 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
             except OSError as error:
                 if error.errno not in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
                     raise
-                stack.pop_all()  # the file stays open
                 return Unmapped(path, file, dtype, length)
     except OSError as error:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,0 +1,507 @@
+"""The promises of docs/reliability.md that no other file tests: what a disk, a power supply, a stranger or another
+process can do to a build, a dataset or a run. tools/survive.py does the same at length."""
+
+import ast
+import contextlib
+import errno
+import gzip
+import io
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from conftest import make_text, write_dataset
+from training import entries, losses, train
+
+import bertdata
+from bertdata import manifest, shard, text
+from bertdata.build import build
+from bertdata.errors import BertdataError, DatasetError, InputError
+from bertdata.verify import verify
+from bertrain import checkpoint
+
+ROOT = Path(bertdata.__file__).parents[1]
+SMALL = {"shard_size": 900, "validation": 0.2}
+WAYS = ("windows", "documents", "packed", "pairs")
+
+
+def published(out):
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+
+
+def run(program, *arguments, **options):
+    options = {"capture_output": True, "text": True, "timeout": 120} | options
+    return subprocess.run([sys.executable, "-c", program, *map(str, arguments)], **options)
+
+
+BUILD = "import sys; from bertdata.cli import main; main(['build', *sys.argv[1:]])"
+
+
+@pytest.fixture
+def small(tmp_path, vocab):
+    """A text, and the dataset made of it."""
+    (tmp_path / "text").write_text(make_text(12, seed=1))
+    build([tmp_path / "text"], tmp_path / "small", tokenizer=vocab, sentences="line", **SMALL)
+    return tmp_path / "small"
+
+
+# ------------------------------------------------------------------------------------------------------ loss of power
+
+
+@contextmanager
+def recorded(root):
+    """Checks every rename below `root` as it happens: what it makes visible is on disk, and so is what came before it.
+
+    Yields the directories whose newest rename would not survive a loss of power.
+    """
+    synced, pending, renames = {}, set(), []
+    fsync, replace = os.fsync, os.replace
+
+    def state(path):
+        status = os.stat(path)
+        return status.st_ino, (status.st_size, status.st_mtime_ns)
+
+    def on_fsync(fd):
+        fsync(fd)
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        pending.discard(path)
+        inode, what = state(path)
+        synced[inode] = what
+
+    def on_replace(source, target):
+        source, target = Path(source), Path(target)
+        if not target.resolve().is_relative_to(root):  # numba's cache
+            return replace(source, target)
+        for path in source.rglob("*") if source.is_dir() else [source]:
+            inode, what = state(path)
+            assert synced.get(inode) == what, f"{path} is renamed before all of it is on disk"
+        if source.is_dir():
+            assert synced.get(source.stat().st_ino), f"the names in {source} are not on disk"
+        directory = str(target.parent.resolve())
+        if target.suffix == ".json" and (target.name == "manifest.json" or target.parent.name in (".build", "cache")):
+            assert directory not in pending, f"{target} would survive a loss of power and what it names would not"
+        replace(source, target)
+        pending.add(directory)
+        renames.append(target)
+        return None
+
+    with patch.object(os, "fsync", on_fsync), patch.object(os, "replace", on_replace):
+        yield pending, renames
+
+
+def test_a_build_survives_a_loss_of_power_in_the_order_it_writes(tmp_path, vocab):
+    (tmp_path / "text").write_text(make_text(12, seed=1))
+    with recorded(tmp_path) as (pending, renames):
+        build([tmp_path / "text"], tmp_path / "new" / "out", tokenizer=vocab, **SMALL)
+        build([tmp_path / "text"], tmp_path / "new" / "out", tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
+    assert renames[-1].name == "manifest.json"
+    assert str((tmp_path / "new" / "out").resolve()) not in pending
+    assert len(renames) > 40
+
+
+def test_checkpoints_survive_a_loss_of_power(dataset, tmp_path):
+    with recorded(tmp_path) as (pending, renames):
+        train(dataset.path, tmp_path / "run", steps=2)
+    assert not pending
+    assert [path.name for path in renames if path.name.startswith("step")] == ["step-00000001", "step-00000002"]
+
+
+def test_an_index_survives_a_loss_of_power(dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "new" / "cache"))
+    with recorded(tmp_path) as (_, renames):
+        bertdata.Loader(dataset, length=32, samples="packed")
+    assert len(renames) >= 3
+
+
+# ------------------------------------------------------------------------------------------------------ disks that fail
+
+
+class Disk(io.FileIO):
+    """A file of which each write takes a few bytes, until one fails."""
+
+    left = itertools.repeat(True)
+    error = 0
+
+    def write(self, data):
+        if not next(Disk.left, False):
+            raise OSError(Disk.error, os.strerror(Disk.error))
+        return super().write(memoryview(data).cast("B")[:1000])
+
+
+@contextmanager
+def disk(*, writes=None, error=0):
+    """Of all that is written by bertdata.shard: short writes, and after `writes` of them only errors."""
+    Disk.left, Disk.error = itertools.repeat(True) if writes is None else iter([True] * writes), error
+
+    def opened(path, mode, opener):
+        raw = Disk(path, mode, opener=opener) if mode == "wb" else None
+        return io.BufferedWriter(raw, 2000) if raw else open(path, mode, opener=opener)
+
+    with patch.object(shard, "open", opened, create=True):
+        yield
+
+
+def test_short_writes_lose_nothing(small, tmp_path, vocab):
+    with disk():
+        build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, sentences="line", **SMALL)
+    assert published(tmp_path / "out") == published(small)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_fails_publishes_nothing_and_a_rerun_continues(small, tmp_path, vocab, number):
+    """At any of its writes."""
+    arguments, failed = {"tokenizer": vocab, "sentences": "line", **SMALL}, 0
+    for writes in range(0, 400, 3):
+        out = tmp_path / f"out{writes}"
+        try:
+            with disk(writes=writes, error=number):
+                build([tmp_path / "text"], out, **arguments)
+            assert failed > 10
+            break
+        except OSError as error:
+            failed += 1
+            found = error.errno, error.filename is not None
+            assert found == (number, True)  # noqa: PT017
+        assert not (out / "manifest.json").exists()
+        build([tmp_path / "text"], out, **arguments)
+        assert published(out) == published(small)
+    else:
+        pytest.fail("it never ended")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EMFILE])
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, vocab, number):
+    before = f"import os\ndef no(*a, **k): raise OSError({number}, os.strerror({number}), a[0])\nos.mkdir = no\n"
+    done = run(before + BUILD, corpus, "--out", tmp_path / "out", "--tokenizer", vocab)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: ")
+    assert os.strerror(number) in done.stderr
+
+
+def test_too_few_open_files_are_one_sentence(tmp_path, vocab):
+    (tmp_path / "text").write_text("the stone\n" * 100)
+    build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, documents="line", shard_size=10)
+    program = (
+        "import resource, sys\nfrom bertdata.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))\nmain(['show', sys.argv[1]])"
+    )
+    done = run(program, tmp_path / "out")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "raise ulimit -n" in done.stderr
+
+
+def test_an_input_that_vanishes_is_named_and_can_come_back(tmp_path, vocab):
+    path, content = tmp_path / "text", make_text(20)
+    path.write_text(content)
+    status = path.stat()
+    with pytest.raises(InputError, match="text cannot be read: No such file"):
+        build([path], tmp_path / "out", tokenizer=vocab, progress=lambda d, t: path.unlink(missing_ok=True), **SMALL)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    path.write_text(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert build([path], tmp_path / "out", tokenizer=vocab, **SMALL).reused_units > 0
+    assert verify(tmp_path / "out") == []
+
+
+def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, tmp_path, capsys, monkeypatch):
+    plain = losses(train(dataset.path, tmp_path / "plain", steps=6))
+    saved, save = [], checkpoint.write_file
+
+    def sometimes(path, content):
+        if path.name == checkpoint.INDEX:
+            saved.append(path)
+            if len(saved) in (3, 4):
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        save(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_file", sometimes)
+    log = train(dataset.path, tmp_path / "run", steps=6)
+    assert losses(log) == plain
+    shown = capsys.readouterr().out
+    assert "warning: no checkpoint of step 3, and training goes on: [Errno 28] No space left" in shown
+    names = [path.name for path in sorted((tmp_path / "run").glob("*step*"))]
+    assert names == [f"step-{n:08d}" for n in (1, 2, 5, 6)]
+
+
+def test_a_log_on_a_full_disk_is_written_when_there_is_room(dataset, tmp_path, capsys):
+    """Files may not grow beyond 300 bytes for a while, which is less than two entries."""
+    from bertrain import metrics
+
+    plain = losses(train(dataset.path, tmp_path / "plain", steps=6, save_every=100))
+    flush, calls, hard = metrics.Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+
+    def full(log):
+        calls.append(log)
+        limit = 300 if 2 < len(calls) < 6 else hard
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            flush(log)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+    with patch.object(metrics.Log, "_flush", full):
+        train(dataset.path, tmp_path / "run", steps=6, save_every=100)
+    assert losses(entries(tmp_path / "run")) == plain
+    assert capsys.readouterr().out.count("log.jsonl cannot be written and is tried again") == 1
+
+
+# ---------------------------------------------------------------------------------------------------- what strangers do
+
+
+def fault_of(path):
+    """What opening a dataset says, or, as opening does not read all files, verifying it."""
+    try:
+        bertdata.open(path)
+        return verify(path)[0]
+    except DatasetError as error:
+        return str(error)
+
+
+def test_links_and_pipes_in_a_dataset_are_refused(small, tmp_path):
+    for path in sorted(small.iterdir()):
+        kept = tmp_path / "elsewhere"
+        os.replace(path, kept)
+        path.symlink_to(kept)
+        assert "is a symbolic link; put the file itself in its place" in fault_of(small)
+        path.unlink()
+        os.mkfifo(path)
+        assert "is no ordinary file" in fault_of(small)
+        path.unlink()
+        os.replace(kept, path)
+    assert verify(small) == []
+
+
+def test_nothing_is_written_through_a_link_in_the_output(tmp_path, corpus, vocab):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    for name in ("lock", "plan.json.tmp", "train-00000.tokens.npy.tmp"):
+        out = tmp_path / f"out-{name}"
+        (out / ".build").mkdir(parents=True)
+        (out / ".build" / name).symlink_to(precious)
+        with contextlib.suppress(BertdataError):
+            build([corpus], out, tokenizer=vocab)
+        assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b'"\\ud800"'])
+def test_large_and_nested_records_are_refused(content, tmp_path):
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match="is damaged: it is not a record of ours"):
+        shard.read_record(path)
+
+
+def test_a_record_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard, "MOST_RECORD_BYTES", 1000)
+    (tmp_path / "record.json").write_bytes(b" " * 1001)
+    with pytest.raises(DatasetError, match="it has more than 1,000 bytes"):
+        shard.read_record(tmp_path / "record.json")
+
+
+def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
+    special = bertdata.SpecialTokens(vocab_size=1 << 32, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3))
+    out = write_dataset(tmp_path / "shards", [([5, 3], [2], None)], special=special, dtype="<u4")
+    with pytest.raises(DatasetError, match="is damaged: ValueError vocab_size"):
+        bertdata.open(out)
+
+
+@pytest.mark.parametrize("documents", ["blank", "line", "file"])
+def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, documents, monkeypatch):
+    monkeypatch.setattr(text, "LONGEST_DOCUMENT", 4 << 20)
+    path = tmp_path / "bomb.txt.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(b"the stone\n\n" * 10)
+        for _ in range(64):
+            file.write(b"a" * (1 << 20))
+    with pytest.raises(InputError, match=r"bomb.txt.gz: the document at byte \d+ has more than 4 MiB; say what ends"):
+        build([path], tmp_path / "out", tokenizer=vocab, documents=documents)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_longest_document_is_taken(tmp_path, vocab, monkeypatch):
+    monkeypatch.setattr(text, "LONGEST_DOCUMENT", 4 << 20)
+    (tmp_path / "text").write_bytes(b"stone " * 600_000)
+    assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
+
+
+def test_no_source_unpickles_runs_a_shell_or_trusts_remote_code():
+    for path in [*ROOT.glob("bertdata/*.py"), *ROOT.glob("bertrain/*.py")]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", "")]
+                assert not {"pickle", "marshal", "shelve", "subprocess", "dill", "joblib"} & set(names), path
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                given_ = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert called not in ("eval", "exec", "os.system", "os.popen", "np.load", "numpy.load"), (path, called)
+                if called == "torch.load":
+                    assert given_["weights_only"] == "True", path
+                if called.endswith(".from_pretrained"):
+                    assert given_.get("trust_remote_code") == "False" or "options" in ast.unparse(node), path
+
+
+def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):
+    before = os.umask(0o027)
+    try:
+        build([corpus], tmp_path / "out", tokenizer=vocab)
+        train(dataset.path, tmp_path / "run", steps=1)
+    finally:
+        os.umask(before)
+    for root in ("out", "run"):
+        for path in (tmp_path / root).rglob("*"):
+            assert path.stat().st_mode & 0o777 == (0o750 if path.is_dir() else 0o640), path
+
+
+# -------------------------------------------------------------------------------------------------------- beside others
+
+
+def test_readers_during_a_rebuild_see_one_dataset_or_the_other(tmp_path, vocab):
+    """Two builds in turn into one directory, of as many tokens, so that sizes and headers cannot tell them apart."""
+    for name, word in (("a", "stone"), ("b", "river")):
+        (tmp_path / name).write_text(f"{word} {word}\n" * 40)
+    options = {"tokenizer": vocab, "documents": "line", "shard_size": 60, "validation": 0, "overwrite": True}
+    out, stop, faults, seen = tmp_path / "out", threading.Event(), [], set()
+    ids = {build([tmp_path / name], out, **options).dataset.dataset_id for name in ("a", "b")}
+
+    def read():
+        try:
+            while not stop.is_set():
+                opened = bertdata.open(out)
+                tokens = np.concatenate([opened.tokens("train", n) for n in range(len(opened.splits["train"].shards))])
+                assert np.unique(tokens).size == 2  # one word and its separator
+                seen.add(opened.dataset_id)
+        except BaseException as error:
+            faults.append(error)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for number in range(12):
+        build([tmp_path / "ab"[number % 2]], out, **options)
+    stop.set()
+    for reader in readers:
+        reader.join()
+    assert not faults, faults
+    assert seen == ids
+
+
+def test_a_tokenizer_of_another_build_is_refused(small, dataset):
+    opened = bertdata.open(small)
+    (small / "tokenizer.json").write_bytes((small / "tokenizer.json").read_bytes() + b" ")
+    with pytest.raises(DatasetError, match=r"tokenizer.json is not the file that manifest.json names"):
+        opened.continues()
+
+
+def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch):
+    monkeypatch.setattr("bertdata.reader.PATIENCE_S", 0.1)
+    (small / ".build").mkdir()
+    os.replace(small / "manifest.json", small / manifest.REPLACED)
+    with pytest.raises(DatasetError, match="holds an unfinished build"):
+        bertdata.open(small)
+
+
+READ_ONLY = """
+import tempfile
+def refused(*arguments, **options): raise PermissionError(13, "Permission denied")
+tempfile.TemporaryFile = refused  # how numba looks whether it may write
+"""
+PROBE = """
+import os, sys
+import numpy as np, bertdata
+loader = bertdata.Loader(bertdata.open(sys.argv[1]), length=24, global_batch_size=8, masking=None)
+print(int(next(loader).input_ids.sum()))
+"""
+
+
+def test_processes_that_compile_at_once_agree_also_where_nothing_can_be_written(small, tmp_path):
+    loader = bertdata.Loader(bertdata.open(small), length=24, global_batch_size=8, masking=None)
+    expected = str(int(next(loader).input_ids.sum()))
+    for place, count in (("cache", 8), ("", 2)):  # a cache that all fill at once, and none
+        plain = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+        environment = plain | {"HOME": "/nonexistent", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+        if place:
+            environment["NUMBA_CACHE_DIR"] = str(tmp_path / place)
+        command = [sys.executable, "-c", PROBE if place else READ_ONLY + PROBE, str(small)]
+        jobs = [subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True) for _ in range(count)]
+        for job in jobs:
+            out, err = job.communicate(timeout=300)
+            assert (job.returncode, out.strip()) == (0, expected), err
+
+
+# -------------------------------------------------------------------------------------------------------- odd machines
+
+
+@pytest.mark.parametrize("samples", WAYS)
+@pytest.mark.parametrize("policy", ["exact", "whole_word"])
+def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, monkeypatch, samples, policy):
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path))
+    options = {"length": 24, "samples": samples, "masking": bertdata.Masking(policy=policy), "shuffle": "blocks"}
+    expected = bertdata.Loader(dataset, **options).read(np.arange(200))
+
+    def unmappable(*arguments, **options):
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(shard.mmap, "mmap", unmappable)
+    opened = bertdata.open(dataset.path)
+    found = bertdata.Loader(opened, **options).read(np.arange(200))
+    for name, array in vars(expected).items():
+        assert np.array_equal(getattr(found, name), array), name
+    next(bertdata.Loader(opened, **options))
+    assert [d.tolist() for d in opened] == [d.tolist() for d in dataset]
+    assert np.array_equal(opened.token_counts("train"), dataset.token_counts("train"))
+    assert verify(dataset.path) == []
+
+
+def test_a_file_that_ends_while_it_is_read_is_one_sentence(small, monkeypatch):
+    monkeypatch.setattr(shard.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
+    opened = bertdata.open(small)
+    path = small / f"{opened.splits['train'].shards[0].name}.tokens.npy"
+    os.truncate(path, 140)
+    with pytest.raises(DatasetError, match=r"tokens.npy ends at byte 140: it was cut short"):
+        opened.tokens("train", 0)[:]
+
+
+def test_names_that_are_not_ascii_in_a_plain_locale_without_a_terminal_or_a_home(tmp_path, vocab):
+    folder = tmp_path / "Häuser und 水"
+    folder.mkdir()
+    (folder / "ein Text.txt").write_text(make_text(20), encoding="utf-8")
+    environment = {"PATH": os.environ["PATH"], "LANG": "C", "LC_ALL": "C", "HOME": "/nonexistent",
+                   "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}  # fmt: skip
+    out = folder / "die Scherben"
+    arguments = (folder / "ein Text.txt", "--out", out, "--tokenizer", vocab, "--validation", 0)
+    done = run(BUILD, *arguments, env=environment, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    for command in ("inspect", "verify", "show"):
+        program = f"import sys; from bertdata.cli import main; main(['{command}', sys.argv[1]])"
+        done = run(program, out, env=environment, stdin=subprocess.DEVNULL)
+        assert done.returncode == 0, done.stderr
+    train(out, folder / "ein Lauf", steps=1)
+    assert json.loads((folder / "ein Lauf" / "run.json").read_text())["config"]["data"] == str(out)
+
+
+def test_two_builds_at_once_end_in_one_dataset(small, tmp_path, vocab):
+    """One wins, the others say who holds it, and after a crash nobody does."""
+    out = tmp_path / "out"
+    arguments = [tmp_path / "text", "--out", out, "--tokenizer", vocab, "--sentences", "line", "--shard-size", 900]
+    command = [sys.executable, "-c", BUILD, *map(str, arguments), "--validation", "0.2"]
+    jobs = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(4)]
+    ended = [(*job.communicate(timeout=120), job.returncode) for job in jobs]
+    assert [code for *_, code in ended].count(0) == 1
+    for _, err, code in ended:
+        if code:
+            assert "is being built by process" in err or "already holds a dataset" in err
+    assert published(out) == published(small)
+    (out / ".build").mkdir()
+    (out / ".build" / "lock").write_text("1")  # of a process that is gone
+    build([tmp_path / "text"], out, tokenizer=vocab, sentences="line", overwrite=True, **SMALL)
+    assert published(out) == published(small)
