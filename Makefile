@@ -1,10 +1,10 @@
-# make demo | test | check | fix | golden
+# make demo | test | bounds | check | fix | golden
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check fix golden
+.PHONY: demo test bounds check fix golden
 .DELETE_ON_ERROR:
 
 # The whole way on text every machine has: corpus, shards, two minutes of training on two CPU processes, predictions.
@@ -27,6 +27,12 @@ demo/shards/manifest.json: demo/corpus.txt
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# The kernels once more with their indices checked, which takes them compiled anew.
+bounds: $(VENV)/.dev
+	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/test_kernels.py tests/test_samples.py tests/test_engine.py
+	cache=$$(mktemp -d) && trap 'rm -r "$$cache"' EXIT && \
+	    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR="$$cache" $(BIN)/python tools/damage.py flips --every 40
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

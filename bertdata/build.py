@@ -370,6 +370,7 @@ def _publish(
         splits=splits,
         counts=counts,
     ).write(directory)
+    (staging / "plan.json").unlink()  # from here on there is nothing to continue
     shutil.rmtree(staging)
     fsync_directory(directory)
 
