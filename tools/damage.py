@@ -3,8 +3,8 @@
     python tools/damage.py flips                     every byte flipped, every length cut
     python tools/damage.py fuzz --count 1000000      coverage-guided (pip install atheris), checksums made to fit
 
-Each prints one JSON object, and fails if something else than one of our errors came of it. With NUMBA_BOUNDSCHECK=1, and
-a NUMBA_CACHE_DIR of its own, for numba's cache does not tell the two apart, the kernels check their indices as well.
+Each prints one JSON object, and fails if something else than one of our errors came of it. With NUMBA_BOUNDSCHECK=1 and
+a NUMBA_CACHE_DIR of its own, as numba's cache does not tell the two apart, the kernels check their indices as well.
 """
 
 from __future__ import annotations
