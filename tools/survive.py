@@ -12,6 +12,7 @@ Linux. What happens when is drawn from --seed, but the machine decides what it h
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import multiprocessing
@@ -190,27 +191,24 @@ def torchrun(arguments: list[str], out: Path) -> subprocess.Popen[str]:
     launcher = ["torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     launcher += ["--rdzv-endpoint", "localhost:0", "-m", "bertrain.pretrain"]
     with open(out, "a") as file:
-        return subprocess.Popen(
+        job = subprocess.Popen(
             [sys.executable, "-m", *launcher, *arguments], stdout=file, stderr=file, text=True, start_new_session=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
+    atexit.register(kill, job)  # its ranks go with it
+    return job
 
 
-def _members(group: int) -> list[int]:
-    """Processes of a session, the launcher first."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == group and fields[0] != "Z":
-                found.append(int(path.parent.name))
-    return sorted(found)
+def ranks_of(launcher: subprocess.Popen[str]) -> list[int]:
+    return [
+        int(pid) for path in Path(f"/proc/{launcher.pid}/task").glob("*/children") for pid in path.read_text().split()
+    ]
 
 
-def _wait_gone(group: int, seconds: float = 60) -> None:
+def wait_gone(pids: list[int], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while _members(group):
-        assert time.monotonic() < deadline, f"orphans: {_members(group)}"
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"orphans: {left}"
         time.sleep(0.1)
 
 
@@ -227,15 +225,16 @@ def ranks(scratch: Path, draw: random.Random, count: int) -> dict[str, Any]:
         job = torchrun(training_flags(shards, run, steps, **options), scratch / "said")
         while job.poll() is None and (not log.exists() or log.stat().st_mtime_ns == before or not log.stat().st_size):
             time.sleep(0.05)
+        found: list[int] = []
         if sum(kills.values()) < count:
             time.sleep(draw.uniform(0, 2))
             what = "launcher" if sum(kills.values()) % 2 else "rank"
-            if found := _members(job.pid)[1:]:
+            if found := ranks_of(job):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(job.pid if what == "launcher" else draw.choice(found), signal.SIGKILL)
                     kills[what] += 1
         job.wait(300)
-        _wait_gone(job.pid)
+        wait_gone(found)
         if (run / f"step-{steps:08d}" / "checkpoint.json").exists():
             require_same(run, scratch / "whole", steps)
             shutil.rmtree(run)
@@ -261,8 +260,9 @@ def training(scratch: Path, draw: random.Random, minutes: float) -> dict[str, An
         if job.poll() is not None:
             assert job.returncode == 0, (scratch / "said").read_text()[-2000:]
             break
+        found = ranks_of(job)
         kill(job)
-        _wait_gone(job.pid)
+        wait_gone(found)
         kills += 1
     require_same(run, scratch / "whole", steps)
     return {"kills": kills, "steps": steps}
