@@ -20,13 +20,14 @@ import numpy as np
 import torch
 import transformers
 from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.shard import write_file
 from bertrain import checkpoint, tables
+from bertrain.model import DROPOUTS, SHORT
 
 WARMUP = 0.1  # of the steps
 WEIGHT_DECAY = 0.01
@@ -35,25 +36,28 @@ HEADS = ("classifier", "score", "head", "pooler")
 
 def finetune(
     start: str, train: tables.Examples, held_out: dict[str, tables.Examples], *, task: str, seed: int, out: Path,
-    epochs: int, batch_size: int, lr: float, length: int, from_scratch: bool, precision: str,
+    epochs: int, batch_size: int, lr: float, length: int, dropout: float, from_scratch: bool,
+    precision: str,
 ) -> dict[str, Any]:  # fmt: skip
     """One run. held_out: "dev", and perhaps "test". Returns the curve, the best epoch, and its metrics by file."""
     names = None if task == "regression" else sorted({str(label) for label in train.labels})
     directory = checkpoint.find(Path(start)) if Path(start).is_dir() else start
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
-    model, num_loaded = _model(directory, names, from_scratch=from_scratch)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    model, num_loaded = _model(directory, names, from_scratch=from_scratch, dropout=dropout)
+    if bf16 and device.type == "cpu" and length <= SHORT:
+        model.set_attn_implementation("eager")
     click.echo(f"seed {seed}: {num_loaded} tensors of the encoder are those of {directory}")
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     length = min(length, model.config.max_position_embeddings)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     model.to(device).train()
     sets = {name: _encode(tokenizer, part, names, length) for name, part in {"train": train, **held_out}.items()}
     decayed = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.0)
+    optimizer = torch.optim.AdamW(groups, lr=0.0, fused=True)
     rows, labels = sets["train"]
     steps = epochs * -(-len(rows) // batch_size)
     curve, best, step, kept = [], None, 0, None
@@ -90,7 +94,9 @@ def finetune(
     }
 
 
-def _model(directory: Path | str, names: list[str] | None, *, from_scratch: bool) -> tuple[PreTrainedModel, int]:
+def _model(
+    directory: Path | str, names: list[str] | None, *, from_scratch: bool, dropout: float = 0.0
+) -> tuple[PreTrainedModel, int]:
     """The checkpoint with a head for the labels, and how many tensors of its encoder came from there.
 
     Raises UsageError if anything but heads was not in it.
@@ -99,6 +105,8 @@ def _model(directory: Path | str, names: list[str] | None, *, from_scratch: bool
     if names:
         labels |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
     try:
+        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+        labels |= {name: dropout for name in (*DROPOUTS, "classifier_dropout") if hasattr(config, name)}
         model, info = AutoModelForSequenceClassification.from_pretrained(
             directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **labels
         )
@@ -208,6 +216,12 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 @click.option("--batch-size", default=32, type=click.IntRange(min=1), help="Rows of a step.")
 @click.option("--lr", default=5e-5, type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.")
 @click.option("--length", default=128, type=click.IntRange(min=3), help="Tokens of a row at most.")
+@click.option(
+    "--dropout",
+    default=0.1,
+    type=click.FloatRange(0, 1, max_open=True),
+    help="Everywhere, also where pre-training had none.",
+)
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", help="auto: bf16 on a GPU.")
 @click.option("--from-scratch", is_flag=True, help="Begin with random weights, for comparison.")
 def main(

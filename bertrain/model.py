@@ -39,8 +39,9 @@ _MODERN = {  # layers, width, feed-forward width; base is Warner et al., 2024
     "modernbert-base": (22, 768, 1152),
 }
 PRESETS = (*_BERT, *_MODERN)
+SHORT = 512  # tokens of a row up to which attention in bf16 is faster on CPUs as plain products: its kernel's backward
 _CLASSES = {"bert": (BertConfig, BertForMaskedLM), "modernbert": (ModernBertConfig, ModernBertForMaskedLM)}
-_DROPOUTS = (
+DROPOUTS = (
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
     "embedding_dropout",
@@ -173,7 +174,7 @@ def _loaded(spec: Path | str, *, nsp: bool, local_files_only: bool) -> tuple[Pre
 
 
 def has_dropout(model: PreTrainedModel) -> bool:
-    return any(getattr(model.config, name, 0.0) for name in _DROPOUTS)
+    return any(getattr(model.config, name, 0.0) for name in DROPOUTS)
 
 
 def keep_few_activations(model: PreTrainedModel) -> None:

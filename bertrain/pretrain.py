@@ -35,7 +35,6 @@ from bertrain.loss import MaskedLM
 from bertrain.watch import TrainingError, Watch
 
 EVAL_SAMPLES = 2048  # of the validation split, looked at during a run
-SHORT = 512  # tokens of a row up to which attention in bf16 is faster on CPUs as plain products: its kernel's backward
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -84,7 +83,7 @@ class _Run:
             model.keep_few_activations(weights)
         on_gpu = ranks.device.type == "cuda"
         self.precision = ("bf16" if on_gpu else "fp32") if config.precision == "auto" else config.precision
-        if self.precision == "bf16" and not on_gpu and length <= SHORT:
+        if self.precision == "bf16" and not on_gpu and length <= model.SHORT:
             weights.set_attn_implementation("eager")
         self.module = MaskedLM(weights, isolate=config.isolate_documents).to(ranks.device).train()
         if config.compile == "on" or (config.compile == "auto" and on_gpu):

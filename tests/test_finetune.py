@@ -96,6 +96,12 @@ def test_weights_are_those_of_the_checkpoint_unless_told_otherwise(checkpoint):
         assert any(same) != from_scratch
 
 
+def test_dropout_is_everywhere(checkpoint):
+    model, _ = finetune._model(sorted(checkpoint.glob("step-*"))[-1], ["a", "b"], from_scratch=False, dropout=0.25)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
+    assert model.config.attention_probs_dropout_prob == 0.25
+
+
 def test_weights_that_are_not_there_are_not_made_up(checkpoint, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
