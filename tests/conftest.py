@@ -2,6 +2,7 @@
 
 # ruff: noqa: E402  (the environment must be set before numba is imported)
 import atexit
+import hashlib
 import importlib.util
 import os
 import random
@@ -65,7 +66,7 @@ def in_pairs(text):
     return [text[at : at + 2] for at in range(0, len(text), 2)]
 
 
-def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train"):
+def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", tokenizer=None):
     """A sealed dataset of given arrays, right or wrong: shards lists (tokens, document ends, sentence ends or None)."""
     out.mkdir()
     entries = []
@@ -77,7 +78,11 @@ def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train"):
         arrays = writer.commit(input_range=(0, 1), counts={"documents": len(documents)})["arrays"]
         public = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
         entries.append(Shard(writer.name, len(documents), len(tokens), len(sentences) if stored else None, public))
-    Manifest(dtype, special, tokenizer={}, settings={}, splits={split: Split(tuple(entries))}, counts={}).write(out)
+    files = {}
+    if tokenizer is not None:
+        (out / "tokenizer.json").write_text(tokenizer)
+        files["tokenizer.json"] = hashlib.sha256(tokenizer.encode()).hexdigest()
+    Manifest(dtype, special, tokenizer=files, settings={}, splits={split: Split(tuple(entries))}, counts={}).write(out)
     return out
 
 

@@ -438,10 +438,10 @@ def test_whole_words_of_a_dataset(dataset):
     ],
 )
 def test_marks_of_words_in_other_vocabularies(tmp_path, vocabulary, expected):
-    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)]))
-    (dataset.path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    spelled = json.dumps({"model": {"vocab": vocabulary}})
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], tokenizer=spelled))
     assert np.flatnonzero(dataset.continues()).tolist() == expected
-    (dataset.path / "tokenizer.json").write_text("{}")
+    dataset = bertdata.open(write_dataset(tmp_path / "other", [([7, 3], [2], None)], tokenizer="{}"))
     with pytest.raises(DatasetError, match=r"tokenizer\.json cannot be read"):
         Loader(dataset, length=8, masking=Masking(policy="whole_word"))
 
