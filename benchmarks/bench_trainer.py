@@ -5,7 +5,7 @@
 Three contenders, each under torchrun with one thread a rank, in turns: ours; the Trainer as people use it (ready rows,
 DataCollatorForLanguageModeling, all places through the vocabulary projection); and a Trainer that is given our batches
 and our sparse head, so that only the loop differs. BERT of 4 layers, width 256, the shards' vocabulary; length 128,
-fp32, AdamW with the same rates. Steps before the clock starts are not counted. The peak of the machine is a matrix
+AdamW with the same rates. Steps before the clock starts are not counted. The peak of the machine is a matrix
 product of 1024 x 1024 on every rank at once.
 """
 
@@ -38,7 +38,7 @@ def config_of(shards: bertdata.Dataset) -> dict[str, Any]:
     return {"model_type": "bert", "max_position_embeddings": 512} | sizes | dropouts | special
 
 
-def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: int) -> None:
+def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: int, precision: str) -> None:
     """One rank of a run by transformers; rank 0 prints tokens a second and the losses."""
     from transformers import (
         AutoTokenizer,
@@ -93,7 +93,7 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
     arguments = TrainingArguments(
         output_dir=out, max_steps=steps, per_device_train_batch_size=rows // world_size, learning_rate=1e-3,
         lr_scheduler_type="linear", warmup_steps=2, weight_decay=0.01, adam_beta2=0.98, adam_epsilon=1e-6,
-        max_grad_norm=1.0, logging_steps=5, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        max_grad_norm=1.0, logging_steps=5, bf16=precision == "bf16", save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
         optim="adamw_torch_fused", dataloader_num_workers=0, remove_unused_columns=kind == "usual",
         ddp_find_unused_parameters=False, dataloader_pin_memory=False,
     )  # fmt: skip
@@ -124,9 +124,10 @@ def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
         Path(out, "found.json").write_text(json.dumps(found))
 
 
-def gemm_peak() -> float:
-    """Operations a second of one thread, in float32."""
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+def gemm_peak(precision: str) -> float:
+    """Operations a second of one thread."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    a, b = torch.randn(1024, 1024, dtype=dtype), torch.randn(1024, 1024, dtype=dtype)
     best = 0.0
     for _ in range(20):
         start = time.perf_counter()
@@ -141,29 +142,32 @@ def gemm_peak() -> float:
 @click.option("--steps", default=30)
 @click.option("--rows", default=64, help="Of a step, over all ranks.")
 @click.option("--rounds", "repeats", default=3)
+@click.option("--precision", default="fp32", help="Of all contenders: fp32 or bf16.")
 @click.option("--worker", help="What one rank of a run does; used by the benchmark itself.")
 @click.option("--out", default="")
-def main(data: str, ranks: int, steps: int, rows: int, repeats: int, worker: str | None, out: str) -> None:
+def main(
+    data: str, ranks: int, steps: int, rows: int, repeats: int, precision: str, worker: str | None, out: str
+) -> None:
     if worker:
         torch.set_num_threads(1)
         if worker == "peak":
-            Path(out, f"peak-{os.environ['RANK']}").write_text(str(gemm_peak()))
-        elif worker.startswith("ours"):
-            ours(data, out, rows, steps, worker.partition("-")[2] or "fp32")
+            Path(out, f"peak-{os.environ['RANK']}").write_text(str(gemm_peak(precision)))
+        elif worker == "ours":
+            ours(data, out, rows, steps, precision)
         else:
-            trainer(worker, data, out, rows, steps, ranks)
+            trainer(worker, data, out, rows, steps, ranks, precision)
         return
     found: dict[str, list[dict[str, Any]]] = {}
     peaks: list[float] = []
     for _ in range(repeats):
-        for name in ("ours", "usual", "sparse", "ours-bf16", "peak"):
+        for name in ("ours", "usual", "sparse", "peak"):
             with tempfile.TemporaryDirectory() as scratch:
                 run = Path(scratch, "run")
                 run.mkdir()
                 Path(scratch, "config.json").write_text(json.dumps(config_of(bertdata.open(data))))
                 command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
                 command += [__file__, data, "--worker", name, "--out", str(run), "--steps", str(steps)]
-                command += ["--rows", str(rows), "--ranks", str(ranks)]
+                command += ["--rows", str(rows), "--ranks", str(ranks), "--precision", precision]
                 environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
                 subprocess.run(command, check=True, env=environment, capture_output=True)
                 if name == "peak":
@@ -183,7 +187,7 @@ def main(data: str, ranks: int, steps: int, rows: int, repeats: int, worker: str
         "GEMM peak, GFLOP/s a rank": round(peak / 1e9, 1), "share of peak": round(share, 3), "steps": steps,
         "rows": rows, "ranks": ranks,
     }  # fmt: skip
-    report("tokens a second of training", f"CPU, {ranks} ranks, one thread each", result)
+    report("tokens a second of training", f"CPU, {ranks} ranks, one thread each, {precision}", result)
 
 
 if __name__ == "__main__":
