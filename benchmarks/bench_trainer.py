@@ -93,7 +93,8 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
     arguments = TrainingArguments(
         output_dir=out, max_steps=steps, per_device_train_batch_size=rows // world_size, learning_rate=1e-3,
         lr_scheduler_type="linear", warmup_steps=2, weight_decay=0.01, adam_beta2=0.98, adam_epsilon=1e-6,
-        max_grad_norm=1.0, logging_steps=5, bf16=precision == "bf16", save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        max_grad_norm=1.0, logging_steps=5, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
+        bf16=precision == "bf16",
         optim="adamw_torch_fused", dataloader_num_workers=0, remove_unused_columns=kind == "usual",
         ddp_find_unused_parameters=False, dataloader_pin_memory=False,
     )  # fmt: skip
