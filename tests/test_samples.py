@@ -472,7 +472,8 @@ def sentences_of_three(tmp_path_factory):
         ends.append(len(tokens))
     special = SpecialTokens(vocab_size=3000, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3, 4))
     shards = [(tokens, ends, [*cuts[1:], len(tokens)])]
-    return bertdata.open(write_dataset(tmp_path_factory.mktemp("threes") / "shards", shards, special=special))
+    out, tokenizer = tmp_path_factory.mktemp("threes") / "shards", {"model": {"vocab": {"a": 10, "b": 11}}}
+    return bertdata.open(write_dataset(out, shards, special=special, tokenizer=json.dumps(tokenizer)))
 
 
 def test_next_sentences_are_balanced(sentences_of_three):
@@ -513,7 +514,6 @@ def test_where_and_by_what_is_masked(sentences_of_three, policy):
     plain = Loader(sentences_of_three, length=length, masking=None, seed=2)
     positions = np.arange(60 * plain.num_samples)
     ids = plain.read(positions).input_ids
-    (sentences_of_three.path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 10, "b": 11}}}))
     batch = Loader(sentences_of_three, length=length, masking=Masking(policy=policy), seed=2).read(positions)
     maskable = ids > 4
     chosen = batch.labels != bertdata.IGNORE_INDEX

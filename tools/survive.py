@@ -74,17 +74,19 @@ def builds(scratch: Path, draw: random.Random, count: int) -> dict[str, Any]:
     corpus, vocab = write_text(scratch / "text", 3_000_000), write_vocab(scratch / "vocab.txt")
     options = ["--tokenizer", str(vocab), "--shard-size", "60000", "--sentences", "line", "--workers", "2"]
     command = [sys.executable, "-m", "bertdata", "build", str(corpus), *options, "--out"]
-    started = time.perf_counter()
     subprocess.run([*command, str(scratch / "whole")], check=True, capture_output=True)
-    whole, seconds = content(scratch / "whole"), time.perf_counter() - started
+    whole, units = content(scratch / "whole"), -(-corpus.stat().st_size // 60_000)
     kills, datasets, kept_units, published = 0, 0, 0, 0
     while kills < count:
         out, datasets = scratch / f"out{datasets}", datasets + 1
         kept: dict[str, tuple[int, int]] = {}
         while True:
             process = subprocess.Popen([*command, str(out)], stdout=-1, stderr=-1, text=True, start_new_session=True)
+            target = draw.randrange(-5, units + 1)  # of finished units; below 0: while it starts
+            while process.poll() is None and len(list((out / ".build").glob("unit-*.json"))) < target:
+                time.sleep(0.001)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(draw.uniform(0.3, 1.2) * seconds)
+                process.wait(draw.uniform(0, 0.02 if target >= 0 else 0.5))
             ended = process.poll() is not None
             kill(process)
             for name, known in kept.items():  # what was finished is not made again
