@@ -236,10 +236,14 @@ def train_tokenizer(
 @click.option("--world-size", default=1, help="Ranks that share a step.")
 @_samples
 def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, world_size: int, samples: str) -> None:
-    """Print what a dataset holds, how it was made, and what was dropped or replaced."""
-    from bertdata import report
+    """Print what a dataset, or a teacher's cache, holds, how it was made, and what was dropped or replaced."""
+    from bertdata import cache, report
     from bertdata.reader import Dataset
 
+    if cache.is_cache(shards):
+        about = report.cache_facts(shards)
+        click.echo(report.as_json(about) if as_json else report.cache_text(about))
+        return
     if length < 3 or global_batch_size < 1 or world_size < 1:
         raise UsageError("--length must be at least 3, --global-batch-size and --world-size at least 1")
     steps = {"length": length, "global_batch_size": global_batch_size, "world_size": world_size}
@@ -279,7 +283,7 @@ def show(
 @main.command(cls=OneSentence)
 @_dataset
 def verify(shards: str) -> None:
-    """Read every byte of a dataset and check every rule of its format."""
+    """Read every byte of a dataset, or of a teacher's cache, and check every rule of its format."""
     from bertdata.verify import verify as run
 
     with _bar("verify") as progress:

@@ -15,6 +15,7 @@ import numpy as np
 
 from bertdata import order
 from bertdata import samples as _samples
+from bertdata.cache import Cache
 from bertdata.errors import StateError, UsageError
 from bertdata.masking import Masker
 from bertdata.reader import Dataset
@@ -30,6 +31,8 @@ class Loader:
     all ranks; this rank gets its nearly equal part (row counts differ by at most one, and may be 0). shuffle: "full"
     draws from all of an epoch, "blocks" from 64 MiB of it at a time, for datasets larger than memory. masking: None
     leaves rows unmasked. epochs: None never ends; with E the stream ends after E passes, its last step perhaps smaller.
+    variants: with M, epoch e is epoch e mod M once more, masks and all. teacher_cache: directory with a teacher's
+    answers to this very stream (bertrain.teacher), which come with each batch; it brings its variants.
 
     Iterating goes on from where the stream stands: `break` and a second `for` do not start again. Raises UsageError for
     arguments that fit neither each other nor the dataset. Pickles in under 4 KB.
@@ -50,6 +53,8 @@ class Loader:
         shuffle: str = "full",
         masking: Masking | None = Masking(),  # noqa: B008  (frozen)
         epochs: int | None = None,
+        variants: int | None = None,
+        teacher_cache: str | None = None,
     ) -> None:
         numbers = length, global_batch_size, seed, rank, world_size  # numpy's too, and the state stays JSON-able
         length, global_batch_size, seed, rank, world_size = map(operator.index, numbers)
@@ -67,6 +72,11 @@ class Loader:
             raise UsageError(f"short_seq_prob is {short_seq_prob}; give a share of the documents, from 0 to 1")
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
+        if variants is not None and variants < 1:
+            raise UsageError(f"variants is {variants}; give at least 1, or None for new masks in every epoch")
+        self._answers = Cache(teacher_cache) if teacher_cache else None
+        self.teacher_cache = teacher_cache
+        self.variants = self._answers.variants if self._answers and variants is None else variants
         self.shards, self.split, self.seed, self.length = shards, split, seed, length
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
@@ -84,6 +94,8 @@ class Loader:
         if masking:
             continues = shards.continues() if words else None
             self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continues=continues)
+        if self._answers:
+            self._answers.check(self._identity(), shards.manifest.tokenizer.get("tokenizer.json", ""))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -137,7 +149,12 @@ class Loader:
         return self.read(np.arange(first, last))
 
     def read(self, positions: np.ndarray) -> Batch:
-        """The samples at any positions, int64 [B]; the stream stays where it is. Replays any batch of any run."""
+        """The samples at any positions, int64 [B]; the stream stays where it is. Replays any batch of any run.
+
+        Raises UsageError for positions that a teacher's cache does not reach.
+        """
+        if self.variants is not None:
+            positions = positions % (self.variants * self.num_samples)
         epochs, sample_ids = order.sample_ids(
             positions, num_samples=self.num_samples, seed=self.seed, block=self._block
         )
@@ -149,6 +166,10 @@ class Loader:
         attention_mask = None
         if positions.size and rows.filled.min() < self.length - 2:
             attention_mask = (np.arange(self.length) < rows.filled[:, None] + 2).astype(np.int64)
+        taught: dict[str, Any] = {}
+        if self._answers:
+            answers = self._answers.read(positions, self.shards.special_tokens.vocab_size)
+            taught = {f"teacher_{name}": array for name, array in answers._asdict().items()}
         return Batch(
             input_ids=rows.ids,
             masked_positions=masked_positions,
@@ -158,23 +179,28 @@ class Loader:
             token_type_ids=rows.token_type_ids,
             next_sentence_label=rows.next_sentence_label,
             position_ids=rows.position_ids,
+            **taught,
         )
 
     def _read_ahead(self, position: int, block: int) -> None:
         """As a window of blocks is entered, has the disk read what of it and the next one was not asked for yet."""
         n = self.num_samples
+        if self.variants is not None:
+            position %= self.variants * n
         epoch, number = here = order.window(position, num_samples=n, block=block)
         if here == self._window:
             return
         is_last = order.window((epoch + 1) * n - 1, num_samples=n, block=block) == here
-        after = (epoch + 1, 0) if is_last else (epoch, number + 1)
+        next_epoch = epoch + 1 if self.variants is None else (epoch + 1) % self.variants
+        after = (next_epoch, 0) if is_last else (epoch, number + 1)
         for window in [after] if here == self._asked else [here, after]:
             for first, stop in order.blocks(*window, num_samples=n, seed=self.seed, block=block):
                 self._samples.stream.read_ahead(self._samples.ranges(window[0], first, stop))
         self._window, self._asked = here, after
 
     def _identity(self) -> dict[str, Any]:
-        return {
+        known = {} if self.variants is None else {"variants": self.variants}
+        return known | {
             "version": STATE_VERSION,
             "dataset_id": self.shards.dataset_id,
             "split": self.split,
@@ -200,7 +226,7 @@ class Loader:
             state["masking"] = asdict(Masking()) | state["masking"]
         differing = [
             f"{name} was {state.get(name)!r} and is {value!r}"
-            for name, value in self._identity().items()
+            for name, value in ({"variants": None} | self._identity()).items()
             if state.get(name) != value
         ]
         if differing:

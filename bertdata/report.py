@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bertdata import cache
 from bertdata.errors import DatasetError, UsageError
 from bertdata.loader import Loader
 from bertdata.reader import Dataset
@@ -153,6 +154,53 @@ def text(found: dict[str, Any]) -> str:
         f"  replaced     {counts['replaced_characters']:,} invalid UTF-8 sequences (by U+FFFD), "
         f"{counts['special_ids_replaced']:,} special ids (by the unknown id)",
         f"  kept as text {literals or 'no spelling of a special token stood in it'}",
+    ]
+    return "\n".join(lines)
+
+
+def cache_facts(path: str) -> dict[str, Any]:
+    """Everything `bertdata inspect` knows of a teacher's cache. Reads cache.json alone."""
+    header = cache.Cache(path).header
+    counts = {name: sum(unit["counts"][name] for unit in header["units"]) for name in header["units"][0]["counts"]}
+    tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
+    size, targets = cache.num_bytes(header), max(1, counts["targets"])
+    return {
+        "path": str(path),
+        **{
+            name: header[name] for name in ("teacher", "tokenizer", "stream", "vocab_size", "top_k", "slots", "samples")
+        },
+        "units": len(header["units"]),
+        "epochs": round(header["samples"] / header["epoch_samples"], 4),
+        "variants": header["stream"].get("variants"),
+        "targets": counts["targets"],
+        "bytes": size,
+        "bytes_per_corpus_token": round(size / tokens, 2),
+        "mean_entropy": round(counts["entropy"] / targets, 4),
+        "mean_tail_mass": round(counts["tail_mass"] / targets, 5),
+    }
+
+
+def cache_text(found: dict[str, Any]) -> str:
+    """The same for a terminal."""
+    teacher, stream, slots = found["teacher"], found["stream"], found["samples"] * found["slots"]
+    masks = f"{stream['masking']['policy']}, {stream['masking']['probability']:.0%}"
+    epochs = f"{found['epochs']:.3g} epochs, each with masks of its own"
+    if found["variants"]:
+        epochs = f"{found['epochs']:.3g} of {found['variants']} epochs, after which masks come round"
+    lines = [
+        f"{found['path']}",
+        f"  teacher      {teacher['parameters']:,} parameters, {teacher['precision']}, SHA-256 {teacher['sha256']}",
+        f"  dataset_id   {stream['dataset_id']}",
+        f"  tokenizer    SHA-256 {found['tokenizer']}",
+        f"  stream       {stream['samples']} of {stream['length']}, split {stream['split']}, seed {stream['seed']}, "
+        f"order {stream['shuffle']}, masks {masks}",
+        f"  coverage     {found['samples']:,} samples, {epochs}",
+        f"  targets      {found['targets']:,}, {found['targets'] / slots:.1%} of {found['slots']} slots a sample",
+        f"  size         {found['bytes']:,} bytes in {found['units']:,} units, "
+        f"{found['bytes_per_corpus_token']:.2f} a token of the corpus",
+        f"  kept         {found['top_k']} tokens a target; the others have {found['mean_tail_mass']:.2%} of the "
+        "probability on average",
+        f"  entropy      {found['mean_entropy']:.3f} nats on average",
     ]
     return "\n".join(lines)
 

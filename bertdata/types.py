@@ -109,7 +109,10 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One rank's rows of one step. Every array is int64, contiguous and fresh: it is the caller's to keep or change."""
+    """One rank's rows of one step. Every array is contiguous and fresh: it is the caller's to keep or change.
+
+    All are int64, but for what a teacher said, which comes as it is stored.
+    """
 
     input_ids: NDArray[np.int64]  # [B, T]
     masked_positions: NDArray[np.int64]  # [B, K] ascending; an unused slot holds 0
@@ -119,6 +122,9 @@ class Batch:
     token_type_ids: NDArray[np.int64] | None = None  # [B, T]: 1 in the second segment; None unless rows are pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B]: 0 if B follows A, 1 if it is from another document
     position_ids: NDArray[np.int64] | None = None  # [B, T], from 0 in each packed piece; None unless rows are packed
+    teacher_ids: NDArray[Any] | None = None  # [B, K, k] uint16 or uint32: what a teacher holds most probable
+    teacher_logprobs: NDArray[np.float16] | None = None  # [B, K, k]; None without a teacher's cache
+    teacher_tails: NDArray[np.float16] | None = None  # [B, K]: log of the probability of all other tokens
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -140,7 +146,7 @@ class Batch:
             return np.arange(0, num_rows * length + 1, max(1, length), dtype=np.int32)
         return np.append(np.flatnonzero(self.position_ids == 0), num_rows * length).astype(np.int32)
 
-    def arrays(self) -> dict[str, NDArray[np.int64]]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
         """The arrays by name, those that are None left out."""
         named: dict[str, Any] = vars(self)
         return {name: array for name, array in named.items() if array is not None}

@@ -4,6 +4,7 @@
     run/log.jsonl                   what happened
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
         optimizer.pt  trainer.json  what only we read: AdamW's moments; step, loader state, seed of all draws, versions
+        beside.pt                   what is trained beside the model, such as a distillation's projection; often absent
         checkpoint.json             written last: size and SHA-256 of every other file
 
 A checkpoint is written under a temporary name, fsynced and renamed. The newest one whose files are what its
@@ -29,8 +30,9 @@ import bertdata
 from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.shard import digest, fsync_directory, make_directory, write_file
 from bertdata.shard import locked as hold
+from bertrain.loss import MaskedLM
 
-INDEX, TRAINER, OPTIMIZER = "checkpoint.json", "trainer.json", "optimizer.pt"
+INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -46,7 +48,7 @@ def save(
     run: Path,
     *,
     step: int,
-    model: transformers.PreTrainedModel,
+    module: MaskedLM,
     optimizer: torch.optim.Optimizer,
     trainer: dict[str, Any],
     tokenizer: dict[str, bytes],
@@ -58,7 +60,9 @@ def save(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        model.save_pretrained(temporary)
+        module.model.save_pretrained(temporary)
+        if beside := _beside(module):
+            torch.save(beside, temporary / BESIDE)
         for name, content in tokenizer.items():
             (temporary / name).write_bytes(content)
         torch.save(optimizer.state_dict(), temporary / OPTIMIZER)
@@ -131,9 +135,15 @@ def read_trainer(path: Path) -> dict[str, Any]:
     return json.loads((path / TRAINER).read_bytes())
 
 
-def read_optimizer(path: Path, optimizer: torch.optim.Optimizer) -> None:
-    """Loads AdamW's moments. Never unpickles: weights_only."""
+def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, module: MaskedLM) -> None:
+    """Loads AdamW's moments, and what is trained beside the model. Never unpickles: weights_only."""
+    if _beside(module):
+        module.load_state_dict(torch.load(path / BESIDE, map_location="cpu", weights_only=True), strict=False)
     optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
+
+
+def _beside(module: MaskedLM) -> dict[str, torch.Tensor]:
+    return {name: tensor for name, tensor in module.state_dict().items() if not name.startswith("model.")}
 
 
 def find(path: Path) -> Path:

@@ -16,6 +16,7 @@ from bertdata.cli import one_sentence
 from bertdata.errors import UsageError
 
 SCHEDULES = ("linear", "cosine", "wsd")
+METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 OBJECTIVES, PRECISIONS = ("mlm", "mlm+nsp"), ("auto", "fp32", "bf16", "fp16")
 BUDGET_STEPS = 1_000_000  # that a budget of time is divided into for the schedule
 MICRO_BATCH_SIZE = 64  # at most, where none is given
@@ -58,6 +59,17 @@ class Config:
         "full", "blocks: 64 MiB at a time, for data larger than memory.", type=click.Choice(["full", "blocks"])
     )
     seed: int = _option(0, "Of order, masks and initial weights.")
+    teacher_cache: str = _option("", "Directory of a teacher's answers, of bertrain.teacher, to learn from too.")
+    teacher: str = _option("", "Directory of a teacher to ask as training goes on: a run's, or one with a masked LM.")
+    distil: str = _option(
+        "auto",
+        "What is learned of a teacher: its logits (Hinton, 2015), relations of queries, keys and values (MiniLMv2), "
+        "hidden states and attention (TinyBERT). auto: logits of a cache, relations of a --teacher.",
+        type=click.Choice(METHODS),
+    )
+    distil_layers: str = _option("uniform", "Layers that --distil hidden maps.", type=click.Choice(LAYERS))
+    alpha: float = _option(0.5, "Share of the teacher in the loss; the rest is that of the text.")
+    temperature: float = _option(1.0, "Of the logits of teacher and student, for --distil logits.")
     precision: str = _option("auto", "auto: bf16 on a GPU, fp32 on CPUs.", type=click.Choice(PRECISIONS))
     compile: str = _option("auto", "torch.compile. auto: on a GPU.", type=click.Choice(["auto", "on", "off"]))
     gradient_checkpointing: bool = _option(False, "Compute activations twice to keep fewer of them.")
@@ -101,9 +113,33 @@ class Config:
             raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise UsageError(f"--lr is {self.lr}; give a number above 0, such as 0.001")
+        self._check_teaching()
         for name in ("warmup", "eval_every"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give 0 or a number above it")
+
+    def _check_teaching(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise UsageError(f"--alpha is {self.alpha}; give the teacher's share of the loss, from 0 to 1")
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise UsageError(f"--temperature is {self.temperature}; give a number above 0, such as 2")
+        if self.teacher and self.teacher_cache:
+            raise UsageError("--teacher and --teacher-cache were given; give one of them")
+        if self.teacher_cache and self.distil in ("relations", "hidden"):
+            raise UsageError(f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits")
+        if self.teacher_cache and self.long_length is not None:
+            raise UsageError("--teacher-cache does not go with --long-length: its answers are to rows of one length")
+        others = {field.name: field.default for field in fields(self)}
+        for name in ("distil", "distil_layers", "alpha", "temperature"):
+            if not self.method and getattr(self, name) != others[name]:
+                raise UsageError(f"{_flag(name)} {getattr(self, name)} needs a --teacher-cache or a --teacher")
+
+    @property
+    def method(self) -> str | None:
+        """--distil, resolved; None where nobody teaches."""
+        if not (self.teacher or self.teacher_cache):
+            return None
+        return self.distil if self.distil != "auto" else "logits" if self.teacher_cache else "relations"
 
     @property
     def seconds(self) -> float:

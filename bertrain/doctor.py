@@ -43,8 +43,11 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         loader = bertdata.Loader(
             shards, length=config.length, global_batch_size=config.global_batch_size, samples=config.samples,
             masking=bertdata.Masking(probability=config.mlm_probability, policy=config.masking),
+            teacher_cache=config.teacher_cache or None,
         )  # fmt: skip
         plan = Plan.of(config, num_samples=loader.num_samples, world_size=nproc)
+        needed = plan.steps * config.global_batch_size
+        loader.read(np.array([needed - 1]))  # a teacher's cache may end before
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return
@@ -64,7 +67,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         f"{plan.warmup_steps:,} of {plan.steps:,} steps" if not config.budget else f"{config.warmup:.0%} of the time"
     )
     yield "warm-up", (WARN, first[0]) if first else (PASS, share)
-    targets = feed.num_targets(loader.read(np.arange(min(loader.num_samples, 256))))
+    targets = feed.num_targets(loader.read(np.arange(min(loader.num_samples, needed, 256))))
     yield "masks", (PASS, f"{targets:,} targets in the first rows") if targets else (FAIL, "rows are too short to mask")
     if "validation" not in shards.splits:
         yield "validation", (WARN, "no validation split, so nothing is evaluated; build with --validation 0.01")

@@ -31,7 +31,7 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
     for number in range(count):
         piece = {name: array[number * size : (number + 1) * size] for name, array in arrays.items()}
         if piece["input_ids"].shape[0] == 0:
-            piece = {name: torch.zeros((1, *array.shape[1:]), dtype=torch.int64) for name, array in arrays.items()}
+            piece = {name: torch.zeros((1, *array.shape[1:]), dtype=array.dtype) for name, array in arrays.items()}
             for name in {"targets", "next_sentence_label"} & piece.keys():
                 piece[name] += IGNORE_INDEX
             if "position_ids" in piece:  # one document, not as many as places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -41,6 +42,31 @@ def _sum_of_cross_entropies(logits: torch.Tensor, targets: torch.Tensor) -> torc
     return _SumOfCrossEntropies.apply(logits, targets)
 
 
+def divergence(
+    predicted: torch.Tensor,
+    logprobs: torch.Tensor,
+    temperature: float,
+    ids: torch.Tensor | None = None,
+    tails: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """KL of a teacher's predictions from the student's logits [N, V], at a temperature: [N], without the factor T².
+
+    Without ids, logprobs are of tokens 0, 1, …, [N, V]. With ids [N, k], logprobs [N, k] are of these, and tails [N] of
+    all other tokens together: both distributions become k + 1 buckets, in O(k) beside the student's own softmax, and
+    the temperature is applied to the buckets. With k = V that is the plain divergence; with less a lower bound of it,
+    for T = 1, that is 0 only where the student gives each of the k and all others together what the teacher does.
+    """
+    if ids is None or tails is None:
+        top = predicted[..., : logprobs.shape[-1]]
+    else:
+        top = predicted.gather(-1, ids)
+        if ids.shape[-1] < predicted.shape[-1]:  # a logsumexp of just the others: 1 − Σ would lose a small tail
+            others = predicted.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
+            top, logprobs = torch.cat([top, others], -1), torch.cat([logprobs, tails.unsqueeze(-1)], -1)
+    log_q, log_p = ((x / temperature).log_softmax(-1) for x in (top, logprobs))
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+
+
 class MaskedLM(Module):
     """Encoder, heads and losses as one module, so that all of it runs inside DistributedDataParallel's forward.
 
@@ -48,6 +74,11 @@ class MaskedLM(Module):
     it saves 85 % of the largest matrix product of a small model. With `isolate` rows are packed and no token sees
     another document's.
     """
+
+    counts = (0, 1)
+    """What the sum of each loss is divided by: 0 all targets, 1 all rows."""
+    teacher: str | None = None
+    """Who teaches besides the text, and what: a run goes on only with the same."""
 
     def __init__(self, model: PreTrainedModel, *, isolate: bool = False) -> None:
         super().__init__()
@@ -96,7 +127,16 @@ class MaskedLM(Module):
         And how many of each were predicted right: int64, of the same shape.
         """
         hidden = self.encode(input_ids, **more)
-        found = [(self._vocabulary(hidden, masked_positions).flatten(0, 1), targets.flatten())]
+        return self._losses(hidden, self._vocabulary(hidden, masked_positions), targets, next_sentence_label)
+
+    def _losses(
+        self,
+        hidden: torch.Tensor,
+        predicted: torch.Tensor,
+        targets: torch.Tensor,
+        next_sentence_label: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found = [(predicted.flatten(0, 1), targets.flatten())]
         if next_sentence_label is not None:
             pooled = self.model.bert.pooler(hidden)
             found.append((self.model.cls.seq_relationship(pooled), next_sentence_label))

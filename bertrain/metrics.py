@@ -63,11 +63,16 @@ class Log:
 
 
 def means(
-    loss: float, right: float, targets: float, nsp_loss: float = 0.0, nsp_right: float = 0.0, rows: float = 0.0
-) -> dict[str, float | None]:
-    """Loss and accuracy a target, None where there was no target; and of next sentences, if they were predicted."""
+    loss: float, right: float, targets: float, nsp_loss: float = 0.0, nsp_right: float = 0.0, rows: float = 0.0,
+    distil_loss: float = 0.0, agreed: float = 0.0, taught: float = 0.0,
+) -> dict[str, float | None]:  # fmt: skip
+    """Loss and accuracy a target, None where there was no target; of next sentences, and of a teacher, if there are.
+
+    Each loss is the mean over what it is of, before any share that it has in what is learned from.
+    """
     found = {"loss": loss / targets if targets else None, "accuracy": right / targets if targets else None}
-    return found | ({"nsp_loss": nsp_loss / rows, "nsp_accuracy": nsp_right / rows} if nsp_loss else {})
+    found |= {"nsp_loss": nsp_loss / rows, "nsp_accuracy": nsp_right / rows} if nsp_loss else {}
+    return found | ({"distil_loss": distil_loss / taught, "agreement": agreed / taught} if taught else {})
 
 
 PEAK_FLOPS = {  # dense bf16 and fp16, of the makers' data sheets

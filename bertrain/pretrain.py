@@ -20,19 +20,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import bertdata
 from bertdata.cli import one_sentence
 from bertdata.errors import UsageError
-from bertrain import checkpoint, feed, metrics, model, optim
+from bertrain import checkpoint, distil, feed, metrics, model, optim
 from bertrain.config import Config, Plan, command
 from bertrain.dist import World, world
 from bertrain.evaluate import evaluate, predictions
-from bertrain.loss import MaskedLM
-from bertrain.watch import TrainingError, Watch
+from bertrain.watch import Watch, check_targets
 
 EVAL_SAMPLES = 2048  # of the validation split, looked at during a run
 _DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,13 +52,13 @@ class _Run:
         self.tokenizer = {name: self.shards.tokenizer_file(name) for name in checkpoint.TOKENIZER_FILES}
         self.loader = self._loader_of(config.length)
         self.plan = Plan.of(config, num_samples=self.loader.num_samples, world_size=ranks.world_size)
-        _check_targets(self.loader)
+        check_targets(self.loader, self.plan.steps * config.global_batch_size)
         found, self.warnings = checkpoint.newest(self.run)
         if found and config.resume == "no":
             raise UsageError(f"{self.run} already holds checkpoints; give another --out, or --resume auto to go on")
         nsp, length = config.objective == "mlm+nsp", max(config.length, config.long_length or 0)
         name = config.init or config.model
-        trainer: dict[str, Any] = {"step": 0, "spent_s": 0.0, "tokens": 0, "scaler": {}, "since_entry": [0.0] * 6}
+        trainer: dict[str, Any] = {"step": 0, "spent_s": 0.0, "tokens": 0, "scaler": {}, "since_entry": []}
         if found:
             trainer |= checkpoint.read_trainer(found)
             if trainer["model"] != name:
@@ -85,19 +83,26 @@ class _Run:
         self.precision = ("bf16" if on_gpu else "fp32") if config.precision == "auto" else config.precision
         if self.precision == "bf16" and not on_gpu and length <= model.SHORT:
             weights.set_attn_implementation("eager")
-        self.module = MaskedLM(weights, isolate=config.isolate_documents).to(ranks.device).train()
+        self.module, self.taught = distil.student(config, weights, self.shards, ranks.device, self._precision)
+        self.module.to(ranks.device).train()
+        if found and trainer.get("teacher") != self.module.teacher:
+            raise UsageError(
+                f"{found} was trained with {trainer.get('teacher') or 'no teacher'}, and this run has "
+                f"{self.module.teacher or 'none'}; give the same, or another --out"
+            )
         if config.compile == "on" or (config.compile == "auto" and on_gpu):
             self.module.compile(fullgraph=True, dynamic=False)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         self.optimizer = optim.adamw(self.module)
         if found:
-            checkpoint.read_optimizer(found, self.optimizer)
+            checkpoint.read_optimizer(found, self.optimizer, self.module)
             if self.scaler.is_enabled() and trainer["scaler"]:
                 self.scaler.load_state_dict(trainer["scaler"])
-        # Loss, right and number of targets, and of next sentences, since the last entry of the log; rank 0 goes on with
-        # what they were.
-        known = (trainer["since_entry"] + [0.0] * 3)[:6] if ranks.rank == 0 else [0.0] * 6
-        self.totals = torch.tensor(known, dtype=torch.float64, device=ranks.device)
+        # Of each kind of loss its sum, how many were right, and of how many, since the last entry of the log; rank 0
+        # goes on with what they were.
+        self.totals = torch.zeros(3 * len(self.module.counts), dtype=torch.float64, device=ranks.device)
+        known = torch.tensor(trainer["since_entry"] if ranks.rank == 0 else [], dtype=torch.float64)
+        self.totals[: known.numel()] += known.to(ranks.device)
 
     def _loader_of(self, length: int) -> bertdata.Loader:
         config = self.config
@@ -111,6 +116,7 @@ class _Run:
             samples=config.samples,
             shuffle=config.shuffle,
             masking=bertdata.Masking(probability=config.mlm_probability, policy=config.masking),
+            teacher_cache=config.teacher_cache or None,
         )
 
     # ------------------------------------------------------------------------------------------------------ the loop
@@ -153,7 +159,7 @@ class _Run:
                 warm = True
             logs = self.step % config.log_every == 0
             if ranks.device.type == "cpu" or logs:  # reading it waits for the GPU
-                stopped, self.spent = bool(decided[2]), spent_before + float(decided[3])
+                stopped, self.spent = bool(decided[-2]), spent_before + float(decided[-1])
             last = self.step == plan.steps or self._progress >= 1 or stopped
             if last or logs:
                 means = metrics.means(*ranks.sum(self.totals).tolist())
@@ -181,19 +187,19 @@ class _Run:
         """One optimizer step; adds to the totals. Returns what all ranks decided, the gradient's norm, and the rate."""
         config, plan, ranks = self.config, self.plan, self.ranks
         now = time.perf_counter() - self.watch.started if ranks.rank == 0 else 0.0
-        mine = torch.tensor(
-            [feed.num_targets(batch), batch.sample_ids.size, len(self.signals), now], dtype=torch.float64
-        )
+        seen = feed.num_targets(batch), batch.sample_ids.size
+        counts = [seen[kind] for kind in self.module.counts]
+        mine = torch.tensor([*counts, len(self.signals), now], dtype=torch.float64)
         mine = feed.to_device(mine, ranks.device)
-        self.totals[2] += mine[0]
-        self.totals[5] += mine[1]
+        self.totals[2::3] += mine[:-2]
         decided = ranks.sum(mine)
         # DistributedDataParallel averages the gradients of the ranks; this makes of it their sum ÷ all targets.
-        scale = (ranks.world_size / decided[:2].clamp(min=1)).float()
+        scale = (ranks.world_size / decided[:-2].clamp(min=1)).float()
         if model.has_dropout(self.module.model):
             torch.manual_seed(bertdata.key(config.seed, "dropout", self.step, ranks.rank) >> 1)
         size, count = plan.micro_batches(self.loader.length)
-        for number, piece in enumerate(feed.micro_batches(batch, size=size, count=count, device=ranks.device)):
+        pieces = self.taught(feed.micro_batches(batch, size=size, count=count, device=ranks.device))
+        for number, piece in enumerate(pieces):
             with _gradients_later(wrapped, number + 1 < count), self._precision():
                 losses, right = wrapped(**piece)
                 self.scaler.scale((losses * scale[: losses.numel()]).sum()).backward()
@@ -251,6 +257,7 @@ class _Run:
         """A full disk ends no run that has steps to go: its newest checkpoint stays as it is, and the next may do."""
         trainer = {
             "model": self.config.init or self.config.model,
+            "teacher": self.module.teacher,
             "loader": self.loader.state_dict(),
             "since_entry": self.totals.tolist(),
             "tokens": self.tokens,
@@ -259,7 +266,7 @@ class _Run:
             "rng": {"keyed by": self.config.seed},  # every draw is a function of (seed, step, rank): there is no state
             "world_size": self.ranks.world_size,
         }
-        parts = {"model": self.module.model, "optimizer": self.optimizer, "tokenizer": self.tokenizer}
+        parts = {"module": self.module, "optimizer": self.optimizer, "tokenizer": self.tokenizer}
         try:
             checkpoint.save(self.run, step=self.step, trainer=trainer, keep=self.config.keep, **parts)
         except (OSError, bertdata.BertdataError) as error:
@@ -281,17 +288,6 @@ def _signals() -> Iterator[list[str]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _check_targets(loader: bertdata.Loader) -> None:
-    """Refuses data whose rows are too short to mask anything in."""
-    batch = loader.read(np.arange(min(loader.num_samples, 1024)))
-    if feed.num_targets(batch) == 0:
-        raise TrainingError(
-            f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "
-            f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
-            "build with more text, or raise --mlm-probability"
-        )
 
 
 @contextlib.contextmanager

@@ -11,12 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 import bertdata
 from bertdata.errors import UsageError
 from bertdata.shard import write_file
-from bertrain import checkpoint, metrics
+from bertrain import checkpoint, feed, metrics
 from bertrain.config import Config, Plan
 from bertrain.dist import World
 
@@ -27,6 +28,19 @@ PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # so late, and still so near to guessin
 
 class TrainingError(bertdata.BertdataError):
     """A run cannot go on."""
+
+
+def check_targets(loader: bertdata.Loader, num_samples: int) -> None:
+    """Refuses rows too short to mask anything in, and a teacher's cache that ends before so many samples."""
+    loader.read(np.array([num_samples - 1]))
+    readable = num_samples if loader.teacher_cache else loader.num_samples
+    batch = loader.read(np.arange(min(readable, 1024)))
+    if feed.num_targets(batch) == 0:
+        raise TrainingError(
+            f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "
+            f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
+            "build with more text, or raise --mlm-probability"
+        )
 
 
 class Watch(contextlib.ExitStack):

@@ -29,9 +29,10 @@ ARROWS = {
     "index": {"shard"},
     "samples": {"reader", "index", "shard", "_kernels"},
     "masking": {"_kernels"},
-    "loader": {"reader", "order", "samples", "masking"},
-    "verify": {"reader", "manifest", "shard"},
-    "report": {"reader", "loader", "shard", "tokens"},
+    "cache": {"shard"},
+    "loader": {"reader", "order", "samples", "masking", "cache"},
+    "verify": {"reader", "manifest", "shard", "cache"},
+    "report": {"reader", "loader", "shard", "tokens", "cache"},
     "bench": {"reader", "loader"},
 }
 ENGINE = sorted(path.stem for path in (ROOT / "bertdata").glob("*.py"))
@@ -87,7 +88,7 @@ def test_libraries_are_where_they_belong(module):
 @pytest.mark.parametrize("module", TRAINER)
 def test_the_trainer_uses_no_private_part_of_the_engine(module):
     found = imports("bertrain", module)
-    assert rooms(found, "bertdata") <= {"cli", "errors", "shard", "tokens", "verify"}
+    assert rooms(found, "bertdata") <= {"cache", "cli", "errors", "shard", "tokens", "verify"}
     assert not any(part.startswith("_") for name in found for part in name.split(".") if part != "__future__")
     source = (ROOT / "bertrain" / f"{module}.py").read_text()
     assert "from_numpy" not in source or module == "feed"

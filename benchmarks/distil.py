@@ -1,0 +1,129 @@
+"""Does a student learn better from a teacher's cache than alone, at equal steps and at equal seconds?
+
+    python benchmarks/distil.py shards/ --out distil/ --minutes 10
+    python benchmarks/distil.py shards/ --out distil/ --steps 2000 --teacher-steps 4000
+
+For each seed: a teacher is trained, its answers are cached for the very samples of that seed's student, and students of
+one architecture are trained: alone, and distilled, for as many steps; alone for as long as cache and distilled student
+took together; and alone for as long as these and the training of the teacher. Losses are those of the validation split,
+on masks fixed by a seed. Ends with a table in Markdown and a JSON line; OUT/curves.png has the curves.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from common import report
+
+
+def run(module: str, *arguments: Any) -> tuple[float, str]:
+    """Seconds and standard output of a module of ours."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return time.perf_counter() - started, done.stdout
+
+
+def train(out: Path, *arguments: Any) -> dict[str, float]:
+    """Seconds, the validation loss at the end, and the share of time spent waiting for data."""
+    seconds, _ = run("bertrain.pretrain", "--out", out, *arguments)
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    final = [entry["validation_loss"] for entry in log if "validation_loss" in entry][-1]
+    waits = [entry["data_wait"] for entry in log if "data_wait" in entry]
+    return {"seconds": seconds, "loss": final, "data_wait": statistics.mean(waits), "steps": log[-1]["step"]}
+
+
+def trial(data: str, out: Path, options: dict[str, Any], seconds: float) -> int:
+    """How many steps a student takes in so many seconds, by its log of 20 steps after the first 5."""
+    given = [item for name, value in options.items() for item in (name, value)]
+    run("bertrain.pretrain", "--data", data, "--out", out, *given, "--steps", 25, "--log-every", 1, "--eval-every", 0)
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    times = {entry["step"]: entry["seconds"] for entry in log if "seconds" in entry}
+    return max(25, int(seconds / ((times[25] - times[5]) / 20)))
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@click.argument("data")
+@click.option("--out", default="distil", help="Directory for runs, caches and curves; new.")
+@click.option("--minutes", default=0.0, help="Of a student alone, measured by a trial; in place of --steps.")
+@click.option("--steps", default=1000, help="Of a student.")
+@click.option("--teacher-steps", default=0, help="Of a teacher. 0: twice the student's.")
+@click.option("--teacher", default="bert-mini")
+@click.option("--student", default="bert-tiny")
+@click.option("--length", default=64)
+@click.option("--rows", default=64, help="Of a step.")
+@click.option("--lr", default=2e-3)
+@click.option("--top-k", default=64)
+@click.option("--alpha", default=0.5)
+@click.option("--temperature", default=1.0)
+@click.option("--seeds", default=3)
+def main(
+    data: str, out: str, minutes: float, steps: int, teacher_steps: int, teacher: str, student: str, length: int,
+    rows: int, lr: float, top_k: int, alpha: float, temperature: float, seeds: int,
+) -> None:  # fmt: skip
+    place, found = Path(out), dict[str, list[dict[str, float]]]()
+    shared = {"--length": length, "--global-batch-size": rows, "--lr": lr, "--save-every": 10**6}
+    if minutes:
+        steps = trial(data, place / "trial", shared | {"--model": student}, 60 * minutes)
+    more = {"--eval-every": max(1, steps // 10), "--log-every": max(1, steps // 100)}
+
+    def student_of(name: str, seed: int, number: int, *taught: Any) -> dict[str, float]:
+        options = shared | more | {"--model": student, "--seed": seed, "--steps": number}
+        given = [item for option, value in options.items() for item in (option, value)]
+        return train(place / f"{name}-{seed}", "--data", data, *given, *taught)
+
+    for seed in range(seeds):
+        big, logits = place / f"teacher-{seed}", place / f"logits-{seed}"
+        options = shared | more | {"--model": teacher, "--seed": seed, "--steps": teacher_steps or 2 * steps}
+        given = [item for option, value in options.items() for item in (option, value)]
+        results = {"teacher": train(big, "--data", data, *given)}
+        seconds, _ = run(
+            "bertrain.teacher", "--model", big, "--data", data, "--out", logits, "--length", length, "--seed", seed,
+            "--top-k", top_k, "--max-samples", steps * rows, "--yes",
+        )  # fmt: skip
+        _, said = run("bertdata", "inspect", logits, "--json")
+        facts = json.loads(said)
+        results["cache"] = {"seconds": seconds, "bytes_per_corpus_token": facts["bytes_per_corpus_token"]}
+        results["alone"] = student_of("alone", seed, steps)
+        taught = ["--teacher-cache", logits, "--alpha", alpha, "--temperature", temperature]
+        results["distilled"] = student_of("distilled", seed, steps, *taught)
+        rate = results["alone"]["seconds"] / steps
+        spent = results["distilled"]["seconds"] + seconds
+        results["alone, seconds of cache and student"] = student_of("longer", seed, round(spent / rate))
+        spent += results["teacher"]["seconds"]
+        results["alone, seconds of teacher, cache and student"] = student_of("longest", seed, round(spent / rate))
+        for name, result in results.items():
+            found.setdefault(name, []).append(result)
+            print(seed, name, result, flush=True)
+    runs = [place / f"{name}-{seed}" for name in ("alone", "distilled", "longer", "longest") for seed in range(seeds)]
+    run("bertrain.plot", *runs, "--out", place / "curves.png")
+    print(table(found))
+    regime = f"{seeds} seeds, {teacher} teaches {student}, {steps} steps of {rows} rows of {length}, k = {top_k}"
+    report("does a teacher's cache help a student", f"{regime}, alpha {alpha}, T {temperature}", found)
+
+
+def table(found: dict[str, list[dict[str, float]]]) -> str:
+    """Means over seeds, and the spread of the loss."""
+    lines = ["| | steps | seconds | validation loss | of each seed | data wait |", "|---|---|---|---|---|---|"]
+    for name, results in found.items():
+        seconds = statistics.mean(result["seconds"] for result in results)
+        if "loss" not in results[0]:
+            lines.append(f"| {name} | | {seconds:,.0f} | | {results[0]['bytes_per_corpus_token']} bytes a token | |")
+            continue
+        mean = statistics.mean(result["loss"] for result in results)
+        each = ", ".join(f"{result['loss']:.4f}" for result in results)
+        waited = statistics.mean(result["data_wait"] for result in results)
+        lines.append(f"| {name} | {results[0]['steps']:,} | {seconds:,.0f} | {mean:.4f} | {each} | {waited:.2%} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

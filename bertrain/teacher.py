@@ -1,0 +1,226 @@
+"""A teacher's answers to exactly the masked samples a student will see, written once.
+
+    python -m bertrain.teacher --model big/ --data shards/ --out logits/ --variants 4
+    torchrun --nproc-per-node 8 -m bertrain.teacher --model big/ --data shards/ --out logits/ --max-samples 10000000
+    torchrun --nproc-per-node 8 -m bertrain.pretrain --data shards/ --out run/ --teacher-cache logits/
+
+Masks are a function of seed, variant and sample, so they are known before any student is. Interrupted, the same command
+goes on, on any number of ranks. What is written is in docs/format.md, which samples in docs/determinism.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+
+import bertdata
+from bertdata import cache
+from bertdata.cli import one_sentence
+from bertdata.errors import DatasetError, UsageError
+from bertdata.shard import FORMAT_VERSION
+from bertrain import checkpoint, feed, model
+from bertrain.config import POLICIES
+from bertrain.dist import World, world
+from bertrain.loss import MaskedLM
+
+LIMIT_BYTES = 10 * 10**9  # past which --yes is asked for
+PROBE_BATCHES = 2  # timed for the estimate, after one that is not
+
+
+class _Work:
+    """The stream, the teacher and the header that binds them, made ready on this rank."""
+
+    def __init__(self, ranks: World, options: dict[str, Any]) -> None:
+        self.ranks, self.out = ranks, Path(options["out"])
+        variants, most = options["variants"], options["max_samples"]
+        if variants is None and most is None:
+            raise UsageError(
+                "every epoch has new masks, so there is no end to what a teacher could be asked: give --max-samples, "
+                "the student's --steps times its --global-batch-size, or --variants, after which masks come round"
+            )
+        self.shards = bertdata.open(options["data"])
+        self.vocab_size = self.shards.special_tokens.vocab_size
+        self.loader = bertdata.Loader(
+            self.shards,
+            length=options["length"],
+            seed=options["seed"],
+            samples=options["samples"],
+            shuffle=options["shuffle"],
+            masking=bertdata.Masking(probability=options["mlm_probability"], policy=options["masking"]),
+            variants=variants,
+        )
+        if options["top_k"] > self.vocab_size:
+            raise UsageError(f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens there are")
+        if self.loader.num_slots == 0:
+            raise UsageError(f"rows of {options['length']} are too short to mask anything in; give another --length")
+        directory = checkpoint.find(Path(options["model"]))
+        weights = model.load(directory)
+        model.check_fits(directory, self.shards, weights)
+        if options["length"] > weights.config.max_position_embeddings:
+            raise UsageError(f"--length {options['length']} is more than the places of {directory}")
+        module = MaskedLM(weights, isolate=options["samples"] == "packed")
+        self.module = module.to(ranks.device).eval().requires_grad_(False)
+        whole = None if variants is None else variants * self.loader.num_samples
+        stream = self.loader.state_dict()
+        del stream["position"]
+        self.header = {
+            "format": cache.FORMAT,
+            "format_version": FORMAT_VERSION,
+            "teacher": {
+                "sha256": model.fingerprint(weights),
+                "parameters": sum(parameter.numel() for parameter in weights.parameters()),
+                "precision": "bf16" if ranks.device.type == "cuda" else "fp32",
+            },
+            "tokenizer": self.shards.manifest.tokenizer["tokenizer.json"],
+            "stream": stream,
+            "epoch_samples": self.loader.num_samples,
+            "epoch_tokens": self.shards.splits["train"].num_tokens,
+            "samples": min(number for number in (whole, most) if number is not None),
+            "slots": self.loader.num_slots,
+            "vocab_size": self.vocab_size,
+            "top_k": options["top_k"],
+            "id_dtype": "<u2" if self.vocab_size <= 1 << 16 else "<u4",
+            "unit_samples": options["unit_samples"],
+            "batch_samples": options["batch_size"],
+        }
+        self.complete = False
+        self.missing: list[int] = []
+
+    def begin(self) -> None:
+        """On rank 0: the header is written, or compared with the one that is there."""
+        cache.begin(self.out, self.header)
+
+    def look(self) -> None:
+        """What is there already; the same on every rank."""
+        self.complete = (self.out / cache.CACHE).exists()
+        self.missing = [] if self.complete else cache.missing_units(self.out, self.header)
+
+    def plan(self, *, yes: bool) -> None:
+        """Says what is to come: bytes exactly, time by a trial. Raises UsageError past the limit without --yes."""
+        header, size = self.header, cache.num_bytes(self.header)
+        tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
+        left = cache.num_bytes(header, self.missing)
+        rows = [cache.rows_of(header, number) for number in self.missing]
+        seconds = self._seconds_a_sample() * sum(stop - first for first, stop in rows) / self.ranks.world_size
+        made = cache.num_units(header) - len(self.missing)
+        print(
+            f"{self.out}: {header['samples']:,} samples of {self.loader.length}, {header['slots']} masked places each, "
+            f"{header['top_k']} of {self.vocab_size:,} tokens kept\n"
+            f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {made} of {cache.num_units(header)} units are "
+            f"there; about {seconds:,.0f} s on {self.ranks.world_size} ranks",
+            flush=True,
+        )
+        free = shutil.disk_usage(self.out).free
+        limit, what = min((LIMIT_BYTES, "the limit of this command"), (free, f"is free in {self.out}"))
+        if left > limit and not yes:
+            raise UsageError(f"{left:,} bytes are to be written, and {limit:,} {what}; give --yes, or fewer samples")
+
+    def _seconds_a_sample(self) -> float:
+        rows = min(self.header["batch_samples"], self.header["samples"])
+        started = 0.0
+        for number in range(1 + PROBE_BATCHES):
+            if number == 1:
+                started = time.perf_counter()
+            self._ask(np.arange(rows))
+        return (time.perf_counter() - started) / (PROBE_BATCHES * rows)
+
+    def unit(self, number: int) -> None:
+        """Makes one unit, in forward passes that depend on its number alone."""
+        first, stop = cache.rows_of(self.header, number)
+        size = self.header["batch_samples"]
+        pieces = (self._ask(np.arange(start, min(start + size, stop))) for start in range(first, stop, size))
+        cache.write_unit(self.out, self.header, number, pieces)
+
+    @torch.no_grad()
+    def _ask(self, positions: np.ndarray) -> tuple[cache.Answers, dict[str, Any]]:
+        """What the teacher says to some samples, and the counts of it."""
+        batch = self.loader.read(positions)
+        piece = next(feed.micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
+        used = (piece.pop("targets") != bertdata.IGNORE_INDEX).unsqueeze(-1)
+        piece.pop("next_sentence_label", None)
+        bf16 = self.header["teacher"]["precision"] == "bf16"
+        with torch.autocast("cuda", torch.bfloat16) if bf16 else contextlib.nullcontext():
+            logits = self.module.logits(**piece)
+        logprobs = logits[..., : self.vocab_size].float().log_softmax(-1)
+        top, ids = logprobs.topk(self.header["top_k"], dim=-1)
+        tails = logprobs.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+        entropy = -(logprobs.exp() * logprobs.clamp(min=cache.LEAST)).sum(-1, keepdim=True)
+        if not torch.isfinite(entropy).all():
+            raise DatasetError(f"the teacher predicts no probabilities for samples from {positions[0]:,} on, but NaN")
+        answers = cache.Answers(
+            (ids * used).cpu().numpy().astype(self.header["id_dtype"]),
+            top.clamp(min=cache.LEAST).where(used, 0.0).half().cpu().numpy(),
+            tails.clamp(cache.LEAST, 0.0).where(used, 0.0).half().squeeze(-1).cpu().numpy(),
+        )
+        counts = {
+            "samples": positions.size,
+            "targets": int(used.sum()),
+            "entropy": float((entropy.double() * used).sum()),
+            "tail_mass": float((tails.double().exp() * used).sum()),
+        }
+        return answers, counts
+
+
+def answer(ranks: World, options: dict[str, Any]) -> None:
+    """Makes the units that are missing, the j-th by rank j mod W, and publishes the cache."""
+    work = ranks.together(lambda: _Work(ranks, options))
+    ranks.on_first(work.begin)
+    ranks.together(work.look)
+    ranks.on_first(lambda: work.plan(yes=options["yes"]) if work.missing else None)
+    for number in range(0, len(work.missing), ranks.world_size):
+        mine = work.missing[number + ranks.rank : number + ranks.rank + 1]
+        ranks.together(lambda: [work.unit(unit) for unit in mine])  # noqa: B023  (called at once)
+    if not work.complete:
+        ranks.on_first(lambda: cache.publish(work.out, work.header))
+    if ranks.rank == 0:
+        print(f"done: {work.out}; bertdata inspect {work.out} says what is in it", flush=True)
+
+
+def _unlock(out: Path) -> None:
+    """The lock's file holds a process id, and a finished cache is to be the same bytes whoever made it."""
+    if (out / cache.CACHE).exists():
+        (out / ".lock").unlink(missing_ok=True)
+
+
+_ONE = click.IntRange(min=1)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--model", required=True, help="The teacher: a run directory, or any directory with a masked LM in it.")
+@click.option("--data", required=True, help="Directory of shards that the student will learn from.")
+@click.option("--out", required=True, help="Directory for the cache.")
+@click.option("--top-k", default=64, type=_ONE, help="Tokens to keep of each masked place; of others only their mass.")
+@click.option("--variants", type=_ONE, help="Epochs after which masks come round.")
+@click.option("--max-samples", type=_ONE, help="Stop after so many samples of the student's stream.")
+@click.option("--length", default=128, type=click.IntRange(min=3), help="Tokens of a row, as the student's.")
+@click.option("--seed", default=0, help="Of order and masks, as the student's.")
+@click.option("--samples", type=click.Choice(["windows", "packed", "pairs"]), default="windows",
+              help="packed for --isolate-documents, pairs for --objective mlm+nsp.")  # fmt: skip
+@click.option("--mlm-probability", default=0.15, help="Share of a row's tokens to predict, as the student's.")
+@click.option("--masking", type=click.Choice(POLICIES), default="exact", help="How they are selected.")
+@click.option("--shuffle", type=click.Choice(["full", "blocks"]), default="full", help="The order, as the student's.")
+@click.option("--batch-size", default=64, type=_ONE, help="Rows of a forward pass.")
+@click.option("--unit-samples", default=4096, type=_ONE, help="Samples of a unit: what a kill can lose on each rank.")
+@click.option("--yes", is_flag=True, help=f"Go on past {LIMIT_BYTES // 10**9} GB, or past what is free on the disk.")
+def main(**options: Any) -> None:
+    """Write a teacher's answers to the masked samples a student will see. Runs alone or under torchrun."""
+    with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
+        out = Path(options["out"])
+
+        def lock() -> None:
+            stack.enter_context(checkpoint.locked(out))
+            stack.callback(_unlock, out)
+
+        ranks.on_first(lock)
+        answer(ranks, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,734 @@
+"""A teacher's answers: cached to the same bytes whoever makes them, and learned from alike, cached or asked."""
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from training import _SERVER, SMALL, entries, flags, losses, on_ranks, train
+from transformers import AutoModelForMaskedLM
+
+import bertdata
+from bertdata import cache, cli
+from bertdata.build import build
+from bertdata.errors import DatasetError, StateError, UsageError
+from bertrain import checkpoint, distil, doctor, feed, model, teacher
+from bertrain.config import Config
+from bertrain.loss import MaskedLM, divergence
+from bertrain.pretrain import main as pretrain_main
+
+CPU = torch.device("cpu")
+TEACHER = {"model_type": "bert", "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3,
+           "intermediate_size": 64, "hidden_dropout_prob": 0.1}  # fmt: skip
+STUDENTS = {
+    "bert": {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "intermediate_size": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+    "modernbert": {"model_type": "modernbert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+                   "intermediate_size": 48, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
+                   "cls_token_id": 2, "sep_token_id": 3},
+}  # fmt: skip
+VARIANTS, UNIT = 2, 37
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("teach")
+
+
+@pytest.fixture(scope="module")
+def configs(place):
+    for name, values in {**STUDENTS, "teacher": TEACHER}.items():
+        (place / f"{name}.json").write_text(json.dumps(values))
+    return {name: str(place / f"{name}.json") for name in (*STUDENTS, "teacher")}
+
+
+@pytest.fixture(scope="module")
+def big(dataset, configs, place):
+    """A run directory with a teacher in it."""
+    train(dataset.path, place / "big", model=configs["teacher"], steps=20, save_every=20, eval_every=0)
+    return place / "big"
+
+
+def ask(dataset, big, out, *more, top_k=64):
+    options = ["--model", big, "--data", dataset.path, "--out", out, "--length", SMALL["length"], "--top-k", top_k]
+    return [str(item) for item in [*options, "--batch-size", 8, "--unit-samples", UNIT, *more]]
+
+
+def invoke(command, arguments):
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
+
+
+@pytest.fixture(scope="module")
+def caches(dataset, big, place):
+    """Of all tokens and of 64 of the 82, for all masked samples of two epochs."""
+    for name, top_k in (("whole", dataset.special_tokens.vocab_size), ("few", 64)):
+        done = invoke(teacher.main, ask(dataset, big, place / name, "--variants", VARIANTS, top_k=top_k))
+        assert done.exit_code == 0, done.output
+    return {"whole": place / "whole", "few": place / "few"}
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def loader_of(dataset, **more):
+    return bertdata.Loader(dataset, length=SMALL["length"], **{"variants": VARIANTS} | more)
+
+
+# ------------------------------------------------------------------------------------------------------------ variants
+
+
+@pytest.mark.parametrize("shuffle", ["full", "blocks"])
+def test_with_variants_the_stream_comes_round_and_is_the_same_until_then(dataset, shuffle):
+    options = {"length": 32, "shuffle": shuffle, "global_batch_size": 50}
+    plain, turning = bertdata.Loader(dataset, **options), bertdata.Loader(dataset, variants=2, **options)
+    n = plain.num_samples
+    for _ in range(5 * n // 50):
+        start, batch = turning.position, next(turning)
+        again = plain.read(np.arange(start, start + 50) % (2 * n))
+        for name, array in batch.arrays().items():
+            assert np.array_equal(array, again.arrays()[name])
+    assert not np.array_equal(plain.read(np.arange(20)).input_ids, plain.read(np.arange(20) + 2 * n).input_ids)
+
+
+def test_variants_are_part_of_a_state_only_where_there_are_any(dataset):
+    plain, turning = bertdata.Loader(dataset, length=32), bertdata.Loader(dataset, length=32, variants=3)
+    assert "variants" not in plain.state_dict()
+    assert turning.state_dict()["variants"] == 3
+    for one, other, said in ((plain, turning, "was None and is 3"), (turning, plain, "was 3 and is None")):
+        with pytest.raises(StateError, match=f"variants {said}"):
+            other.load_state_dict(one.state_dict())
+    with pytest.raises(UsageError, match="variants is 0"):
+        bertdata.Loader(dataset, length=32, variants=0)
+
+
+# --------------------------------------------------------------------------------------------------------------- cache
+
+
+def test_a_cache_holds_the_most_probable_tokens_of_the_whole_softmax_and_the_mass_of_the_others(dataset, big, caches):
+    loader = loader_of(dataset, teacher_cache=str(caches["few"]))
+    weights = MaskedLM(model.load(checkpoint.find(big))).eval()
+    positions = np.array([0, 1, 35, 36, 37, 38, 5, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
+    batch = loader.read(positions)
+    masks = None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask)
+    with torch.no_grad():
+        logits = weights.logits(
+            torch.from_numpy(batch.input_ids), torch.from_numpy(batch.masked_positions), attention_mask=masks
+        )
+    truth = logits.double().softmax(-1).numpy()
+    used = batch.targets != bertdata.IGNORE_INDEX
+    assert batch.teacher_ids.shape == (9, 5, 64)
+    assert batch.teacher_ids.dtype == np.uint16
+    for row, slot in zip(*np.nonzero(used), strict=True):
+        ids = batch.teacher_ids[row, slot]
+        kept = truth[row, slot][ids]
+        assert np.allclose(np.exp(batch.teacher_logprobs[row, slot].astype(float)), kept, rtol=6e-3)
+        assert kept.min() >= np.delete(truth[row, slot], ids).max() - 1e-6
+        assert np.exp(float(batch.teacher_tails[row, slot])) == pytest.approx(1 - kept.sum(), rel=6e-3)
+    for array in (batch.teacher_ids, batch.teacher_logprobs, batch.teacher_tails):
+        assert not array[~used].view(np.uint16).any()
+    pieces = list(feed.micro_batches(batch, size=8, count=3, device=CPU))
+    assert pieces[2]["teacher_ids"].shape == (1, 5, 64)
+
+
+def test_the_bytes_are_planned_and_counted_to_the_last(dataset, big, tmp_path):
+    done = invoke(teacher.main, ask(dataset, big, tmp_path / "logits", "--max-samples", 100, top_k=8))
+    files = [path.stat().st_size for path in (tmp_path / "logits").glob("*.npy")]
+    assert len(files) == 9
+    assert f"{sum(files):,} bytes" in done.output
+    found = json.loads(invoke(cli.main, ["inspect", tmp_path / "logits", "--json"]).output)
+    assert found["bytes"] == sum(files)
+    loader = bertdata.Loader(dataset, length=32)
+    tokens = 100 * dataset.splits["train"].num_tokens / loader.num_samples
+    assert found["bytes_per_corpus_token"] == pytest.approx(sum(files) / tokens, abs=0.01)
+    assert found["targets"] == int((loader.read(np.arange(100)).targets != -100).sum())
+
+
+def test_inspect_says_what_the_teacher_thought(dataset, big, caches):
+    found = json.loads(invoke(cli.main, ["inspect", caches["few"], "--json"]).output)
+    assert found["teacher"]["sha256"] == model.fingerprint(model.load(checkpoint.find(big)))
+    assert (found["epochs"], found["variants"], found["top_k"]) == (2.0, 2, 64)
+    whole = loader_of(dataset, teacher_cache=str(caches["whole"]))
+    batch = whole.read(np.arange(2 * whole.num_samples))
+    logprobs = batch.teacher_logprobs[batch.targets != -100].astype(float)
+    assert found["mean_entropy"] == pytest.approx(-(np.exp(logprobs) * logprobs).sum(-1).mean(), rel=1e-2)
+    assert found["mean_tail_mass"] == pytest.approx(np.exp(logprobs[:, 64:]).sum(-1).mean(), rel=1e-2)
+    shown = invoke(cli.main, ["inspect", caches["few"]]).output
+    assert "2 of 2 epochs, after which masks come round" in shown
+    assert "a token of the corpus" in shown
+
+
+def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp_path):
+    for ranks in (2, 3):
+        out = tmp_path / f"of-{ranks}"
+        code, said, err = on_ranks(ranks, "bertrain.teacher", ask(dataset, big, out, "--variants", VARIANTS, top_k=64))
+        assert code == 0, err
+        assert said.count("done: ") == 1
+        assert contents(out) == contents(caches["few"])
+
+
+def _killed(arguments, moment):
+    """Makes a cache, and dies at the moment'th thing that changes a file."""
+    torch.set_num_threads(1)
+    left = [moment]
+
+    def counted(action):
+        def run(*given, **named):
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return action(*given, **named)
+
+        return run
+
+    os.replace, os.fsync = counted(os.replace), counted(lambda fd: None)
+    cache.ArrayWriter.append = counted(cache.ArrayWriter.append)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        teacher.main(arguments, standalone_mode=False)
+
+
+def test_killed_ten_times_and_made_again_the_bytes_are_the_same(dataset, big, caches, tmp_path):
+    out, chance = tmp_path / "logits", random.Random(0)
+    arguments = ask(dataset, big, out, "--variants", VARIANTS, top_k=64)
+    for _ in range(10):
+        child = _SERVER.Process(target=_killed, args=(arguments, chance.randrange(60)))
+        child.start()
+        child.join(120)
+        assert child.exitcode == -signal.SIGKILL
+    assert not (out / cache.CACHE).exists()
+    done = invoke(cli.main, ["inspect", out])
+    assert done.exit_code == 1
+    assert "unfinished cache" in done.output
+    finished = len(list(out.glob("unit-*.json")))
+    assert finished > 0
+    done = invoke(teacher.main, arguments)
+    assert f"; {finished} of " in done.output
+    assert contents(out) == contents(caches["few"])
+    assert "done: " in invoke(teacher.main, arguments).output  # nothing to do
+    assert contents(out) == contents(caches["few"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--seed", 1], "stream.seed was 0 and is 1"),
+        (["--length", 24], "stream.length was 32 and is 24"),
+        (["--mlm-probability", 0.2], "stream.masking.probability was 0.15 and is 0.2"),
+        (["--top-k", 8], "top_k was 64 and is 8"),
+        (["--variants", 3], "stream.variants was 2 and is 3"),
+    ],
+)
+def test_a_cache_is_not_gone_on_with_for_other_answers(dataset, big, caches, change, said):
+    before = contents(caches["few"])
+    done = invoke(teacher.main, ask(dataset, big, caches["few"], "--variants", VARIANTS, "--top-k", 64, *change))
+    assert done.exit_code == 2
+    assert said in done.output
+    assert contents(caches["few"]) == before
+
+
+def test_nor_for_another_teacher(dataset, big, configs, caches, tmp_path):
+    train(dataset.path, tmp_path / "other", model=configs["teacher"], steps=1, seed=1)
+    arguments = ask(dataset, tmp_path / "other", caches["few"], "--variants", VARIANTS, top_k=64)
+    done = invoke(teacher.main, arguments)
+    known = [model.fingerprint(model.load(checkpoint.find(run))) for run in (big, tmp_path / "other")]
+    assert done.exit_code == 2
+    assert f"teacher.sha256 was {known[0]!r} and is {known[1]!r}" in done.output
+
+
+def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path, monkeypatch):
+    arguments = ask(dataset, big, tmp_path / "logits")
+    done = invoke(teacher.main, arguments)
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert "give --max-samples" in done.output
+    monkeypatch.setattr(teacher, "LIMIT_BYTES", 1000)
+    few = [*arguments, "--max-samples", 10]
+    done = invoke(teacher.main, few)
+    assert done.exit_code == 2
+    assert "1,000 the limit of this command; give --yes" in done.output
+    assert invoke(teacher.main, [*few, "--yes"]).exit_code == 0
+    shutil.rmtree(tmp_path / "logits")
+    monkeypatch.setattr(teacher, "LIMIT_BYTES", 10**12)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Disk", (), {"free": 500}))
+    assert "500 is free in" in invoke(teacher.main, few).output
+    assert "more than the" in invoke(teacher.main, [*few, "--top-k", 10**6]).output
+    assert "holds a dataset" in invoke(teacher.main, ask(dataset, big, dataset.path, "--max-samples", 10)).output
+    (dataset.path / ".lock").unlink()
+
+
+def test_damage_is_found_and_named(caches, tmp_path):
+    assert invoke(cli.main, ["verify", caches["few"]]).exit_code == 0
+    out = tmp_path / "logits"
+    shutil.copytree(caches["few"], out)
+    with open(out / "unit-00001.ids.npy", "r+b") as file:
+        file.seek(500)
+        file.write(b"\xff\xff")
+    (out / "unit-00002.json").unlink()
+    with open(out / "unit-00003.tails.npy", "ab") as file:
+        file.write(b"\0")
+    done = invoke(cli.main, ["verify", out])
+    assert done.exit_code == 1
+    for said in ("unit-00001.ids.npy: bytes 0 to", "unit-00002.json is missing", "unit-00003.tails.npy has"):
+        assert said in done.output
+    reader = cache.Cache(out)
+    with pytest.raises(DatasetError, match="bertdata verify says where"):
+        reader.read(np.arange(UNIT, 2 * UNIT), 83)
+    with pytest.raises(DatasetError, match="cut short or replaced"):
+        reader.read(np.array([3 * UNIT]), 83)
+    (out / "cache.json").write_text("{")
+    assert "is damaged" in invoke(cli.main, ["inspect", out]).output
+    (out / "cache.json").unlink()
+    with pytest.raises(DatasetError, match="is not a teacher's cache"):
+        cache.Cache(out)
+
+
+HEADER = {"format": cache.FORMAT, "format_version": 1, "teacher": {"sha256": ""}, "tokenizer": "", "stream": {},
+          "epoch_samples": 5, "epoch_tokens": 50, "samples": 5, "slots": 1, "vocab_size": 70_001, "top_k": 2,
+          "id_dtype": "<u4", "unit_samples": 3, "batch_samples": 3}  # fmt: skip
+
+
+def wide(out, *, ids=(70_000, 3), logprobs=(-0.5, -1.5), tail=None):
+    """A cache of five rows of one slot, of a vocabulary beyond 65,536."""
+    out.mkdir()
+    tail = np.log(1 - np.exp(logprobs).sum()) if tail is None else tail
+    cache.begin(out, HEADER)
+    for number in cache.missing_units(out, HEADER):
+        first, stop = cache.rows_of(HEADER, number)
+        rows = stop - first
+        answers = cache.Answers(
+            np.tile(np.uint32(ids), (rows, 1, 1)), np.tile(np.float16(logprobs), (rows, 1, 1)),
+            np.full((rows, 1), tail, np.float16),
+        )  # fmt: skip
+        cache.write_unit(out, HEADER, number, [(answers, {"samples": rows, "targets": rows, "entropy": 1.0,
+                                                          "tail_mass": 0.1})])  # fmt: skip
+    cache.publish(out, HEADER)
+    return invoke(cli.main, ["verify", out]).output
+
+
+def test_ids_beyond_16_bits_are_kept(tmp_path):
+    assert "sound" in wide(tmp_path / "logits")
+    found = cache.Cache(tmp_path / "logits").read(np.arange(5), 70_001)
+    assert found.ids.dtype == np.uint32
+    assert found.ids[:, 0].tolist() == [[70_000, 3]] * 5
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"ids": (70_001, 3)}, "position 0, slot 0 has an id outside the vocabulary"),
+        ({"ids": (3, 3)}, "one id twice"),
+        ({"logprobs": (-1.5, -0.5)}, "no falling row"),
+        ({"logprobs": (-0.5, -np.inf), "tail": -0.9}, "no falling row of finite numbers"),
+        ({"tail": np.nan}, "a tail that is no finite number"),
+        ({"tail": -9.0}, "do not add up to 1"),
+        ({"ids": (0, 0), "logprobs": (0, 0), "tail": 0.0}, "0 slots are used, and its record says 3"),
+    ],
+)
+def test_what_breaks_the_rules_of_the_format_is_found(tmp_path, wrong, said):
+    assert said in wide(tmp_path / "logits", **wrong)
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 1}, "seed was 0 and is 1"),
+        ({"length": 24}, "length was 32 and is 24"),
+        ({"mlm_probability": 0.2}, "masking.probability was 0.15 and is 0.2"),
+        ({"masking": "whole_word"}, "masking.policy was 'exact' and is 'whole_word'"),
+        ({"shuffle": "blocks"}, "shuffle was 'full' and is 'blocks'"),
+        ({"alpha": 1.5}, "--alpha is 1.5"),
+        ({"temperature": 0}, "--temperature is 0"),
+        ({"distil": "hidden"}, "needs a --teacher"),
+        ({"long-length": 64}, "does not go with --long-length"),
+        ({"teacher": "x"}, "give one of them"),
+    ],
+)
+def test_a_student_of_other_samples_is_refused_before_it_learns(dataset, caches, tmp_path, change, said):
+    options = {"steps": 2, "teacher_cache": caches["few"]} | change
+    done = invoke(pretrain_main, flags(dataset.path, tmp_path / "run", **options))
+    assert (done.exit_code, done.output.count("\n")) == (2, 1)
+    assert said in done.output
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_another_dataset_or_tokenizer_is_refused(dataset, corpus, vocab, big, caches, tmp_path):
+    build([corpus], tmp_path / "same", tokenizer=vocab)
+    build([corpus], tmp_path / "other", vocab_size=60)
+    for name, said in (("same", "dataset_id was"), ("other", "tokenizer was")):
+        options = {"steps": 2, "model": "bert-tiny"}
+        done = invoke(pretrain_main, flags(tmp_path / name, tmp_path / "run", teacher_cache=caches["few"], **options))
+        assert done.exit_code == 2
+        assert said in done.output
+    assert bertdata.open(tmp_path / "same").dataset_id in invoke(
+        doctor.main, ["--data", tmp_path / "same", "--out", tmp_path / "run", "--length", 32,
+                      "--teacher-cache", caches["few"]]
+    ).output  # fmt: skip
+    done = invoke(pretrain_main, flags(tmp_path / "other", tmp_path / "run", teacher=big, steps=2))
+    assert done.exit_code == 2
+    assert "the tokenizer of" in done.output
+
+
+def test_a_cache_that_ends_before_the_run_is_refused(dataset, big, tmp_path):
+    invoke(teacher.main, ask(dataset, big, tmp_path / "logits", "--max-samples", 20, top_k=4))
+    options = {"model": "bert-tiny", "teacher_cache": tmp_path / "logits", "eval_every": 0}
+    done = invoke(pretrain_main, flags(dataset.path, tmp_path / "run", steps=4, **options))
+    assert done.exit_code == 2
+    assert "holds the answers to 20 samples, and the run reads 24" in done.output
+    assert invoke(pretrain_main, flags(dataset.path, tmp_path / "run", steps=3, **options)).exit_code == 0
+
+
+def test_options_of_a_teacher_need_one(dataset, tmp_path):
+    for change in ({"alpha": 0.1}, {"temperature": 2.0}, {"distil": "logits"}, {"distil_layers": "last"}):
+        with pytest.raises(UsageError, match="needs a --teacher-cache or a --teacher"):
+            Config(data=str(dataset.path), out=str(tmp_path), **change)
+
+
+def test_a_run_does_not_change_its_teacher(dataset, big, configs, caches, tmp_path):
+    first = {"model": configs["bert"], "teacher_cache": str(caches["few"])}
+    train(dataset.path, tmp_path / "run", steps=1, **first)
+    for other in ({"model": configs["bert"]}, {"model": configs["bert"], "teacher": str(big)}):
+        done = invoke(pretrain_main, flags(dataset.path, tmp_path / "run", steps=2, **other))
+        assert done.exit_code != 0
+        assert " was " in done.output
+
+
+# --------------------------------------------------------------------------------------------------------------- losses
+
+
+def plainly(logits, logprobs, temperature, ids, tails):
+    """The divergence with a bucket for the others, in float64, bucket by bucket."""
+    found = []
+    for row in range(len(logits)):
+        q = np.exp(logits[row] - logits[row].max())
+        q /= q.sum()
+        others = [token for token in range(q.size) if token not in ids[row]]
+        p = np.exp(np.append(logprobs[row], tails[row]) if others else logprobs[row])
+        q = np.append(q[ids[row]], q[others].sum()) if others else q[ids[row]]
+        p, q = (x ** (1 / temperature) / (x ** (1 / temperature)).sum() for x in (p, q))
+        found.append(sum(a * np.log(a / b) for a, b in zip(p, q, strict=True) if a > 0))
+    return np.array(found)
+
+
+@given(
+    st.integers(1, 4), st.integers(2, 12), st.integers(1, 12), st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    st.integers(0, 2**32), st.sampled_from([1.0, 5.0, 20.0]),
+)  # fmt: skip
+def test_the_divergence_is_that_of_k_buckets_and_one_for_all_others(rows, size, k, temperature, seed, spread):
+    k, chance = min(k, size), np.random.default_rng(seed)
+    logits, said = chance.normal(size=(2, rows, size)) * spread
+    p = np.exp(said - said.max(-1, keepdims=True))
+    logp = np.log(p / p.sum(-1, keepdims=True))
+    ids = np.argsort(-logp, -1)[:, :k]
+    kept = np.take_along_axis(logp, ids, -1)
+    rest = np.array([np.delete(np.exp(row), some).sum() for row, some in zip(logp, ids, strict=True)])
+    tails = np.log(np.maximum(rest, 1e-300))
+    x = torch.tensor(logits)
+    found = divergence(x, torch.tensor(kept), temperature, torch.tensor(ids), torch.tensor(tails))
+    assert found.numpy() == pytest.approx(plainly(logits, kept, temperature, ids, tails), rel=1e-6, abs=1e-9)
+    whole = divergence(x, torch.tensor(logp), temperature)
+    if k == size:
+        assert found.numpy() == pytest.approx(whole.numpy(), rel=1e-6, abs=1e-9)
+    elif temperature == 1:
+        assert (found <= whole + 1e-9).all()
+
+
+@pytest.mark.parametrize("k", [1, 3, 7])
+def test_gradients_of_the_divergence_are_right_and_finite(k):
+    chance = torch.Generator().manual_seed(0)
+    x = (torch.randn(3, 7, generator=chance, dtype=torch.float64) * 3).requires_grad_()
+    logp = torch.randn(3, 7, generator=chance, dtype=torch.float64).log_softmax(-1)
+    kept, ids = logp.topk(k)
+    tails = logp.scatter(-1, ids, -torch.inf).logsumexp(-1).clamp(min=-65504.0)
+    assert torch.autograd.gradcheck(lambda y: divergence(y, kept, 2.0, ids, tails), x)
+    certain = torch.tensor([[60.0, 0.0, 0.0]], requires_grad=True)  # 1 − Σ would be 0 in float32
+    found = divergence(certain, torch.tensor([[-0.1]]), 1.0, torch.tensor([[0]]), torch.tensor([-2.35]))
+    found.sum().backward()
+    assert found.item() == pytest.approx(plainly(certain.detach().numpy(), [[-0.1]], 1.0, [[0]], [-2.35])[0], rel=5e-3)
+    assert certain.grad[0, 0] > 0.05
+
+
+def test_cached_and_asked_give_the_same_losses(dataset, big, configs, caches, tmp_path):
+    options = {"model": configs["bert"], "steps": 6, "distil": "logits", "temperature": 2.0}
+    asked = train(dataset.path, tmp_path / "asked", teacher=str(big), **options)
+    logs = {
+        name: train(dataset.path, tmp_path / name, teacher_cache=str(path), **options) for name, path in caches.items()
+    }
+    for name, tolerance in (("whole", 1e-3), ("few", 0.15)):
+        for ours, theirs in zip(logs[name], asked, strict=True):
+            if "distil_loss" in ours:
+                assert ours["distil_loss"] == pytest.approx(theirs["distil_loss"], rel=tolerance)
+                assert ours["agreement"] == pytest.approx(theirs["agreement"], abs=0.1)
+                assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance / 10)
+
+
+def test_the_loss_of_the_text_is_logged_apart(dataset, configs, caches, tmp_path):
+    options = {"model": configs["bert"], "steps": 4}
+    plain = train(dataset.path, tmp_path / "plain", **options)
+    silent = train(dataset.path, tmp_path / "silent", teacher_cache=str(caches["few"]), alpha=0.0, **options)
+    taught = train(dataset.path, tmp_path / "taught", teacher_cache=str(caches["few"]), alpha=1.0, **options)
+    assert losses(silent) == losses(plain)  # to the bit: a teacher without a share changes nothing
+    assert taught[0]["loss"] == plain[0]["loss"]
+    assert taught[1]["loss"] != plain[1]["loss"]
+    assert "distil_loss" not in plain[0]
+    assert all(entry["distil_loss"] > 0 for entry in taught if "lr" in entry)
+
+
+def test_only_a_teacher_teaches_where_alpha_is_1(dataset, configs, caches, tmp_path):
+    options = {"model": configs["bert"], "steps": 30, "lr": 1e-2, "eval_every": 0, "save_every": 30}
+    log = train(dataset.path, tmp_path / "run", teacher_cache=str(caches["few"]), alpha=1.0, **options)
+    log = [entry for entry in log if "lr" in entry]
+    assert log[-1]["distil_loss"] < 0.6 * log[0]["distil_loss"]
+
+
+ONLINE = [
+    ("bert", {"distil": "relations"}),
+    ("modernbert", {"distil": "relations"}),
+    ("bert", {"distil": "hidden"}),
+    ("modernbert", {"distil": "hidden", "distil_layers": "last"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), [*ONLINE, ("bert", {"distil": "logits"})])
+def test_a_taught_run_resumes_to_the_same_bits_and_is_an_ordinary_checkpoint(
+    dataset, big, configs, tmp_path, kind, options
+):
+    options = {"model": configs[kind], "teacher": str(big), "steps": 4, "lr": 3e-2} | options
+    out = tmp_path / "run"
+    log = train(dataset.path, out, **options)
+    whole = [(entry["step"], entry.get("loss"), entry.get("distil_loss"), entry.get("grad_norm")) for entry in log]
+    hidden = options["distil"] == "hidden"
+    assert (out / "step-00000004" / checkpoint.BESIDE).exists() == hidden
+    for later in (3, 4):
+        shutil.rmtree(out / f"step-{later:08d}")
+    log = train(dataset.path, out, **options)
+    assert [(e["step"], e.get("loss"), e.get("distil_loss"), e.get("grad_norm")) for e in log] == whole
+    loaded, info = AutoModelForMaskedLM.from_pretrained(out / "step-00000004", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    own = model.build(configs[kind], dataset.special_tokens, length=32, seed=0)
+    assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in own.parameters())
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("options", [{"distil": "relations"}, {"distil": "hidden"}, {"cached": True}])
+def test_two_ranks_are_taught_as_one_is(dataset, big, configs, caches, tmp_path, options):
+    known = {"teacher_cache": str(caches["few"])} if options.get("cached") else {"teacher": str(big)} | options
+    settings = {"model": configs["bert"], "steps": 3, "global_batch_size": 3, "micro_batch_size": 1} | known
+    alone = train(dataset.path, tmp_path / "alone", **settings)
+    code, _, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "two", **settings))
+    assert code == 0, err
+    for ours, theirs in zip(alone, entries(tmp_path / "two"), strict=True):
+        for name in ("loss", "distil_loss", "grad_norm", "validation_loss"):
+            assert (ours.get(name) or 0) == pytest.approx(theirs.get(name) or 0, rel=1e-4)
+
+
+# ---------------------------------------------------------------------------------------- relations and hidden states
+
+
+def pupil(dataset, big, configs, kind="bert", *, weights=None, **options):
+    """A student's module, what adds the answers, and a batch of which a row is padded."""
+    more = {"teacher": str(big), "model": configs[kind], "length": 32} | options
+    config = Config(data=str(dataset.path), out="nowhere", **more)
+    weights = weights or model.build(config.model, dataset.special_tokens, length=32, seed=0)
+    made = distil.student(config, weights, dataset, CPU, torch.no_grad)
+    samples = config.samples if config.isolate_documents else "documents"
+    number = 60 if config.isolate_documents else 6
+    return (*made, bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(number)))
+
+
+def taught(module, asked, batch):
+    piece = next(asked(feed.micro_batches(batch, size=len(batch.targets), count=1, device=CPU)))
+    found, _ = module(**piece)
+    return found, piece
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_relations_are_those_of_the_last_layers(dataset, big, configs, kind):
+    module, asked, batch = pupil(dataset, big, configs, kind)
+    found, piece = taught(module, asked, batch)
+    assert piece["teacher_qkv"].shape == (3, 6, 32, 48)
+    weights, teaching, expected = module.model, model.load(checkpoint.find(big)).eval(), 0.0
+    for row in range(6):
+        length = int(batch.attention_mask[row].sum())
+        ids = torch.from_numpy(batch.input_ids[row : row + 1, :length])
+        vectors = []
+        for net in (weights, teaching):
+            states = net.base_model(input_ids=ids, output_hidden_states=True).hidden_states[-2][0]
+            if net.config.model_type == "bert":
+                part = net.bert.encoder.layer[-1].attention.self
+                vectors.append([part.query(states), part.key(states), part.value(states)])
+            else:
+                part = net.model.layers[-1]
+                vectors.append(part.attn.Wqkv(part.attn_norm(states)).chunk(3, -1))
+        for own, others in zip(*vectors, strict=True):
+            for head in range(2):
+                q, p = ((x[:, head * x.shape[1] // 2 : (head + 1) * x.shape[1] // 2]).double() for x in (own, others))
+                p, q = ((x @ x.T / x.shape[1] ** 0.5).softmax(-1) for x in (p, q))
+                expected += (p * (p / q).log()).sum(-1).mean().item() / 6
+    assert found[2].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_hidden_states_and_attention_are_mapped_as_they_should(dataset, big, configs, tmp_path):
+    values = STUDENTS["bert"] | {"num_attention_heads": 3, "hidden_size": 24}
+    (tmp_path / "three.json").write_text(json.dumps(values))
+    module, asked, batch = pupil(dataset, big, {"bert": str(tmp_path / "three.json")}, distil="hidden")
+    assert module.pairs == [(-1, -1), (0, 1), (1, 3)]
+    found, _ = taught(module, asked, batch)
+    own, others, expected = module.model.eval(), model.load(checkpoint.find(big)).eval(), 0.0
+    for row in range(6):
+        length = int(batch.attention_mask[row].sum())
+        ids = torch.from_numpy(batch.input_ids[row : row + 1, :length])
+        states = [net.bert(input_ids=ids, output_hidden_states=True).hidden_states for net in (own, others)]
+        for mine, theirs in ((0, 0), (1, 2), (2, 4)):
+            mapped = module.projection(states[0][mine])
+            expected += (mapped - states[1][theirs]).square().mean().item() / 3
+        for mine, theirs in ((0, 1), (1, 3)):
+            scores = []
+            for net, layer, hidden in ((own, mine, states[0]), (others, theirs, states[1])):
+                part = net.bert.encoder.layer[layer].attention.self
+                q, k = (f(hidden[layer])[0].unflatten(-1, (3, -1)).transpose(0, 1) for f in (part.query, part.key))
+                scores.append(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5)
+            expected += (scores[0] - scores[1]).square().mean().item() / 2
+    assert found[2].item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["relations", "hidden", "logits"])
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_padding_teaches_nothing(dataset, big, configs, kind, method):
+    module, asked, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+    assert not batch.attention_mask.all()
+    before, _ = taught(module, asked, batch)
+    batch.input_ids[batch.attention_mask == 0] = 17
+    after, _ = taught(module, asked, batch)
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
+
+
+def test_relations_stay_in_their_document(dataset, big, configs):
+    module, asked, batch = pupil(dataset, big, configs, isolate_documents=True)
+    assert taught(module, asked, batch)[0][2] > 0
+    row = int(((batch.position_ids == 0).sum(1) > 1).argmax())
+    second = int(np.flatnonzero(batch.position_ids[row] == 0)[1])
+    ids, places = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.position_ids)
+    seen, _ = distil.visible(ids, isolate=True, position_ids=places)
+    assert seen[row, 0, 0].nonzero().flatten().tolist() == list(range(second))
+
+
+@pytest.mark.parametrize("method", ["relations", "logits"])
+def test_who_is_its_own_teacher_has_nothing_to_learn(dataset, big, configs, method):
+    weights = model.load(checkpoint.find(big)).eval()
+    module, asked, batch = pupil(dataset, big, configs, weights=weights, distil=method)
+    found, _ = taught(module.eval(), asked, batch)
+    assert found[2].abs().item() < 1e-4
+
+
+def test_a_teacher_is_no_part_of_its_student(dataset, big, configs):
+    module, asked, batch = pupil(dataset, big, configs, distil="hidden")
+    before = hashlib.sha256(pickle.dumps(asked._module.state_dict())).digest()
+    names = {name for name in module.state_dict() if not name.startswith("model.")}
+    assert names == {"projection.weight", "projection.bias"}
+    module.train()
+    found, piece = taught(module, asked, batch)
+    found.sum().backward()
+    assert not piece["teacher_hidden"].requires_grad
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in asked._module.parameters())
+    assert module.projection.weight.grad.abs().sum() > 0
+    again = taught(module, asked, batch)[1]  # in eval mode: no dropout
+    assert torch.equal(again["teacher_hidden"], piece["teacher_hidden"])
+    assert hashlib.sha256(pickle.dumps(asked._module.state_dict())).digest() == before
+
+
+def test_rows_without_targets_teach_nothing(dataset, big, configs):
+    module, asked, batch = pupil(dataset, big, configs)
+    *_, filler = asked(feed.micro_batches(batch, size=6, count=2, device=CPU))
+    found, right = module(**filler)
+    assert found.tolist() == [0, 0, 0]
+    assert right.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "heads"), [(32, 48, 2), (384, 768, 24), (312, 768, 12), (7, 9, 1), (8, 8, 1)]
+)
+def test_relation_heads_divide_both_widths(own, others, heads):
+    assert distil.relation_heads(own, others) == heads
+
+
+def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, big, configs):
+    config = {"objective": "mlm+nsp", "teacher": str(big), "model": configs["bert"], "length": 32}
+    config = Config(data=str(dataset.path), out="nowhere", alpha=0.25, **config)
+    weights = model.build(config.model, dataset.special_tokens, length=32, seed=0, nsp=True)
+    module, asked = distil.student(config, weights, dataset, CPU, torch.no_grad)
+    batch = bertdata.Loader(dataset, length=32, samples="pairs").read(np.arange(5))
+    found, piece = taught(module, asked, batch)
+    plain, right = MaskedLM(weights)(**{name: x for name, x in piece.items() if not name.startswith("teacher_")})
+    assert torch.equal(found[:2], plain)
+    assert len(module.counts) == found.numel() == 3
+    found[1].backward()
+    head = weights.cls.seq_relationship.weight
+    whole = torch.autograd.grad(MaskedLM(weights)(**feed_of(batch))[0][1], head)[0]
+    torch.testing.assert_close(head.grad, 0.75 * whole)
+
+
+def feed_of(batch):
+    return next(feed.micro_batches(batch, size=len(batch.targets), count=1, device=CPU))
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("method", ["relations", "hidden", "logits"])
+def test_students_compile_to_one_graph_and_recompute_activations(dataset, big, configs, method, kind):
+    module, asked, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+    found, piece = taught(module, asked, batch)
+    found.sum().backward()
+    plain = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    model.keep_few_activations(module.model)
+    module.train()(**piece)[0].sum().backward()
+    for ours, theirs in zip(module.parameters(), plain, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours.grad, theirs)
+    module, asked, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+    module.compile(backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(module(**piece)[0], found)
+
+
+def test_a_cached_batch_compiles_too(dataset, configs, caches):
+    config = Config(data=str(dataset.path), out="nowhere", model=configs["bert"], teacher_cache=str(caches["few"]))
+    weights = model.build(config.model, dataset.special_tokens, length=32, seed=0)
+    module, _ = distil.student(config, weights, dataset, CPU, torch.no_grad)
+    batch = loader_of(dataset, teacher_cache=str(caches["few"])).read(np.arange(4))
+    found = module(**feed_of(batch))[0]
+    module.compile(backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(module(**feed_of(batch))[0], found)
+
+
+def test_teachers_that_do_not_fit_are_refused(dataset, big, configs, tmp_path):
+    (tmp_path / "deep.json").write_text(json.dumps(STUDENTS["bert"] | {"num_hidden_layers": 6}))
+    with pytest.raises(UsageError, match="needs a teacher with at least the student's 6 layers"):
+        pupil(dataset, big, {"bert": str(tmp_path / "deep.json")}, distil="hidden")
+    with pytest.raises(UsageError, match="rows of 600 are more than the 512 places of --teacher"):
+        pupil(dataset, big, configs, "modernbert", length=600)
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        pupil(dataset, Path(tmp_path), configs)
+
+
+def test_a_loader_with_a_cache_pickles_small_and_comes_back(dataset, caches):
+    loader = loader_of(dataset, teacher_cache=str(caches["few"]), global_batch_size=4)
+    next(loader)
+    content = pickle.dumps(loader)
+    assert len(content) < 4096
+    again = next(pickle.loads(content))  # noqa: S301
+    assert np.array_equal(again.teacher_logprobs, next(loader).teacher_logprobs)
