@@ -194,7 +194,7 @@ def start(*arguments):
 def test_interrupted_a_build_says_so_publishes_nothing_and_goes_on(tmp_path, bert):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(make_text(20_000), encoding="utf-8")
-    arguments = ["build", corpus, "--out", tmp_path / "shards", "--tokenizer", bert, "--shard-size", "256KiB"]
+    arguments = ["build", corpus, "--out", tmp_path / "shards", "--tokenizer", bert, "--shard-size", "32KiB"]
     with start(*arguments) as process:
         end = time.monotonic() + 100
         while not list(tmp_path.glob("shards/.build/unit-*.json")):

@@ -83,6 +83,8 @@ def builds(scratch: Path, draw: random.Random, count: int) -> dict[str, Any]:
         while True:
             process = subprocess.Popen([*command, str(out)], stdout=-1, stderr=-1, text=True, start_new_session=True)
             target = draw.randrange(-5, units + 1)  # of finished units; below 0: while it starts
+            if kills >= count:
+                process.wait()
             while process.poll() is None and len(list((out / ".build").glob("unit-*.json"))) < target:
                 time.sleep(0.001)
             with contextlib.suppress(subprocess.TimeoutExpired):
