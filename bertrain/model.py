@@ -93,7 +93,7 @@ def build(name: str, special: SpecialTokens, *, length: int, seed: int, nsp: boo
     torch.manual_seed(key(seed, "init") >> 1)
     try:
         return BertForPreTraining(config) if nsp else _CLASSES[config.model_type][1](config)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
         raise UsageError(f"--model {name} describes no model that can be built: {error}") from None
 
 

@@ -101,6 +101,7 @@ def test_a_config_file_makes_a_model(dataset, tmp_path):
         ("not json", "not a transformers config"),
         ('{"model_type": "bert", "vocab_size": 7}', "vocab_size 7"),
         ('{"model_type": "bert", "max_position_embeddings": 16}', "16 places"),
+        ('{"model_type": "modernbert", "pad_token_id": 50283}', "describes no model that can be built"),
     ],
 )
 def test_a_config_file_that_does_not_fit_is_refused(dataset, tmp_path, content, said):
