@@ -187,7 +187,10 @@ def test_verify_names_the_damage(dataset, tmp_path):
 
 
 def start(*arguments):
-    command = [sys.executable, "-m", "bertdata", *map(str, arguments)]
+    """A command that heeds Ctrl-C, also where these tests were started in the background, which ignores it."""
+    begin = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{begin}; from bertdata.cli import main; main({[str(item) for item in arguments]!r})"
+    command = [sys.executable, "-c", program]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
