@@ -27,7 +27,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.shard import write_file
 from bertrain import checkpoint, tables
-from bertrain.model import DROPOUTS, SHORT
+from bertrain.model import DROPOUTS, choose_attention
 
 WARMUP = 0.1  # of the steps
 WEIGHT_DECAY = 0.01
@@ -46,8 +46,7 @@ def finetune(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
     model, num_loaded = _model(directory, names, from_scratch=from_scratch, dropout=dropout)
-    if bf16 and device.type == "cpu" and length <= SHORT:
-        model.set_attn_implementation("eager")
+    choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
     click.echo(f"seed {seed}: {num_loaded} tensors of the encoder are those of {directory}")
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     length = min(length, model.config.max_position_embeddings)

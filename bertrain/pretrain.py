@@ -81,8 +81,7 @@ class _Run:
             model.keep_few_activations(weights)
         on_gpu = ranks.device.type == "cuda"
         self.precision = ("bf16" if on_gpu else "fp32") if config.precision == "auto" else config.precision
-        if self.precision == "bf16" and not on_gpu and length <= model.SHORT:
-            weights.set_attn_implementation("eager")
+        model.choose_attention(weights, bf16=self.precision == "bf16", on_gpu=on_gpu, length=length)
         self.module, self.taught = distil.student(config, weights, self.shards, ranks.device, self._precision)
         self.module.to(ranks.device).train()
         if found and trainer.get("teacher") != self.module.teacher:
