@@ -386,8 +386,10 @@ def test_readers_during_a_rebuild_see_one_dataset_or_the_other(tmp_path, vocab):
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for number in range(12):
+    for number in range(200):
         build([tmp_path / "ab"[number % 2]], out, **options)
+        if faults or number >= 11 and seen == ids:  # a busy machine may run no reader beside twelve builds
+            break
     stop.set()
     for reader in readers:
         reader.join()
