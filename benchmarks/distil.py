@@ -3,7 +3,7 @@
     python benchmarks/distil.py shards/ --out distil/ --minutes 10
     python benchmarks/distil.py shards/ --out distil/ --steps 2000 --teacher-steps 4000
 
-For each seed: a teacher is trained, its answers are cached for the very samples of that seed's student, and students of
+A teacher is trained. For each seed its answers are cached for the very samples of that seed's student, and students of
 one architecture are trained: alone, and distilled, for as many steps; alone for as long as cache and distilled student
 took together; and alone for as long as these and the training of the teacher. Losses are those of the validation split,
 on masks fixed by a seed. Ends with a table in Markdown and a JSON line; OUT/curves.png has the curves.
@@ -33,17 +33,23 @@ def run(module: str, *arguments: Any) -> tuple[float, str]:
 
 
 def train(out: Path, *arguments: Any) -> dict[str, float]:
-    """Seconds, the validation loss at the end, and the share of time spent waiting for data."""
+    """Seconds of the process and of its steps, the last validation loss, and the share of time it waited for data."""
     seconds, _ = run("bertrain.pretrain", "--out", out, *arguments)
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     final = [entry["validation_loss"] for entry in log if "validation_loss" in entry][-1]
-    waits = [entry["data_wait"] for entry in log if "data_wait" in entry]
-    return {"seconds": seconds, "loss": final, "data_wait": statistics.mean(waits), "steps": log[-1]["step"]}
+    steps = [entry for entry in log if "data_wait" in entry]
+    return {
+        "seconds": round(seconds, 1),
+        "steps_seconds": steps[-1]["seconds"],
+        "steps": steps[-1]["step"],
+        "loss": final,
+        "data_wait": statistics.mean(entry["data_wait"] for entry in steps),
+    }
 
 
 def trial(data: str, out: Path, options: dict[str, Any], seconds: float) -> int:
     """How many steps a student takes in so many seconds, by its log of 20 steps after the first 5."""
-    given = [item for name, value in options.items() for item in (name, value)]
+    given = (item for pair in options.items() for item in pair)
     run("bertrain.pretrain", "--data", data, "--out", out, *given, "--steps", 25, "--log-every", 1, "--eval-every", 0)
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     times = {entry["step"]: entry["seconds"] for entry in log if "seconds" in entry}
@@ -73,33 +79,33 @@ def main(
     shared = {"--length": length, "--global-batch-size": rows, "--lr": lr, "--save-every": 10**6}
     if minutes:
         steps = trial(data, place / "trial", shared | {"--model": student}, 60 * minutes)
-    more = {"--eval-every": max(1, steps // 10), "--log-every": max(1, steps // 100)}
 
-    def student_of(name: str, seed: int, number: int, *taught: Any) -> dict[str, float]:
-        options = shared | more | {"--model": student, "--seed": seed, "--steps": number}
-        given = [item for option, value in options.items() for item in (option, value)]
+    def pretrain(name: str, model: str, seed: int, number: int, *taught: Any) -> dict[str, float]:
+        options = shared | {"--model": model, "--seed": seed, "--steps": number, "--eval-every": max(1, number // 5)}
+        given = (item for pair in options.items() for item in pair)
         return train(place / f"{name}-{seed}", "--data", data, *given, *taught)
 
+    big = pretrain("teacher", teacher, 0, teacher_steps or 2 * steps)
+    found["teacher"] = [big]
+    print("teacher", big, flush=True)
     for seed in range(seeds):
-        big, logits = place / f"teacher-{seed}", place / f"logits-{seed}"
-        options = shared | more | {"--model": teacher, "--seed": seed, "--steps": teacher_steps or 2 * steps}
-        given = [item for option, value in options.items() for item in (option, value)]
-        results = {"teacher": train(big, "--data", data, *given)}
+        logits, results = place / f"logits-{seed}", dict[str, dict[str, float]]()
         seconds, _ = run(
-            "bertrain.teacher", "--model", big, "--data", data, "--out", logits, "--length", length, "--seed", seed,
-            "--top-k", top_k, "--max-samples", steps * rows, "--yes",
+            "bertrain.teacher", "--model", place / "teacher-0", "--data", data, "--out", logits, "--length", length,
+            "--seed", seed, "--top-k", top_k, "--max-samples", steps * rows, "--yes",
         )  # fmt: skip
         _, said = run("bertdata", "inspect", logits, "--json")
         facts = json.loads(said)
         results["cache"] = {"seconds": seconds, "bytes_per_corpus_token": facts["bytes_per_corpus_token"]}
-        results["alone"] = student_of("alone", seed, steps)
+        results["alone"] = pretrain("alone", student, seed, steps)
         taught = ["--teacher-cache", logits, "--alpha", alpha, "--temperature", temperature]
-        results["distilled"] = student_of("distilled", seed, steps, *taught)
-        rate = results["alone"]["seconds"] / steps
-        spent = results["distilled"]["seconds"] + seconds
-        results["alone, seconds of cache and student"] = student_of("longer", seed, round(spent / rate))
-        spent += results["teacher"]["seconds"]
-        results["alone, seconds of teacher, cache and student"] = student_of("longest", seed, round(spent / rate))
+        results["distilled"] = pretrain("distilled", student, seed, steps, *taught)
+        rate = results["alone"]["steps_seconds"] / steps
+        more_seconds = results["distilled"]["seconds"] + seconds - results["alone"]["seconds"]
+        number = steps + round(more_seconds / rate)
+        results["alone, seconds of cache and student"] = pretrain("longer", student, seed, number)
+        number += round(big["seconds"] / rate)
+        results["alone, seconds of teacher, cache and student"] = pretrain("longest", student, seed, number)
         for name, result in results.items():
             found.setdefault(name, []).append(result)
             print(seed, name, result, flush=True)
