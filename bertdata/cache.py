@@ -28,6 +28,7 @@ from bertdata.shard import (
 CACHE, PLAN = "cache.json", "plan.json"
 FORMAT = "bertdata-teacher"
 LEAST = -65504.0  # of a float16; stands for the log of 0
+_LEAST_BITS = 0xFBFF  # its bits; what is above is infinite or no number
 _HEADER = ("teacher", "tokenizer", "stream", "epoch_samples", "epoch_tokens", "samples", "slots", "vocab_size", "top_k",
            "id_dtype", "unit_samples", "batch_samples")  # fmt: skip
 
@@ -79,17 +80,17 @@ def num_bytes(header: Mapping[str, Any], units: Iterable[int] | None = None) -> 
 
 
 def begin(directory: Path, header: dict[str, Any]) -> bool:
-    """Whether the cache is complete already. Writes the plan of a new one.
+    """Whether the cache is complete already. Writes the plan of a new one, also over one that nothing came of.
 
     Raises UsageError, naming both values, if the directory holds a cache, or a part of one, with another header.
     """
     complete = (directory / CACHE).exists()
-    if complete or (directory / PLAN).exists():
+    if complete or next(directory.glob("unit-*"), None):
         known = read_header(directory, CACHE if complete else PLAN)
         if differing := _differing(known, header):
             raise UsageError(f"{directory} holds another cache: {differing}; give another --out")
-    elif (directory / "manifest.json").exists():
-        raise UsageError(f"--out {directory} holds a dataset; give another directory")
+    if complete:
+        (directory / PLAN).unlink(missing_ok=True)  # a kill may have come between
     else:
         write_record(directory / PLAN, header)
     return complete
@@ -237,7 +238,7 @@ class Cache:
             found.ids[first:stop] = arrays["ids"][start * top_k : end * top_k].reshape(-1, slots, top_k)
             found.logprobs[first:stop] = arrays["logprobs"][start * top_k : end * top_k].reshape(-1, slots, top_k)
             found.tails[first:stop] = arrays["tails"][start:end].reshape(-1, slots)
-        if found.ids.size and found.ids.max() >= vocab_size:
+        if found.ids.size and (found.ids.max() >= vocab_size or not all(map(_are_logs, found[1:]))):
             raise DatasetError(f"{self.path} is damaged; bertdata verify says where")
         return found
 
@@ -251,6 +252,11 @@ class Cache:
             }
             self._unit = number
         return self._arrays
+
+
+def _are_logs(values: NDArray[np.float16]) -> bool:
+    """Whether all are finite and none is above 0; by their bits, as float16 is slow to compare."""
+    return bool(values.view(np.int16).max() <= 0 and values.view(np.uint16).max() <= _LEAST_BITS)
 
 
 def _stretches(positions: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:

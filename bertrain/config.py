@@ -133,6 +133,19 @@ class Config:
         for name in ("distil", "distil_layers", "alpha", "temperature"):
             if not self.method and getattr(self, name) != others[name]:
                 raise UsageError(f"{_flag(name)} {getattr(self, name)} needs a --teacher-cache or a --teacher")
+        if self.compile == "on" and self._recomputes_what_is_taught:
+            raise UsageError(
+                f"--compile on does not go with --gradient-checkpointing and --distil {self.method}, which looks into "
+                "the layers that are computed anew; leave one of them out"
+            )
+
+    @property
+    def _recomputes_what_is_taught(self) -> bool:
+        return self.gradient_checkpointing and self.method in ("relations", "hidden")
+
+    def compiles(self, *, on_gpu: bool) -> bool:
+        """--compile, resolved."""
+        return self.compile == "on" or (self.compile == "auto" and on_gpu and not self._recomputes_what_is_taught)
 
     @property
     def method(self) -> str | None:

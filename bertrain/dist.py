@@ -65,9 +65,35 @@ class World:
         self.together(action if self.rank == 0 else lambda: None)
 
 
+class Readings:
+    """Numbers read from step to step, without waiting for a GPU that has nothing else to do.
+
+    On a GPU each reading is the one before (zeros at first): while it is waited for, the GPU has the next step. All
+    ranks read the same, if they give the same.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def read(self, numbers: torch.Tensor) -> list[float]:
+        if numbers.device.type == "cpu":
+            return numbers.tolist()
+        copy, copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True), torch.cuda.Event()
+        copy.copy_(numbers, non_blocking=True)
+        copied.record()
+        before, self._under_way = self._under_way, (copy, copied)
+        if before is None:
+            return [0.0] * numbers.numel()
+        before[1].synchronize()
+        return before[0].tolist()
+
+
 @contextmanager
-def world() -> Iterator[World]:
-    """Joins the process group that torchrun describes: nccl on GPUs, gloo on CPUs; alone without torchrun."""
+def world(patience: timedelta | None = None) -> Iterator[World]:
+    """Joins the process group that torchrun describes: nccl on GPUs, gloo on CPUs; alone without torchrun.
+
+    patience: how long a rank waits for the others before it gives them up; torch's default if None.
+    """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:  # die with the launcher, so that a killed job leaves no writer behind
         parent = os.getppid()
@@ -81,9 +107,7 @@ def world() -> Iterator[World]:
         device = torch.device("cpu")
     if world_size > 1:
         on_gpu = device.type == "cuda"
-        dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
-    try:
-        yield World(rank, world_size, device)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=patience, device_id=device if on_gpu else None)
+    yield World(rank, world_size, device)
+    if dist.is_initialized():  # not after an error: on GPUs this waits for ranks that may be waiting for this one
+        dist.destroy_process_group()

@@ -43,12 +43,12 @@ def student(
 
     precision: the autocast that a teacher is asked in. Raises UsageError for a teacher that does not fit.
     """
-    isolate = config.isolate_documents
+    isolate, vocab_size = config.isolate_documents, shards.special_tokens.vocab_size
     if config.method is None:
         return MaskedLM(weights, isolate=isolate), lambda pieces: pieces
     if config.teacher_cache:
         known = Cache(config.teacher_cache).header["teacher"]["sha256"]
-        return Distilled(weights, config, f"logits of teacher {known[:16]}"), lambda pieces: pieces
+        return Distilled(weights, config, f"logits of teacher {known[:16]}", vocab_size), lambda pieces: pieces
     directory = checkpoint.find(Path(config.teacher))
     teacher = model.load(directory)
     model.check_fits(directory, shards, teacher)
@@ -57,8 +57,8 @@ def student(
         most = teacher.config.max_position_embeddings
         raise UsageError(f"rows of {length} are more than the {most} places of --teacher {config.teacher}")
     name = f"{config.method} of teacher {model.fingerprint(teacher)[:16]}"
-    made = Distilled(weights, config, name, teacher=teacher)
-    return made, Teacher(teacher, made, device, precision, vocab_size=shards.special_tokens.vocab_size)
+    made = Distilled(weights, config, name, vocab_size, teacher=teacher)
+    return made, Teacher(teacher, made, device, precision, vocab_size=vocab_size)
 
 
 class Distilled(MaskedLM):
@@ -69,10 +69,17 @@ class Distilled(MaskedLM):
     """
 
     def __init__(
-        self, weights: PreTrainedModel, config: Config, name: str, *, teacher: PreTrainedModel | None = None
+        self,
+        weights: PreTrainedModel,
+        config: Config,
+        name: str,
+        vocab_size: int,
+        *,
+        teacher: PreTrainedModel | None = None,
     ) -> None:
         super().__init__(weights, isolate=config.isolate_documents)
         self.teacher, self.method, self.alpha, self.temperature = name, config.method, config.alpha, config.temperature
+        self.vocab_size = vocab_size  # of the text; a student's may be padded
         self.counts = (0, 1, 0) if config.method == "logits" else (0, 1, 1)
         self.pairs: list[tuple[int, int]] = []  # layers of the student and of the teacher; -1 is the embeddings
         self.maps_attention = False
@@ -106,7 +113,7 @@ class Distilled(MaskedLM):
         losses, right = self._losses(hidden, predicted, targets, next_sentence_label)
         agreed = torch.zeros_like(right[0])
         if self.method == "logits":
-            loss, agreed = _from_logits(predicted.float(), targets, said, self.temperature)
+            loss, agreed = _from_logits(predicted[..., : self.vocab_size].float(), targets, said, self.temperature)
         else:
             rows = (targets != IGNORE_INDEX).any(1)  # a rank without rows runs one that has no targets
             places = visible(input_ids, isolate=self.isolate, **more)

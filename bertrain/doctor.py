@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
-import numpy as np
 import torch
 
 import bertdata
 from bertdata.errors import BertdataError
 from bertdata.verify import verify
-from bertrain import checkpoint, feed, model
+from bertrain import checkpoint, model
 from bertrain.config import Config, Plan, command
+from bertrain.watch import first_targets
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
@@ -41,13 +41,13 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, sound)
     try:
         loader = bertdata.Loader(
-            shards, length=config.length, global_batch_size=config.global_batch_size, samples=config.samples,
+            shards, length=config.length, global_batch_size=config.global_batch_size, seed=config.seed,
+            samples=config.samples, shuffle=config.shuffle,
             masking=bertdata.Masking(probability=config.mlm_probability, policy=config.masking),
             teacher_cache=config.teacher_cache or None,
         )  # fmt: skip
         plan = Plan.of(config, num_samples=loader.num_samples, world_size=nproc)
-        needed = plan.steps * config.global_batch_size
-        loader.read(np.array([needed - 1]))  # a teacher's cache may end before
+        targets = first_targets(loader, config, plan)
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return
@@ -67,7 +67,6 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         f"{plan.warmup_steps:,} of {plan.steps:,} steps" if not config.budget else f"{config.warmup:.0%} of the time"
     )
     yield "warm-up", (WARN, first[0]) if first else (PASS, share)
-    targets = feed.num_targets(loader.read(np.arange(min(loader.num_samples, needed, 256))))
     yield "masks", (PASS, f"{targets:,} targets in the first rows") if targets else (FAIL, "rows are too short to mask")
     if "validation" not in shards.splits:
         yield "validation", (WARN, "no validation split, so nothing is evaluated; build with --validation 0.01")

@@ -27,7 +27,8 @@ from bertrain.loss import MaskedLM
 
 MASKING = bertdata.Masking(probability=0.15)
 SEED = 0
-ROWS = 64  # of a forward pass
+ROWS = 64  # of a forward pass, and a batch
+PLACES = 64 * 128  # of a forward pass at most: rows that are longer come fewer at a time
 
 
 @torch.no_grad()
@@ -56,14 +57,15 @@ def evaluate(
     totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, right, targets, samples
     was_training = module.training
     module.eval()
+    size = max(1, min(ROWS, PLACES // length))
     for batch in loader:
-        piece = next(feed.micro_batches(batch, size=ROWS, count=1, device=ranks.device))
-        targets = piece.pop("targets")
-        logits, wanted = module.logits(**piece).flatten(0, 1).float(), targets.flatten()
-        best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
-        loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
-        totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
-        predicted += torch.bincount(best[counts], minlength=predicted.numel())
+        for piece in feed.micro_batches(batch, size=size, count=-(-ROWS // size), device=ranks.device):
+            targets = piece.pop("targets")
+            logits, wanted = module.logits(**piece).flatten(0, 1).float(), targets.flatten()
+            best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
+            loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
+            totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
+            predicted += torch.bincount(best[counts], minlength=predicted.numel())
         totals[2:] += torch.tensor([feed.num_targets(batch), batch.sample_ids.size], device=ranks.device)
         if max_samples is not None and loader.position >= max_samples:
             break

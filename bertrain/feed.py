@@ -13,6 +13,7 @@ import torch
 import torch.utils.data
 
 from bertdata import IGNORE_INDEX, Batch, Loader
+from bertrain import isolation
 
 MicroBatch = dict[str, torch.Tensor]
 
@@ -37,6 +38,8 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
             if "position_ids" in piece:  # one document, not as many as places
                 piece["position_ids"] += torch.arange(batch.input_ids.shape[1])
             piece.pop("attention_mask", None)
+        if "position_ids" in piece and isolation.has_kernel(device):
+            piece["cu_seqlens"] = isolation.bounds(piece["position_ids"])
         yield {name: to_device(array, device) for name, array in piece.items()}
 
 

@@ -27,6 +27,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.shard import write_file
 from bertrain import checkpoint, tables
+from bertrain.metrics import has_bf16
 from bertrain.model import DROPOUTS, choose_attention
 
 WARMUP = 0.1  # of the steps
@@ -44,7 +45,7 @@ def finetune(
     directory = checkpoint.find(Path(start)) if Path(start).is_dir() else start
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and has_bf16(device))
     model, num_loaded = _model(directory, names, from_scratch=from_scratch, dropout=dropout)
     choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
     click.echo(f"seed {seed}: {num_loaded} tensors of the encoder are those of {directory}")

@@ -17,26 +17,29 @@ from transformers import AttentionInterface
 NAME = "bertrain_isolated"
 
 
-def documents(position_ids: torch.Tensor) -> dict[str, Any]:
+def documents(position_ids: torch.Tensor, cu_seqlens: torch.Tensor | None) -> dict[str, Any]:
     """What attention is told of packed rows, [B, T]: where a piece begins, position_ids are 0. Padding is a piece."""
     known: dict[str, Any] = {"document_ids": (position_ids == 0).cumsum(1)}
-    if position_ids.is_cuda and torch.is_autocast_enabled("cuda"):  # the kernel takes no float32
-        known |= {"cu_seqlens": bounds(position_ids), "max_seqlen": position_ids.shape[1]}
+    if cu_seqlens is not None and torch.is_autocast_enabled("cuda"):  # the kernel takes no float32
+        known |= {"cu_seqlens": cu_seqlens, "max_seqlen": position_ids.shape[1]}
     return known
 
 
-def bounds(position_ids: torch.Tensor) -> torch.Tensor:
-    """Where pieces begin in the B · T places, int32, as many as there could be, so that shapes never change.
+def has_kernel(device: torch.device) -> bool:
+    """Whether sequences of unequal length have a kernel: on CUDA, from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
-    Those that are not needed repeat the end.
+
+def bounds(position_ids: torch.Tensor) -> torch.Tensor:
+    """Where pieces begin in the B · T places, and the end: int32, on the CPU.
+
+    The end is repeated until their number is a power of two and one more, so that shapes are few; the kernel's
+    backward pass takes memory and time for each.
     """
-    num_rows, length = position_ids.shape
-    total = num_rows * length
-    most = num_rows * (length // 3 + 1)
-    places = torch.arange(total, device=position_ids.device)
-    found = torch.full((most + 1,), total, dtype=torch.int32, device=position_ids.device)
-    number = (position_ids == 0).flatten().cumsum(0) - 1
-    return found.scatter_reduce(0, number, places.to(torch.int32), "amin")
+    starts = (position_ids == 0).flatten().nonzero().flatten()
+    found = torch.full(((1 << (starts.numel() - 1).bit_length()) + 1,), position_ids.numel(), dtype=torch.int32)
+    found[: starts.numel()] = starts
+    return found
 
 
 def attend(
@@ -54,7 +57,8 @@ def attend(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query, key, value [B, heads, T, D] → [B, T, heads, D]. sliding_window: a token sees places nearer than this."""
-    if cu_seqlens is not None and dropout == 0:  # nor does it drop anything out
+    width = query.shape[-1]
+    if cu_seqlens is not None and dropout == 0 and width % 8 == 0 and width <= 256:  # what the kernel can do
         from torch.nn.attention.varlen import varlen_attn
 
         flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]

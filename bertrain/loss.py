@@ -92,11 +92,12 @@ class MaskedLM(Module):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[B, T] each → [B, T, H]. position_ids are those of packed rows."""
+        """[B, T] each → [B, T, H]. position_ids are those of packed rows, cu_seqlens where their pieces begin."""
         if self.isolate:
             assert position_ids is not None  # noqa: S101  (packed samples have them)
-            known = {"position_ids": position_ids, **isolation.documents(position_ids)}
+            known = {"position_ids": position_ids, **isolation.documents(position_ids, cu_seqlens)}
         else:  # without a mask where all rows are full, for then attention takes its fastest way
             known = {"attention_mask": attention_mask}
         if token_type_ids is not None:

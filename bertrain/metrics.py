@@ -76,17 +76,28 @@ def means(
 
 
 PEAK_FLOPS = {  # dense bf16 and fp16, of the makers' data sheets
-    "H200": 989e12, "H100": 989e12, "H100 PCIe": 756e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12,
-    "V100": 125e12, "T4": 65e12, "4090": 165e12, "3090": 71e12,
+    "H200": 989e12, "H100": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "A100": 312e12, "L40S": 362e12,
+    "L40": 181e12, "L4": 121e12, "A10": 125e12, "V100": 125e12, "T4": 65e12, "4090": 165e12, "3090": 71e12,
 }  # fmt: skip
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """What a GPU can do at best in a second; None where it is not known, as on CPUs."""
-    if device.type != "cuda" or precision == "fp32":
+    if device.type != "cuda" or precision == "fp32" or (precision == "bf16" and not has_bf16(device)):
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((PEAK_FLOPS[part] for part in sorted(PEAK_FLOPS, key=len, reverse=True) if part in name), None)
+    return peak_of(torch.cuda.get_device_name(device))
+
+
+def peak_of(name: str) -> float | None:
+    """By the words of a GPU's name: "NVIDIA A100-SXM4-80GB" is an A100, and an A10G is not an A10."""
+    words = set(name.replace("-", " ").split())
+    known = sorted(PEAK_FLOPS, key=len, reverse=True)
+    return next((PEAK_FLOPS[part] for part in known if words.issuperset(part.split())), None)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether a device multiplies bf16 itself; older GPUs do it in float32."""
+    return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def step_flops(config: Any, *, rows: float, length: int, slots: int) -> float:

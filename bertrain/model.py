@@ -194,6 +194,7 @@ def has_dropout(model: PreTrainedModel) -> bool:
 
 def keep_few_activations(model: PreTrainedModel) -> None:
     """Layers compute their activations anew in the backward pass (Chen et al., 2016)."""
+    model.config.use_cache = False  # of a decoder; transformers would warn in each call, which no compiler takes
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
 

@@ -28,7 +28,7 @@ from bertdata.cli import one_sentence
 from bertdata.errors import UsageError
 from bertrain import checkpoint, distil, feed, metrics, model, optim
 from bertrain.config import Config, Plan, command
-from bertrain.dist import World, world
+from bertrain.dist import Readings, World, world
 from bertrain.evaluate import evaluate, predictions
 from bertrain.watch import Watch, check_targets
 
@@ -52,7 +52,7 @@ class _Run:
         self.tokenizer = {name: self.shards.tokenizer_file(name) for name in checkpoint.TOKENIZER_FILES}
         self.loader = self._loader_of(config.length)
         self.plan = Plan.of(config, num_samples=self.loader.num_samples, world_size=ranks.world_size)
-        check_targets(self.loader, self.plan.steps * config.global_batch_size)
+        check_targets(self.loader, config, self.plan)
         found, self.warnings = checkpoint.newest(self.run)
         if found and config.resume == "no":
             raise UsageError(f"{self.run} already holds checkpoints; give another --out, or --resume auto to go on")
@@ -80,7 +80,8 @@ class _Run:
         if config.gradient_checkpointing:
             model.keep_few_activations(weights)
         on_gpu = ranks.device.type == "cuda"
-        self.precision = ("bf16" if on_gpu else "fp32") if config.precision == "auto" else config.precision
+        best = ("bf16" if metrics.has_bf16(ranks.device) else "fp16") if on_gpu else "fp32"
+        self.precision = best if config.precision == "auto" else config.precision
         model.choose_attention(weights, bf16=self.precision == "bf16", on_gpu=on_gpu, length=length)
         self.module, self.taught = distil.student(config, weights, self.shards, ranks.device, self._precision)
         self.module.to(ranks.device).train()
@@ -89,7 +90,8 @@ class _Run:
                 f"{found} was trained with {trainer.get('teacher') or 'no teacher'}, and this run has "
                 f"{self.module.teacher or 'none'}; give the same, or another --out"
             )
-        if config.compile == "on" or (config.compile == "auto" and on_gpu):
+        if config.compiles(on_gpu=on_gpu):
+            torch._dynamo.config.recompile_limit = 64  # of shapes and modes there are more than the 8 it would stop at
             self.module.compile(fullgraph=True, dynamic=False)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         self.optimizer = optim.adamw(self.module)
@@ -140,7 +142,7 @@ class _Run:
         gc.collect()
         gc.freeze()  # what is there stays; the collector need not look at it again
         rates = metrics.Rates(self.module.model, ranks.device, self.precision)
-        spent_before, stopped, warm = self.spent, False, False
+        spent_before, stopped, warm, agreed = self.spent, False, False, Readings()
         last = self.step >= plan.steps or self._progress >= 1
         while not last:
             if self.step == plan.long_from:
@@ -156,17 +158,17 @@ class _Run:
             if not warm:
                 ranks.expect_answers()
                 warm = True
+            signals, seconds = agreed.read(decided[-2:])
+            stopped, self.spent = signals > 0, spent_before + seconds
             logs = self.step % config.log_every == 0
-            if ranks.device.type == "cpu" or logs:  # reading it waits for the GPU
-                stopped, self.spent = bool(decided[-2]), spent_before + float(decided[-1])
             last = self.step == plan.steps or self._progress >= 1 or stopped
             if last or logs:
                 means = metrics.means(*ranks.sum(self.totals).tolist())
                 seen = {"lr": rate, "grad_norm": self._known(norm), "tokens": self.tokens}
                 seen |= rates.take(ranks.world_size)
-                seconds = {"seconds": round(time.perf_counter() - self.watch.started, 3)}
+                seen["seconds"] = round(time.perf_counter() - self.watch.started, 3)
                 self.totals.zero_()
-                entry = {"step": self.step, **means, **seen, **seconds}
+                entry = {"step": self.step, **means, **seen}
                 ranks.together(functools.partial(self.watch.entry, entry, done=last))
             if not stopped and (last or (config.eval_every and self.step % config.eval_every == 0)):
                 self._evaluate()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from bertrain import checkpoint, feed, model
 from bertrain.config import POLICIES
 from bertrain.dist import World, world
 from bertrain.loss import MaskedLM
+from bertrain.metrics import has_bf16
 
 LIMIT_BYTES = 10 * 10**9  # past which --yes is asked for
+MOST_UNITS = 100_000  # so that the record of all can be read: 600 bytes a unit
 PROBE_BATCHES = 2  # timed for the estimate, after one that is not
 
 
@@ -59,7 +62,10 @@ class _Work:
         if options["top_k"] > self.vocab_size:
             raise UsageError(f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens there are")
         if self.loader.num_slots == 0:
-            raise UsageError(f"rows of {options['length']} are too short to mask anything in; give another --length")
+            raise UsageError(
+                f"--mlm-probability {options['mlm_probability']} of rows of {options['length']} is not one place; "
+                "raise it, or --length"
+            )
         directory = checkpoint.find(Path(options["model"]))
         weights = model.load(directory)
         model.check_fits(directory, self.shards, weights)
@@ -76,7 +82,7 @@ class _Work:
             "teacher": {
                 "sha256": model.fingerprint(weights),
                 "parameters": sum(parameter.numel() for parameter in weights.parameters()),
-                "precision": "bf16" if ranks.device.type == "cuda" else "fp32",
+                "precision": "bf16" if ranks.device.type == "cuda" and has_bf16(ranks.device) else "fp32",
             },
             "tokenizer": self.shards.manifest.tokenizer["tokenizer.json"],
             "stream": stream,
@@ -90,6 +96,13 @@ class _Work:
             "unit_samples": options["unit_samples"],
             "batch_samples": options["batch_size"],
         }
+        units = cache.num_units(self.header)
+        if units > MOST_UNITS:
+            least = -(-self.header["samples"] // MOST_UNITS)
+            raise UsageError(
+                f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
+                f"give at least {least}"
+            )
         self.complete = False
         self.missing: list[int] = []
 
@@ -184,9 +197,14 @@ def answer(ranks: World, options: dict[str, Any]) -> None:
 
 
 def _unlock(out: Path) -> None:
-    """The lock's file holds a process id, and a finished cache is to be the same bytes whoever made it."""
-    if (out / cache.CACHE).exists():
+    """The lock's file holds a process id, and a finished cache is to be the same bytes whoever made it.
+
+    Nor does a refusal leave anything.
+    """
+    if not (out / cache.PLAN).exists():
         (out / ".lock").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty
+            out.rmdir()
 
 
 _ONE = click.IntRange(min=1)
@@ -211,10 +229,12 @@ _ONE = click.IntRange(min=1)
 @click.option("--yes", is_flag=True, help=f"Go on past {LIMIT_BYTES // 10**9} GB, or past what is free on the disk.")
 def main(**options: Any) -> None:
     """Write a teacher's answers to the masked samples a student will see. Runs alone or under torchrun."""
-    with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
+    with one_sentence(), world(patience=timedelta(days=7)) as ranks, contextlib.ExitStack() as stack:
         out = Path(options["out"])
 
         def lock() -> None:
+            if (out / "manifest.json").exists():
+                raise UsageError(f"--out {out} holds a dataset; give another directory")
             stack.enter_context(checkpoint.locked(out))
             stack.callback(_unlock, out)
 

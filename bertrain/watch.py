@@ -30,12 +30,28 @@ class TrainingError(bertdata.BertdataError):
     """A run cannot go on."""
 
 
-def check_targets(loader: bertdata.Loader, num_samples: int) -> None:
-    """Refuses rows too short to mask anything in, and a teacher's cache that ends before so many samples."""
-    loader.read(np.array([num_samples - 1]))
-    readable = num_samples if loader.teacher_cache else loader.num_samples
-    batch = loader.read(np.arange(min(readable, 1024)))
-    if feed.num_targets(batch) == 0:
+def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
+    """How many targets the first rows have. Raises UsageError for a teacher's cache that ends before the run."""
+    if loader.teacher_cache is None:
+        return feed.num_targets(loader.read(np.arange(min(loader.num_samples, 1024))))
+    num_samples = plan.steps * config.global_batch_size
+    if loader.variants is not None:  # after which they come round
+        num_samples = min(num_samples, loader.variants * loader.num_samples)
+    try:
+        loader.read(np.array([num_samples - 1]))
+    except UsageError:
+        if config.budget:
+            raise UsageError(
+                f"how many samples --budget {config.budget} will read is not known, and --teacher-cache "
+                f"{config.teacher_cache} has a last one; give --steps, or a cache of all samples of its --variants"
+            ) from None
+        raise
+    return feed.num_targets(loader.read(np.arange(min(num_samples, 1024))))
+
+
+def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
+    """Refuses rows too short to mask anything in, and a teacher's cache that ends before the run."""
+    if first_targets(loader, config, plan) == 0:
         raise TrainingError(
             f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "
             f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
@@ -66,7 +82,7 @@ class Watch(contextlib.ExitStack):
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 raise UsageError("--log tensorboard needs tensorboard; pip install 'bertdata[plot]'") from None
-            self._board = SummaryWriter(self.run / "tensorboard", purge_step=step)
+            self._board = SummaryWriter(self.run / "tensorboard", purge_step=step + 1)
             self.callback(self._board.close)
 
     def announce(self, facts: dict[str, Any], *, parameters: int, num_samples: int, warnings: list[str]) -> None:
@@ -108,7 +124,7 @@ class Watch(contextlib.ExitStack):
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
         """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
         step, loss = entry["step"], entry["loss"]
-        self.require_finite(step, loss, entry["grad_norm"])
+        self.require_finite(step, loss, entry["grad_norm"], taught=entry.get("distil_loss"))
         if not self.first:
             return
         self._keep(entry)
@@ -130,8 +146,13 @@ class Watch(contextlib.ExitStack):
             total = "" if self.config.budget else f"/{self.plan.steps}"
             print(f"step {step}{total}: {line}, {entry['seconds']:.0f} s", flush=True)
 
-    def require_finite(self, step: int, loss: float | None, norm: float | None) -> None:
-        """Raises TrainingError if either is not. None: not known, or a step that fp16 passes over."""
+    def require_finite(self, step: int, loss: float | None, norm: float | None, *, taught: float | None = None) -> None:
+        """Raises TrainingError if one is not. None: not known, or a step that fp16 passes over."""
+        if not math.isfinite(taught or 0.0):
+            raise TrainingError(
+                f"the loss from the teacher is {taught} at step {step}; lower --lr {self.config.lr}, or give another "
+                "--precision than fp16, in which a teacher may overflow"
+            )
         if not math.isfinite(loss or 0.0) or not math.isfinite(norm or 0.0):
             raise TrainingError(
                 f"the loss is {loss} and the gradient norm {norm} at step {step}; lower --lr {self.config.lr} or "

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,18 +213,22 @@ def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path, op
     assert (other == plain) == ("precision" not in options)
 
 
+@pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("name", ["bert-tiny", "modernbert-tiny"])
-def test_the_step_is_one_graph(dataset, name):
-    """torch.compile sees forward and loss whole, as --compile on asks."""
+def test_the_step_is_one_graph(dataset, name, recompute):
+    """torch.compile sees forward and loss whole, as --compile on asks; with --gradient-checkpointing too."""
     torch.compiler.reset()
     weights = model.build(name, dataset.special_tokens, length=32, seed=0)
-    plain, batch = MaskedLM(weights), bertdata.Loader(dataset, length=32).read(np.arange(6))
+    if recompute:
+        model.keep_few_activations(weights)
+    plain, batch = MaskedLM(weights).train(), bertdata.Loader(dataset, length=32).read(np.arange(6))
     piece = next(feed.micro_batches(batch, size=6, count=1, device=CPU))
     expected = plain(**piece)
     compiled = torch.compile(plain, backend="eager", fullgraph=True, dynamic=False)
     found = compiled(**piece)
     torch.testing.assert_close(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+    found[0].sum().backward()
 
 
 def test_operations_of_a_step_are_counted():
@@ -239,6 +244,22 @@ def test_operations_of_a_step_are_counted():
     per_token = 4 * (4 * width**2 + 3 * width * inner) + 2 * width * sum(seen)
     assert metrics.step_flops(modern, rows=1, length=128, slots=0) == 6 * 128 * per_token
     assert metrics.peak_flops(CPU, "bf16") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L40", 181),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA A10G", None),
+        ("NVIDIA RTX A1000", None),
+    ],
+)
+def test_the_peak_is_of_the_gpu_that_is_named(name, teraflops):
+    assert metrics.peak_of(name) == (teraflops and teraflops * 1e12)
 
 
 # ------------------------------------------------------------------------------------------------------------- signals
@@ -265,6 +286,19 @@ def test_a_signal_ends_a_run_with_a_checkpoint(dataset, tmp_path, name):
     step = entries(tmp_path / "run")[-1]["step"]
     assert f"stopped by {name} after step {step}; the same command goes on" in out
     assert last_checkpoint(tmp_path / "run").name == f"step-{step:08d}"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_to_torchrun_leaves_a_checkpoint(dataset, tmp_path, name):
+    """As the README has it: torchrun hands on what --signals-to-handle names, which by default is not SIGUSR1."""
+    arguments = flags(dataset.path, tmp_path / "run", steps=100_000, save_every=10**6, eval_every=0)
+    more = [] if name == "SIGTERM" else ["--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1"]
+    job = launch(2, "bertrain.pretrain", arguments, before=more)
+    wait_for_steps(tmp_path / "run", job)
+    job.send_signal(getattr(signal, name))
+    job.communicate(timeout=90)
+    assert last_checkpoint(tmp_path / "run").name == f"step-{entries(tmp_path / 'run')[-1]['step']:08d}"
 
 
 @pytest.mark.dist
@@ -303,6 +337,10 @@ def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
     board.Reload()
     assert [event.value for event in board.Scalars("loss")] == pytest.approx([e["loss"] for e in log if "lr" in e])
     assert "validation/loss" in board.Tags()["scalars"]
+    shutil.rmtree(tmp_path / "run" / "step-00000004")
+    train(dataset.path, tmp_path / "run", steps=4, log="tensorboard")  # goes on after step 3, which stays
+    board.Reload()
+    assert [event.step for event in board.Scalars("loss")] == [1, 2, 3, 4]
 
 
 def test_runs_are_drawn(dataset, tmp_path):
@@ -317,6 +355,19 @@ def test_runs_are_drawn(dataset, tmp_path):
         done = CliRunner().invoke(plot.main, [str(wrong), "--out", str(tmp_path / "x.nothing")])
         assert done.exit_code == 2
         assert said in done.output
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tmp_path, monkeypatch, isolate):
+    train(dataset.path, tmp_path / "run", steps=1, isolate_documents=isolate)
+    arguments = ["--checkpoint", str(tmp_path / "run"), "--data", str(dataset.path), "--split", "train"]
+    found = []
+    for places in (evaluate.PLACES, 5 * 32, 1):
+        monkeypatch.setattr(evaluate, "PLACES", places)
+        found.append(json.loads(CliRunner().invoke(evaluate.main, arguments).output.splitlines()[-1]))
+    for other in found[1:]:
+        assert other["loss"] == pytest.approx(found[0]["loss"], rel=1e-6)
+        assert (other["targets"], other["samples"]) == (found[0]["targets"], found[0]["samples"])
 
 
 def test_bits_per_byte_are_bits_a_token_times_tokens_a_byte(dataset, tmp_path):

@@ -258,6 +258,8 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
     done = invoke(teacher.main, few)
     assert done.exit_code == 2
     assert "1,000 the limit of this command; give --yes" in done.output
+    assert "done" in invoke(teacher.main, [*arguments, "--max-samples", 1, "--top-k", 2]).output  # other, as told to
+    shutil.rmtree(tmp_path / "logits")
     assert invoke(teacher.main, [*few, "--yes"]).exit_code == 0
     shutil.rmtree(tmp_path / "logits")
     monkeypatch.setattr(teacher, "LIMIT_BYTES", 10**12)
@@ -265,7 +267,22 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
     assert "500 is free in" in invoke(teacher.main, few).output
     assert "more than the" in invoke(teacher.main, [*few, "--top-k", 10**6]).output
     assert "holds a dataset" in invoke(teacher.main, ask(dataset, big, dataset.path, "--max-samples", 10)).output
-    (dataset.path / ".lock").unlink()
+    assert not (dataset.path / ".lock").exists()
+    shutil.rmtree(tmp_path / "logits")
+    monkeypatch.setattr(teacher, "MOST_UNITS", 2)
+    done = invoke(teacher.main, [*arguments, "--max-samples", 100, "--unit-samples", 49])
+    assert "--unit-samples 49 makes 3 units, and 2 are the most; give at least 50" in done.output
+    assert "not one place; raise" in invoke(teacher.main, [*few, "--mlm-probability", 0.001]).output
+    assert not (tmp_path / "logits").exists()
+
+
+def test_a_kill_between_the_record_of_all_and_the_end_of_the_plan_leaves_no_plan(dataset, big, caches, tmp_path):
+    out = tmp_path / "logits"
+    shutil.copytree(caches["few"], out)
+    before = contents(out)
+    shutil.copy(out / "cache.json", out / "plan.json")
+    assert invoke(teacher.main, ask(dataset, big, out, "--variants", VARIANTS)).exit_code == 0
+    assert contents(out) == before
 
 
 def test_damage_is_found_and_named(caches, tmp_path):
@@ -287,6 +304,13 @@ def test_damage_is_found_and_named(caches, tmp_path):
         reader.read(np.arange(UNIT, 2 * UNIT), 83)
     with pytest.raises(DatasetError, match="cut short or replaced"):
         reader.read(np.array([3 * UNIT]), 83)
+    for value in (np.nan, np.inf, -np.inf, 0.01, -np.nan):
+        for name in ("logprobs", "tails"):
+            shutil.copy(caches["few"] / f"unit-00000.{name}.npy", out)
+            np.load(out / f"unit-00000.{name}.npy", mmap_mode="r+")[7] = value
+            with pytest.raises(DatasetError, match="bertdata verify says where"):
+                cache.Cache(out).read(np.arange(UNIT), 83)
+        shutil.copy(caches["few"] / "unit-00000.logprobs.npy", out)
     (out / "cache.json").write_text("{")
     assert "is damaged" in invoke(cli.main, ["inspect", out]).output
     (out / "cache.json").unlink()
@@ -390,6 +414,40 @@ def test_a_cache_that_ends_before_the_run_is_refused(dataset, big, tmp_path):
     assert done.exit_code == 2
     assert "holds the answers to 20 samples, and the run reads 24" in done.output
     assert invoke(pretrain_main, flags(dataset.path, tmp_path / "run", steps=3, **options)).exit_code == 0
+    timed = {**flags_of_time(dataset, tmp_path / "timed"), "--teacher-cache": tmp_path / "logits"}
+    done = invoke(pretrain_main, [item for pair in timed.items() for item in pair])
+    assert done.exit_code == 2
+    assert "how many samples --budget 1s will read is not known" in done.output
+
+
+def flags_of_time(dataset, out):
+    return {"--data": dataset.path, "--out": out, "--length": 32, "--budget": "1s", "--global-batch-size": 8,
+            "--eval-every": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [pretrain_main, doctor.main])
+def test_so_is_one_that_ends_before_its_variants_do_and_a_whole_one_has_no_end(dataset, big, caches, tmp_path, command):
+    """A run of more than a round of the variants, whose last sample is one of the first of a round."""
+    whole = VARIANTS * loader_of(dataset).num_samples
+    few = tmp_path / "logits"
+    assert invoke(teacher.main, ask(dataset, big, few, "--variants", VARIANTS, "--max-samples", 30)).exit_code == 0
+    given = {"--data": dataset.path, "--out": tmp_path / "run", "--length": 32, "--global-batch-size": whole + 5}
+    given |= {"--steps": 1, "--eval-every": 0, "--micro-batch-size": 64, "--teacher-cache": few}
+    done = invoke(command, [item for pair in given.items() for item in pair])
+    assert f"holds the answers to 30 samples, and the run reads {whole:,}" in done.output
+    assert done.exit_code == (2 if command is pretrain_main else 1)
+    timed = {**flags_of_time(dataset, tmp_path / "run"), "--teacher-cache": caches["few"]}
+    assert invoke(command, [item for pair in timed.items() for item in pair]).exit_code == 0
+
+
+def test_the_doctor_knows_the_seed_and_the_shuffle_of_a_cache(dataset, big, tmp_path):
+    more = ["--seed", 1, "--shuffle", "blocks"]
+    out = tmp_path / "logits"
+    assert invoke(teacher.main, ask(dataset, big, out, "--max-samples", 20, *more, top_k=4)).exit_code == 0
+    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher-cache", out, "--steps", 2]
+    given += ["--global-batch-size", 8]
+    assert invoke(doctor.main, [*given, *more]).exit_code == 0
+    assert "seed was 1 and is 0" in invoke(doctor.main, given).output
 
 
 def test_options_of_a_teacher_need_one(dataset, tmp_path):
@@ -474,6 +532,31 @@ def test_cached_and_asked_give_the_same_losses(dataset, big, configs, caches, tm
                 assert ours["distil_loss"] == pytest.approx(theirs["distil_loss"], rel=tolerance)
                 assert ours["agreement"] == pytest.approx(theirs["agreement"], abs=0.1)
                 assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance / 10)
+
+
+def test_the_padding_of_a_students_vocabulary_is_compared_with_nothing(dataset, big, configs, caches, tmp_path):
+    """So that cached and asked agree for it too."""
+    weights = model.build(configs["bert"], dataset.special_tokens, length=32, seed=0)
+    weights.resize_token_embeddings(dataset.special_tokens.vocab_size + 46, mean_resizing=False)
+    torch.nn.init.constant_(weights.get_output_embeddings().bias[dataset.special_tokens.vocab_size :], 5.0)
+    found = []
+    for more in ({"teacher_cache": str(caches["whole"]), "teacher": ""}, {"distil": "logits"}):
+        module, asked, _ = pupil(dataset, big, configs, weights=weights, **more)
+        loader = loader_of(dataset, teacher_cache=more.get("teacher_cache"))
+        found.append(taught(module.eval(), asked, loader.read(np.arange(6)))[0][-1].item())
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+def test_a_teacher_that_overflows_ends_the_run(dataset, big, configs, tmp_path, monkeypatch):
+    monkeypatch.setattr(distil.Teacher, "_answers", _overflown)
+    options = {"model": configs["bert"], "teacher": big, "distil": "logits", "steps": 2, "alpha": 0.0}
+    done = invoke(pretrain_main, flags(dataset.path, tmp_path / "run", **options))
+    assert done.exit_code == 1
+    assert "the loss from the teacher is nan at step 1" in done.output
+
+
+def _overflown(self, input_ids, masked_positions, **_):
+    return {"teacher_logprobs": torch.full((*masked_positions.shape, self._vocab_size), torch.nan)}
 
 
 def test_the_loss_of_the_text_is_logged_apart(dataset, configs, caches, tmp_path):
@@ -703,6 +786,15 @@ def test_students_compile_to_one_graph_and_recompute_activations(dataset, big, c
     module, asked, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
     module.compile(backend="eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close(module(**piece)[0], found)
+
+
+def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew(dataset, big, tmp_path):
+    options = {"data": str(dataset.path), "out": str(tmp_path), "teacher": str(big), "gradient_checkpointing": True}
+    with pytest.raises(UsageError, match="--compile on does not go with --gradient-checkpointing and --distil relat"):
+        Config(compile="on", **options)
+    assert not Config(**options).compiles(on_gpu=True)
+    assert Config(distil="logits", **options).compiles(on_gpu=True)
+    assert not Config(distil="logits", **options).compiles(on_gpu=False)
 
 
 def test_a_cached_batch_compiles_too(dataset, configs, caches):
