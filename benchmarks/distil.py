@@ -2,11 +2,13 @@
 
     python benchmarks/distil.py shards/ --out distil/ --minutes 10
     python benchmarks/distil.py shards/ --out distil/ --steps 2000 --teacher-steps 4000
+    python benchmarks/distil.py shards/ --out distil/ --steps 2000 --teacher run/
 
-A teacher is trained. For each seed its answers are cached for the very samples of that seed's student, and students of
-one architecture are trained: alone, and distilled, for as many steps; alone for as long as cache and distilled student
-took together; and alone for as long as these and the training of the teacher. Losses are those of the validation split,
-on masks fixed by a seed. Ends with a table in Markdown and a JSON line; OUT/curves.png has the curves.
+A teacher is trained, unless there is one. For each seed its answers are cached for the very samples of that seed's
+student, and students of one architecture are trained: alone, and distilled, for as many steps; alone for as long as
+cache and distilled student took together; and, if the teacher was trained here, alone for as long as these and its
+training. Losses are those of the validation split, on masks fixed by a seed. Ends with a table in Markdown and a JSON
+line; OUT/curves.png has the curves.
 """
 
 from __future__ import annotations
@@ -33,13 +35,17 @@ def run(module: str, *arguments: Any) -> tuple[float, str]:
 
 
 def train(out: Path, *arguments: Any) -> dict[str, float]:
-    """Seconds of the process and of its steps, the last validation loss, and the share of time it waited for data."""
     seconds, _ = run("bertrain.pretrain", "--out", out, *arguments)
+    return summary(out) | {"seconds": round(seconds, 1)}
+
+
+def summary(out: Path) -> dict[str, float]:
+    """Seconds and number of steps, the last validation loss, and the share of time that was waited for data."""
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     final = [entry["validation_loss"] for entry in log if "validation_loss" in entry][-1]
     steps = [entry for entry in log if "data_wait" in entry]
     return {
-        "seconds": round(seconds, 1),
+        "seconds": steps[-1]["seconds"],
         "steps_seconds": steps[-1]["seconds"],
         "steps": steps[-1]["step"],
         "loss": final,
@@ -62,7 +68,7 @@ def trial(data: str, out: Path, options: dict[str, Any], seconds: float) -> int:
 @click.option("--minutes", default=0.0, help="Of a student alone, measured by a trial; in place of --steps.")
 @click.option("--steps", default=1000, help="Of a student.")
 @click.option("--teacher-steps", default=0, help="Of a teacher. 0: twice the student's.")
-@click.option("--teacher", default="bert-mini")
+@click.option("--teacher", default="bert-mini", help="A model to train, or a run of one that was.")
 @click.option("--student", default="bert-tiny")
 @click.option("--length", default=64)
 @click.option("--rows", default=64, help="Of a step.")
@@ -85,13 +91,15 @@ def main(
         given = (item for pair in options.items() for item in pair)
         return train(place / f"{name}-{seed}", "--data", data, *given, *taught)
 
-    big = pretrain("teacher", teacher, 0, teacher_steps or 2 * steps)
+    trained = Path(teacher).is_dir()
+    asked = Path(teacher) if trained else place / "teacher-0"
+    big = summary(Path(teacher)) if trained else pretrain("teacher", teacher, 0, teacher_steps or 2 * steps)
     found["teacher"] = [big]
     print("teacher", big, flush=True)
     for seed in range(seeds):
         logits, results = place / f"logits-{seed}", dict[str, dict[str, float]]()
         seconds, _ = run(
-            "bertrain.teacher", "--model", place / "teacher-0", "--data", data, "--out", logits, "--length", length,
+            "bertrain.teacher", "--model", asked, "--data", data, "--out", logits, "--length", length,
             "--seed", seed, "--top-k", top_k, "--max-samples", steps * rows, "--yes",
         )  # fmt: skip
         _, said = run("bertdata", "inspect", logits, "--json")
@@ -104,15 +112,19 @@ def main(
         more_seconds = results["distilled"]["seconds"] + seconds - results["alone"]["seconds"]
         number = steps + round(more_seconds / rate)
         results["alone, seconds of cache and student"] = pretrain("longer", student, seed, number)
-        number += round(big["seconds"] / rate)
-        results["alone, seconds of teacher, cache and student"] = pretrain("longest", student, seed, number)
+        if not trained:
+            number += round(big["seconds"] / rate)
+            results["alone, seconds of teacher, cache and student"] = pretrain("longest", student, seed, number)
         for name, result in results.items():
             found.setdefault(name, []).append(result)
             print(seed, name, result, flush=True)
-    runs = [place / f"{name}-{seed}" for name in ("alone", "distilled", "longer", "longest") for seed in range(seeds)]
+    names = ("alone", "distilled", "longer") if trained else ("alone", "distilled", "longer", "longest")
+    runs = [place / f"{name}-{seed}" for name in names for seed in range(seeds)]
     run("bertrain.plot", *runs, "--out", place / "curves.png")
     print(table(found))
-    regime = f"{seeds} seeds, {teacher} teaches {student}, {steps} steps of {rows} rows of {length}, k = {top_k}"
+    regime = (
+        f"{seeds} seeds, {Path(teacher).name} teaches {student}, {steps} steps of {rows} rows of {length}, k = {top_k}"
+    )
     report("does a teacher's cache help a student", f"{regime}, alpha {alpha}, T {temperature}", found)
 
 

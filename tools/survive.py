@@ -254,7 +254,8 @@ def training(scratch: Path, draw: random.Random, minutes: float) -> dict[str, An
         return torchrun(training_flags(shards, out, steps, save_every=20, log_every=10), scratch / "said")
 
     assert start(scratch / "pace", 100).wait() == 0
-    seconds = json.loads((scratch / "pace" / "log.jsonl").read_text().splitlines()[-1])["seconds"]
+    entries = map(json.loads, (scratch / "pace" / "log.jsonl").read_text().splitlines())
+    seconds = max(entry.get("seconds", 0.0) for entry in entries)
     steps = int(100 / seconds * 60 * minutes / 2) // 20 * 20
     assert start(scratch / "whole", steps).wait() == 0
     while True:
