@@ -13,9 +13,9 @@ import torch
 import torch.utils.data
 
 from bertdata import IGNORE_INDEX, Batch, Loader
-from bertrain import isolation
 
 MicroBatch = dict[str, torch.Tensor]
+AMPERE = (8, 0)  # the first GPUs that have a kernel for sequences of unequal length
 
 
 def num_targets(batch: Batch) -> int:
@@ -26,7 +26,7 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
     """Exactly `count` pieces of at most `size` rows, as arguments for MaskedLM.
 
     A piece beyond the batch's rows (ranks may differ by one) is one row without targets, so that every rank runs the
-    same number of passes.
+    same number of passes. Packed rows bring cu_seqlens, int32, where there is a kernel that asks for them.
     """
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sample_ids"}
     for number in range(count):
@@ -38,9 +38,21 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
             if "position_ids" in piece:  # one document, not as many as places
                 piece["position_ids"] += torch.arange(batch.input_ids.shape[1])
             piece.pop("attention_mask", None)
-        if "position_ids" in piece and isolation.has_kernel(device):
-            piece["cu_seqlens"] = isolation.bounds(piece["position_ids"])
+        if "position_ids" in piece and device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE:
+            piece["cu_seqlens"] = bounds(piece["position_ids"])
         yield {name: to_device(array, device) for name, array in piece.items()}
+
+
+def bounds(position_ids: torch.Tensor) -> torch.Tensor:
+    """Where the pieces of packed rows [B, T] begin in the B · T places, and the end: int32. Padding is a piece.
+
+    The end is repeated until their number is a power of two and one more, so that shapes are few; a kernel's backward
+    pass takes memory and time for each.
+    """
+    starts = (position_ids == 0).flatten().nonzero().flatten()
+    found = torch.full(((1 << (starts.numel() - 1).bit_length()) + 1,), position_ids.numel(), dtype=torch.int32)
+    found[: starts.numel()] = starts
+    return found
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

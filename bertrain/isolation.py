@@ -25,23 +25,6 @@ def documents(position_ids: torch.Tensor, cu_seqlens: torch.Tensor | None) -> di
     return known
 
 
-def has_kernel(device: torch.device) -> bool:
-    """Whether sequences of unequal length have a kernel: on CUDA, from Ampere on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def bounds(position_ids: torch.Tensor) -> torch.Tensor:
-    """Where pieces begin in the B · T places, and the end: int32, on the CPU.
-
-    The end is repeated until their number is a power of two and one more, so that shapes are few; the kernel's
-    backward pass takes memory and time for each.
-    """
-    starts = (position_ids == 0).flatten().nonzero().flatten()
-    found = torch.full(((1 << (starts.numel() - 1).bit_length()) + 1,), position_ids.numel(), dtype=torch.int32)
-    found[: starts.numel()] = starts
-    return found
-
-
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
