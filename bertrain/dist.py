@@ -89,10 +89,10 @@ class Readings:
 
 
 @contextmanager
-def world(patience: timedelta | None = None) -> Iterator[World]:
+def world(patience: timedelta = timedelta(minutes=30)) -> Iterator[World]:
     """Joins the process group that torchrun describes: nccl on GPUs, gloo on CPUs; alone without torchrun.
 
-    patience: how long a rank waits for the others before it gives them up; torch's default if None.
+    patience: how long a rank waits for the others, which may be compiling, before it gives them up.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if "TORCHELASTIC_RUN_ID" in os.environ:  # die with the launcher, so that a killed job leaves no writer behind
