@@ -70,7 +70,9 @@ class Config:
     distil_layers: str = _option("uniform", "Layers that --distil hidden maps.", type=click.Choice(LAYERS))
     alpha: float = _option(0.5, "Share of the teacher in the loss; the rest is that of the text.")
     temperature: float = _option(1.0, "Of the logits of teacher and student, for --distil logits.")
-    precision: str = _option("auto", "auto: bf16 on a GPU, fp32 on CPUs.", type=click.Choice(PRECISIONS))
+    precision: str = _option(
+        "auto", "auto: bf16 on GPUs, fp16 before Ampere, fp32 on CPUs.", type=click.Choice(PRECISIONS)
+    )
     compile: str = _option("auto", "torch.compile. auto: on a GPU.", type=click.Choice(["auto", "on", "off"]))
     gradient_checkpointing: bool = _option(False, "Compute activations twice to keep fewer of them.")
     save_every: int = _option(1000, "Steps between checkpoints; the last step always has one.")

@@ -222,7 +222,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     type=click.FloatRange(0, 1, max_open=True),
     help="Everywhere, also where pre-training had none.",
 )
-@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", help="auto: bf16 on a GPU.")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", help="auto: bf16 on GPUs.")
 @click.option("--from-scratch", is_flag=True, help="Begin with random weights, for comparison.")
 def main(
     start: str, train: str, dev: str, test: str | None, out: str, task: str, text: str, other: str, label: str,
