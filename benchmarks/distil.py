@@ -1,6 +1,5 @@
 """Does a student learn better from a teacher's cache than alone, at equal steps and at equal seconds?
 
-    python benchmarks/distil.py shards/ --out distil/ --minutes 10
     python benchmarks/distil.py shards/ --out distil/ --steps 2000 --teacher-steps 4000
     python benchmarks/distil.py shards/ --out distil/ --steps 2000 --teacher run/
 
@@ -53,19 +52,9 @@ def summary(out: Path) -> dict[str, float]:
     }
 
 
-def trial(data: str, out: Path, options: dict[str, Any], seconds: float) -> int:
-    """How many steps a student takes in so many seconds, by its log of 20 steps after the first 5."""
-    given = (item for pair in options.items() for item in pair)
-    run("bertrain.pretrain", "--data", data, "--out", out, *given, "--steps", 25, "--log-every", 1, "--eval-every", 0)
-    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    times = {entry["step"]: entry["seconds"] for entry in log if "seconds" in entry}
-    return max(25, int(seconds / ((times[25] - times[5]) / 20)))
-
-
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.argument("data")
 @click.option("--out", default="distil", help="Directory for runs, caches and curves; new.")
-@click.option("--minutes", default=0.0, help="Of a student alone, measured by a trial; in place of --steps.")
 @click.option("--steps", default=1000, help="Of a student.")
 @click.option("--teacher-steps", default=0, help="Of a teacher. 0: twice the student's.")
 @click.option("--teacher", default="bert-mini", help="A model to train, or a run of one that was.")
@@ -78,13 +67,11 @@ def trial(data: str, out: Path, options: dict[str, Any], seconds: float) -> int:
 @click.option("--temperature", default=1.0)
 @click.option("--seeds", default=3)
 def main(
-    data: str, out: str, minutes: float, steps: int, teacher_steps: int, teacher: str, student: str, length: int,
-    rows: int, lr: float, top_k: int, alpha: float, temperature: float, seeds: int,
+    data: str, out: str, steps: int, teacher_steps: int, teacher: str, student: str, length: int, rows: int, lr: float,
+    top_k: int, alpha: float, temperature: float, seeds: int,
 ) -> None:  # fmt: skip
     place, found = Path(out), dict[str, list[dict[str, float]]]()
     shared = {"--length": length, "--global-batch-size": rows, "--lr": lr, "--save-every": 10**6}
-    if minutes:
-        steps = trial(data, place / "trial", shared | {"--model": student}, 60 * minutes)
 
     def pretrain(name: str, model: str, seed: int, number: int, *taught: Any) -> dict[str, float]:
         options = shared | {"--model": model, "--seed": seed, "--steps": number, "--eval-every": max(1, number // 5)}
@@ -129,7 +116,7 @@ def main(
 
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:
-    """Means over seeds, and the spread of the loss."""
+    """Means over seeds, and the loss of each."""
     lines = ["| | steps | seconds | validation loss | of each seed | data wait |", "|---|---|---|---|---|---|"]
     for name, results in found.items():
         seconds = statistics.mean(result["seconds"] for result in results)
@@ -139,7 +126,8 @@ def table(found: dict[str, list[dict[str, float]]]) -> str:
         mean = statistics.mean(result["loss"] for result in results)
         each = ", ".join(f"{result['loss']:.4f}" for result in results)
         waited = statistics.mean(result["data_wait"] for result in results)
-        lines.append(f"| {name} | {results[0]['steps']:,} | {seconds:,.0f} | {mean:.4f} | {each} | {waited:.2%} |")
+        steps = statistics.mean(result["steps"] for result in results)
+        lines.append(f"| {name} | {steps:,.0f} | {seconds:,.0f} | {mean:.4f} | {each} | {waited:.2%} |")
     return "\n".join(lines)
 
 

@@ -79,8 +79,8 @@ def num_bytes(header: Mapping[str, Any], units: Iterable[int] | None = None) -> 
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def begin(directory: Path, header: dict[str, Any]) -> bool:
-    """Whether the cache is complete already. Writes the plan of a new one, also over one that nothing came of.
+def begin(directory: Path, header: dict[str, Any]) -> None:
+    """Writes the plan of a new cache, also over one that nothing came of; a complete one stays as it is.
 
     Raises UsageError, naming both values, if the directory holds a cache, or a part of one, with another header.
     """
@@ -93,7 +93,6 @@ def begin(directory: Path, header: dict[str, Any]) -> bool:
         (directory / PLAN).unlink(missing_ok=True)  # a kill may have come between
     else:
         write_record(directory / PLAN, header)
-    return complete
 
 
 def missing_units(directory: Path, header: Mapping[str, Any]) -> list[int]:

@@ -196,15 +196,16 @@ def answer(ranks: World, options: dict[str, Any]) -> None:
         print(f"done: {work.out}; bertdata inspect {work.out} says what is in it", flush=True)
 
 
-def _unlock(out: Path) -> None:
+def _unlock(out: Path, *, is_new: bool) -> None:
     """The lock's file holds a process id, and a finished cache is to be the same bytes whoever made it.
 
     Nor does a refusal leave anything.
     """
     if not (out / cache.PLAN).exists():
         (out / ".lock").unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty
-            out.rmdir()
+        if is_new:
+            with contextlib.suppress(OSError):  # not empty
+                out.rmdir()
 
 
 _ONE = click.IntRange(min=1)
@@ -235,8 +236,9 @@ def main(**options: Any) -> None:
         def lock() -> None:
             if (out / "manifest.json").exists():
                 raise UsageError(f"--out {out} holds a dataset; give another directory")
+            is_new = not out.exists()
             stack.enter_context(checkpoint.locked(out))
-            stack.callback(_unlock, out)
+            stack.callback(_unlock, out, is_new=is_new)
 
         ranks.on_first(lock)
         answer(ranks, options)

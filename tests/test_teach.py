@@ -274,6 +274,9 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
     assert "--unit-samples 49 makes 3 units, and 2 are the most; give at least 50" in done.output
     assert "not one place; raise" in invoke(teacher.main, [*few, "--mlm-probability", 0.001]).output
     assert not (tmp_path / "logits").exists()
+    (tmp_path / "logits").mkdir()
+    assert invoke(teacher.main, [*few, "--mlm-probability", 0.001]).exit_code == 2
+    assert list((tmp_path / "logits").iterdir()) == []  # what was there stays
 
 
 def test_a_kill_between_the_record_of_all_and_the_end_of_the_plan_leaves_no_plan(dataset, big, caches, tmp_path):
