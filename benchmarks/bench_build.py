@@ -22,9 +22,10 @@ import click
 import numpy as np
 from common import report
 
-from bertdata import tokens
-from bertdata.shard import ArrayWriter
-from bertdata.text import TextFormat, read_blocks
+from bertdata.format.arrays import ArrayWriter
+from bertdata.sources.blocks import read_blocks
+from bertdata.sources.documents import TextFormat
+from bertdata.tokenize.load import load as load_tokenizer
 
 RIVAL = """
 import os, sys
@@ -95,7 +96,7 @@ def main(corpus: Path, tokenizer: str, copies: int, rival_copies: int, repeats: 
 
 def parts(corpus: Path, tokenizer: str) -> dict[str, float]:
     """Megabytes of text a second of each part alone, on one thread."""
-    encoder, size = tokens.load(tokenizer), corpus.stat().st_size / 1e6
+    encoder, size = load_tokenizer(tokenizer), corpus.stat().st_size / 1e6
     encoder.prepare()
     start = time.perf_counter()
     blocks = list(read_blocks([corpus], TextFormat()))

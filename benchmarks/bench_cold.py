@@ -20,10 +20,11 @@ import numpy as np
 from common import report
 
 import bertdata
-from bertdata import order
-from bertdata.bench import evict, read_bytes
-from bertdata.manifest import Manifest, Shard, Split
-from bertdata.shard import ShardWriter, pages_of
+from bertdata.format.arrays import pages_of
+from bertdata.format.manifest import Manifest, Shard, Split
+from bertdata.format.shard import ShardWriter
+from bertdata.look.bench import evict, read_bytes
+from bertdata.read import order
 from bertdata.types import SpecialTokens
 
 LENGTH, ROWS = 128, 256

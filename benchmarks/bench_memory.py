@@ -21,9 +21,9 @@ from common import report
 from torch.utils.data import DataLoader
 
 import bertdata
-from bertdata.bench import memory, read_together
-from bertdata.manifest import Manifest, Shard, Split
-from bertdata.shard import HEADER_BYTES, array_path, npy_header
+from bertdata.format.arrays import HEADER_BYTES, array_path, npy_header
+from bertdata.format.manifest import Manifest, Shard, Split
+from bertdata.look.bench import memory, read_together
 from bertdata.types import SpecialTokens
 from bertrain.feed import BatchDataset
 

@@ -26,8 +26,8 @@ import numpy as np
 from common import report
 from numpy.typing import NDArray
 
-from bertdata import tokens
-from bertdata._kernels_text import PADDING
+from bertdata.tokenize.kernels import PADDING
+from bertdata.tokenize.load import load as load_tokenizer
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 SLICES = 16
@@ -73,7 +73,7 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
     wanted = int(megabytes * 1e6)
     text = random_text(wanted) if corpus.name == "random" else corpus.read_bytes()[:wanted].decode(errors="ignore")
     documents = [document.encode() for document in text.replace("\r\n", "\n").split("\n\n") if document.strip()]
-    ours = tokens.load(tokenizer)
+    ours = load_tokenizer(tokenizer)
     ours.prepare()
     library = ours._tokenizer  # exactly what the dataset's ids are defined by  # noqa: SLF001
     joined, offsets = join(documents), offsets_of(documents)

@@ -23,8 +23,8 @@ import torch
 from common import report
 
 import bertdata
-from bertdata.manifest import Manifest, Shard, Split
-from bertdata.shard import ShardWriter
+from bertdata.format.manifest import Manifest, Shard, Split
+from bertdata.format.shard import ShardWriter
 from bertdata.types import SpecialTokens
 from bertrain import feed, metrics, model, optim
 from bertrain.loss import MaskedLM

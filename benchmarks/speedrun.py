@@ -166,9 +166,9 @@ def main(corpus: str, tokenizer: str, sst2: str, minutes: float, ranks: int, epo
 
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        from bertdata import tokens
+        from bertdata.tokenize.load import load as load_tokenizer
 
-        special = tokens.load(tokenizer).special
+        special = load_tokenizer(tokenizer).special
         ids = {"vocab_size": special.vocab_size, "pad_token_id": special.pad, "cls_token_id": special.cls,
                "sep_token_id": special.sep}  # fmt: skip
         (scratch / "config.json").write_text(json.dumps(CONFIG | ids))

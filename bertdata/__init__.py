@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertdata.errors import BertdataError
-    from bertdata.loader import Loader
-    from bertdata.order import key
-    from bertdata.reader import Dataset
+    from bertdata.format.dataset import Dataset
+    from bertdata.keys import key
+    from bertdata.read.loader import Loader
     from bertdata.types import IGNORE_INDEX, Batch, Masking, SpecialTokens
 
 __version__ = "0.1.0.dev0"
 _HOMES = {
     "Batch": "types",
     "BertdataError": "errors",
-    "Dataset": "reader",
+    "Dataset": "format.dataset",
     "IGNORE_INDEX": "types",
-    "Loader": "loader",
+    "Loader": "read.loader",
     "Masking": "types",
     "SpecialTokens": "types",
-    "key": "order",
+    "key": "keys",
 }
 __all__ = [
     "IGNORE_INDEX",
@@ -47,7 +47,7 @@ __all__ = [
 
 def open(path: Any) -> Dataset:
     """Opens a published dataset. O(number of shards); raises DatasetError if it is missing or damaged."""
-    from bertdata.reader import Dataset
+    from bertdata.format.dataset import Dataset
 
     return Dataset(path)
 

@@ -18,6 +18,14 @@ from typing import Any
 
 import click
 
+from bertdata.choices import (
+    DOCUMENT_ENDS,
+    INPUT_FORMATS,
+    MASKING_POLICIES,
+    ON_ERROR,
+    SAMPLE_KINDS,
+    SENTENCE_ENDS,
+)
 from bertdata.errors import BertdataError, UsageError
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -113,18 +121,18 @@ _inputs = click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 _dataset = click.argument("shards", metavar="SHARDS")
 _samples = click.option(
     "--samples",
-    type=click.Choice(["windows", "documents", "packed", "pairs"]),
+    type=click.Choice(SAMPLE_KINDS),
     default="windows",
     help="What a row is made of.",
 )
 _format = click.option(
     "--format",
-    type=click.Choice(["text", "jsonl", "parquet", "arrow"]),
+    type=click.Choice(INPUT_FORMATS),
     help="What every input is. None: as its ending tells.",
 )
 _text_key = click.option("--text-key", default="text", help="Member (JSON) or column (Parquet, Arrow) with the text.")
 _on_error = click.option(
-    "--on-error", type=click.Choice(["fail", "skip"]), default="fail", help="What a row without a text does."
+    "--on-error", type=click.Choice(ON_ERROR), default="fail", help="What a row without a text does."
 )
 
 
@@ -133,10 +141,8 @@ _on_error = click.option(
 @click.option("--out", required=True, help="Directory to publish the dataset in; new or empty.")
 @click.option("--tokenizer", help="tokenizer.json, vocab.txt, a directory, or a hub name. None: train a WordPiece.")
 @click.option("--vocab-size", default=30522, help="Tokens of a vocabulary trained here.")
-@click.option(
-    "--documents", type=click.Choice(["blank", "line", "file"]), default="blank", help="What ends a document of text."
-)
-@click.option("--sentences", type=click.Choice(["none", "line"]), default="none", help="Store where sentences begin.")
+@click.option("--documents", type=click.Choice(DOCUMENT_ENDS), default="blank", help="What ends a document of text.")
+@click.option("--sentences", type=click.Choice(SENTENCE_ENDS), default="none", help="Store where sentences begin.")
 @click.option("--words", help="module:function of a text to its words, such as jieba:cut: store where they begin.")
 @_format
 @_text_key
@@ -237,18 +243,19 @@ def train_tokenizer(
 @_samples
 def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, world_size: int, samples: str) -> None:
     """Print what a dataset, or a teacher's cache, holds, how it was made, and what was dropped or replaced."""
-    from bertdata import cache, report
-    from bertdata.reader import Dataset
+    from bertdata.format import answers
+    from bertdata.format.dataset import Dataset
+    from bertdata.look import facts
 
-    if cache.is_cache(shards):
-        about = report.cache_facts(shards)
-        click.echo(report.as_json(about) if as_json else report.cache_text(about))
+    if answers.is_teacher_cache(shards):
+        about = facts.cache_facts(shards)
+        click.echo(facts.as_json(about) if as_json else facts.cache_text(about))
         return
     if length < 3 or global_batch_size < 1 or world_size < 1:
         raise UsageError("--length must be at least 3, --global-batch-size and --world-size at least 1")
     steps = {"length": length, "global_batch_size": global_batch_size, "world_size": world_size}
-    found = report.facts(Dataset(shards), **steps, samples=samples)
-    click.echo(report.as_json(found) if as_json else report.text(found))
+    found = facts.facts(Dataset(shards), **steps, samples=samples)
+    click.echo(facts.as_json(found) if as_json else facts.text(found))
 
 
 @main.command(cls=OneSentence)
@@ -262,7 +269,7 @@ def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, wor
 @_samples
 @click.option(
     "--policy",
-    type=click.Choice(["exact", "bernoulli", "whole_word", "span"]),
+    type=click.Choice(MASKING_POLICIES),
     default="exact",
     help="How places are selected with --masked.",
 )
@@ -270,10 +277,10 @@ def show(
     shards: str, sample: int, count: int, masked: bool, split: str, length: int, seed: int, samples: str, policy: str
 ) -> None:
     """Print samples as a trainer will be given them, decoded."""
-    from bertdata import report
-    from bertdata.reader import Dataset
+    from bertdata.format.dataset import Dataset
+    from bertdata.look import show as look
 
-    shown = report.shown(
+    shown = look.shown(
         Dataset(shards), samples=samples, split=split, first=sample, count=count, length=length, seed=seed,
         policy=policy if masked else None,
     )  # fmt: skip
@@ -284,7 +291,7 @@ def show(
 @_dataset
 def verify(shards: str) -> None:
     """Read every byte of a dataset, or of a teacher's cache, and check every rule of its format."""
-    from bertdata.verify import verify as run
+    from bertdata.format.verify import verify as run
 
     with _bar("verify") as progress:
         faults = run(shards, progress=progress)
@@ -305,8 +312,8 @@ def verify(shards: str) -> None:
 @click.option("--cold", is_flag=True, help="Also drop the dataset from the page cache, and read it from the disk.")
 def bench(shards: str, as_json: bool, length: int, rows: int, seconds: float, processes: int, cold: bool) -> None:
     """Measure how fast this machine reads a dataset, and what memory several readers take."""
-    from bertdata import bench as measure
-    from bertdata.report import as_json as dump
+    from bertdata.look import bench as measure
+    from bertdata.look.facts import as_json as dump
 
     found = measure.run(shards, length=length, rows=rows, seconds=seconds, processes=processes, cold=cold)
     click.echo(dump(found) if as_json else measure.text(found))

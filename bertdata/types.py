@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertdata.choices import MASKING_POLICIES
 from bertdata.errors import UsageError
 
 IGNORE_INDEX = -100
@@ -67,7 +68,7 @@ class Masking:
         if not 0.0 <= self.probability <= 1.0:
             raise UsageError(f"masking probability is {self.probability}; give a share between 0 and 1, such as 0.15")
         for name, known in (
-            ("policy", ("exact", "bernoulli", "whole_word", "span")),
+            ("policy", MASKING_POLICIES),
             ("rounding", ("nearest", "even", "floor")),
             ("random_from", ("ordinary", "vocabulary")),
         ):

@@ -28,8 +28,9 @@ from safetensors import SafetensorError
 
 import bertdata
 from bertdata.errors import BuildError, DatasetError, UsageError
-from bertdata.shard import digest, fsync_directory, make_directory, write_file
-from bertdata.shard import locked as hold
+from bertdata.files import fsync_directory, make_directory, write_file
+from bertdata.files import locked as hold
+from bertdata.format.arrays import digest
 from bertrain.loss import MaskedLM
 
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from bertdata import IGNORE_INDEX, Dataset, key
-from bertdata.cache import Cache
 from bertdata.errors import UsageError
+from bertdata.format.answers import TeacherCache
 from bertrain import checkpoint, model
 from bertrain.config import Config
 from bertrain.feed import MicroBatch
@@ -47,7 +47,7 @@ def student(
     if config.method is None:
         return MaskedLM(weights, isolate=isolate), lambda pieces: pieces
     if config.teacher_cache:
-        known = Cache(config.teacher_cache).header["teacher"]["sha256"]
+        known = TeacherCache(config.teacher_cache).header["teacher"]["sha256"]
         return Distilled(weights, config, f"logits of teacher {known[:16]}", vocab_size), lambda pieces: pieces
     directory = checkpoint.find(Path(config.teacher))
     teacher = model.load(directory)

@@ -19,7 +19,7 @@ import torch
 
 import bertdata
 from bertdata.errors import BertdataError
-from bertdata.verify import verify
+from bertdata.format.verify import verify
 from bertrain import checkpoint, model
 from bertrain.config import Config, Plan, command
 from bertrain.watch import first_targets

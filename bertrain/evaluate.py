@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
-from bertdata.tokens import load as load_tokenizer
+from bertdata.tokenize.load import load as load_tokenizer
 from bertrain import checkpoint, feed, metrics, model
 from bertrain.dist import World, world
 from bertrain.loss import MaskedLM

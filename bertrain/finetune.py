@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
-from bertdata.shard import write_file
+from bertdata.files import write_file
 from bertrain import checkpoint, tables
 from bertrain.metrics import has_bf16
 from bertrain.model import DROPOUTS, choose_attention

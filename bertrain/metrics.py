@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from bertdata import IGNORE_INDEX, Batch, Dataset
-from bertdata.shard import write_file
-from bertdata.tokens import Tokenizer
+from bertdata.files import write_file
+from bertdata.tokenize.tokenizer import Tokenizer
 
 
 class Log:

@@ -20,9 +20,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from bertdata import Dataset, SpecialTokens, key, tokens
+from bertdata import Dataset, SpecialTokens, key
 from bertdata.errors import DatasetError, TokenizerError, UsageError
-from bertdata.tokens import TOKENIZER
+from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER
 
 transformers.utils.logging.disable_progress_bar()  # one bar is enough
 
@@ -206,7 +207,7 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
     same = own.is_file() and hashlib.sha256(own.read_bytes()).hexdigest() == stated
     if not same:
         try:
-            written = tokens.load(str(directory)).files[TOKENIZER]  # as a build would write it
+            written = load_tokenizer(str(directory)).files[TOKENIZER]  # as a build would write it
         except TokenizerError:  # weights alone: only the vocabulary's size can be compared
             written = None
         same = written is None or hashlib.sha256(written).hexdigest() == stated

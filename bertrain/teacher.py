@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 import bertdata
-from bertdata import cache
 from bertdata.cli import one_sentence
 from bertdata.errors import DatasetError, UsageError
-from bertdata.shard import FORMAT_VERSION
+from bertdata.format import answers
+from bertdata.format.records import FORMAT_VERSION
 from bertrain import checkpoint, feed, model
 from bertrain.config import POLICIES
 from bertrain.dist import World, world
@@ -77,7 +77,7 @@ class _Work:
         stream = self.loader.state_dict()
         del stream["position"]
         self.header = {
-            "format": cache.FORMAT,
+            "format": answers.FORMAT,
             "format_version": FORMAT_VERSION,
             "teacher": {
                 "sha256": model.fingerprint(weights),
@@ -96,7 +96,7 @@ class _Work:
             "unit_samples": options["unit_samples"],
             "batch_samples": options["batch_size"],
         }
-        units = cache.num_units(self.header)
+        units = answers.num_units(self.header)
         if units > MOST_UNITS:
             least = -(-self.header["samples"] // MOST_UNITS)
             raise UsageError(
@@ -108,26 +108,26 @@ class _Work:
 
     def begin(self) -> None:
         """On rank 0: the header is written, or compared with the one that is there."""
-        cache.begin(self.out, self.header)
+        answers.begin(self.out, self.header)
 
     def look(self) -> None:
         """What is there already; the same on every rank."""
-        self.complete = (self.out / cache.CACHE).exists()
-        self.missing = [] if self.complete else cache.missing_units(self.out, self.header)
+        self.complete = (self.out / answers.CACHE).exists()
+        self.missing = [] if self.complete else answers.missing_units(self.out, self.header)
 
     def plan(self, *, yes: bool) -> None:
         """Says what is to come: bytes exactly, time by a trial. Raises UsageError past the limit without --yes."""
-        header, size = self.header, cache.num_bytes(self.header)
+        header, size = self.header, answers.num_bytes(self.header)
         tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
-        left = cache.num_bytes(header, self.missing)
-        rows = [cache.rows_of(header, number) for number in self.missing]
+        left = answers.num_bytes(header, self.missing)
+        rows = [answers.rows_of(header, number) for number in self.missing]
         seconds = self._seconds_a_sample() * sum(stop - first for first, stop in rows) / self.ranks.world_size
-        made = cache.num_units(header) - len(self.missing)
+        made = answers.num_units(header) - len(self.missing)
         print(
             f"{self.out}: {header['samples']:,} samples of {self.loader.length}, {header['slots']} masked places each, "
             f"{header['top_k']} of {self.vocab_size:,} tokens kept\n"
-            f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {made} of {cache.num_units(header)} units are "
-            f"there; about {seconds:,.0f} s on {self.ranks.world_size} ranks",
+            f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {made} of "
+            f"{answers.num_units(header)} units are there; about {seconds:,.0f} s on {self.ranks.world_size} ranks",
             flush=True,
         )
         free = shutil.disk_usage(self.out).free
@@ -146,13 +146,13 @@ class _Work:
 
     def unit(self, number: int) -> None:
         """Makes one unit, in forward passes that depend on its number alone."""
-        first, stop = cache.rows_of(self.header, number)
+        first, stop = answers.rows_of(self.header, number)
         size = self.header["batch_samples"]
         pieces = (self._ask(np.arange(start, min(start + size, stop))) for start in range(first, stop, size))
-        cache.write_unit(self.out, self.header, number, pieces)
+        answers.write_unit(self.out, self.header, number, pieces)
 
     @torch.no_grad()
-    def _ask(self, positions: np.ndarray) -> tuple[cache.Answers, dict[str, Any]]:
+    def _ask(self, positions: np.ndarray) -> tuple[answers.Answers, dict[str, Any]]:
         """What the teacher says to some samples, and the counts of it."""
         batch = self.loader.read(positions)
         piece = next(feed.micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
@@ -164,13 +164,13 @@ class _Work:
         logprobs = logits[..., : self.vocab_size].float().log_softmax(-1)
         top, ids = logprobs.topk(self.header["top_k"], dim=-1)
         tails = logprobs.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
-        entropy = -(logprobs.exp() * logprobs.clamp(min=cache.LEAST)).sum(-1, keepdim=True)
+        entropy = -(logprobs.exp() * logprobs.clamp(min=answers.LEAST)).sum(-1, keepdim=True)
         if not torch.isfinite(entropy).all():
             raise DatasetError(f"the teacher predicts no probabilities for samples from {positions[0]:,} on, but NaN")
-        answers = cache.Answers(
+        found = answers.Answers(
             (ids * used).cpu().numpy().astype(self.header["id_dtype"]),
-            top.clamp(min=cache.LEAST).where(used, 0.0).half().cpu().numpy(),
-            tails.clamp(cache.LEAST, 0.0).where(used, 0.0).half().squeeze(-1).cpu().numpy(),
+            top.clamp(min=answers.LEAST).where(used, 0.0).half().cpu().numpy(),
+            tails.clamp(answers.LEAST, 0.0).where(used, 0.0).half().squeeze(-1).cpu().numpy(),
         )
         counts = {
             "samples": positions.size,
@@ -178,7 +178,7 @@ class _Work:
             "entropy": float((entropy.double() * used).sum()),
             "tail_mass": float((tails.double().exp() * used).sum()),
         }
-        return answers, counts
+        return found, counts
 
 
 def answer(ranks: World, options: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ def answer(ranks: World, options: dict[str, Any]) -> None:
         mine = work.missing[number + ranks.rank : number + ranks.rank + 1]
         ranks.together(lambda: [work.unit(unit) for unit in mine])  # noqa: B023  (called at once)
     if not work.complete:
-        ranks.on_first(lambda: cache.publish(work.out, work.header))
+        ranks.on_first(lambda: answers.publish(work.out, work.header))
     if ranks.rank == 0:
         print(f"done: {work.out}; bertdata inspect {work.out} says what is in it", flush=True)
 
@@ -201,7 +201,7 @@ def _unlock(out: Path, *, is_new: bool) -> None:
 
     Nor does a refusal leave anything.
     """
-    if not (out / cache.PLAN).exists():
+    if not (out / answers.PLAN).exists():
         (out / ".lock").unlink(missing_ok=True)
         if is_new:
             with contextlib.suppress(OSError):  # not empty

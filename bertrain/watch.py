@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.errors import UsageError
-from bertdata.shard import write_file
+from bertdata.files import write_file
 from bertrain import checkpoint, feed, metrics
 from bertrain.config import Config, Plan
 from bertrain.dist import World

@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 
 import bertdata
-from bertdata import engine
 from bertdata.build import build
-from bertdata.manifest import Manifest, Shard, Split
-from bertdata.shard import ShardWriter
+from bertdata.format.manifest import Manifest, Shard, Split
+from bertdata.format.shard import ShardWriter
+from bertdata.tokenize import engine
 from bertdata.types import SpecialTokens
 
 hypothesis.settings.register_profile("bertdata", deadline=None, derandomize=True, database=None, max_examples=60)

@@ -10,38 +10,34 @@ import pytest
 import bertdata
 
 ROOT = Path(__file__).parent.parent
-ANYONE = {"errors", "types"}
-ARROWS = {
-    "errors": set(),
-    "types": {"errors"},
-    "_kernels": set(),
-    "shard": set(),
-    "inputs": set(),
-    "text": {"inputs"},
-    "_kernels_text": {"_kernels"},
-    "engine": {"_kernels_text"},
-    "tokens": {"engine"},
-    "manifest": {"shard"},
-    "reader": {"manifest", "shard"},
-    "units": {"_kernels", "_kernels_text", "manifest", "shard", "text", "tokens"},
-    "build": {"_kernels", "units", "inputs", "text", "tokens", "shard", "manifest", "reader"},
-    "order": {"_kernels"},
-    "index": {"shard"},
-    "samples": {"reader", "index", "shard", "_kernels"},
-    "masking": {"_kernels"},
-    "cache": {"shard"},
-    "loader": {"reader", "order", "samples", "masking", "cache"},
-    "verify": {"reader", "manifest", "shard", "cache"},
-    "report": {"reader", "loader", "shard", "tokens", "cache"},
-    "bench": {"reader", "loader"},
+
+# Modules that any room may import. Each may import those before it.
+COMMON = ["choices", "errors", "keys", "jit", "types", "files"]
+# Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
+ROOMS = {
+    "format": (set(), ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify"]),
+    "sources": (set(), ["find", "streams", "documents", "blocks"]),
+    "tokenize": (set(), ["kernels", "engine", "wordpiece", "bpe", "tokenizer", "load", "train"]),
+    "build": ({"format", "sources", "tokenize"}, ["units", "staging", "publish", "vocabulary", "dataset"]),
+    "read": (
+        {"format"},
+        ["kernels", "order", "index", "stream", "windows", "pieces", "pairs", "samples", "masking", "loader"],
+    ),
+    "look": ({"format", "read", "tokenize"}, ["facts", "show", "bench"]),
 }
-ENGINE = sorted(path.stem for path in (ROOT / "bertdata").glob("*.py"))
-TRAINER = sorted(path.stem for path in (ROOT / "bertrain").glob("*.py"))
+ENGINE = {
+    ".".join(path.relative_to(ROOT / "bertdata").with_suffix("").parts): path
+    for path in sorted((ROOT / "bertdata").rglob("*.py"))
+}
+TRAINER = {
+    ".".join(path.relative_to(ROOT / "bertrain").with_suffix("").parts): path
+    for path in sorted((ROOT / "bertrain").rglob("*.py"))
+}
 
 
-def imports(package, module, *, only_top=False):
-    """Dotted names that a module imports; `from bertdata import x` counts as bertdata.x."""
-    tree = ast.parse((ROOT / package / f"{module}.py").read_text())
+def imports(path, *, only_top=False):
+    """Dotted names that a file imports; `from bertdata import x` counts as bertdata.x."""
+    tree = ast.parse(path.read_text())
     found = set()
     for node in tree.body if only_top else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -51,46 +47,66 @@ def imports(package, module, *, only_top=False):
     return found
 
 
-def rooms(names, package):
-    """The modules of a package among dotted names."""
-    known = {path.stem for path in (ROOT / package).glob("*.py")}
-    return {name.split(".")[1] for name in names if name.startswith(f"{package}.")} & known
+def modules(names, package, known):
+    """The modules of a package that dotted names are in."""
+    found = set()
+    for name in names:
+        parts = name.split(".")
+        if parts[0] == package:
+            inside = [".".join(parts[1 : 1 + n]) for n in range(len(parts), 0, -1)]
+            found |= set([module for module in inside if module in known][:1])
+    return found
 
 
-@pytest.mark.parametrize("module", sorted(ARROWS))
+FILES = [f"{room}.{file}" for room, (_, files) in ROOMS.items() for file in files]
+
+
+@pytest.mark.parametrize("module", [*COMMON, *FILES])
 def test_arrows_of_the_engine_point_one_way(module):
-    allowed = ARROWS[module] | (ANYONE - {module} if module not in ANYONE else set())
-    found = rooms(imports("bertdata", module), "bertdata")
-    assert found <= allowed
-    assert ARROWS[module] <= found, "an arrow nobody uses"
+    """A file imports common modules, files before it in its room, and rooms that its room may import."""
+    found = modules(imports(ENGINE[module]), "bertdata", ENGINE)
+    if module in COMMON:
+        assert found <= set(COMMON[: COMMON.index(module)])
+        return
+    room, file = module.split(".")
+    may_import, files = ROOMS[room]
+    allowed = {*COMMON, *(f"{room}.{other}" for other in files[: files.index(file)])}
+    others = found - allowed
+    assert {name.split(".")[0] for name in others} <= may_import, others
 
 
-def test_every_room_of_the_engine_is_on_the_map():
-    assert set(ENGINE) - {"__init__", "__main__", "cli"} == set(ARROWS)
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_arrow_between_rooms_is_used(room):
+    may_import, files = ROOMS[room]
+    found = set().union(*(modules(imports(ENGINE[f"{room}.{file}"]), "bertdata", ENGINE) for file in files))
+    assert may_import == {name.split(".")[0] for name in found if "." in name} - {room}
+
+
+def test_every_file_of_the_engine_is_on_the_map():
+    rooms = {f"{room}.__init__" for room in ROOMS}
+    assert set(ENGINE) - rooms - {"__init__", "__main__", "cli"} == {*COMMON, *FILES}
 
 
 @pytest.mark.parametrize("module", ENGINE)
 def test_libraries_are_where_they_belong(module):
-    used = {name.split(".")[0] for name in imports("bertdata", module)}
+    used = {name.split(".")[0] for name in imports(ENGINE[module])}
     assert "bertrain" not in used
     assert "torch" not in used
-    for library, homes in (
-        ("pyarrow", ["inputs", "text"]),
-        ("tokenizers", ["tokens", "engine"]),
-        ("transformers", ["tokens"]),
-    ):
-        assert library not in used or module in homes
+    for library, room in (("pyarrow", "sources"), ("tokenizers", "tokenize"), ("transformers", "tokenize")):
+        assert library not in used or module.startswith(f"{room}.")
     assert not {"torch", "transformers", "pyarrow"} & {
-        name.split(".")[0] for name in imports("bertdata", module, only_top=True)
+        name.split(".")[0] for name in imports(ENGINE[module], only_top=True)
     }
 
 
 @pytest.mark.parametrize("module", TRAINER)
 def test_the_trainer_uses_no_private_part_of_the_engine(module):
-    found = imports("bertrain", module)
-    assert rooms(found, "bertdata") <= {"cache", "cli", "errors", "shard", "tokens", "verify"}
+    found = imports(TRAINER[module])
+    allowed = {"choices", "cli", "errors", "files", "format.answers", "format.arrays", "format.records",
+               "format.verify", "tokenize.load", "tokenize.tokenizer"}  # fmt: skip
+    assert modules(found, "bertdata", ENGINE) - {"__init__"} <= allowed
     assert not any(part.startswith("_") for name in found for part in name.split(".") if part != "__future__")
-    source = (ROOT / "bertrain" / f"{module}.py").read_text()
+    source = TRAINER[module].read_text()
     assert "from_numpy" not in source or module == "feed"
 
 

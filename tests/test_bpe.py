@@ -11,7 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from bertdata import engine, tokens
+from bertdata.errors import TokenizerError
+from bertdata.tokenize import engine
+from bertdata.tokenize.bpe import ByteLevelBPE
+from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 
 PIECES = [
     "a", "b", " ", "  ", "\n", "\n\n", "'", "'s", "'re", "'ll", "'S", "!", "1", "é", "水", "\u00a0", "\u2003", "\t",
@@ -39,9 +42,9 @@ def content():
 
 @pytest.fixture(scope="module")
 def bpe(content):
-    tokenizer = tokens.Tokenizer(json.dumps(content))
+    tokenizer = Tokenizer(json.dumps(content))
     tokenizer.prepare()
-    assert isinstance(tokenizer._engine, engine.ByteLevelBPE)
+    assert isinstance(tokenizer._engine, ByteLevelBPE)
     return tokenizer
 
 
@@ -77,9 +80,9 @@ def modern(content):
         for k, token in enumerate(["  ", "    ", "|||IP|||", "qu"])
     ]  # fmt: skip
     changes = {"normalizer": {"type": "NFC"}, "added_tokens": content["added_tokens"] + added}
-    tokenizer = tokens.Tokenizer(json.dumps(content | changes))
+    tokenizer = Tokenizer(json.dumps(content | changes))
     tokenizer.prepare()
-    assert isinstance(tokenizer._engine, engine.ByteLevelBPE)
+    assert isinstance(tokenizer._engine, ByteLevelBPE)
     return tokenizer
 
 
@@ -101,7 +104,7 @@ def test_code_points_that_compose(modern):
 
 def test_an_added_token_that_is_not_composed_is_left_to_the_library(content):
     token = content["added_tokens"][0] | {"id": 500, "content": "e\u0301", "special": False}
-    tokenizer = tokens.Tokenizer(json.dumps(content | {"added_tokens": [*content["added_tokens"], token]}))
+    tokenizer = Tokenizer(json.dumps(content | {"added_tokens": [*content["added_tokens"], token]}))
     tokenizer.prepare()
     assert tokenizer._engine is False
 
@@ -114,7 +117,7 @@ def test_code_points_alone_and_among_others(bpe):
 def test_words_that_do_not_fit_the_tables(bpe, monkeypatch):
     monkeypatch.setattr(engine, "SHORT_SLOTS", 16)
     monkeypatch.setattr(engine, "LONG_SLOTS", 16)
-    small = tokens.Tokenizer(bpe.files[tokens.TOKENIZER].decode())
+    small = Tokenizer(bpe.files[TOKENIZER].decode())
     for length in (1, 7, 8, 9, 15, 16, 17, 64, 65, 300):
         texts = [" ".join(chr(97 + (k * j + length) % 26) * length for k in range(60)) for j in range(5)]
         assert_exact(small, texts)
@@ -129,8 +132,8 @@ def test_words_that_do_not_fit_the_tables(bpe, monkeypatch):
 def test_models_of_another_rule_are_left_to_the_library(content, change):
     changed = content | {"model": content["model"] | change}
     try:
-        tokenizer = tokens.Tokenizer(json.dumps(changed))
-    except tokens.TokenizerError:
+        tokenizer = Tokenizer(json.dumps(changed))
+    except TokenizerError:
         pytest.fail("the library reads such a model")
     tokenizer.prepare()
     assert tokenizer._engine is False
@@ -142,6 +145,6 @@ def test_other_rules_for_words_are_left_to_the_library(content):
         ("pre_tokenizer", content["pre_tokenizer"] | {"use_regex": False}),
         ("normalizer", {"type": "NFKC"}),
     ):
-        tokenizer = tokens.Tokenizer(json.dumps(content | {part: value}))
+        tokenizer = Tokenizer(json.dumps(content | {part: value}))
         tokenizer.prepare()
         assert tokenizer._engine is False

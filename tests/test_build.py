@@ -22,10 +22,11 @@ from reference import documents as twin
 from reference import keys
 
 import bertdata
-from bertdata import text, tokens
 from bertdata.build import build
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, TokenizerError, UsageError
-from bertdata.verify import verify
+from bertdata.format.verify import verify
+from bertdata.sources import documents
+from bertdata.tokenize.load import load as load_tokenizer
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 
@@ -65,7 +66,7 @@ def test_a_dataset_equals_its_twin(tmp_path, vocab, kind, shard_size, sentences)
     report = build(paths, tmp_path / "out", tokenizer=vocab, documents=kind, sentences=sentences, shard_size=shard_size,
                    validation=0.2, test=0.1)  # fmt: skip
 
-    library = tokenizers.Tokenizer.from_str(tokens.load(vocab).files["tokenizer.json"].decode())
+    library = tokenizers.Tokenizer.from_str(load_tokenizer(vocab).files["tokenizer.json"].decode())
     library.encode_special_tokens = True
     shards, counts, base = {}, Counter(), 0
     for content in contents:
@@ -175,9 +176,9 @@ def test_splits_are_stable_and_keep_duplicates_together(tmp_path, vocab):
         return {name: {tuple(dataset[i].tolist()) for i in range(a, b)} for name, a, b in parts}
 
     before, after = by_split(few), by_split(more)
-    for split, documents in before.items():
-        assert documents <= after[split]
-        assert not any(documents & after[other] for other in after if other != split)
+    for split, texts in before.items():
+        assert texts <= after[split]
+        assert not any(texts & after[other] for other in after if other != split)
 
 
 def test_shares_are_kept(tmp_path, vocab):
@@ -211,7 +212,7 @@ def test_a_share_of_zero_written_either_way_is_the_same_dataset(tmp_path, corpus
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("block_bytes", [300, 5000])
 def test_workers_and_blocks_do_not_change_a_byte(tmp_path, corpus, vocab, whole, workers, block_bytes):
-    with patch.object(text, "BLOCK_BYTES", block_bytes):
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
         build([corpus], tmp_path / "out", tokenizer=vocab, workers=workers, **SMALL)
     assert published(tmp_path / "out") == whole
 
@@ -231,7 +232,7 @@ def test_place_name_and_time_do_not_change_a_byte(tmp_path, corpus, vocab, whole
 
 def test_progress_ends_at_all_bytes(tmp_path, corpus, vocab):
     told = []
-    with patch.object(text, "BLOCK_BYTES", 500):
+    with patch.object(documents, "BLOCK_BYTES", 500):
         build([corpus, corpus], tmp_path / "out", tokenizer=vocab, progress=lambda *done: told.append(done))
     total = 2 * corpus.stat().st_size
     assert told == sorted(told)

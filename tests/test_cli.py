@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from conftest import make_text
 
 import bertdata
-from bertdata import bench
 from bertdata.cli import main
+from bertdata.look import bench
 
 COMMANDS = ("build", "inspect", "show", "verify", "train-tokenizer", "bench")
 

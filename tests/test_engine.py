@@ -17,7 +17,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from bertdata import engine, tokens
+from bertdata.tokenize import engine
+from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.tokenizer import Tokenizer
 
 HARD_SHARE = engine.HARD_SHARE
 FLAGS = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
@@ -84,7 +86,7 @@ def load(vocabulary, *, special=SPECIALS, roles=None, edit=lambda content: None,
     tokenizer.add_special_tokens([token for token in special if token in vocabulary])
     content = json.loads(tokenizer.to_str())
     edit(content)
-    tokenizer = tokens.Tokenizer(json.dumps(content), roles)
+    tokenizer = Tokenizer(json.dumps(content), roles)
     tokenizer.prepare()
     return tokenizer
 
@@ -131,7 +133,7 @@ def every_kind():
 
 @pytest.fixture(scope="module")
 def uncased(bert):
-    return tokens.load(str(bert))
+    return load_tokenizer(str(bert))
 
 
 def random_words(seed, count, alphabet=LETTERS + "qz", longest=20):

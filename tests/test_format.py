@@ -20,7 +20,7 @@ import bertdata
 from bertdata import Loader
 from bertdata.build import build
 from bertdata.errors import BertdataError, DatasetError
-from bertdata.verify import verify
+from bertdata.format.verify import verify
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 MIB = 1 << 20
@@ -459,7 +459,7 @@ CONTENT_FAULTS = {  # what is wrong → tokens, document ends, sentence ends; th
 @pytest.mark.parametrize("case", CONTENT_FAULTS)
 @pytest.mark.parametrize("piece", [1, 2, 1 << 20])
 def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, piece):
-    monkeypatch.setattr("bertdata.verify._PIECE", piece)
+    monkeypatch.setattr("bertdata.format.verify._PIECE", piece)
     *shard, array, said = CONTENT_FAULTS[case]
     sentences = shard[2] and [2]
     out = write_dataset(tmp_path / "out", [([10, 3], [2], sentences), shard, ([1, 3], [2], sentences)])

@@ -9,8 +9,8 @@ import pytest
 
 import bertdata
 from bertdata import Loader
-from bertdata.shard import FORMAT_VERSION
-from bertdata.verify import verify
+from bertdata.format.records import FORMAT_VERSION
+from bertdata.format.verify import verify
 
 GOLDEN = Path(__file__).parent / "golden"
 VERSIONS = [f"v{number}" for number in range(1, FORMAT_VERSION + 1)]

@@ -31,13 +31,14 @@ from hypothesis import strategies as st
 from reference import documents as twin
 
 import bertdata
-from bertdata import inputs, text
 from bertdata.build import build, finish
 from bertdata.cli import main
 from bertdata.errors import BuildError, InputError, UsageError
-from bertdata.inputs import find_inputs
-from bertdata.text import TextFormat, read_blocks
-from bertdata.verify import verify
+from bertdata.format.verify import verify
+from bertdata.sources import documents, streams
+from bertdata.sources.blocks import read_blocks
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.find import find_inputs
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -687,7 +688,7 @@ def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_byte
     for ending, pack in ((".txt", bytes), (".txt.gz", gzip.compress)):
         paths = [write(folder / f"{n}{ending}", pack(content)) for n, content in enumerate(contents)]
         form = {"documents": kind, "shard_size": shard_size}
-        with patch.object(text, "BLOCK_BYTES", block_bytes):
+        with patch.object(documents, "BLOCK_BYTES", block_bytes):
             assert read(paths, wanted, **form) == [each for each in read(paths, **form) if wanted(each[0])]
             every = first_replaced(paths, **form)
             assert first_replaced(paths, wanted, **form) == {u: place for u, place in every.items() if wanted(u)}
@@ -699,7 +700,7 @@ def test_wanted_units_of_json_lines_are_read_as_if_all_were(folder, rows, line_e
     content = b"".join(json.dumps({"text": row}).encode() + line_end for row in rows)
     paths = [write(folder / "0.jsonl", content), write(folder / "1.jsonl", content[:-1])]
     form = {"on_error": "skip", "shard_size": shard_size}
-    with patch.object(text, "BLOCK_BYTES", block_bytes):
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
         assert read(paths, wanted, **form) == [each for each in read(paths, **form) if wanted(each[0])]
         skipped = sum(block.skipped for block in read_blocks(paths, TextFormat(**form), wanted))
         rest = sum(block.skipped for block in read_blocks(paths, TextFormat(**form), lambda unit: not wanted(unit)))
@@ -714,9 +715,9 @@ def test_wanted_units_of_json_lines_are_read_as_if_all_were(folder, rows, line_e
 def test_regular_lines_are_found_as_irregular_ones_are(folder, contents, block_bytes, shard_size, wanted, limit):
     paths = [write(folder / f"{n}.txt", content) for n, content in enumerate(contents)]
     form = {"documents": "line", "shard_size": shard_size, "max_documents": limit}
-    with patch.object(text, "BLOCK_BYTES", block_bytes):
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
         fast, fast_whole = read(paths, wanted, **form), read(paths, **form)
-        with patch.object(text, "_is_regular", lambda lines: False):
+        with patch.object(documents, "_is_regular", lambda lines: False):
             assert fast == read(paths, wanted, **form)
             assert fast_whole == read(paths, **form)
         everything = read(paths, documents="line", shard_size=shard_size)
@@ -727,19 +728,19 @@ def test_regular_lines_are_found_as_irregular_ones_are(folder, contents, block_b
 
 def test_the_fast_way_is_taken_for_regular_lines(folder):
     path = write(folder / "regular.txt", b"the stone\n" * 1000)
-    with patch.object(text, "_valid_utf8", side_effect=AssertionError), patch.object(text, "BLOCK_BYTES", 999):
+    with patch.object(documents, "valid_utf8", side_effect=AssertionError), patch.object(documents, "BLOCK_BYTES", 999):
         assert len(read([path], documents="line", shard_size=777)) == 1000
 
 
 def bytes_asked_for(paths, wanted, **form):
-    sizes, real = [], inputs.Stream.read
+    sizes, real = [], streams.InputStream.read
 
     def counted(self, size=-1):
         piece = real(self, size)
         sizes.append(len(piece))
         return piece
 
-    with patch.object(inputs.Stream, "read", counted):
+    with patch.object(streams.InputStream, "read", counted):
         found = read(paths, wanted, **form)
     return sum(sizes), found
 
@@ -776,7 +777,7 @@ def test_an_input_of_units_that_are_not_wanted_is_not_opened(folder):
 def test_a_document_of_many_units_is_not_read_once_for_each(folder):
     """Only the bytes at which a document could start decide; those of a unit without a start need no end."""
     path = write(folder / "long.txt", b"the stone under the river\n" * 40_000)  # one document of 1 MB
-    with patch.object(text, "BLOCK_BYTES", 1000):
+    with patch.object(documents, "BLOCK_BYTES", 1000):
         asked, found = bytes_asked_for([path], lambda unit: unit % 2 == 1, shard_size=10_000)
     assert found == []
     assert asked < 4 * path.stat().st_size
@@ -1028,7 +1029,7 @@ def test_a_part_made_again_redoes_nothing(tmp_path, corpus, vocab, whole_small):
         build(corpus, out, tokenizer=vocab, part=(number, 2), **SMALL)
     kept = {path: path.stat().st_ino for path in (out / ".build").glob("unit-*.json")}
     asked = []
-    with patch.object(text.Stream, "read", side_effect=asked.append):
+    with patch.object(streams.InputStream, "read", side_effect=asked.append):
         build(corpus, out, tokenizer=vocab, part=(1, 2), **SMALL)
     assert asked == []
     assert {path: path.stat().st_ino for path in kept} == kept

@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys
 
-from bertdata import _kernels, order
-from bertdata.masking import Masker
+from bertdata.read import kernels, order
+from bertdata.read.masking import Masker
+from bertdata.tokenize import kernels as text_kernels
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -192,10 +193,10 @@ def test_windows_equal_their_twin(data):
     filled = np.empty(len(chosen), np.int64)
     out = np.full((len(chosen) + 2, text_length + 2), -7, np.int64)  # the first and last row are not the kernels'
     addresses = np.array([shard.ctypes.data for shard in shards])
-    count = _kernels.window_rows(
+    count = kernels.window_rows(
         epochs, ids, np.uint64(seed), text_length, starts, addresses, shards[0].itemsize, 2, 3, out[1:-1], filled, spans
     )
-    largest = _kernels.fill_rows(spans[:count], dtype(0), 1, filled, out[1:-1])
+    largest = kernels.fill_rows(spans[:count], dtype(0), 1, filled, out[1:-1])
 
     expected = []
     for epoch, sample_id in chosen:
@@ -282,13 +283,13 @@ def test_text_hash_equals_its_twin(texts):
     data = b"".join(text + b"\n" for text in texts)
     offsets = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     out = np.empty(len(texts), np.uint64)
-    _kernels.hash_documents(np.frombuffer(data, np.uint8), offsets, out)
+    text_kernels.hash_documents(np.frombuffer(data, np.uint8), offsets, out)
     assert out.tolist() == [keys.text_hash(text) for text in texts]
 
 
 def test_text_hash_reads_nothing_outside_its_data():
     data, out = np.frombuffer(b"abcdef\n", np.uint8), np.empty(3, np.uint64)
-    _kernels.hash_documents(data, np.array([-(2**63), 2**62, 4, 9]), out)
+    text_kernels.hash_documents(data, np.array([-(2**63), 2**62, 4, 9]), out)
     assert out.tolist() == [keys.text_hash(b"abcdef\n"), keys.text_hash(b""), keys.text_hash(b"ef\n")]
 
 
@@ -297,6 +298,6 @@ def test_text_hash_reads_nothing_outside_its_data():
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_kernels_are_compiled_without_python_objects():
-    """Runs after the tests above, which called every kernel but those tested in test_samples.py."""
-    for name in set(_kernels.__all__) - {"pack", "pair_rows", "phase", "piece_rows", "segment", "word_flags"}:
-        assert getattr(_kernels, name).nopython_signatures, name
+    """Runs after the tests above, which called them; those of samples are called in test_samples.py."""
+    for name in ("fill_rows", "mask", "permute", "permute_blocks", "window_rows"):
+        assert getattr(kernels, name).nopython_signatures, name

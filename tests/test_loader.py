@@ -10,8 +10,9 @@ from conftest import SPECIAL, write_dataset
 from reference import keys
 
 import bertdata
-from bertdata import IGNORE_INDEX, Loader, Masking, order
+from bertdata import IGNORE_INDEX, Loader, Masking
 from bertdata.errors import DatasetError, StateError, UsageError
+from bertdata.read import order
 from bertdata.types import SpecialTokens
 
 POLICIES = [Masking(), Masking(policy="bernoulli", probability=0.3), None]
@@ -127,7 +128,7 @@ def test_batches_in_blocks_are_those_of_the_same_samples(dataset, monkeypatch, b
             assert batch.targets[row].tolist() == same.targets[0].tolist()
             position += 1
     assert position == 2 * n
-    with pytest.raises(UsageError, match="shuffle is 'some'; give 'full' or 'blocks'"):
+    with pytest.raises(UsageError, match="shuffle is 'some'; give one of full, blocks"):
         Loader(dataset, shuffle="some")
 
 

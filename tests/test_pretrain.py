@@ -69,7 +69,7 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(f
 
 
 def bertdata_ids(dataset, text):
-    from bertdata.tokens import load
+    from bertdata.tokenize.load import load
 
     data = text.encode() + b"\n"
     return load(str(dataset.path)).encode(data, bertdata_offsets(data), sentences=False).ids.tolist()

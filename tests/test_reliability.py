@@ -23,10 +23,13 @@ from conftest import make_text, write_dataset
 from training import entries, losses, train
 
 import bertdata
-from bertdata import manifest, shard, text
+from bertdata import files
 from bertdata.build import build
 from bertdata.errors import BertdataError, DatasetError, InputError
-from bertdata.verify import verify
+from bertdata.format import arrays, manifest, records
+from bertdata.format.records import read_record
+from bertdata.format.verify import verify
+from bertdata.sources import documents
 from bertrain import checkpoint
 
 ROOT = Path(bertdata.__file__).parents[1]
@@ -139,14 +142,14 @@ class Disk(io.FileIO):
 
 @contextmanager
 def disk(*, writes=None, error=0):
-    """Of all that is written by bertdata.shard: short writes, and after `writes` of them only errors."""
+    """Of all that is written by bertdata.files: short writes, and after `writes` of them only errors."""
     Disk.left, Disk.error = itertools.repeat(True) if writes is None else iter([True] * writes), error
 
     def opened(path, mode, opener):
         raw = Disk(path, mode, opener=opener) if mode == "wb" else None
         return io.BufferedWriter(raw, 2000) if raw else open(path, mode, opener=opener)
 
-    with patch.object(shard, "open", opened, create=True):
+    with patch.object(files, "open", opened, create=True):
         yield
 
 
@@ -297,14 +300,14 @@ def test_large_and_nested_records_are_refused(content, tmp_path):
     path = tmp_path / "record.json"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match="is damaged: it is not a record of ours"):
-        shard.read_record(path)
+        read_record(path)
 
 
 def test_a_record_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(shard, "MOST_RECORD_BYTES", 1000)
+    monkeypatch.setattr(records, "MOST_RECORD_BYTES", 1000)
     (tmp_path / "record.json").write_bytes(b" " * 1001)
     with pytest.raises(DatasetError, match="it has more than 1,000 bytes"):
-        shard.read_record(tmp_path / "record.json")
+        read_record(tmp_path / "record.json")
 
 
 def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
@@ -316,7 +319,7 @@ def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
 
 @pytest.mark.parametrize("documents", ["blank", "line", "file"])
 def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, documents, monkeypatch):
-    monkeypatch.setattr(text, "LONGEST_DOCUMENT", 4 << 20)
+    monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
     path = tmp_path / "bomb.txt.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(b"the stone\n\n" * 10)
@@ -328,7 +331,7 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
 
 
 def test_a_longest_document_is_taken(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(text, "LONGEST_DOCUMENT", 4 << 20)
+    monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
     (tmp_path / "text").write_bytes(b"stone " * 600_000)
     assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
 
@@ -405,7 +408,7 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
 
 
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch):
-    monkeypatch.setattr("bertdata.reader.PATIENCE_S", 0.1)
+    monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
     (small / ".build").mkdir()
     os.replace(small / "manifest.json", small / manifest.REPLACED)
     with pytest.raises(DatasetError, match="holds an unfinished build"):
@@ -453,7 +456,7 @@ def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, mon
     def unmappable(*arguments, **options):
         raise OSError(errno.ENODEV, "No such device")
 
-    monkeypatch.setattr(shard.mmap, "mmap", unmappable)
+    monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
     opened = bertdata.open(dataset.path)
     found = bertdata.Loader(opened, **options).read(np.arange(200))
     for name, array in vars(expected).items():
@@ -465,7 +468,7 @@ def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, mon
 
 
 def test_a_file_that_ends_while_it_is_read_is_one_sentence(small, monkeypatch):
-    monkeypatch.setattr(shard.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
+    monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
     opened = bertdata.open(small)
     path = small / f"{opened.splits['train'].shards[0].name}.tokens.npy"
     os.truncate(path, 140)

@@ -3,6 +3,7 @@
 import functools
 import json
 import mmap
+import os
 import pickle
 import subprocess
 import sys
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 from reference import keys, rows
 
 import bertdata
-from bertdata import Loader, Masking, _kernels, index, order, samples
+from bertdata import Loader, Masking
 from bertdata.build import build
 from bertdata.errors import BuildError, DatasetError, UsageError
+from bertdata.format.verify import verify
+from bertdata.read import index, kernels, order, pieces
+from bertdata.read.stream import TokenStream
 from bertdata.types import SpecialTokens
-from bertdata.verify import verify
 
 DERIVED = ["documents", "packed", "pairs"]
 
@@ -93,7 +96,7 @@ def test_documents_are_never_two_in_a_row(dataset, length):
 @pytest.mark.parametrize("together", [1, 50, 1 << 19])
 @pytest.mark.parametrize("length", [3, 4, 17, 64, 5000])
 def test_packed_rows_equal_their_twin(dataset, monkeypatch, length, together):
-    monkeypatch.setattr(samples, "PACKED_TOGETHER", together)
+    monkeypatch.setattr(pieces, "PACKED_TOGETHER", together)
     loader = Loader(dataset, length=length, samples="packed", masking=None)
     found = all_rows(loader)
     expected = rows.packed(flat(documents_of(dataset)), length=length, together=together)
@@ -135,7 +138,7 @@ def test_pack_equals_its_twin(sizes, more):
     sizes = np.array(sizes, np.int64)
     row_of = np.empty(sizes.size, np.int64)
     order_of = np.argsort(-sizes, kind="stable")
-    count = _kernels.pack(sizes, order_of, capacity, row_of)
+    count = kernels.pack(sizes, order_of, capacity, row_of)
     expected = rows.best_fit(sizes.tolist(), capacity)
     assert count == len(expected)
     assert [sorted(row) for row in expected] == [np.flatnonzero(row_of == row).tolist() for row in range(count)]
@@ -144,7 +147,7 @@ def test_pack_equals_its_twin(sizes, more):
 def test_packing_wastes_little():
     random = np.random.default_rng(1)
     sizes = np.minimum(random.geometric(1 / 150, 4000) + 2, 512)
-    count = _kernels.pack(sizes, np.argsort(-sizes, kind="stable"), 512, np.empty(4000, np.int64))
+    count = kernels.pack(sizes, np.argsort(-sizes, kind="stable"), 512, np.empty(4000, np.int64))
     assert count < 1.01 * sizes.sum() / 512 + 1
 
 
@@ -215,7 +218,7 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     """In blocks: the ranges asked for hold every token of the window's rows, but for segments from elsewhere."""
     monkeypatch.setattr(order, "BLOCK_TOKENS", 30)
     asked = []
-    monkeypatch.setattr(samples.Stream, "read_ahead", lambda self, ranges: asked.append(ranges))
+    monkeypatch.setattr(TokenStream, "read_ahead", lambda self, ranges: asked.append(ranges))
     loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
     stream = [int(t) for number in range(len(loader.shards.splits["train"].shards))
               for t in dataset.tokens("train", number)]  # fmt: skip
@@ -265,9 +268,9 @@ class Pages:
 
 def test_what_is_asked_of_the_system(dataset, monkeypatch):
     """Reading ahead: whole pages around each range, in every shard it crosses, no range of nothing."""
-    stream = samples.Stream(dataset, split="train", length=16)
+    stream = TokenStream(dataset, split="train", length=16)
     maps = {tokens.ctypes.data: Pages(128 + tokens.nbytes) for tokens in stream._tokens}
-    monkeypatch.setattr(samples, "pages_of", lambda tokens: maps[tokens.ctypes.data])
+    monkeypatch.setattr("bertdata.read.stream.pages_of", lambda tokens: maps[tokens.ctypes.data])
     total = int(stream.starts[-1])
     stream.read_ahead([(0, total), (5, 5), (total, total + 9)])
     for tokens in stream._tokens:
@@ -283,7 +286,7 @@ def test_what_is_asked_of_the_system(dataset, monkeypatch):
     last.asked.clear()
     stream.read_at_random()  # it fits in memory
     assert not any(pages.asked for pages in maps.values())
-    monkeypatch.setattr(samples.os, "sysconf", lambda name: 1)
+    monkeypatch.setattr(os, "sysconf", lambda name: 1)
     stream.read_at_random()
     assert all(pages.asked == [(mmap.MADV_RANDOM,)] for pages in maps.values())
 
@@ -388,7 +391,7 @@ def test_where_the_cache_is(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"samples": "rows"}, "samples is 'rows'; give 'windows', 'documents', 'packed' or 'pairs'"),
+        ({"samples": "rows"}, "samples is 'rows'; give one of windows, documents, packed, pairs"),
         ({"samples": "pairs", "length": 4}, "length is 4; a pair needs"),
         ({"samples": "pairs", "short_seq_prob": 1.5}, "short_seq_prob is 1.5"),
         ({"samples": "packed", "length": 70000}, "length is 70000; rows of documents have at most 65536 places"),

@@ -19,9 +19,10 @@ from training import _SERVER, SMALL, entries, flags, losses, on_ranks, train
 from transformers import AutoModelForMaskedLM
 
 import bertdata
-from bertdata import cache, cli
+from bertdata import cli
 from bertdata.build import build
 from bertdata.errors import DatasetError, StateError, UsageError
+from bertdata.format import answers
 from bertrain import checkpoint, distil, doctor, feed, model, teacher
 from bertrain.config import Config
 from bertrain.loss import MaskedLM, divergence
@@ -194,7 +195,7 @@ def _killed(arguments, moment):
         return run
 
     os.replace, os.fsync = counted(os.replace), counted(lambda fd: None)
-    cache.ArrayWriter.append = counted(cache.ArrayWriter.append)
+    answers.ArrayWriter.append = counted(answers.ArrayWriter.append)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         teacher.main(arguments, standalone_mode=False)
@@ -208,7 +209,7 @@ def test_killed_ten_times_and_made_again_the_bytes_are_the_same(dataset, big, ca
         child.start()
         child.join(120)
         assert child.exitcode == -signal.SIGKILL
-    assert not (out / cache.CACHE).exists()
+    assert not (out / answers.CACHE).exists()
     done = invoke(cli.main, ["inspect", out])
     assert done.exit_code == 1
     assert "unfinished cache" in done.output
@@ -302,7 +303,7 @@ def test_damage_is_found_and_named(caches, tmp_path):
     assert done.exit_code == 1
     for said in ("unit-00001.ids.npy: bytes 0 to", "unit-00002.json is missing", "unit-00003.tails.npy has"):
         assert said in done.output
-    reader = cache.Cache(out)
+    reader = answers.TeacherCache(out)
     with pytest.raises(DatasetError, match="bertdata verify says where"):
         reader.read(np.arange(UNIT, 2 * UNIT), 83)
     with pytest.raises(DatasetError, match="cut short or replaced"):
@@ -312,16 +313,16 @@ def test_damage_is_found_and_named(caches, tmp_path):
             shutil.copy(caches["few"] / f"unit-00000.{name}.npy", out)
             np.load(out / f"unit-00000.{name}.npy", mmap_mode="r+")[7] = value
             with pytest.raises(DatasetError, match="bertdata verify says where"):
-                cache.Cache(out).read(np.arange(UNIT), 83)
+                answers.TeacherCache(out).read(np.arange(UNIT), 83)
         shutil.copy(caches["few"] / "unit-00000.logprobs.npy", out)
     (out / "cache.json").write_text("{")
     assert "is damaged" in invoke(cli.main, ["inspect", out]).output
     (out / "cache.json").unlink()
     with pytest.raises(DatasetError, match="is not a teacher's cache"):
-        cache.Cache(out)
+        answers.TeacherCache(out)
 
 
-HEADER = {"format": cache.FORMAT, "format_version": 1, "teacher": {"sha256": ""}, "tokenizer": "", "stream": {},
+HEADER = {"format": answers.FORMAT, "format_version": 1, "teacher": {"sha256": ""}, "tokenizer": "", "stream": {},
           "epoch_samples": 5, "epoch_tokens": 50, "samples": 5, "slots": 1, "vocab_size": 70_001, "top_k": 2,
           "id_dtype": "<u4", "unit_samples": 3, "batch_samples": 3}  # fmt: skip
 
@@ -330,23 +331,23 @@ def wide(out, *, ids=(70_000, 3), logprobs=(-0.5, -1.5), tail=None):
     """A cache of five rows of one slot, of a vocabulary beyond 65,536."""
     out.mkdir()
     tail = np.log(1 - np.exp(logprobs).sum()) if tail is None else tail
-    cache.begin(out, HEADER)
-    for number in cache.missing_units(out, HEADER):
-        first, stop = cache.rows_of(HEADER, number)
+    answers.begin(out, HEADER)
+    for number in answers.missing_units(out, HEADER):
+        first, stop = answers.rows_of(HEADER, number)
         rows = stop - first
-        answers = cache.Answers(
+        found = answers.Answers(
             np.tile(np.uint32(ids), (rows, 1, 1)), np.tile(np.float16(logprobs), (rows, 1, 1)),
             np.full((rows, 1), tail, np.float16),
         )  # fmt: skip
-        cache.write_unit(out, HEADER, number, [(answers, {"samples": rows, "targets": rows, "entropy": 1.0,
+        answers.write_unit(out, HEADER, number, [(found, {"samples": rows, "targets": rows, "entropy": 1.0,
                                                           "tail_mass": 0.1})])  # fmt: skip
-    cache.publish(out, HEADER)
+    answers.publish(out, HEADER)
     return invoke(cli.main, ["verify", out]).output
 
 
 def test_ids_beyond_16_bits_are_kept(tmp_path):
     assert "sound" in wide(tmp_path / "logits")
-    found = cache.Cache(tmp_path / "logits").read(np.arange(5), 70_001)
+    found = answers.TeacherCache(tmp_path / "logits").read(np.arange(5), 70_001)
     assert found.ids.dtype == np.uint32
     assert found.ids[:, 0].tolist() == [[70_000, 3]] * 5
 

@@ -14,10 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as twin
 
-from bertdata import text
 from bertdata.errors import InputError, UsageError
-from bertdata.inputs import describe
-from bertdata.text import TextFormat, read_blocks
+from bertdata.sources import documents
+from bertdata.sources.blocks import read_blocks
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.find import describe
 
 PIECES = [
     b"a", b"bc ", b" ", b"\t", b"\n", b"\n\n", b"\r\n", b"\r", b"\0", b"\xff", b"\xe2\x82", b"\xc3\xa9",
@@ -74,14 +75,14 @@ def expected(contents, kind, shard_size=1 << 30):
 @example([b"a\r\nb\r"], "line", 3, 4)
 @example([b"a\n\n\r\n", b"\n \n"], "file", 1, 4)
 def test_documents_equal_their_twin(folder, contents, kind, block_bytes, shard_size):
-    with patch.object(text, "BLOCK_BYTES", block_bytes):
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
         found = read(write(folder, *contents), documents=kind, shard_size=shard_size)
     assert found == expected(contents, kind, shard_size)
 
 
 @given(st.lists(BYTES, min_size=1, max_size=3), KINDS, st.integers(1, 5))
 def test_max_documents_takes_the_first(folder, contents, kind, limit):
-    with patch.object(text, "BLOCK_BYTES", 5):
+    with patch.object(documents, "BLOCK_BYTES", 5):
         assert read(write(folder, *contents), documents=kind, max_documents=limit) == expected(contents, kind)[:limit]
 
 
@@ -124,7 +125,7 @@ def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
 @given(st.lists(BYTES, min_size=1, max_size=3), KINDS, st.sampled_from([3, 1 << 20]), st.integers(1, 40))
 def test_gzip_is_read_as_what_it_holds(folder, contents, kind, block_bytes, shard_size):
     packed = [gzip.compress(content[:9]) + gzip.compress(content[9:]) for content in contents]  # two members
-    with patch.object(text, "BLOCK_BYTES", block_bytes):
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
         found = read(write(folder, *packed, ending=".txt.gz"), documents=kind, shard_size=shard_size)
     assert found == expected(contents, kind, shard_size)
 
@@ -156,7 +157,7 @@ def test_json_lines(folder, texts, ascii_only, line_end, block_bytes, shard_size
         spell = json.dumps if ascii_only or not each.isprintable() else lambda s: json.dumps(s, ensure_ascii=False)
         lines.append(f'{{"id": {number}, "body": {spell(each)}}}'.encode() + line_end)
     starts = [0, *itertools.accumulate(len(line) for line in lines)]
-    with patch.object(text, "BLOCK_BYTES", block_bytes):
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
         paths = write(folder, b"".join(lines), ending=".jsonl")
         found = read(paths, text_key="body", shard_size=shard_size)
     fixed = ["".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in each) for each in texts]

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import bertdata
-from bertdata import Loader, tokens
+from bertdata import Loader
 from bertdata.build import build, train_tokenizer
 from bertdata.errors import BuildError, InputError, TokenizerError, UsageError
-from bertdata.tokens import load
+from bertdata.tokenize.load import load
+from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.train import train_wordpiece
 
 WORDS = [
     "the", "Unaffable", "naïve", "don't", "水", "हिन्दी", "\U0001f600", "[MASK]", "[SEP]x", "[UNK]", "\n", "\r\n",
@@ -74,7 +76,7 @@ def word_level(vocabulary, **options):
     tokenizer = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, **options))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([token for token in vocabulary if token in SPECIALS])
-    return tokens.Tokenizer(tokenizer.to_str())
+    return Tokenizer(tokenizer.to_str())
 
 
 # -------------------------------------------------------------------------------------------------------------- ids
@@ -110,7 +112,7 @@ def test_a_sentence_begins_at_each_line_that_gives_ids(uncased, texts):
 
 
 def test_sentences_of_a_tokenizer_that_keeps_line_ends(byte_level):
-    ours = tokens.Tokenizer(byte_level)
+    ours = Tokenizer(byte_level)
     texts = ["the river\nof bread. Again\nx", "one line"]
     starts, at = [], 0
     for text in texts:
@@ -240,7 +242,7 @@ def test_what_is_no_tokenizer_is_named(tmp_path, name, content, said):
 
 def test_an_empty_vocabulary_is_refused():
     with pytest.raises(TokenizerError, match="vocabulary is empty"):
-        tokens.Tokenizer(tokenizers.Tokenizer(models.BPE()).to_str())
+        Tokenizer(tokenizers.Tokenizer(models.BPE()).to_str())
 
 
 @pytest.mark.parametrize("spec", ["./no", "/no/such", "no.json", "no/vocab.txt", "a/b/c", "x" * 5000])
@@ -318,10 +320,10 @@ TIES = [f"{a}{b}{c} {c}{b}" for a in "abcdefgh" for b in "ijklmnop" for c in "qr
 
 
 def test_a_trained_vocabulary_is_the_same_every_time():
-    once = tokens.train_wordpiece(TIES, 300).files["tokenizer.json"]
-    assert tokens.train_wordpiece(TIES, 300).files["tokenizer.json"] == once
+    once = train_wordpiece(TIES, 300).files["tokenizer.json"]
+    assert train_wordpiece(TIES, 300).files["tokenizer.json"] == once
     program = (
-        "import hashlib, test_tokens; from bertdata.tokens import train_wordpiece;"
+        "import hashlib, test_tokens; from bertdata.tokenize.train import train_wordpiece;"
         "print(hashlib.sha256(train_wordpiece(test_tokens.TIES, 300).files['tokenizer.json']).hexdigest())"
     )
     for threads in ("1", "3"):
@@ -332,7 +334,7 @@ def test_a_trained_vocabulary_is_the_same_every_time():
 
 
 def test_a_trained_vocabulary_is_ordered():
-    tokenizer = tokens.train_wordpiece([make_text(30)], 140)
+    tokenizer = train_wordpiece([make_text(30)], 140)
     vocabulary = [tokenizer.spell(token_id) for token_id in range(tokenizer.special.vocab_size)]
     assert vocabulary[:5] == SPECIALS
     learned = vocabulary[5:]
@@ -346,13 +348,13 @@ def test_a_trained_vocabulary_is_ordered():
 
 def test_a_vocabulary_without_room_for_words_is_refused():
     with pytest.raises(UsageError, match="a vocabulary of 9 has no room for words; give at least 10"):
-        tokens.train_wordpiece(["some words"], 9)
-    assert tokens.train_wordpiece(["some words"], 10).special.vocab_size <= 10
+        train_wordpiece(["some words"], 9)
+    assert train_wordpiece(["some words"], 10).special.vocab_size <= 10
 
 
 def test_training_normalizes_as_encoding_does():
     """Accents, case and width are gone before letters are counted."""
-    tokenizer = tokens.train_wordpiece(["Éclair éclair ECLAIR"], 30)
+    tokenizer = train_wordpiece(["Éclair éclair ECLAIR"], 30)
     letters = {tokenizer.spell(token_id).removeprefix("##") for token_id in range(5, tokenizer.special.vocab_size)}
     assert "eclair" in letters
     assert not any(unicodedata.combining(c) or c.isupper() for token in letters for c in token)

@@ -9,8 +9,9 @@ from conftest import write_dataset
 from reference import keys, rows
 
 import bertdata
-from bertdata import _kernels, order
-from bertdata.masking import Masker
+from bertdata.read import kernels, order
+from bertdata.read.masking import Masker
+from bertdata.tokenize import kernels as text_kernels
 from bertdata.types import Masking, SpecialTokens
 
 PAGE = (Path(__file__).parent.parent / "docs" / "determinism.md").read_text()
@@ -19,13 +20,13 @@ VECTORS = json.loads(PAGE.split("```json\n")[1].split("```")[0])
 
 def test_keys_and_draws():
     for x, mixed in VECTORS["mix"]:
-        assert keys.mix(x) == int(_kernels.mix(np.uint64(x))) == mixed
+        assert keys.mix(x) == int(kernels.mix(np.uint64(x))) == mixed
     for (seed, purpose, *words), value in VECTORS["key"]:
         assert keys.key(seed, purpose, *words) == bertdata.key(seed, purpose, *words) == value
     for k, i, value in VECTORS["draw"]:
-        assert keys.draw(k, i) == int(_kernels.draw(np.uint64(k), np.uint64(i))) == value
+        assert keys.draw(k, i) == int(kernels.draw(np.uint64(k), np.uint64(i))) == value
     for x, n, value in VECTORS["below"]:
-        assert keys.below(x, n) == int(_kernels.below(np.uint64(x), np.uint64(n))) == value
+        assert keys.below(x, n) == int(kernels.below(np.uint64(x), np.uint64(n))) == value
 
 
 @pytest.mark.parametrize("vector", VECTORS["permute"], ids=str)
@@ -54,7 +55,7 @@ def test_phases(vector):
     assert keys.phase(seed=seed, variant=variant, num_tokens=num_tokens) == phase
     spans, filled, ids = np.empty((2, 5), np.int64), np.empty(1, np.int64), np.empty((1, 3), np.int64)
     starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
-    _kernels.window_rows(zero + variant, zero, np.uint64(seed), 1, starts, zero, 1, 2, 3, ids, filled, spans)
+    kernels.window_rows(zero + variant, zero, np.uint64(seed), 1, starts, zero, 1, 2, 3, ids, filled, spans)
     assert spans[0, 0] == phase
 
 
@@ -85,7 +86,7 @@ def test_masks(vector):
 def test_packing(vector):
     sizes, capacity = np.array(vector["sizes"]), vector["capacity"]
     row_of = np.empty(sizes.size, np.int64)
-    count = _kernels.pack(sizes, np.argsort(-sizes, kind="stable"), capacity, row_of)
+    count = kernels.pack(sizes, np.argsort(-sizes, kind="stable"), capacity, row_of)
     assert rows.best_fit(vector["sizes"], capacity) == vector["rows"]
     assert [sorted(row) for row in vector["rows"]] == [np.flatnonzero(row_of == row).tolist() for row in range(count)]
 
@@ -120,5 +121,5 @@ def test_text_hashes():
     for text, value in VECTORS["text_hash"]:
         data = text.encode() + b"\n"
         out = np.empty(1, np.uint64)
-        _kernels.hash_documents(np.frombuffer(data, np.uint8), np.array([0, len(data)]), out)
+        text_kernels.hash_documents(np.frombuffer(data, np.uint8), np.array([0, len(data)]), out)
         assert keys.text_hash(text.encode()) == int(out[0]) == value

@@ -31,9 +31,11 @@ from survive import content, write_text, write_vocab
 import bertdata
 from bertdata.build import build
 from bertdata.errors import BertdataError
-from bertdata.manifest import MANIFEST
-from bertdata.shard import HEADER_BYTES, canonical
-from bertdata.verify import verify
+from bertdata.format import manifest
+from bertdata.format.arrays import HEADER_BYTES
+from bertdata.format.manifest import MANIFEST
+from bertdata.format.records import canonical
+from bertdata.format.verify import verify
 
 WAYS = ("windows", "documents", "packed", "pairs")
 
@@ -143,7 +145,7 @@ def fuzz(scratch: Path, draw: random.Random, count: int) -> dict[str, Any]:
                 holder[key] = anything(data)
         if name == MANIFEST and data.ConsumeBool():
             with contextlib.suppress(Exception):
-                value["dataset_id"] = bertdata.manifest._parse(value).dataset_id  # noqa: SLF001
+                value["dataset_id"] = manifest._parse(value).dataset_id  # noqa: SLF001
         with contextlib.suppress(ValueError, UnicodeEncodeError):
             sealed = value | {"checksum": hashlib.sha256(canonical(value)).hexdigest()}
             (path / name).write_bytes(json.dumps(sealed).encode())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bertdata import Dataset, Loader
 from bertdata.build import build
-from bertdata.shard import FORMAT_VERSION
+from bertdata.format.records import FORMAT_VERSION
 
 FOLDER = Path(__file__).parent.parent / "tests" / "golden"
 VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] . , a an and at by in of on the to bread house letter light morning river "

@@ -35,7 +35,7 @@ import numpy as np
 
 import bertdata
 from bertdata.build import build
-from bertdata.manifest import MANIFEST
+from bertdata.format.manifest import MANIFEST
 
 WORDS = ("the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt")
 

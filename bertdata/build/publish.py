@@ -1,0 +1,81 @@
+"""Finished units → a published dataset: everything moved up, the manifest last."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from bertdata.build.units import COUNTS
+from bertdata.errors import InputError
+from bertdata.files import fsync_directory
+from bertdata.format.arrays import (
+    array_path,
+)
+from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, Shard, Split
+from bertdata.tokenize.tokenizer import Tokenizer
+
+_SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
+
+
+def publish(
+    directory: Path,
+    staging: Path,
+    units: dict[int, dict[str, Any]],
+    tokenizer: Tokenizer,
+    settings: dict[str, Any],
+) -> None:
+    """Moves everything up, the manifest last. Interrupted anywhere, running it again ends in the same place."""
+    names = {name: [u["shards"][name] for _, u in sorted(units.items()) if name in u["shards"]] for name in SPLITS}
+    splits = {
+        split: Split(tuple(Shard(**{**shard, "arrays": _without_crc(shard["arrays"])}) for shard in shards))
+        for split, shards in names.items()
+        if shards
+    }
+    literals = {
+        token: sum(u["special_literals"].get(token, 0) for u in units.values()) for token in tokenizer.spellings
+    }
+    counts = {name: sum(unit[name] for unit in units.values()) for name in COUNTS}
+    counts["special_literals"] = {token: count for token, count in literals.items() if count}
+    if not splits:
+        empty, bad = counts["dropped_documents"], counts["skipped_rows"]
+        what = ["there is nothing but blank lines"] if not (empty or bad) else []
+        what += [f"{empty} documents gave no token"] * bool(empty) + [f"{bad} bad rows were left out"] * bool(bad)
+        for path in staging.glob("unit-*"):
+            path.unlink()
+        raise InputError(f"no document to build from: {' and '.join(what)}; give a file with text in it")
+    files = list(tokenizer.files)
+    for shard in (shard for split in splits.values() for shard in split.shards):
+        files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
+    if (directory / MANIFEST).exists():
+        os.replace(directory / MANIFEST, directory / REPLACED)
+        fsync_directory(directory)
+    for old in directory.iterdir():
+        if _SHARD_FILE.fullmatch(old.name) and old.name not in files:
+            old.unlink()
+    for name in files:
+        if (staging / name).exists():
+            os.replace(staging / name, directory / name)
+    fsync_directory(directory)
+    Manifest(
+        token_dtype=tokenizer.token_dtype,
+        special_tokens=tokenizer.special,
+        tokenizer=file_digests(tokenizer),
+        settings=settings,
+        splits=splits,
+        counts=counts,
+    ).write(directory)
+    (staging / "plan.json").unlink()  # from here on there is nothing to continue
+    shutil.rmtree(staging)
+    fsync_directory(directory)
+
+
+def _without_crc(arrays: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
+
+
+def file_digests(tokenizer: Tokenizer) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.files.items()}

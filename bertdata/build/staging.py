@@ -1,0 +1,97 @@
+"""The directory of an unfinished build: its lock, its plan and what is finished in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from bertdata.errors import BuildError
+from bertdata.files import locked, make_directory, open_plain, write_file
+from bertdata.format.manifest import MANIFEST
+from bertdata.format.records import read_record
+
+STAGING = ".build"
+
+
+@contextmanager
+def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
+    """The directory's .build, locked; parts share it, each having its own lock besides."""
+    if directory.exists() and not directory.is_dir():
+        raise BuildError(f"{directory} is a file; give a directory that does not exist yet, or an empty one")
+    staging = directory / STAGING
+    if (directory / MANIFEST).exists():
+        if not overwrite and not (staging / "plan.json").exists():
+            raise BuildError(f"{directory} already holds a dataset; use --overwrite to replace it, or another --out")
+    elif directory.exists() and not staging.exists() and any(directory.iterdir()):
+        raise BuildError(f"{directory} holds other files and no dataset; give a directory that is new or empty")
+    created = not directory.exists()
+    make_directory(staging)
+    busy, advice = f"{directory} is being built", "wait for it"
+    with ExitStack() as locks:
+        locks.enter_context(locked(staging / "lock", busy, advice, shared=part is not None))
+        if part is not None:
+            mine = staging / part_name(*part).replace(".json", ".lock")
+            locks.enter_context(locked(mine, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
+        try:
+            yield staging
+        except Exception as error:  # a failure, not an interruption: leave nothing behind unless a shard is finished
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(directory)
+            if part is None and not any(staging.glob("unit-*")):
+                shutil.rmtree(staging, ignore_errors=True)
+                if created and not any(directory.iterdir()):
+                    directory.rmdir()
+            raise
+
+
+@contextmanager
+def planning(staging: Path) -> Iterator[None]:
+    """One process at a time; the others wait."""
+    with open_plain(staging / "planning.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, anew: bool) -> None:
+    """anew: what an earlier run finished is of no use, as the input cannot be read again from there."""
+    path = staging / "plan.json"
+    try:
+        old = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        old = None
+    if old == plan and not anew:
+        return
+    if old is not None and old != plan and not overwrite:
+        settings, inputs = old["settings"], old["inputs"]
+        differing = [
+            f"{name} was {settings.get(name)!r} and is now {value!r}"
+            for name, value in plan["settings"].items()
+            if settings.get(name) != value
+        ]
+        if inputs != plan["inputs"]:
+            was, now = (", ".join(f"{e['path']} ({e['bytes']} bytes)" for e in p["inputs"]) for p in (old, plan))
+            differing.append(f"the input was {was} and is now {now}" if was != now else f"{now} was changed since")
+        raise BuildError(
+            f"{staging.parent} holds an unfinished build with other settings: {'; '.join(differing)}. Repeat the old "
+            "command to finish it, or use --overwrite to discard it"
+        )
+    for leftover in staging.iterdir():
+        if leftover.suffix != ".lock" and leftover.name != "lock":
+            leftover.unlink()
+    write_file(path, json.dumps(plan).encode())
+
+
+def finished_units(staging: Path) -> dict[int, dict[str, Any]]:
+    units = {}
+    for path in staging.glob("unit-*.json"):
+        units[int(path.stem.removeprefix("unit-"))] = read_record(path)
+    return units
+
+
+def part_name(number: int, total: int) -> str:
+    return f"part-{number + 1}-of-{total}.json"

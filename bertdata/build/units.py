@@ -1,0 +1,199 @@
+"""Blocks of text → the finished shards of a unit, in the staging directory of a build.
+
+Threads encode blocks; one place writes them, in the order of the text. What a unit holds depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.format.manifest import SPLITS
+from bertdata.format.records import FORMAT_VERSION, write_record
+from bertdata.format.shard import ShardWriter
+from bertdata.sources.blocks import Block, read_blocks
+from bertdata.sources.documents import TextFormat
+from bertdata.tokenize import kernels
+from bertdata.tokenize.tokenizer import Encoded, Segment, Tokenizer
+
+COUNTS = ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "skipped_rows", "text_bytes")
+_BY_SPLIT = COUNTS[:3]
+
+
+def encode_all(
+    paths: Sequence[Path],
+    form: TextFormat,
+    tokenizer: Tokenizer,
+    writer: UnitWriter,
+    units: dict[int, dict[str, Any]],
+    workers: int,
+    progress: Callable[[int], None],
+    part: tuple[int, int],
+) -> None:
+    """Encodes blocks on `workers` threads, at most two each in flight, and writes them in order.
+
+    part: (i, n) takes each unit u that leaves i when divided by n. `units` has the finished ones, and gets the others.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads are ours
+    finished = set(units)
+    waiting: deque[Future[_Ready]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
+
+    def commit() -> None:
+        unit, record = writer.commit()
+        units[unit] = record
+
+    def write_oldest() -> None:
+        ready = waiting.popleft().result()
+        if writer.unit not in (None, ready.block.unit):
+            commit()
+        writer.append(ready)
+        progress(ready.block.bytes_read)
+
+    try:
+        for block in read_blocks(paths, form, lambda unit: unit % part[1] == part[0] and unit not in finished):
+            waiting.append(pool.submit(writer.ready, block))
+            if len(waiting) > 2 * workers:
+                write_oldest()
+        while waiting:
+            write_oldest()
+        if writer.unit is not None:
+            commit()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A block with all that is to be written of it."""
+
+    block: Block
+    encoded: Encoded
+    splits: NDArray[np.int64]  # [num_documents] 0 validation, 1 test, 2 train
+    literals: NDArray[np.int64]  # occurrences of each special token's spelling
+    word_starts: NDArray[np.bool_] | None  # [num_ids], if words are stored
+
+
+class UnitWriter:
+    """Writes the documents of one unit at a time to the shards of their splits."""
+
+    def __init__(
+        self,
+        directory: Path,
+        tokenizer: Tokenizer,
+        form: TextFormat,
+        shares: tuple[float, float],
+        *,
+        sentences: bool,
+        segment: Segment | None = None,
+    ) -> None:
+        """segment: text → its words, if it is to be stored where they begin."""
+        self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
+        self.segment = segment
+        self.unit: int | None = None
+        validation, test = shares
+        self._spellings = kernels.literals(tokenizer.spellings)
+        self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
+
+    def ready(self, block: Block) -> _Ready:
+        """All of the work on a block but writing it; for any thread."""
+        encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
+        starts = None
+        if self.segment:
+            starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.segment)
+        text, hashes = np.frombuffer(block.data, np.uint8), np.empty(block.num_documents, np.uint64)
+        kernels.hash_documents(text, block.offsets, hashes)
+        splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
+        literals = np.zeros(len(self.tokenizer.spellings), np.int64)
+        kernels.count_literals(text, text.size, *self._spellings, literals)
+        return _Ready(block, encoded, splits, literals, starts)
+
+    def append(self, ready: _Ready) -> None:
+        block, encoded, splits = ready.block, ready.encoded, ready.splits
+        if self.unit is None:
+            self.unit = block.unit
+            self._writers: dict[str, ShardWriter] = {}
+            self._counts = {split: dict.fromkeys(_BY_SPLIT, 0) for split in SPLITS}
+            self._totals: dict[str, Any] = dict.fromkeys(COUNTS[3:], 0)
+            self._totals |= {"first_replaced": None, "first_skipped": None}
+            self._literals = np.zeros_like(ready.literals)
+        has_ids = np.diff(encoded.documents) > (self.tokenizer.special.separator is not None)
+        for number, split in enumerate(("validation", "test", "train")):
+            chosen = splits == number
+            kept = chosen & has_ids
+            self._counts[split]["documents"] += int(kept.sum())
+            self._counts[split]["dropped_documents"] += int(chosen.sum() - kept.sum())
+            self._counts[split]["replaced_characters"] += int(block.replaced[chosen].sum())
+            if kept.any():
+                self._write(split, encoded, kept, ready.word_starts)
+        self._totals["special_ids_replaced"] += encoded.special_ids_replaced
+        self._totals["skipped_rows"] += block.skipped
+        self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
+        self._totals["text_bytes"] += len(block.data) - block.num_documents
+        self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced
+        self._literals += ready.literals
+
+    def _write(
+        self, split: str, encoded: Encoded, kept: NDArray[np.bool_], word_starts: NDArray[np.bool_] | None
+    ) -> None:
+        """Appends the kept documents."""
+        if split not in self._writers:
+            name = f"{split}-{self.unit:05d}"
+            dtype = self.tokenizer.token_dtype
+            self._writers[split] = ShardWriter(
+                self.directory, name, split=split, token_dtype=dtype, sentences=self.sentences,
+                words=self.segment is not None,
+            )  # fmt: skip
+        ids, documents, sentences = encoded.ids, encoded.documents, encoded.sentences
+        if not kept.all():
+            turns = documents[
+                np.flatnonzero(np.diff(kept, prepend=False, append=False))
+            ]  # starts and ends of stretches
+            stretches = [slice(start, stop) for start, stop in turns.reshape(-1, 2).tolist()]
+            ids = np.concatenate([ids[stretch] for stretch in stretches])
+            if word_starts is not None:
+                word_starts = np.concatenate([word_starts[stretch] for stretch in stretches])
+            documents = np.append(0, np.cumsum(np.diff(documents)[kept]))
+            if sentences is not None:
+                place = np.searchsorted(encoded.documents, sentences, side="right") - 1
+                place, sentences = place[kept[place]], sentences[kept[place]]
+                sentences = sentences - encoded.documents[place] + documents[np.cumsum(kept)[place] - 1]
+        sentence_ends = None if sentences is None else np.append(sentences[1:], ids.size).astype(np.uint64)
+        self._writers[split].append(ids, documents[1:].astype(np.uint64), sentence_ends, word_starts)
+
+    def commit(self) -> tuple[int, dict[str, Any]]:
+        """Finishes the unit's shards in the staging directory, then writes the record that says so."""
+        unit, size = self.unit, self.form.shard_size
+        assert unit is not None  # noqa: S101  (append came before)
+        shards = {}
+        for split, writer in self._writers.items():
+            record = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=self._counts[split])
+            arrays = record["arrays"]
+            shards[split] = {
+                "name": writer.name,
+                "num_documents": arrays["documents"]["length"] - 1,
+                "num_tokens": arrays["tokens"]["length"],
+                "num_sentences": arrays["sentences"]["length"] - 1 if self.sentences else None,
+                "arrays": arrays,
+            }
+        literals = dict(zip(self.tokenizer.spellings, self._literals.tolist(), strict=True))
+        totals = {name: sum(counts[name] for counts in self._counts.values()) for name in _BY_SPLIT}
+        record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": literals}
+        record |= totals | self._totals
+        write_record(self.directory / f"unit-{unit:05d}.json", record)
+        self.unit = None
+        return unit, record
+
+    def discard(self) -> None:
+        """Removes the files of a unit that is not finished."""
+        if self.unit is not None:
+            for writer in self._writers.values():
+                writer.discard()

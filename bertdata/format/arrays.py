@@ -1,0 +1,147 @@
+"""One-dimensional arrays as .npy files, which np.load opens without this library; and their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import mmap
+import os
+import resource
+import weakref
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import DatasetError
+from bertdata.files import TEMPORARY, open_plain
+
+HEADER_BYTES = 128
+BLOCK_BYTES = 1 << 20  # of a CRC-32
+
+
+def npy_header(dtype: str, length: int) -> bytes:
+    """The 128 bytes before the data. Works for any length below 10**60."""
+    fields = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
+    return b"\x93NUMPY\x01\x00\x76\x00" + fields.encode().ljust(117) + b"\n"
+
+
+def array_path(directory: Path, shard: str, array: str) -> Path:
+    return directory / f"{shard}.{array}.npy"
+
+
+def digest(path: Path) -> tuple[str, list[int]]:
+    """SHA-256 of a file in hex, and the CRC-32 of each of its 1 MiB blocks. One pass, about 0.4 GB/s."""
+    sha256, crcs = hashlib.sha256(), []
+    with open_plain(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            sha256.update(block)
+            crcs.append(zlib.crc32(block))
+    return sha256.hexdigest(), crcs
+
+
+class ArrayWriter:
+    """Appends to one array file under its temporary name; `commit` makes it appear."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path, self.dtype, self.length = path, dtype, 0
+        self._file = open_plain(path.with_name(path.name + TEMPORARY), "wb")
+        self._file.write(bytes(HEADER_BYTES))
+
+    def append(self, values: NDArray[Any]) -> None:
+        self._file.write(np.ascontiguousarray(values, self.dtype).data)
+        self.length += values.size
+
+    def commit(self) -> dict[str, Any]:
+        """Returns the array's entry in the commit record."""
+        self._file.seek(0)
+        self._file.write(npy_header(self.dtype, self.length))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        sha256, crc32 = digest(Path(self._file.name))
+        os.replace(self._file.name, self.path)
+        return {"dtype": self.dtype, "length": self.length, "sha256": sha256, "crc32": crc32}
+
+    def discard(self) -> None:
+        """Removes the temporary file of an array that will not be finished."""
+        with contextlib.suppress(OSError):  # a full disk fails again as the buffer is flushed
+            self._file.close()
+        Path(self._file.name).unlink(missing_ok=True)
+
+
+class Unmapped:
+    """The numbers of an array file on a file system that maps no files, read (pread) at each use.
+
+    As an array of one dimension: size, dtype, slices, and arrays of indices. Raises DatasetError if the file fails.
+    """
+
+    def __init__(self, path: Path, file: IO[Any], dtype: str, length: int) -> None:
+        self.path, self.dtype, self.size = path, np.dtype(dtype), length
+        self.itemsize, self.nbytes = self.dtype.itemsize, self.dtype.itemsize * length
+        self._fd = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._fd)
+
+    def read(self, start: int, out: NDArray[Any]) -> None:
+        """The numbers from `start` on → out, contiguous and of this dtype."""
+        place, rest = HEADER_BYTES + start * self.itemsize, memoryview(out.data).cast("B")
+        while rest:
+            try:
+                count = os.preadv(self._fd, [rest], place)
+            except OSError as error:
+                raise DatasetError(f"{self.path} cannot be read: {error.strerror}") from None
+            if count == 0:
+                raise DatasetError(f"{self.path} ends at byte {place}: it was cut short")
+            place, rest = place + count, rest[count:]
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(self.size)
+            out = np.empty(max(0, stop - start), self.dtype)
+            self.read(start, out)
+            return out[::step]
+        places = np.asarray(key)
+        out = np.empty((places.size, 1), self.dtype)
+        for place, row in zip(places.flat, out, strict=True):
+            self.read(int(place), row)
+        return out.reshape(places.shape)[()]
+
+
+def open_array(path: Path, dtype: str, length: int) -> Any:
+    """A read-only memory map of an array file, checked for size and header: O(1), a handful of system calls.
+
+    An Unmapped where the file system maps none. Raises DatasetError, naming the byte counts, if the file is not exactly
+    what its record says.
+    """
+    expected = HEADER_BYTES + np.dtype(dtype).itemsize * length
+    try:
+        with open_plain(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != expected:
+                raise DatasetError(f"{path} has {size} bytes and should have {expected}: it was cut short or replaced")
+            if file.read(HEADER_BYTES) != npy_header(dtype, length):
+                raise DatasetError(f"{path}: its first {HEADER_BYTES} bytes do not say {length} numbers of {dtype}")
+            try:
+                pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            except OSError as error:
+                if error.errno not in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                return Unmapped(path, file, dtype, length)
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno == errno.EMFILE and soft < hard:  # a map keeps a descriptor
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return open_array(path, dtype, length)
+        advice = "; raise ulimit -n, or build with a larger --shard-size" * (error.errno == errno.EMFILE)
+        raise DatasetError(f"{path} cannot be opened: {error.strerror}{advice}") from None
+    return np.frombuffer(pages, dtype, offset=HEADER_BYTES)
+
+
+def pages_of(array: NDArray[Any]) -> mmap.mmap:
+    """The memory map under an array of `open_array`, header included."""
+    base = array.base
+    pages: Any = base.obj if isinstance(base, memoryview) else base
+    return pages  # type: ignore[no-any-return]

@@ -1,0 +1,194 @@
+"""A published dataset, opened: read-only memory maps and the facts of its manifest.
+
+Opening costs a few system calls per array whatever the corpus holds, and no page of tokens is read until it is used;
+every process that opens the dataset shares the same pages. A Dataset pickles as its path and id, and opens its files
+anew on the other side, where another dataset in the same place is refused.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import DatasetError
+from bertdata.files import open_plain
+from bertdata.format.arrays import (
+    array_path,
+)
+from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
+from bertdata.format.shard import open_shard
+from bertdata.types import SpecialTokens
+
+PATIENCE_S = 5.0  # while a build puts a new dataset in the place of an old one
+
+
+class Dataset:
+    """`bertdata.open(path)`. len() counts documents; iteration gives each one's ids."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._manifest, self._arrays = _opened(self.path)
+        self.dataset_id: str = self._manifest.dataset_id
+        self._shards = [shard for split in self.splits.values() for shard in split.shards]
+        self._first_documents = [0, *accumulate(shard.num_documents for shard in self._shards)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (str(self.path), self.dataset_id)
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.path}: {self.num_documents:,} documents, {self.num_tokens:,} tokens>"
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    @property
+    def splits(self) -> Mapping[str, Split]:
+        """Name → Split, in the order train, validation, test; a split without documents is absent."""
+        return self._manifest.splits
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        return self._manifest.special_tokens
+
+    @property
+    def num_documents(self) -> int:
+        return self._first_documents[-1]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens stored, separators included."""
+        return sum(split.num_tokens for split in self.splits.values())
+
+    def tokens(self, split: str, shard: int) -> NDArray[Any]:
+        """All tokens of one shard of a split: uint16 or uint32 [num_tokens], a view of the file."""
+        return self._arrays[self.splits[split].shards[shard].name, "tokens"]
+
+    def array(self, shard: str, name: str) -> NDArray[Any]:
+        """One array of a shard by name, such as array("train-00000", "documents"); a view of the file."""
+        return self._arrays[shard, name]
+
+    def document(self, index: int) -> NDArray[Any]:
+        """The ids of document `index` in manifest order, without separator: a read-only view, uint16 or uint32 [n]."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        index %= len(self)
+        at = bisect.bisect_right(self._first_documents, index) - 1
+        shard = self._shards[at]
+        offsets = self._arrays[shard.name, "documents"]
+        local = index - self._first_documents[at]
+        start, stop = int(offsets[local]), int(offsets[local + 1])
+        if not start < stop <= shard.num_tokens:
+            raise DatasetError(
+                f"{array_path(self.path, shard.name, 'documents')} is damaged: document {local} is [{start}, {stop})"
+            )
+        has_separator = self.special_tokens.separator is not None
+        return self._arrays[shard.name, "tokens"][start : stop - has_separator]
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        return self.document(index)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self.document(index) for index in range(len(self)))
+
+    def token_counts(self, split: str, *, sample_tokens: int = 10_000_000) -> NDArray[np.int64]:
+        """How often each id occurs, int64 [vocab_size], over at most about `sample_tokens` evenly spaced tokens."""
+        vocab_size = self.special_tokens.vocab_size
+        step = 1 + self.splits[split].num_tokens // sample_tokens
+        counts = np.zeros(vocab_size, np.int64)
+        for shard in range(len(self.splits[split].shards)):
+            tokens = self.tokens(split, shard)
+            for start in range(0, tokens.size, 4096 * step):
+                piece = tokens[start : start + 4096]
+                if piece.max() >= vocab_size:
+                    raise DatasetError(f"{self.path} is damaged; bertdata verify says where")
+                counts += np.bincount(piece, minlength=vocab_size)
+        return counts
+
+    def tokenizer_file(self, name: str) -> bytes:
+        """tokenizer.json or tokenizer_config.json. Raises DatasetError unless it is the one of this dataset."""
+        path = self.path / name
+        try:
+            with open_plain(path, "rb") as file:
+                content: bytes = file.read()
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
+            raise DatasetError(f"{path} is not the file that {MANIFEST} names; it was changed, or replaced by a build")
+        return content
+
+    def continues(self) -> NDArray[np.bool_]:
+        """By id, bool [vocab_size]: whether it goes on with the word before it.
+
+        That is told by its spelling: the continuing prefix of WordPiece ("##"), or the lack of the mark that begins
+        words in byte-level and SentencePiece vocabularies ("Ġ", "▁"). In a vocabulary without marks every token is a
+        word. Raises DatasetError if the tokenizer cannot be read.
+        """
+        name = "tokenizer.json"
+        try:
+            model = json.loads(self.tokenizer_file(name))["model"]
+            spelled = model["vocab"] if isinstance(model["vocab"], dict) else [token for token, _ in model["vocab"]]
+            ids = spelled if isinstance(spelled, dict) else {token: number for number, token in enumerate(spelled)}
+            prefix = model.get("continuing_subword_prefix")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise DatasetError(f"{self.path / name} cannot be read; bertdata verify says why") from None
+        begins = ("Ġ", "▁", "Ċ", "ĉ")  # the last two: a line end and a tab in byte-level vocabularies
+        marked = any(token.startswith(begins) for token in ids)
+        found = np.zeros(self.special_tokens.vocab_size, np.bool_)
+        for token, token_id in ids.items():
+            found[token_id] = token.startswith(prefix) if prefix else marked and not token.startswith(begins)
+        return found
+
+
+def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:
+    """A manifest and the arrays it names, by shard and name: never those of two builds.
+
+    A build that replaces a dataset takes the manifest away before it touches another file (docs/format.md), so arrays
+    that were opened while one manifest stayed in its place are its own. If it did not stay, there will soon be another.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        before = _stamp(directory / MANIFEST)
+        try:
+            manifest = read_manifest(directory)
+            shards = [shard for split in manifest.splits.values() for shard in split.shards]
+            arrays = {
+                (shard.name, name): array for shard in shards for name, array in open_shard(directory, shard).items()
+            }
+            fault = None
+        except DatasetError as error:
+            fault = error
+        stayed = _stamp(directory / MANIFEST) == before and not (directory / REPLACED).exists()
+        if fault is None and stayed:
+            return manifest, arrays
+        if stayed or time.monotonic() > deadline:
+            raise fault or DatasetError(f"{directory} is being replaced again and again; open it when builds are done")
+        time.sleep(0.02)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """Another for every file that ever was here."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _reopen(path: str, dataset_id: str) -> Dataset:
+    dataset = Dataset(path)
+    if dataset.dataset_id != dataset_id:
+        raise DatasetError(f"{path} now holds dataset {dataset.dataset_id}, not {dataset_id}; it was rebuilt meanwhile")
+    return dataset

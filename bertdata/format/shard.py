@@ -1,0 +1,91 @@
+"""One shard: documents → the arrays of a shard and its commit record, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import DatasetError
+from bertdata.files import fsync_directory
+from bertdata.format.arrays import (
+    ArrayWriter,
+    Unmapped,
+    array_path,
+    open_array,
+)
+from bertdata.format.manifest import ARRAY_DTYPES, Shard
+from bertdata.format.records import FORMAT_VERSION, write_record
+
+
+class ShardWriter:
+    """Appends documents to the arrays of one shard; `commit` makes it appear, its record last."""
+
+    def __init__(
+        self, directory: Path, name: str, *, split: str, token_dtype: str, sentences: bool, words: bool = False
+    ) -> None:
+        self.directory, self.name, self.split = directory, name, split
+        dtypes = {"tokens": token_dtype, "documents": "<u8"} | ({"sentences": "<u8"} if sentences else {})
+        dtypes |= {"words": "|u1"} if words else {}
+        self._arrays = {array: ArrayWriter(array_path(directory, name, array), dtypes[array]) for array in dtypes}
+        for array in dtypes.keys() - {"tokens", "words"}:
+            self._arrays[array].append(np.zeros(1, np.uint64))
+        self._word_starts = np.zeros(0, np.bool_)  # fewer than 8, which do not fill a byte yet
+
+    def append(
+        self,
+        tokens: NDArray[Any],
+        documents: NDArray[np.uint64],
+        sentences: NDArray[np.uint64] | None = None,
+        word_starts: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """tokens [n]; documents and sentences: where each ends in `tokens`, ascending, the last one n.
+
+        word_starts bool [n]: whether each token begins a word.
+        """
+        before = np.uint64(self._arrays["tokens"].length)
+        self._arrays["tokens"].append(tokens)
+        self._arrays["documents"].append(documents + before)
+        if sentences is not None:
+            self._arrays["sentences"].append(sentences + before)
+        if word_starts is not None:
+            waiting = np.concatenate([self._word_starts, word_starts])
+            whole = waiting.size // 8 * 8
+            self._arrays["words"].append(np.packbits(waiting[:whole], bitorder="little"))
+            self._word_starts = waiting[whole:]
+
+    def commit(self, *, input_range: tuple[int, int], counts: dict[str, int]) -> dict[str, Any]:
+        if "words" in self._arrays:
+            self._arrays["words"].append(np.packbits(self._word_starts, bitorder="little"))
+        record = {
+            "format_version": FORMAT_VERSION,
+            "split": self.split,
+            "arrays": {name: array.commit() for name, array in self._arrays.items()},
+            "input": {"start": input_range[0], "stop": input_range[1]},
+            "counts": counts,
+        }
+        fsync_directory(self.directory)
+        write_record(self.directory / f"{self.name}.json", record)
+        return record
+
+    def discard(self) -> None:
+        for array in self._arrays.values():
+            array.discard()
+
+
+def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:
+    """The arrays of a shard by name, checked for size, header, first and last offset. Raises DatasetError."""
+    arrays = {}
+    for name in ARRAY_DTYPES.keys() & shard.arrays.keys():
+        entry, path = shard.arrays[name], array_path(directory, shard.name, name)
+        array = open_array(path, entry["dtype"], entry["length"])
+        if isinstance(array, Unmapped) and name != "tokens":
+            array = array[:]
+        arrays[name] = array
+        if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
+            raise DatasetError(
+                f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"
+            )
+    return arrays

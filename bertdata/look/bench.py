@@ -1,0 +1,195 @@
+"""How fast this machine reads a dataset, and what memory that takes: `bertdata bench`.
+
+Measurements are made in processes of their own, which open the dataset anew. Rates count all places of a row.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from bertdata.choices import MASKING_POLICIES, SAMPLE_KINDS
+from bertdata.errors import UsageError
+from bertdata.format.dataset import Dataset
+from bertdata.read.loader import Loader
+from bertdata.types import Masking
+
+
+def run(path: str, *, length: int, rows: int, seconds: float, processes: int, cold: bool) -> dict[str, Any]:
+    """All measurements as one JSON-able object; about 20 x `seconds`. cold: evicts the dataset from the page cache."""
+    dataset = Dataset(path)
+    known = [name for name in SAMPLE_KINDS if name != "pairs" or _has_pairs(dataset)]
+    options: dict[str, Any] = {"length": length, "global_batch_size": rows}
+    found: dict[str, Any] = {
+        "path": path, "dataset_id": dataset.dataset_id, "tokens": dataset.num_tokens, "split": "train",
+        "length": length, "rows": rows, "seconds": seconds, "cores": len(os.sched_getaffinity(0)),
+    }  # fmt: skip
+    if "train" not in dataset.splits:
+        raise UsageError(f"{path} has no split train to read; build it with a smaller --validation")
+    del dataset
+    if cold:  # first, as the others warm it
+        found["cold"] = {shuffle: _alone(_cold, path, options, shuffle, seconds) for shuffle in ("blocks", "full")}
+    found["warm"] = _alone(_warm, path, options, known, seconds)
+    found["opening"] = _alone(_opening, path, options)
+    found["processes"] = read_together(path, options, processes, seconds)
+    return found
+
+
+def _has_pairs(dataset: Dataset) -> bool:
+    shards = [shard for split in dataset.splits.values() for shard in split.shards]
+    return all(shard.num_sentences is not None for shard in shards) and dataset.num_documents > 1
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that share nothing with this one but files."""
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+def _alone(function: Any, *arguments: Any) -> Any:
+    with _pool(1) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def _rate(loader: Loader, seconds: float) -> float:
+    """Places a second."""
+    start, count = time.perf_counter(), 0
+    while (passed := time.perf_counter() - start) < seconds:
+        count += next(loader).input_ids.size
+    return count / passed
+
+
+def _warm(path: str, options: dict[str, Any], known: list[str], seconds: float) -> dict[str, dict[str, float]]:
+    """By samples and policy: the median of five stretches."""
+    rates: dict[str, dict[str, float]] = {name: {} for name in known}
+    for name in known:
+        for policy in MASKING_POLICIES:
+            loader = Loader(Dataset(path), **options, samples=name, masking=Masking(policy=policy))
+            next(loader)  # compiles
+            rates[name][policy] = statistics.median(_rate(loader, seconds / 5) for _ in range(5))
+    return rates
+
+
+def _opening(path: str, options: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds to open the dataset and the loader, and from there to the first batch; kernels loaded."""
+    next(Loader(Dataset(path), **options))
+    opening, first = [], []
+    for _ in range(20):
+        start = time.perf_counter()
+        loader = Loader(Dataset(path), **options)
+        opened = time.perf_counter()
+        next(loader)
+        opening.append(opened - start)
+        first.append(time.perf_counter() - opened)
+    return {"open_ms": 1e3 * statistics.median(opening), "first_batch_ms": 1e3 * statistics.median(first)}
+
+
+def evict(directory: str | Path) -> None:
+    """Asks the system to forget what it keeps of a directory's files; pages that are mapped somewhere stay."""
+    for file in Path(directory).iterdir():
+        if file.is_file():
+            fd = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(fd)  # what is not written yet cannot be forgotten
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+def _cold(path: str, options: dict[str, Any], shuffle: str, seconds: float) -> dict[str, float]:
+    """Rate over a stretch of `seconds` that begins with nothing in memory, and bytes read from the disk."""
+    warmed = Loader(Dataset(path), **options)
+    next(warmed)  # kernels
+    del warmed
+    evict(path)
+    loader = Loader(Dataset(path), **options, shuffle=shuffle)
+    before = read_bytes()
+    start, count = time.perf_counter(), 0
+    while (passed := time.perf_counter() - start) < seconds:
+        count += next(loader).input_ids.size
+    itemsize = loader.shards.tokens("train", 0).itemsize
+    return {"rate": count / passed, "disk_bytes_per_byte": (read_bytes() - before) / (count * itemsize)}
+
+
+def read_bytes() -> int:
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+
+
+def memory() -> dict[str, int]:
+    """Bytes of this process: its own, what it shares with others, and PSS, which divides that among them.
+
+    Pages of a file that nobody else has mapped are neither: nothing is lost when the system drops them.
+    """
+    with open("/proc/self/smaps_rollup") as file:
+        sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in list(file)[1:]}
+    shared = sizes["Shared_Clean"] + sizes["Shared_Dirty"]
+    return {"pss": sizes["Pss"], "private": sizes["Private_Dirty"], "shared": shared}
+
+
+def read_together(path: str, options: dict[str, Any], processes: int, seconds: float) -> dict[str, Any]:
+    """Several readers at once, each a rank of one job. Memory beyond that of a process that only has the kernels."""
+    manager = get_context("spawn").Manager()
+    barrier = manager.Barrier(processes, timeout=60 + 2 * seconds)  # should one of them fail
+    with _pool(processes) as pool:
+        parts = [pool.submit(_reader, path, options, rank, processes, seconds, barrier) for rank in range(processes)]
+        found = [part.result() for part in parts]
+    manager.shutdown()
+    totals = {name: sum(part[name] for part in found) for name in found[0]}
+    return {"number": processes} | totals
+
+
+def _reader(
+    path: str, options: dict[str, Any], rank: int, world_size: int, seconds: float, barrier: Any
+) -> dict[str, float]:
+    barrier.wait()
+    bare = memory()  # of a process that imported the same
+    barrier.wait()
+    loader = Loader(Dataset(path), **options, rank=rank, world_size=world_size)
+    next(loader)
+    barrier.wait()
+    rate = _rate(loader, seconds)
+    barrier.wait()
+    used = memory()
+    barrier.wait()  # nobody goes before all have counted what they share
+    return {"rate": rate} | used | {f"bare_{name}": size for name, size in bare.items()}
+
+
+def text(found: dict[str, Any]) -> str:
+    """The measurements for a terminal."""
+    lines = [
+        f"{found['path']}: {found['tokens']:,} tokens, split {found['split']}, batches of {found['rows']} x "
+        f"{found['length']}, {found['cores']} cores",
+        "",
+        "  one process, warm, Mtok/s" + "".join(f"{policy:>13}" for policy in MASKING_POLICIES),
+    ]
+    for name, rates in found["warm"].items():
+        lines.append(f"  {name:<25}" + "".join(f"{rate / 1e6:>13.0f}" for rate in rates.values()))
+    opening, together = found["opening"], found["processes"]
+    lines += [
+        "",
+        f"  opening {opening['open_ms']:.1f} ms, then the first batch {opening['first_batch_ms']:.1f} ms",
+        "",
+        f"  {together['number']} processes together, windows, exact: {together['rate'] / 1e6:.0f} Mtok/s",
+        f"  {'':<36}{'all of them':>12}{'bare':>12}",
+    ]
+    for name, what in (
+        ("pss", "memory (PSS)"),
+        ("private", "of it private"),
+        ("shared", "mapped and shared, each once"),
+    ):
+        lines.append(f"  {what:<36}{together[name] / 1e6:>9,.0f} MB{together['bare_' + name] / 1e6:>9,.0f} MB")
+    for shuffle, rates in found.get("cold", {}).items():
+        lines.append(
+            f"  cold, shuffle {shuffle}: {rates['rate'] / 1e6:.1f} Mtok/s, {rates['disk_bytes_per_byte']:.2f} bytes "
+            "from the disk for each byte used"
+        )
+    return "\n".join(lines)

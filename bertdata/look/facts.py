@@ -1,0 +1,210 @@
+"""What inspect prints: facts of a dataset or teacher cache as one JSON-able object, and that object as text."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from bertdata.errors import DatasetError
+from bertdata.format import answers
+from bertdata.format.arrays import (
+    HEADER_BYTES,
+)
+from bertdata.format.dataset import Dataset
+from bertdata.read.loader import Loader
+
+_BAR = 40
+_SHARES = {
+    "pad_share": "of the places padding",
+    "crop_share": "of the text cut off",
+    "random_share": "of the pairs random",
+}
+
+
+def facts(
+    dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows"
+) -> dict[str, Any]:
+    """Everything `bertdata inspect` knows. Reads the documents arrays, 8 bytes a document, and no tokens.
+
+    Samples that need an index have it made.
+    """
+    manifest, special = dataset.manifest, dataset.special_tokens
+    splits: dict[str, Any] = {}
+    for name, split in dataset.splits.items():
+        num_samples, shares = -(-split.num_tokens // (length - 2)), {}
+        if samples != "windows":
+            loader = Loader(dataset, split=name, length=length, samples=samples, masking=None)
+            num_samples, shares = loader.num_samples, {share: round(x, 4) for share, x in loader.facts.items()}
+        splits[name] = {
+            "shards": len(split.shards),
+            "documents": split.num_documents,
+            "sentences": _sum_or_none([shard.num_sentences for shard in split.shards]),
+            "tokens": split.num_tokens,
+            "samples_per_epoch": num_samples,
+            "steps_per_epoch": num_samples / global_batch_size,
+            **shares,
+        }
+    size = sum(
+        HEADER_BYTES + int(entry["dtype"][-1]) * entry["length"]
+        for split in dataset.splits.values()
+        for shard in split.shards
+        for entry in shard.arrays.values()
+    )
+    return {
+        "path": str(dataset.path),
+        "dataset_id": dataset.dataset_id,
+        "documents": dataset.num_documents,
+        "sentences": _sum_or_none([split["sentences"] for split in splits.values()]),
+        "tokens": dataset.num_tokens,
+        "token_dtype": {"<u2": "uint16", "<u4": "uint32"}[manifest.token_dtype],
+        "bytes": size,
+        "tokenizer": {
+            "vocab_size": special.vocab_size,
+            "special_tokens": special.roles(),
+            "separator_id": special.separator,
+            "files": dict(manifest.tokenizer),
+        },
+        "splits": splits,
+        "steps_for": {
+            "samples": samples,
+            "length": length,
+            "global_batch_size": global_batch_size,
+            "world_size": world_size,
+        },
+        "tokens_per_document": _lengths(dataset),
+        "settings": dict(manifest.settings),
+        "counts": dict(manifest.counts),
+    }
+
+
+def _sum_or_none(values: list[Any]) -> int | None:
+    return None if any(value is None for value in values) else sum(values)
+
+
+def _lengths(dataset: Dataset) -> dict[str, Any]:
+    """Tokens per document, separators not counted: extremes, quantiles, and a histogram over powers of two."""
+    shards = [shard for split in dataset.splits.values() for shard in split.shards]
+    has_separator = dataset.special_tokens.separator is not None
+    lengths = np.concatenate([np.diff(dataset.array(shard.name, "documents").astype(np.int64)) for shard in shards])
+    lengths -= has_separator
+    if lengths.min() < 1:
+        raise DatasetError(f"{dataset.path} is damaged; bertdata verify says where")
+    bins = np.bincount(np.floor(np.log2(lengths)).astype(np.int64))
+    quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="lower")
+    return {
+        "min": int(lengths.min()),
+        "p5": int(quantiles[0]),
+        "median": int(quantiles[1]),
+        "p95": int(quantiles[2]),
+        "max": int(lengths.max()),
+        "mean": round(float(lengths.mean()), 2),
+        "histogram": [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n],
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """The facts for a terminal, 100 columns wide."""
+    tokenizer, counts, steps, spread = (
+        found["tokenizer"],
+        found["counts"],
+        found["steps_for"],
+        found["tokens_per_document"],
+    )
+    specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
+    lines = [
+        f"{found['path']}",
+        f"  dataset_id   {found['dataset_id']}",
+        f"  documents    {found['documents']:,}",
+        f"  sentences    {'not stored' if found['sentences'] is None else format(found['sentences'], ',')}",
+        f"  tokens       {found['tokens']:,} {found['token_dtype']}, separators included",
+        f"  size         {found['bytes']:,} bytes, {found['bytes'] / found['tokens']:.2f} a token",
+        f"  tokenizer    {tokenizer['vocab_size']:,} ids, {specials or 'no special tokens'}",
+        f"               SHA-256 {tokenizer['files'].get('tokenizer.json', '?')}",
+        "",
+        f"  split        shards    documents        tokens   samples of {steps['length']}   steps an epoch "
+        f"(batch {steps['global_batch_size']}, {steps['world_size']} ranks)",
+    ]
+    for name, split in found["splits"].items():
+        lines.append(
+            f"  {name:<12}{split['shards']:>7}{split['documents']:>13,}{split['tokens']:>14,}"
+            f"{split['samples_per_epoch']:>15,}{split['steps_per_epoch']:>17,.1f}"
+        )
+    for name, split in found["splits"].items():
+        shares = [f"{split[share]:.2%} {what}" for share, what in _SHARES.items() if share in split]
+        if shares:
+            lines.append(f"  {name}: {steps['samples']}, {', '.join(shares)}")
+    lines += [
+        "",
+        f"  tokens per document: least {spread['min']:,}, median {spread['median']:,}, mean {spread['mean']:,}, "
+        f"most {spread['max']:,}",
+    ]
+    most = max(entry["documents"] for entry in spread["histogram"])
+    for entry in spread["histogram"]:
+        bar = "█" * math.ceil(_BAR * entry["documents"] / most)
+        lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
+    literals = ", ".join(f"{token} {count:,} times" for token, count in counts["special_literals"].items())
+    skipped = counts.get("skipped_rows", 0)  # datasets of before rows could be skipped
+    num_read = counts["documents"] + counts["dropped_documents"]
+    lines += [
+        "",
+        f"  text read    {counts['text_bytes']:,} bytes in {num_read:,} documents",
+        f"  dropped      {counts['dropped_documents']:,} documents that gave no token, {skipped:,} bad rows",
+        f"  replaced     {counts['replaced_characters']:,} invalid UTF-8 sequences (by U+FFFD), "
+        f"{counts['special_ids_replaced']:,} special ids (by the unknown id)",
+        f"  kept as text {literals or 'no spelling of a special token stood in it'}",
+    ]
+    return "\n".join(lines)
+
+
+def cache_facts(path: str) -> dict[str, Any]:
+    """Everything `bertdata inspect` knows of a teacher's cache. Reads cache.json alone."""
+    header = answers.TeacherCache(path).header
+    counts = {name: sum(unit["counts"][name] for unit in header["units"]) for name in header["units"][0]["counts"]}
+    tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
+    size, targets = answers.num_bytes(header), max(1, counts["targets"])
+    return {
+        "path": str(path),
+        **{
+            name: header[name] for name in ("teacher", "tokenizer", "stream", "vocab_size", "top_k", "slots", "samples")
+        },
+        "units": len(header["units"]),
+        "epochs": round(header["samples"] / header["epoch_samples"], 4),
+        "variants": header["stream"].get("variants"),
+        "targets": counts["targets"],
+        "bytes": size,
+        "bytes_per_corpus_token": round(size / tokens, 2),
+        "mean_entropy": round(counts["entropy"] / targets, 4),
+        "mean_tail_mass": round(counts["tail_mass"] / targets, 5),
+    }
+
+
+def cache_text(found: dict[str, Any]) -> str:
+    """The same for a terminal."""
+    teacher, stream, slots = found["teacher"], found["stream"], found["samples"] * found["slots"]
+    masks = f"{stream['masking']['policy']}, {stream['masking']['probability']:.0%}"
+    epochs = f"{found['epochs']:.3g} epochs, each with masks of its own"
+    if found["variants"]:
+        epochs = f"{found['epochs']:.3g} of {found['variants']} epochs, after which masks come round"
+    lines = [
+        f"{found['path']}",
+        f"  teacher      {teacher['parameters']:,} parameters, {teacher['precision']}, SHA-256 {teacher['sha256']}",
+        f"  dataset_id   {stream['dataset_id']}",
+        f"  tokenizer    SHA-256 {found['tokenizer']}",
+        f"  stream       {stream['samples']} of {stream['length']}, split {stream['split']}, seed {stream['seed']}, "
+        f"order {stream['shuffle']}, masks {masks}",
+        f"  coverage     {found['samples']:,} samples, {epochs}",
+        f"  targets      {found['targets']:,}, {found['targets'] / slots:.1%} of {found['slots']} slots a sample",
+        f"  size         {found['bytes']:,} bytes in {found['units']:,} units, "
+        f"{found['bytes_per_corpus_token']:.2f} a token of the corpus",
+        f"  kept         {found['top_k']} tokens a target; the others have {found['mean_tail_mass']:.2%} of the "
+        "probability on average",
+        f"  entropy      {found['mean_entropy']:.3f} nats on average",
+    ]
+    return "\n".join(lines)
+
+
+def as_json(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1, ensure_ascii=False)

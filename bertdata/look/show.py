@@ -1,0 +1,52 @@
+"""What show prints: samples as a trainer gets them, decoded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bertdata.errors import UsageError
+from bertdata.format.dataset import Dataset
+from bertdata.read.loader import Loader
+from bertdata.types import IGNORE_INDEX, Masking
+
+
+def shown(
+    dataset: Dataset, *, samples: str, split: str, first: int, count: int, length: int, seed: int, policy: str | None
+) -> str:
+    """Decoded samples by position: as text, or with a masking policy a table of input, target and mask side by side."""
+    from bertdata.tokenize.load import load
+
+    if split not in dataset.splits:
+        raise UsageError(f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}")
+    decode = load(str(dataset.path))
+    masking = Masking(policy=policy) if policy else None
+    loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)
+    if not 0 <= first < loader.num_samples:
+        raise UsageError(f"sample {first} of {loader.num_samples}; give 0 to {loader.num_samples - 1}")
+    blocks = []
+    for position in range(first, min(first + count, loader.num_samples)):
+        batch = loader.read(np.array([position]))
+        ids = batch.input_ids[0]
+        ids = ids if batch.attention_mask is None else ids[batch.attention_mask[0] == 1]
+        lines = [f"sample {position} of {split} (id {batch.sample_ids[0]}), {ids.size} places, seed {seed}"]
+        if batch.next_sentence_label is not None:
+            follows = "is from another document" if batch.next_sentence_label[0] else "follows the first"
+            lines[0] += f"; the second segment {follows}"
+        if masking:
+            labels = batch.labels[0]
+            lines.append(f"  {'place':>5}  {'input':<20}{'target':<20}mask")
+            for place, token in enumerate(ids):
+                target = labels[place]
+                shown = decode.spell(int(target)) if target != IGNORE_INDEX else ""
+                kind = "" if target == IGNORE_INDEX else _kind(int(token), int(target), dataset.special_tokens.mask)
+                lines.append(f"  {place:>5}  {decode.spell(int(token)):<20}{shown:<20}{kind}".rstrip())
+        else:
+            lines.append(decode.decode(ids.tolist()))
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _kind(token: int, target: int, mask_id: int | None) -> str:
+    if token == mask_id:
+        return "masked"
+    return "kept" if token == target else "random"

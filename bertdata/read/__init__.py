@@ -1,0 +1,1 @@
+"""A dataset → masked batches."""

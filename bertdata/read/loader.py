@@ -1,0 +1,237 @@
+"""Batches: position → samples → masks, and the one integer of state that is needed to go on.
+
+A Loader holds no queue, no worker and no generator. Batch t of rank r is computed when it is asked for, from
+(dataset, seed, position) alone, so any rank count, restart or batch size gives the same global stream of samples.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from bertdata.choices import SAMPLE_KINDS, SHUFFLES
+from bertdata.errors import StateError, UsageError
+from bertdata.format.answers import TeacherCache
+from bertdata.format.dataset import Dataset
+from bertdata.read import order
+from bertdata.read import samples as _samples
+from bertdata.read.masking import Masker
+from bertdata.types import Batch, Masking
+
+STATE_VERSION = 1
+
+
+class Loader:
+    """A stateful stream of batches for one rank.
+
+    shards: an opened dataset. length: places of a row, [CLS] and [SEP] included. global_batch_size: rows of a step over
+    all ranks; this rank gets its nearly equal part (row counts differ by at most one, and may be 0). shuffle: "full"
+    draws from all of an epoch, "blocks" from 64 MiB of it at a time, for datasets larger than memory. masking: None
+    leaves rows unmasked. epochs: None never ends; with E the stream ends after E passes, its last step perhaps smaller.
+    variants: with M, epoch e is epoch e mod M once more, masks and all. teacher_cache: directory with a teacher's
+    answers to this very stream (bertrain.teacher), which come with each batch; it brings its variants.
+
+    Iterating goes on from where the stream stands: `break` and a second `for` do not start again. Raises UsageError for
+    arguments that fit neither each other nor the dataset. Pickles in under 4 KB.
+    """
+
+    def __init__(
+        self,
+        shards: Dataset,
+        *,
+        length: int = 128,
+        global_batch_size: int = 256,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        split: str = "train",
+        samples: str = "windows",
+        short_seq_prob: float = 0.1,
+        shuffle: str = "full",
+        masking: Masking | None = Masking(),  # noqa: B008  (frozen)
+        epochs: int | None = None,
+        variants: int | None = None,
+        teacher_cache: str | None = None,
+    ) -> None:
+        numbers = length, global_batch_size, seed, rank, world_size  # numpy's too, and the state stays JSON-able
+        length, global_batch_size, seed, rank, world_size = map(operator.index, numbers)
+        if not 0 <= seed < 1 << 64:
+            raise UsageError(f"seed is {seed}; give an integer from 0 to 2**64 - 1")
+        if global_batch_size < 1:
+            raise UsageError(f"global_batch_size is {global_batch_size}; give at least 1")
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank is {rank} of world_size {world_size}; give a rank from 0 to world_size - 1")
+        for name, value, kinds in (("shuffle", shuffle, SHUFFLES), ("samples", samples, SAMPLE_KINDS)):
+            if value not in kinds:
+                raise UsageError(f"{name} is {value!r}; give one of {', '.join(kinds)}")
+        if not 0 <= short_seq_prob <= 1:
+            raise UsageError(f"short_seq_prob is {short_seq_prob}; give a share of the documents, from 0 to 1")
+        if epochs is not None and epochs < 1:
+            raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
+        if variants is not None and variants < 1:
+            raise UsageError(f"variants is {variants}; give at least 1, or None for new masks in every epoch")
+        self._answers = TeacherCache(teacher_cache) if teacher_cache else None
+        self.teacher_cache = teacher_cache
+        self.variants = self._answers.variants if self._answers and variants is None else variants
+        self.shards, self.split, self.seed, self.length = shards, split, seed, length
+        self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
+        self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
+        self.position = 0  # samples the whole job has been given
+        self.samples, self.short_seq_prob = samples, float(short_seq_prob)
+        words = masking is not None and masking.policy in ("whole_word", "span")
+        self._samples = _samples.of(
+            shards, samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob, words=words
+        )
+        self._block = max(1, order.BLOCK_TOKENS // (length - 2)) if shuffle == "blocks" else None
+        self._window = self._asked = (-1, 0)  # of blocks: the one being read, the last the disk was asked for
+        if shuffle == "full":
+            self._samples.stream.read_at_random()
+        self._masker = None
+        if masking:
+            continues = shards.continues() if words else None
+            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continues=continues)
+        if self._answers:
+            self._answers.check(self._identity(), shards.manifest.tokenizer.get("tokenizer.json", ""))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        position = state.pop("position")
+        self.__init__(**state)  # type: ignore[misc]
+        self.position = position
+
+    @property
+    def num_samples(self) -> int:
+        """N: samples of an epoch."""
+        return self._samples.num_samples
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Of an epoch's places the pad_share, of its text the crop_share; of pairs the random_share.
+
+        A pair is random if its second segment is from another document.
+        """
+        return dict(self._samples.facts)
+
+    @property
+    def num_slots(self) -> int:
+        """K: masked places a row has room for."""
+        return self._masker.num_slots if self._masker else 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = self.batch(0)
+        if batch is None:
+            raise StopIteration
+        self.position = self.position_of(1)
+        return batch
+
+    def position_of(self, number: int) -> int:
+        """The position at which batch `number` from here on begins; the stream stays where it is."""
+        position = self.position + number * self.global_batch_size
+        return position if self.epochs is None else min(position, self.epochs * self.num_samples)
+
+    def batch(self, number: int) -> Batch | None:
+        """This rank's part of batch `number` from here on, None past the end; the stream stays where it is."""
+        start, stop = self.position_of(number), self.position_of(number + 1)
+        if start == stop:
+            return None
+        first, last = order.rank_slice(start, stop, rank=self.rank, world_size=self.world_size)
+        if self._block and first < last:
+            self._read_ahead(last - 1, self._block)
+        return self.read(np.arange(first, last))
+
+    def read(self, positions: np.ndarray) -> Batch:
+        """The samples at any positions, int64 [B]; the stream stays where it is. Replays any batch of any run.
+
+        Raises UsageError for positions that a teacher's cache does not reach.
+        """
+        if self.variants is not None:
+            positions = positions % (self.variants * self.num_samples)
+        epochs, sample_ids = order.sample_ids(
+            positions, num_samples=self.num_samples, seed=self.seed, block=self._block
+        )
+        rows = self._samples.rows(epochs, sample_ids)
+        if self._masker:
+            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.goes_on)
+        else:
+            masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
+        attention_mask = None
+        if positions.size and rows.filled.min() < self.length - 2:
+            attention_mask = (np.arange(self.length) < rows.filled[:, None] + 2).astype(np.int64)
+        taught: dict[str, Any] = {}
+        if self._answers:
+            answers = self._answers.read(positions, self.shards.special_tokens.vocab_size)
+            taught = {f"teacher_{name}": array for name, array in answers._asdict().items()}
+        return Batch(
+            input_ids=rows.ids,
+            masked_positions=masked_positions,
+            targets=targets,
+            sample_ids=sample_ids,
+            attention_mask=attention_mask,
+            token_type_ids=rows.token_type_ids,
+            next_sentence_label=rows.next_sentence_label,
+            position_ids=rows.position_ids,
+            **taught,
+        )
+
+    def _read_ahead(self, position: int, block: int) -> None:
+        """As a window of blocks is entered, has the disk read what of it and the next one was not asked for yet."""
+        n = self.num_samples
+        if self.variants is not None:
+            position %= self.variants * n
+        epoch, number = here = order.window(position, num_samples=n, block=block)
+        if here == self._window:
+            return
+        is_last = order.window((epoch + 1) * n - 1, num_samples=n, block=block) == here
+        next_epoch = epoch + 1 if self.variants is None else (epoch + 1) % self.variants
+        after = (next_epoch, 0) if is_last else (epoch, number + 1)
+        for window in [after] if here == self._asked else [here, after]:
+            for first, stop in order.blocks(*window, num_samples=n, seed=self.seed, block=block):
+                self._samples.stream.read_ahead(self._samples.ranges(window[0], first, stop))
+        self._window, self._asked = here, after
+
+    def _identity(self) -> dict[str, Any]:
+        known = {} if self.variants is None else {"variants": self.variants}
+        return known | {
+            "version": STATE_VERSION,
+            "dataset_id": self.shards.dataset_id,
+            "split": self.split,
+            "seed": self.seed,
+            "length": self.length,
+            "samples": self.samples,
+            "short_seq_prob": self.short_seq_prob if self.samples == "pairs" else None,
+            "shuffle": self.shuffle,
+            "masking": asdict(self.masking) if self.masking else None,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """A small JSON-able object from which `load_state_dict` goes on with the next batch, exactly."""
+        return self._identity() | {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to where `state` was taken. Ranks, world size and batch size may have changed since.
+
+        Raises StateError, naming both values, if anything else has.
+        """
+        state = {"shuffle": "full", "short_seq_prob": None} | state  # older states lack what could not be chosen
+        if isinstance(state.get("masking"), dict):
+            state["masking"] = asdict(Masking()) | state["masking"]
+        differing = [
+            f"{name} was {state.get(name)!r} and is {value!r}"
+            for name, value in ({"variants": None} | self._identity()).items()
+            if state.get(name) != value
+        ]
+        if differing:
+            raise StateError(f"this state belongs to another stream: {'; '.join(differing)}")
+        position = state.get("position")
+        if type(position) is not int or not 0 <= position < 1 << 62:
+            raise StateError(f"position is {position!r}; expected a number of samples")
+        self.position = position

@@ -1,0 +1,1 @@
+"""Named inputs → documents. Nothing here knows a tokenizer."""

@@ -1,0 +1,1 @@
+"""Documents → token ids, exactly as the tokenizers library gives them."""
