@@ -1,21 +1,32 @@
-"""The bertrain command, with torch and without."""
+"""What is installed: the bertrain command, with torch and without, metadata, and what the archives hold."""
 
+import fnmatch
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
+import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import bertdata
 from bertrain.__main__ import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HIDE = "import os, sys\nfor name in os.environ['HIDE'].split():\n    sys.modules[name] = None\n"
+SETS_UP = {"PKG-INFO", "setup.cfg"}  # what setuptools adds to a source archive, beside *.egg-info
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
@@ -122,3 +133,132 @@ def test_without_torch_a_program_run_by_m_can_catch_it_too(hiding, tmp_path):
     (tmp_path / "other" / "tool.py").write_text("print('done')")
     result = python("-m", "other.tool", hide="torch", before=hiding, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "without\ndone\n"), result.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ metadata
+
+
+def names(requirements):
+    return {canonicalize_name(Requirement(line).name) for line in requirements}
+
+
+def test_the_license_is_apache():
+    assert PROJECT["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert text.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert text.endswith("limitations under the License.\n")
+    assert len(text.splitlines()) == 202
+
+
+def test_version_authors_and_license_are_the_same_everywhere():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == PROJECT["version"] == bertdata.__version__
+    assert cited["authors"] == PROJECT["authors"] == [{"name": "the bertdata developers"}]
+    assert cited["license"] == PROJECT["license"]
+
+
+def test_the_engine_needs_no_torch_and_the_extra_holds_what_training_needs():
+    assert not {"torch", "transformers", "matplotlib"} & names(PROJECT["dependencies"])
+    needed = {"torch", "transformers", "safetensors", "accelerate", "matplotlib", "tensorboard"}
+    assert names(PROJECT["optional-dependencies"]["train"]) == needed
+
+
+def test_every_requirement_is_pinned_to_a_version_it_allows():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    extras = PROJECT["optional-dependencies"]
+    for line in [*PROJECT["dependencies"], *(line for extra in extras.values() for line in extra)]:
+        requirement = Requirement(line)
+        if requirement.name == PROJECT["name"]:
+            assert requirement.extras <= set(extras)
+        else:
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True), line
+
+
+def test_tokenizers_stays_below_the_next_major_version():
+    (specifier,) = (
+        Requirement(line).specifier for line in PROJECT["dependencies"] if Requirement(line).name == "tokenizers"
+    )
+    assert not specifier.contains("1.0")
+
+
+# ------------------------------------------------------------------------------------------------------------ archives
+
+
+def sources():
+    """The files of the project: what git tracks, or, where there is no git, what .gitignore does not name."""
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        listed = subprocess.run(
+            ["git", "-c", "safe.directory=*", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    found = set()
+    for directory, below, files in os.walk(ROOT):
+        below[:] = [name for name in below if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)]
+        found |= {(Path(directory) / name).relative_to(ROOT).as_posix() for name in files}
+    return found - SETS_UP
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """A source archive of the project's files, and a wheel made from what is in it."""
+    tree, out = (tmp_path_factory.mktemp(name) for name in ("tree", "archives"))
+    for name in sources():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    cache = tree / "bertdata" / "__pycache__"  # as in a directory somebody works in
+    cache.mkdir()
+    for name in ("order.cpython-311.pyc", "order.slot-20.py311.nbi"):
+        (cache / name).touch()
+
+    def made(kind, directory):
+        run = f"import sys; from setuptools.build_meta import build_{kind} as build; build(sys.argv[1])"
+        result = subprocess.run([sys.executable, "-c", run, out], cwd=directory, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+
+    made("sdist", tree)
+    (source,) = out.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(out, filter="data")
+    made("wheel", out / source.name.removesuffix(".tar.gz"))
+    (wheel,) = out.glob("*.whl")
+    return source, wheel
+
+
+def test_a_source_archive_holds_the_files_of_the_project_and_no_others(archives):
+    with tarfile.open(archives[0]) as archive:
+        held = {name.partition("/")[2]: item.mode for name, item in ((i.name, i) for i in archive) if item.isfile()}
+    assert {name for name in held if ".egg-info/" not in name} - SETS_UP == sources()
+    assert held[".ci/run"] & 0o111, "cannot be run"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("LICENSE", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff"),
+        *("Makefile", "constraints.txt", ".ci/run", "docs/format.md", "tests/conftest.py", "tests/reference/"),
+        *("tests/golden/v1.json", "tests/golden/v1/", "tools/", "benchmarks/common.py", "benchmarks/results/"),
+    ],
+)
+def test_a_source_archive_holds_what_testing_and_measuring_need(archives, name):
+    with tarfile.open(archives[0]) as archive:
+        held = [item.name.partition("/")[2] for item in archive if item.isfile()]
+    assert any(file == name or (name.endswith("/") and file.startswith(name)) for file in held)
+
+
+def test_a_wheel_holds_every_module_and_the_commands(archives):
+    with zipfile.ZipFile(archives[1]) as wheel:
+        held = set(wheel.namelist())
+        metadata = {name.partition("/")[2]: name for name in held if ".dist-info/" in name}
+        about = message_from_string(wheel.read(metadata["METADATA"]).decode())
+        commands = wheel.read(metadata["entry_points.txt"]).decode()
+    packages = {name for name in sources() if name.startswith(("bertdata/", "bertrain/"))}
+    assert held - set(metadata.values()) == packages
+    assert "bertdata/py.typed" in packages
+    assert "licenses/LICENSE" in metadata
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about["Author"] == "the bertdata developers"
+    assert commands.split() == [
+        "[console_scripts]", "bertdata", "=", "bertdata.cli:main", "bertrain", "=", "bertrain.__main__:main",
+    ]  # fmt: skip
