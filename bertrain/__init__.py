@@ -1,5 +1,36 @@
 """bertrain: a lean data-parallel loop that trains BERT-style encoders on bertdata's batches.
 
 torchrun --nproc-per-node 2 -m bertrain.pretrain --data shards/ --out run/
-python -m bertrain.evaluate --checkpoint run/ --data shards/
+bertrain evaluate --checkpoint run/ --data shards/
+
+Where torch or transformers is not installed, the import of any module of this package is an ImportError that says what
+to install, and a command prints that sentence and nothing else. `bertrain --help` needs neither.
 """
+
+import sys
+from importlib.util import find_spec
+
+
+class MissingLibraries(ImportError):
+    """torch or transformers is not installed."""
+
+
+class _Refuse:
+    """Comes before the finders of modules, so that `import bertrain.x` fails before x imports what is not there."""
+
+    def __init__(self, missing: list[str]) -> None:
+        verb = "are" if len(missing) > 1 else "is"
+        self._sentence = (
+            f"training needs {' and '.join(missing)}, which {verb} not installed; pip install 'bertdata[train]'"
+        )
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if not name.startswith("bertrain.") or name == "bertrain.__main__":
+            return
+        if sys.argv[:1] == ["-m"] and {name, f"-m{name}"} & {*sys.orig_argv}:  # python -m bertrain.x
+            sys.exit(f"error: {self._sentence}")
+        raise MissingLibraries(self._sentence)
+
+
+if _missing := [name for name in ("torch", "transformers") if sys.modules.get(name) is None and not find_spec(name)]:
+    sys.meta_path.insert(0, _Refuse(_missing))

@@ -45,7 +45,7 @@ def main(runs: tuple[str, ...], out: str) -> None:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError("drawing needs matplotlib; pip install 'bertdata[plot]'") from None
+        raise UsageError("drawing needs matplotlib; pip install 'bertdata[train]'") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -81,7 +81,7 @@ class Watch(contextlib.ExitStack):
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                raise UsageError("--log tensorboard needs tensorboard; pip install 'bertdata[plot]'") from None
+                raise UsageError("--log tensorboard needs tensorboard; pip install 'bertdata[train]'") from None
             self._board = SummaryWriter(self.run / "tensorboard", purge_step=step + 1)
             self.callback(self._board.close)
 

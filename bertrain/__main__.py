@@ -1,0 +1,56 @@
+"""The commands of the trainer: `bertrain pretrain …` is `python -m bertrain.pretrain …`.
+
+The module of a command is imported when the command is run, so that `bertrain --help` answers at once, and also where
+torch is not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+import bertdata
+import bertrain
+
+COMMANDS = {
+    "pretrain": "Pre-train a masked language model on shards.",
+    "evaluate": "Measure the loss of a checkpoint on held-out text.",
+    "finetune": "Fine-tune a checkpoint on labelled text, over several seeds.",
+    "teacher": "Write a teacher's answers once, for students to learn from.",
+    "doctor": "Check data, model, memory and disk before a long run.",
+    "plot": "Draw the curves of runs to a picture.",
+}
+
+
+class _Commands(click.Group):
+    """The main of each module in COMMANDS, imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        try:
+            return importlib.import_module(f"bertrain.{name}").main
+        except bertrain.MissingLibraries as error:
+            sys.exit(f"error: {error}")
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(bertdata.__version__, prog_name="bertrain")
+def main() -> None:
+    """Train BERT-style encoders on the shards that bertdata made.
+
+    On several processes: torchrun --nproc-per-node 2 -m bertrain pretrain ...
+    """
+
+
+if __name__ == "__main__":
+    main()

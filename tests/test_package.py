@@ -1,0 +1,270 @@
+"""What is installed: the bertrain command, with torch and without, metadata, and what the archives hold."""
+
+import fnmatch
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import bertdata
+from bertrain.__main__ import COMMANDS, main
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+HIDE = "import os, sys\nfor name in os.environ['HIDE'].split():\n    sys.modules[name] = None\n"
+SETS_UP = {"PKG-INFO", "setup.cfg"}  # what setuptools adds to a source archive, beside *.egg-info
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+
+def python(*arguments, hide="", **more):
+    """Runs a fresh interpreter that has this checkout, and in which the modules in `hide` cannot be imported."""
+    environment = {**os.environ, "HIDE": hide}
+    environment["PYTHONPATH"] = os.pathsep.join([str(more.pop("before", "")), str(ROOT)]).strip(os.pathsep)
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, **more)
+
+
+@pytest.fixture(scope="module")
+def hiding(tmp_path_factory):
+    """A directory that makes an interpreter hide what HIDE names."""
+    directory = tmp_path_factory.mktemp("hiding")
+    (directory / "sitecustomize.py").write_text(HIDE)
+    return directory
+
+
+def test_help_names_every_command_with_a_line():
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    for name, line in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(line)}$", result.output, re.MULTILINE)
+
+
+def test_every_module_that_is_a_command_is_one_of_bertrain():
+    has_main = re.compile(r"^(def main\(|main = )", re.MULTILINE)
+    modules = {path.stem for path in (ROOT / "bertrain").glob("*.py") if has_main.search(path.read_text())}
+    assert modules - {"__main__"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_the_main_of_its_module(name):
+    module = importlib.import_module(f"bertrain.{name}")
+    assert isinstance(module.main, click.Command)
+    assert main.get_command(click.Context(main), name) is module.main
+    assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+
+
+def test_help_loads_nothing_heavy():
+    run = "import sys; from bertrain.__main__ import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
+    result = python("-c", run)
+    assert result.returncode == 0, result.stderr
+    loaded = result.stdout.splitlines()[-1].split()
+    assert "bertrain.__main__" in loaded
+    assert not {"torch", "transformers", "numpy", "numba", "tokenizers", "pyarrow", "matplotlib"} & set(loaded)
+
+
+def test_version_is_that_of_the_package():
+    result = python("-m", "bertrain", "--version")
+    assert (result.returncode, result.stdout) == (0, f"bertrain, version {bertdata.__version__}\n")
+
+
+def test_an_unknown_command_is_wrong_usage():
+    result = python("-m", "bertrain", "pretain")
+    assert result.returncode == 2
+    assert "No such command 'pretain'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# -------------------------------------------------------------------------------------------------------- without torch
+
+
+@pytest.mark.parametrize(
+    ("hide", "missing"),
+    [("torch transformers", "torch and transformers, which are"), ("torch", "torch, which is"),
+     ("transformers", "transformers, which is")],
+)  # fmt: skip
+def test_without_libraries_a_command_says_one_sentence(hiding, hide, missing):
+    sentence = f"error: training needs {missing} not installed; pip install 'bertdata[train]'\n"
+    for command in (["bertrain", "pretrain", "--help"], ["bertrain.pretrain", "--help"]):
+        result = python("-m", *command, hide=hide, before=hiding)
+        assert (result.returncode, result.stdout, result.stderr) == (1, "", sentence)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_without_torch_every_command_says_so(hiding, name):
+    result = python("-m", f"bertrain.{name}", hide="torch", before=hiding)
+    assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
+    assert "training needs torch, which is not installed" in result.stderr
+
+
+def test_without_torch_help_still_answers(hiding):
+    result = python("-m", "bertrain", "--help", hide="torch transformers", before=hiding)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "pretrain" in result.stdout
+
+
+def test_without_torch_an_import_is_an_error_that_can_be_caught(hiding):
+    for statement in ("import bertrain.feed", "from bertrain import feed"):
+        run = f"try:\n    {statement}\nexcept ImportError as error:\n    print(type(error).__name__, error)"
+        result = python("-c", run, hide="torch transformers", before=hiding)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("MissingLibraries training needs torch and transformers, which are not inst")
+
+
+def test_without_torch_a_program_run_by_m_can_catch_it_too(hiding, tmp_path):
+    """The place where `python -m bertrain.x` ends is not one where a program of others does."""
+    (tmp_path / "other").mkdir()
+    text = "try:\n    import bertrain.feed\nexcept ImportError:\n    print('without')\n"
+    (tmp_path / "other" / "__init__.py").write_text(text)
+    (tmp_path / "other" / "tool.py").write_text("print('done')")
+    result = python("-m", "other.tool", hide="torch", before=hiding, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (0, "without\ndone\n"), result.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ metadata
+
+
+def names(requirements):
+    return {canonicalize_name(Requirement(line).name) for line in requirements}
+
+
+def test_the_license_is_apache():
+    assert PROJECT["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert text.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert text.endswith("limitations under the License.\n")
+    assert len(text.splitlines()) == 202
+
+
+def test_version_authors_and_license_are_the_same_everywhere():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == PROJECT["version"] == bertdata.__version__
+    assert cited["authors"] == PROJECT["authors"] == [{"name": "the bertdata developers"}]
+    assert cited["license"] == PROJECT["license"]
+
+
+def test_the_engine_needs_no_torch_and_the_extra_holds_what_training_needs():
+    assert not {"torch", "transformers", "matplotlib"} & names(PROJECT["dependencies"])
+    needed = {"torch", "transformers", "safetensors", "accelerate", "matplotlib", "tensorboard"}
+    assert names(PROJECT["optional-dependencies"]["train"]) == needed
+
+
+def test_every_requirement_is_pinned_to_a_version_it_allows():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    extras = PROJECT["optional-dependencies"]
+    for line in [*PROJECT["dependencies"], *(line for extra in extras.values() for line in extra)]:
+        requirement = Requirement(line)
+        if requirement.name == PROJECT["name"]:
+            assert requirement.extras <= set(extras)
+        else:
+            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True), line
+
+
+def test_tokenizers_stays_below_the_next_major_version():
+    (specifier,) = (
+        Requirement(line).specifier for line in PROJECT["dependencies"] if Requirement(line).name == "tokenizers"
+    )
+    assert not specifier.contains("1.0")
+
+
+# ------------------------------------------------------------------------------------------------------------ archives
+
+
+def sources():
+    """The files of the project: what git tracks, or, where there is no git, what .gitignore does not name."""
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        listed = subprocess.run(
+            ["git", "-c", "safe.directory=*", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    found = set()
+    for directory, below, files in os.walk(ROOT):
+        below[:] = [name for name in below if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)]
+        found |= {(Path(directory) / name).relative_to(ROOT).as_posix() for name in files}
+    return found - SETS_UP
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    """A source archive of the project's files, and a wheel made from what is in it."""
+    tree, out = (tmp_path_factory.mktemp(name) for name in ("tree", "archives"))
+    for name in sources():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    cache = tree / "bertdata" / "__pycache__"  # as in a directory somebody works in
+    cache.mkdir()
+    for name in ("order.cpython-311.pyc", "order.slot-20.py311.nbi"):
+        (cache / name).touch()
+
+    def made(kind, directory):
+        run = f"import sys; from setuptools.build_meta import build_{kind} as build; build(sys.argv[1])"
+        result = subprocess.run([sys.executable, "-c", run, out], cwd=directory, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+
+    made("sdist", tree)
+    (source,) = out.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(out, filter="data")
+    made("wheel", out / source.name.removesuffix(".tar.gz"))
+    (wheel,) = out.glob("*.whl")
+    return source, wheel
+
+
+def test_a_source_archive_holds_the_files_of_the_project_and_no_others(archives):
+    with tarfile.open(archives[0]) as archive:
+        held = {name.partition("/")[2]: item.mode for name, item in ((i.name, i) for i in archive) if item.isfile()}
+    assert {name for name in held if ".egg-info/" not in name} - SETS_UP == sources()
+    assert held[".ci/run"] & 0o111, "cannot be run"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("LICENSE", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff"),
+        *("Makefile", "constraints.txt", ".ci/run", "docs/format.md", "tests/conftest.py", "tests/reference/"),
+        *("tests/golden/v1.json", "tests/golden/v1/", "tools/", "benchmarks/common.py", "benchmarks/results/"),
+    ],
+)
+def test_a_source_archive_holds_what_testing_and_measuring_need(archives, name):
+    with tarfile.open(archives[0]) as archive:
+        held = [item.name.partition("/")[2] for item in archive if item.isfile()]
+    assert any(file == name or (name.endswith("/") and file.startswith(name)) for file in held)
+
+
+def test_a_wheel_holds_every_module_and_the_commands(archives):
+    with zipfile.ZipFile(archives[1]) as wheel:
+        held = set(wheel.namelist())
+        metadata = {name.partition("/")[2]: name for name in held if ".dist-info/" in name}
+        about = message_from_string(wheel.read(metadata["METADATA"]).decode())
+        commands = wheel.read(metadata["entry_points.txt"]).decode()
+    packages = {name for name in sources() if name.startswith(("bertdata/", "bertrain/"))}
+    assert held - set(metadata.values()) == packages
+    assert "bertdata/py.typed" in packages
+    assert "licenses/LICENSE" in metadata
+    assert about["License-Expression"] == "Apache-2.0"
+    assert about["Author"] == "the bertdata developers"
+    assert commands.split() == [
+        "[console_scripts]", "bertdata", "=", "bertdata.cli:main", "bertrain", "=", "bertrain.__main__:main",
+    ]  # fmt: skip
+
+
+def test_every_extra_that_is_named_exists():
+    files = [ROOT / name for name in sources() if name.endswith((".py", ".md"))]
+    named = {extra for path in files for extra in re.findall(r"bertdata\[(\w+)\]", path.read_text(encoding="utf-8"))}
+    assert named == {"train"}
