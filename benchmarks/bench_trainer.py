@@ -51,7 +51,7 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
     )  # fmt: skip
 
     from bertrain.feed import SampleDataset
-    from bertrain.loss import MaskedLM
+    from bertrain.objectives import Learner, MaskedTokens
 
     shards = bertdata.open(data)
     torch.manual_seed(0)
@@ -69,15 +69,15 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
         class Sparse(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.inner, self.config = MaskedLM(model), model.config
+                self.inner, self.config = Learner(model, {"mlm": MaskedTokens(model, None)}), model.config
 
             def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> Any:
                 slots = round(0.15 * LENGTH)
                 chosen = labels.ne(-100)
                 places = chosen.to(torch.int8).topk(slots, dim=1).indices
                 targets = labels.gather(1, places)
-                loss, _ = self.inner(input_ids, places, targets)
-                return {"loss": loss[0] / chosen.sum()}
+                losses = self.inner(input_ids=input_ids, masked_positions=places, targets=targets)
+                return {"loss": losses["mlm"].sum / chosen.sum()}
 
         model = Sparse()
         dataset = samples.__getitems__(range(steps * rows))  # our loader is not what is asked about here

@@ -26,8 +26,11 @@ import bertdata
 from bertdata.format.manifest import Manifest, Shard, Split
 from bertdata.format.shard import ShardWriter
 from bertdata.types import SpecialTokens
-from bertrain import feed, metrics, model, optim
-from bertrain.loss import MaskedLM
+from bertrain import feed, optim
+from bertrain.config import Config
+from bertrain.models import build as model
+from bertrain.objectives import Learner, MaskedTokens
+from bertrain.runtime import rates
 
 ROWS = {128: 256, 512: 64, 1024: 32}  # to begin with
 CASES = [
@@ -62,10 +65,11 @@ def measure(
     weights = model.build(name, shards.special_tokens, length=length, seed=0).to(device).train()
     samples = "packed" if isolate else "windows"
     loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples=samples)
-    module: Any = weights if plain else MaskedLM(weights, isolate=isolate)
+    module: Any = weights if plain else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
     if compiled:
         module.compile(fullgraph=True, dynamic=False)
-    optimizer = optim.adamw(weights)
+    config = Config(data=str(shards.path), out="none")
+    optimizer = optim.build(weights, config)
     waited = 0.0
 
     def step() -> None:
@@ -80,11 +84,10 @@ def measure(
                 loss = module(**given).loss
             else:
                 piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
-                loss = module(**piece)[0].sum() / (rows * loader.num_slots)
+                loss = module(**piece)["mlm"].sum / (rows * loader.num_slots)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(weights.parameters(), optim.CLIP_NORM)
-        for group in optimizer.param_groups:
-            group["lr"] = 1e-4
+        torch.nn.utils.clip_grad_norm_(weights.parameters(), config.clip_norm)
+        optim.set_learning_rate(optimizer, 1e-4)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -107,8 +110,8 @@ def measure(
         count += 5
     passed = time.perf_counter() - start
     slots = length if plain else loader.num_slots
-    flops = metrics.step_flops(weights.config, rows=rows * count, length=length, slots=loader.num_slots) / passed
-    peak = metrics.peak_flops(device, "bf16")
+    flops = rates.step_flops(weights.config, rows=rows * count, length=length, slots=loader.num_slots) / passed
+    peak = rates.peak_flops(device, "bf16")
     return {
         "model": name, "length": length, "compile": compiled, "isolate": isolate, "plain": plain, "rows": rows,
         "tok/s": round(count * rows * length / passed), "MFU": round(flops / peak, 4) if peak else None,

@@ -162,7 +162,7 @@ def main(corpus: str, tokenizer: str, sst2: str, minutes: float, ranks: int, epo
         tuning += ["--length", str(LENGTH), "--precision", "bf16"]
         for part in ("train", "dev", "test"):
             tuning += [f"--{part}", str(Path(sst2, f"{part}.tsv"))]
-        return json.loads(run([sys.executable, "-m", "bertrain.finetune", *tuning]).splitlines()[-1])
+        return json.loads(run([sys.executable, "-m", "bertrain.finetune", "--json", *tuning]).splitlines()[-1])
 
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
@@ -175,7 +175,7 @@ def main(corpus: str, tokenizer: str, sst2: str, minutes: float, ranks: int, epo
         for name, contender in (("ours", ours), ("run_mlm", theirs)):
             model, figures = contender(corpus, tokenizer, scratch, 60 * minutes, ranks)
             options = ["--checkpoint", model, "--data", str(scratch / "shards"), "--length", str(LENGTH)]
-            scored = json.loads(run([sys.executable, "-m", "bertrain.evaluate", *options]).splitlines()[-1])
+            scored = json.loads(run([sys.executable, "-m", "bertrain.evaluate", "--json", *options]).splitlines()[-1])
             score = {key: round(scored[key], 4) for key in ("loss", "accuracy", "bits_per_byte")}
             found[name], models[name] = figures | {"validation": score}, model
             print(name, found[name], flush=True)

@@ -1,4 +1,4 @@
-"""The options of a run, and what they amount to for a dataset and a number of ranks."""
+"""The options of a run: one dataclass, its checks, and the command line made from it."""
 
 from __future__ import annotations
 
@@ -6,124 +6,180 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from bertdata.choices import MASKING_POLICIES, SHUFFLES
 from bertdata.cli import one_sentence
 from bertdata.errors import UsageError
 
-SCHEDULES = ("linear", "cosine", "wsd")
 METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
-OBJECTIVES, PRECISIONS = ("mlm", "mlm+nsp"), ("auto", "fp32", "bf16", "fp16")
-BUDGET_STEPS = 1_000_000  # that a budget of time is divided into for the schedule
-MICRO_BATCH_SIZE = 64  # at most, where none is given
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+MICRO_BATCH_SIZE = 64  # the default is at most this
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
+DISTILLATION, HARDWARE, CHECKPOINTS = "Distillation", "Speed and memory", "Checkpoints and log"
 
 
-POLICIES = ("exact", "bernoulli", "whole_word", "span")
-_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def _option(default: Any, help: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": help} | more)
+def _option(group: str, default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"group": group, "help": help} | more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Every option of bertrain.pretrain; run/run.json holds them as they were resolved."""
+    """Every option of bertrain.pretrain. run/run.json holds them, and --config reads them from there.
 
-    data: str = _option("", "Directory of shards that bertdata build published.")
-    out: str = _option("", "Directory for checkpoints, log and configuration.")
-    model: str = _option("modernbert-tiny", "A preset, or a transformers config file. bert-base needs a GPU.")
-    init: str = _option("", "Weights to begin with, in place of --model: a checkpoint directory or a hub name.")
-    objective: str = _option("mlm", "mlm+nsp: also next sentence prediction, of pairs.", type=click.Choice(OBJECTIVES))
-    length: int = _option(128, "Tokens of a row, [CLS] and [SEP] included.")
-    long_length: int | None = _option(None, "Tokens of a row in the last part of the run, such as 512.", type=int)
-    long_share: float = _option(0.1, "Share of the steps that have --long-length.")
-    isolate_documents: bool = _option(False, "Rows of packed documents that do not see each other.")
-    steps: int | None = _option(None, "Optimizer steps; or give --epochs.", type=int)
-    epochs: float | None = _option(None, "Passes over the data, in place of --steps. Neither: one pass.", type=float)
-    budget: str = _option("", "Time to train for, in place of --steps, such as 90m or 24h.")
-    global_batch_size: int = _option(256, "Rows of a step, over all ranks.")
+    Names of objectives, optimizers, schedules and models are checked where they are looked up, so that other programs
+    can add their own.
+    """
+
+    data: str = _option(DATA, "", "Directory of shards that bertdata build made.")
+    out: str = _option(CHECKPOINTS, "", "Directory of the run: checkpoints, log.jsonl and run.json.")
+    model: str = _option(
+        MODEL, "modernbert-tiny",
+        "Model to train from random weights: a preset, a transformers config.json, or a directory with one.",
+    )  # fmt: skip
+    init: str = _option(
+        MODEL, "", "Weights to start from instead of --model: a checkpoint directory or a name on the Hugging Face hub."
+    )
+    objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
+    length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")
+    long_length: int | None = _option(
+        DATA, None, "Row length in the last part of the run, such as 512. None: --length throughout.", type=int
+    )
+    long_share: float = _option(DATA, 0.1, "Share of the steps that use --long-length.")
+    isolate_documents: bool = _option(
+        DATA, False, "Pack several documents into a row; no token attends to another document."
+    )
+    steps: int | None = _option(SCHEDULE, None, "Number of optimizer steps.", type=int)
+    epochs: float | None = _option(
+        SCHEDULE, None, "Passes over the data, instead of --steps. Without either: one pass.", type=float
+    )
+    budget: str = _option(SCHEDULE, "", "Training time, instead of --steps, such as 90m or 24h.")
+    global_batch_size: int = _option(SCHEDULE, 256, "Rows in one optimizer step, over all ranks.")
     micro_batch_size: int | None = _option(
-        None, f"Rows of a forward pass on one rank. None: its share of a step, at most {MICRO_BATCH_SIZE}.", type=int
+        HARDWARE, None,
+        f"Rows in one forward pass of a rank. None: the rank's share of a step, at most {MICRO_BATCH_SIZE}.", type=int,
+    )  # fmt: skip
+    lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.")
+    warmup: float = _option(SCHEDULE, 0.06, "Linear warm-up: a number of steps, or below 1 a share of the run.")
+    schedule: str = _option(SCHEDULE, "linear", "Learning rate after the warm-up: linear, cosine or wsd.")
+    optimizer: str = _option(SCHEDULE, "adamw", "Optimizer: adamw.")
+    weight_decay: float = _option(SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.")
+    beta1: float = _option(SCHEDULE, 0.9, "Decay rate of the optimizer's mean of gradients.")
+    beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.")
+    epsilon: float = _option(SCHEDULE, 1e-6, "Number that the optimizer adds to its denominator.")
+    clip_norm: float = _option(SCHEDULE, 1.0, "Largest norm of the gradient; longer gradients are scaled down.")
+    mlm_probability: float = _option(DATA, 0.15, "Share of a row's tokens to mask and predict.")
+    masking: str = _option(
+        DATA, "exact", "Masking policy: exact, bernoulli, whole_word or span.", type=click.Choice(MASKING_POLICIES)
     )
-    lr: float = _option(1e-3, "Peak learning rate.")
-    warmup: float = _option(0.06, "Steps of linear warm-up, or below 1 their share of the run.")
-    schedule: str = _option("linear", "What follows warm-up.", type=click.Choice(SCHEDULES))
-    mlm_probability: float = _option(0.15, "Share of a row's tokens to predict.")
-    masking: str = _option("exact", "How they are selected.", type=click.Choice(POLICIES))
     shuffle: str = _option(
-        "full", "blocks: 64 MiB at a time, for data larger than memory.", type=click.Choice(["full", "blocks"])
+        DATA, "full", "Order of an epoch: full, or blocks of 64 MiB for data larger than memory.",
+        type=click.Choice(SHUFFLES),
+    )  # fmt: skip
+    seed: int = _option(
+        SCHEDULE, 0, "Random seed for initial weights and dropout, and for the data without --data-seed."
     )
-    seed: int = _option(0, "Of order, masks and initial weights.")
-    teacher_cache: str = _option("", "Directory of a teacher's answers, of bertrain.teacher, to learn from too.")
-    teacher: str = _option("", "Directory of a teacher to ask as training goes on: a run's, or one with a masked LM.")
+    data_seed: int | None = _option(
+        DATA, None, "Random seed for data order and masks. None: the same as --seed.", type=int
+    )
+    teacher_cache: str = _option(
+        DISTILLATION, "", "Directory of a teacher's stored answers, made by bertrain teacher, to learn from."
+    )
+    teacher: str = _option(DISTILLATION, "", "Directory of a teacher that runs during training: a run or a checkpoint.")
     distil: str = _option(
-        "auto",
-        "What is learned of a teacher: its logits (Hinton, 2015), relations of queries, keys and values (MiniLMv2), "
-        "hidden states and attention (TinyBERT). auto: logits of a cache, relations of a --teacher.",
+        DISTILLATION, "auto",
+        "What to learn from a teacher: its logits (Hinton, 2015), the relations of its queries, keys and values "
+        "(MiniLMv2), or its hidden states and attention (TinyBERT). auto: logits with --teacher-cache, relations with "
+        "--teacher.",
         type=click.Choice(METHODS),
+    )  # fmt: skip
+    distil_layers: str = _option(
+        DISTILLATION, "uniform", "Layers that --distil hidden compares: all, spread evenly, or the last.",
+        type=click.Choice(LAYERS),
+    )  # fmt: skip
+    alpha: float = _option(DISTILLATION, 0.5, "Weight of the teacher's loss; the loss of the text has 1 - alpha.")
+    temperature: float = _option(
+        DISTILLATION, 1.0, "Temperature of the teacher's and the student's logits, for --distil logits."
     )
-    distil_layers: str = _option("uniform", "Layers that --distil hidden maps.", type=click.Choice(LAYERS))
-    alpha: float = _option(0.5, "Share of the teacher in the loss; the rest is that of the text.")
-    temperature: float = _option(1.0, "Of the logits of teacher and student, for --distil logits.")
     precision: str = _option(
-        "auto", "auto: bf16 on GPUs, fp16 before Ampere, fp32 on CPUs.", type=click.Choice(PRECISIONS)
+        HARDWARE, "auto", "Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on "
+        "CPUs.", type=click.Choice(PRECISIONS),
+    )  # fmt: skip
+    compile: str = _option(
+        HARDWARE, "auto", "Use torch.compile. auto: on GPUs.", type=click.Choice(["auto", "on", "off"])
     )
-    compile: str = _option("auto", "torch.compile. auto: on a GPU.", type=click.Choice(["auto", "on", "off"]))
-    gradient_checkpointing: bool = _option(False, "Compute activations twice to keep fewer of them.")
-    save_every: int = _option(1000, "Steps between checkpoints; the last step always has one.")
-    keep: int = _option(3, "Checkpoints to keep.")
-    resume: str = _option("auto", "auto: go on from the newest whole checkpoint.", type=click.Choice(["auto", "no"]))
-    eval_every: int = _option(500, "Steps between evaluations on the validation split. 0: only at the end.")
-    log_every: int = _option(10, "Steps between entries of log.jsonl.")
-    log: str = _option("json", "tensorboard: also in OUT/tensorboard.", type=click.Choice(["json", "tensorboard"]))
+    gradient_checkpointing: bool = _option(
+        HARDWARE, False, "Save memory: compute activations again in the backward pass."
+    )
+    save_every: int = _option(CHECKPOINTS, 1000, "Steps between checkpoints; the last step always has one.")
+    keep: int = _option(CHECKPOINTS, 3, "Number of checkpoints to keep.")
+    resume: str = _option(
+        CHECKPOINTS, "auto", "auto: continue from the newest whole checkpoint in --out. no: refuse if there is one.",
+        type=click.Choice(["auto", "no"]),
+    )  # fmt: skip
+    eval_every: int = _option(
+        CHECKPOINTS, 500, "Steps between evaluations on the validation split. 0: only at the end."
+    )
+    log_every: int = _option(CHECKPOINTS, 10, "Steps between entries of log.jsonl.")
+    log: str = _option(
+        CHECKPOINTS, "json", "json: log.jsonl only. tensorboard: also OUT/tensorboard.",
+        type=click.Choice(["json", "tensorboard"]),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name in ("data", "out"):
             if not getattr(self, name):
-                raise UsageError(f"--{name} is missing")
+                raise UsageError(f"--{name} is missing; give a directory")
         for name in ("global_batch_size", "save_every", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give at least 1")
-        for name in ("steps", "epochs", "micro_batch_size"):
+        for name in ("steps", "epochs", "micro_batch_size", "lr", "clip_norm", "epsilon"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{_flag(name)} is {value}; give a number above 0")
-        lengths = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
-        given = [f"{flag} {value}" for flag, value in lengths.items() if value is not None]
+        for name in ("warmup", "eval_every", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give 0 or a number above it")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(
+                    f"{_flag(name)} is {getattr(self, name)}; give a number from 0 to below 1, such as 0.9"
+                )
+        if not 0 < self.mlm_probability <= 1:
+            raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
+        if not 0 < self.long_share < 1:
+            raise UsageError(f"--long-share is {self.long_share}; give a share between 0 and 1")
+        if self.long_length is not None and not self.long_length > self.length:
+            raise UsageError(f"--long-length {self.long_length} must be more than --length {self.length}")
+        self._check_duration()
+        self._check_distillation()
+
+    def _check_duration(self) -> None:
+        durations = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
+        given = [f"{flag} {value}" for flag, value in durations.items() if value is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} were given; give one of them")
         if self.budget:
             self.seconds  # noqa: B018  (refuses what is no time)
             if self.warmup >= 1:
                 raise UsageError(
-                    f"--warmup {self.warmup:.0f} counts steps, and a --budget has no number of them; give a share"
+                    f"--warmup {self.warmup:.0f} is a number of steps, and a run with --budget has none; give a share "
+                    "below 1"
                 )
             if self.long_length is not None:
-                raise UsageError("--long-length begins at a step, and a --budget has no number of them; give --steps")
-        if self.long_length is not None and not self.long_length > self.length:
-            raise UsageError(f"--long-length {self.long_length} must be more than --length {self.length}")
-        if not 0 < self.long_share < 1:
-            raise UsageError(f"--long-share is {self.long_share}; give a share between 0 and 1")
-        if self.isolate_documents and self.objective == "mlm+nsp":
-            raise UsageError("--isolate-documents does not go with --objective mlm+nsp: a pair may be of two documents")
-        if not 0 < self.mlm_probability <= 1:
-            raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise UsageError(f"--lr is {self.lr}; give a number above 0, such as 0.001")
-        self._check_teaching()
-        for name in ("warmup", "eval_every"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give 0 or a number above it")
+                raise UsageError("--long-length begins at a step, and a run with --budget has none; give --steps")
 
-    def _check_teaching(self) -> None:
+    def _check_distillation(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise UsageError(f"--alpha is {self.alpha}; give the teacher's share of the loss, from 0 to 1")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise UsageError(f"--alpha is {self.alpha}; give the weight of the teacher's loss, from 0 to 1")
+        if not 0 < self.temperature < math.inf:
             raise UsageError(f"--temperature is {self.temperature}; give a number above 0, such as 2")
         if self.teacher and self.teacher_cache:
             raise UsageError("--teacher and --teacher-cache were given; give one of them")
@@ -131,59 +187,91 @@ class Config:
             raise UsageError(f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits")
         if self.teacher_cache and self.long_length is not None:
             raise UsageError("--teacher-cache does not go with --long-length: its answers are to rows of one length")
-        others = {field.name: field.default for field in fields(self)}
+        defaults = {option.name: option.default for option in fields(self)}
         for name in ("distil", "distil_layers", "alpha", "temperature"):
-            if not self.method and getattr(self, name) != others[name]:
+            if not self.method and getattr(self, name) != defaults[name]:
                 raise UsageError(f"{_flag(name)} {getattr(self, name)} needs a --teacher-cache or a --teacher")
-        if self.compile == "on" and self._recomputes_what_is_taught:
+        if self.compile == "on" and self._recomputes_tapped_layers:
             raise UsageError(
-                f"--compile on does not go with --gradient-checkpointing and --distil {self.method}, which looks into "
-                "the layers that are computed anew; leave one of them out"
+                f"--compile on does not go with --gradient-checkpointing and --distil {self.method}, which reads the "
+                "layers that are computed again; leave one of them out"
             )
 
     @property
-    def _recomputes_what_is_taught(self) -> bool:
+    def _recomputes_tapped_layers(self) -> bool:
         return self.gradient_checkpointing and self.method in ("relations", "hidden")
 
     def compiles(self, *, on_gpu: bool) -> bool:
         """--compile, resolved."""
-        return self.compile == "on" or (self.compile == "auto" and on_gpu and not self._recomputes_what_is_taught)
+        return self.compile == "on" or (self.compile == "auto" and on_gpu and not self._recomputes_tapped_layers)
 
     @property
     def method(self) -> str | None:
-        """--distil, resolved; None where nobody teaches."""
+        """--distil, resolved; None without a teacher."""
         if not (self.teacher or self.teacher_cache):
             return None
         return self.distil if self.distil != "auto" else "logits" if self.teacher_cache else "relations"
 
     @property
     def seconds(self) -> float:
-        """--budget."""
+        """--budget in seconds."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", self.budget)
         if not match or float(match[1]) <= 0:
-            raise UsageError(f"--budget {self.budget} is no time; write it like 90s, 30m or 24h")
-        return float(match[1]) * _TIMES[match[2]]
+            raise UsageError(f"--budget {self.budget} is not a time; write it like 90s, 30m or 24h")
+        return float(match[1]) * _SECONDS[match[2]]
 
     @property
-    def samples(self) -> str:
-        return "pairs" if self.objective == "mlm+nsp" else "packed" if self.isolate_documents else "windows"
+    def longest(self) -> int:
+        """The longest row of the run, in tokens."""
+        return max(self.length, self.long_length or 0)
+
+
+def pick(registry: dict[str, Any], name: str, flag: str) -> Any:
+    """registry[name]. Raises UsageError, naming what there is, if it is not there."""
+    if name not in registry:
+        raise UsageError(f"{flag} {name} is unknown; give one of {', '.join(registry)}")
+    return registry[name]
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def command(run: Any) -> click.Command:
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+class _GroupedOption(click.Option):
+    def __init__(self, *arguments: Any, group: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.group = group
+
+
+class _GroupedCommand(click.Command):
+    """A command whose --help lists its options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {
+            name: [] for name in (DATA, MODEL, SCHEDULE, DISTILLATION, HARDWARE, CHECKPOINTS, "Other")
+        }
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                groups[getattr(parameter, "group", "Other")].append(record)
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+
+
+def command(run: Callable[[Config], None]) -> click.Command:
     """A click command with a flag for every option of Config, and --config."""
 
-    @click.option("--config", "file", help="A run.json to repeat; flags given beside it override it.")
     def main(file: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
-            values = _read(Path(file)) if file else {}
+            values = read_options(Path(file)) if file else {}
             given = {name: value for name, value in flags.items() if value is not None}
-            lengths = {"steps", "epochs", "budget"}
-            if lengths & given.keys():  # one replaces the others
-                values = {name: value for name, value in values.items() if name not in lengths}
+            durations = {"steps", "epochs", "budget"}
+            if durations & given.keys():  # one replaces the others
+                values = {name: value for name, value in values.items() if name not in durations}
             if "model" in given:
                 values.pop("init", None)
             try:
@@ -192,72 +280,31 @@ def command(run: Any) -> click.Command:
                 raise UsageError(f"--config {file} holds a value of the wrong type: {error}") from None
         run(config)
 
-    for option in reversed(fields(Config)):
+    parameters: list[click.Parameter] = []
+    for option in fields(Config):
         meta = dict(option.metadata)
-        text = meta.pop("help")
+        group, text = meta.pop("group"), meta.pop("help")
         shown = f"{text}  [default: {option.default}]" if option.default not in (None, "") else text
         flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}
         if option.default is False:
             flag, kind = f"{flag}/--no-{flag[2:]}", {}
-        main = click.option(flag, option.name, default=None, help=shown, **kind)(main)
-    return click.command(help=run.__doc__, context_settings={"help_option_names": ["-h", "--help"]})(main)
+        parameters.append(_GroupedOption([flag, option.name], group=group, default=None, help=shown, **kind))
+    parameters.append(
+        click.Option(["--config", "file"], help="A run.json whose options to use; flags given beside it override them.")
+    )
+    settings = {"help_option_names": ["-h", "--help"]}
+    return _GroupedCommand("pretrain", callback=main, params=parameters, help=run.__doc__, context_settings=settings)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_options(path: Path) -> dict[str, Any]:
+    """The options in a run.json. Raises UsageError if it is none, or holds options that there are not."""
     try:
-        saved = json.loads(path.read_bytes())["config"]
-        return {option.name: saved[option.name] for option in fields(Config) if option.name in saved}
+        saved = dict(json.loads(path.read_bytes())["config"])
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"--config {path} is not a run.json that bertrain.pretrain wrote") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a Config amounts to."""
-
-    steps: int  # with a budget, of which a step is as many as it has used up of the time
-    long_from: int  # the first step with --long-length
-    warmup_steps: int
-    micro_batch_size: int
-    accumulation: int  # forward passes of a step, the same on every rank
-    share: int  # rows of a step on the rank that has most
-    length: int
-    warnings: tuple[str, ...]
-
-    def micro_batches(self, length: int) -> tuple[int, int]:
-        """Rows and number of the forward passes of a step, for rows of `length`: longer ones come fewer at a time."""
-        size = max(1, self.micro_batch_size * min(self.length, length) // length)
-        return size, -(-self.share // size)
-
-    @classmethod
-    def of(cls, config: Config, *, num_samples: int, world_size: int) -> Plan:
-        """Whole steps, so that every rank takes the same number; the last may reach into the next epoch."""
-        warnings = []
-        steps = config.steps or math.ceil((config.epochs or 1.0) * num_samples / config.global_batch_size)
-        if config.budget:
-            steps = BUDGET_STEPS
-        share = -(-config.global_batch_size // world_size)  # rows of the fullest rank
-        micro = min(share, config.micro_batch_size or MICRO_BATCH_SIZE)
-        warmup = round(config.warmup * steps) if config.warmup < 1 else round(config.warmup)
-        if warmup > steps:
-            clamped = max(1, steps // 10)
-            warnings.append(f"--warmup {warmup} is longer than the run of {steps} steps; using {clamped}")
-            warmup = clamped
-        if config.global_batch_size > num_samples:
-            warnings.append(
-                f"a step of {config.global_batch_size} rows sees each of the {num_samples} samples more than once"
-            )
-        if config.global_batch_size < world_size:
-            warnings.append(f"{world_size} ranks share {config.global_batch_size} rows a step, so some ranks are idle")
-        return cls(
-            steps=steps,
-            long_from=steps if config.long_length is None else min(steps - 1, round(steps * (1 - config.long_share))),
-            warmup_steps=warmup,
-            micro_batch_size=micro,
-            accumulation=-(-share // micro),
-            share=share,
-            length=config.length,
-            warnings=tuple(warnings),
-        )
+        raise UsageError(f"--config {path} is not a run.json that bertrain pretrain wrote") from None
+    unknown = sorted(saved.keys() - {option.name for option in fields(Config)})
+    if unknown:
+        raise UsageError(f"--config {path} has options that do not exist: {', '.join(unknown)}; remove them")
+    return saved

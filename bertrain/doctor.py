@@ -20,9 +20,12 @@ import torch
 import bertdata
 from bertdata.errors import BertdataError
 from bertdata.format.verify import verify
-from bertrain import checkpoint, model
-from bertrain.config import Config, Plan, command
-from bertrain.watch import first_targets
+from bertrain import assemble
+from bertrain.config import Config, command
+from bertrain.plan import Plan
+from bertrain.runtime import checkpoint
+from bertrain.runtime.dist import World
+from bertrain.runtime.watch import first_targets
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
@@ -40,12 +43,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     sound = f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, every byte as written"
     yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, sound)
     try:
-        loader = bertdata.Loader(
-            shards, length=config.length, global_batch_size=config.global_batch_size, seed=config.seed,
-            samples=config.samples, shuffle=config.shuffle,
-            masking=bertdata.Masking(probability=config.mlm_probability, policy=config.masking),
-            teacher_cache=config.teacher_cache or None,
-        )  # fmt: skip
+        loader = assemble.loader(config, shards)
         plan = Plan.of(config, num_samples=loader.num_samples, world_size=nproc)
         targets = first_targets(loader, config, plan)
     except BertdataError as error:
@@ -60,7 +58,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         shares = (
             f"{facts['pad_share']:.0%} of the places are padding and {facts['crop_share']:.0%} of the text is cut off"
         )
-        yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {config.samples} for other lengths")
+        yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {assemble.samples(config)} for other lengths")
     yield "batch", _batch(config, plan, nproc)
     first = [warning for warning in plan.warnings if "warmup" in warning]
     share = (
@@ -71,7 +69,9 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     if "validation" not in shards.splits:
         yield "validation", (WARN, "no validation split, so nothing is evaluated; build with --validation 0.01")
     try:
-        weights = _model(config, shards)
+        weights, _ = assemble.model(config, shards)
+        cpu = torch.device("cpu")
+        assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu))
     except BertdataError as error:
         yield "model", (FAIL, str(error))
         return
@@ -91,13 +91,6 @@ def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
     if plan.share * nproc > 1.1 * config.global_batch_size:
         return WARN, f"{said}; some ranks wait for others; make the batch a multiple of the ranks"
     return PASS, said
-
-
-def _model(config: Config, shards: bertdata.Dataset) -> torch.nn.Module:
-    length, nsp = max(config.length, config.long_length or 0), config.objective == "mlm+nsp"
-    if config.init:
-        return model.start_from(config.init, shards, length=length, nsp=nsp)[0]
-    return model.build(config.model, shards.special_tokens, length=length, seed=config.seed, nsp=nsp)
 
 
 def _devices(nproc: int) -> Finding:

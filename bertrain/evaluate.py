@@ -1,45 +1,57 @@
 """Loss and accuracy of a checkpoint on held-out text, on masks fixed by a seed.
 
-    python -m bertrain.evaluate --checkpoint run/ --data shards/
+    bertrain evaluate --checkpoint run/ --data shards/
 
-Always masks 15 % (80/10/10), whatever a run was trained with, so that numbers compare; the mean is over tokens. The
-last line of standard output is a JSON object. Losses of different vocabularies do not compare.
+Always masks 15 % (80/10/10), whatever a run was trained with, so that numbers compare; the loss is a mean over tokens.
+Losses of different vocabularies do not compare; bits per byte do, as far as a masked loss can.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 from torch.nn import functional as F
+from tqdm import tqdm
 
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.tokenize.load import load as load_tokenizer
-from bertrain import checkpoint, feed, metrics, model
-from bertrain.dist import World, world
-from bertrain.loss import MaskedLM
+from bertrain import feed
+from bertrain.models import build
+from bertrain.models.encoder import Encoder
+from bertrain.runtime import checkpoint, log
+from bertrain.runtime.dist import World, world
 
 MASKING = bertdata.Masking(probability=0.15)
 SEED = 0
-ROWS = 64  # of a forward pass, and a batch
-PLACES = 64 * 128  # of a forward pass at most: rows that are longer come fewer at a time
+ROWS = 64  # of a batch, and of a forward pass
+PLACES = 64 * 128  # tokens in a forward pass at most: longer rows come fewer at a time
 
 
 @torch.no_grad()
 def evaluate(
-    module: MaskedLM, shards: bertdata.Dataset, ranks: World, *, split: str, length: int, max_samples: int | None = None
-) -> dict[str, Any]:
+    encoder: Encoder,
+    shards: bertdata.Dataset,
+    ranks: World,
+    *,
+    split: str,
+    length: int,
+    max_samples: int | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
+    progress: bool = False,
+) -> dict[str, Any] | None:
     """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
 
-    Also bits_per_byte, which compares between vocabularies as far as a masked loss can (bits a token × tokens a byte of
-    the whole dataset), and the token predicted most often and its share of all predictions. All ranks must call it;
-    each takes its part, and all get the same result.
+    Also bits_per_byte (bits a token × tokens a byte of the whole dataset), and the token predicted most often and its
+    share of all predictions. All ranks must call it; each takes its part, and all get the same result. interrupted:
+    asked on all ranks after each batch; where it is true the result is None. progress: show a bar on rank 0.
     """
     loader = bertdata.Loader(
         shards,
@@ -50,91 +62,132 @@ def evaluate(
         world_size=ranks.world_size,
         split=split,
         masking=MASKING,
-        samples="packed" if module.isolate else "windows",
+        samples="packed" if encoder.isolate else "windows",
         epochs=1,
     )
-    predicted = torch.zeros(module.model.config.vocab_size, dtype=torch.int64, device=ranks.device)
-    totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, right, targets, samples
-    was_training = module.training
-    module.eval()
+    predicted = torch.zeros(encoder.model.config.vocab_size, dtype=torch.int64, device=ranks.device)
+    totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, correct, targets, samples
+    was_training = encoder.training
+    encoder.eval()
     size = max(1, min(ROWS, PLACES // length))
-    for batch in loader:
-        for piece in feed.micro_batches(batch, size=size, count=-(-ROWS // size), device=ranks.device):
-            targets = piece.pop("targets")
-            logits, wanted = module.logits(**piece).flatten(0, 1).float(), targets.flatten()
-            best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
-            loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
-            totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
-            predicted += torch.bincount(best[counts], minlength=predicted.numel())
-        totals[2:] += torch.tensor([feed.num_targets(batch), batch.sample_ids.size], device=ranks.device)
-        if max_samples is not None and loader.position >= max_samples:
-            break
-    module.train(was_training)
-    sum_of_losses, num_right, num_targets, num_samples = ranks.sum(totals).tolist()
-    mean = metrics.means(sum_of_losses, num_right, num_targets)
+    last = min(loader.num_samples, max_samples or loader.num_samples)
+    with tqdm(total=last, unit="sample", leave=False, disable=None if progress and ranks.rank == 0 else True) as bar:
+        for batch in loader:
+            for piece in feed.micro_batches(batch, size=size, count=-(-ROWS // size), device=ranks.device):
+                targets = piece.pop("targets")
+                logits, wanted = encoder.logits(**piece).flatten(0, 1).float(), targets.flatten()
+                best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
+                loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
+                totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
+                predicted += torch.bincount(best[counts], minlength=predicted.numel())
+            totals[2:] += torch.tensor([feed.num_targets(batch), batch.sample_ids.size], device=ranks.device)
+            bar.update(min(loader.position, last) - bar.n)
+            if interrupted():
+                encoder.train(was_training)
+                return None
+            if loader.position >= last:
+                break
+    encoder.train(was_training)
+    sum_of_losses, num_correct, num_targets, num_samples = ranks.sum(totals).tolist()
+    mean = log.mean_losses(sum_of_losses, num_correct, num_targets)
     most = int(ranks.sum(predicted).argmax())
-    same = {"same_token": most, "same_share": int(predicted[most]) / max(1.0, num_targets)}
     perplexity = None if mean["loss"] is None else math.exp(min(700.0, mean["loss"]))
     text_bytes, counts = shards.manifest.counts["text_bytes"], shards.manifest.counts["documents"]
     tokens = shards.num_tokens - counts * (shards.special_tokens.separator is not None)
     bits = None if mean["loss"] is None or not text_bytes else mean["loss"] / math.log(2) * tokens / text_bytes
-    whole = {"bits_per_byte": bits, "targets": int(num_targets), "samples": int(num_samples)}
-    return {"split": split, **mean, "mlm_ppl": perplexity, **whole, **same}
+    return {
+        "split": split,
+        **mean,
+        "mlm_ppl": perplexity,
+        "bits_per_byte": bits,
+        "targets": int(num_targets),
+        "samples": int(num_samples),
+        "same_token": most,
+        "same_token_text": load_tokenizer(str(shards.path)).spell(most),
+        "same_share": int(predicted[most]) / max(1.0, num_targets),
+    }
 
 
 @torch.no_grad()
 def predictions(
-    module: MaskedLM, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int
+    encoder: Encoder, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int
 ) -> list[str]:
-    """A table of masked places of the first rows that `evaluate` sees: input, target, predicted."""
-    samples = "packed" if module.isolate else "windows"
+    """A table of the masked places of the first rows that `evaluate` sees: input, target, predicted."""
+    samples = "packed" if encoder.isolate else "windows"
     options = {"length": length, "global_batch_size": rows, "seed": SEED, "split": split, "samples": samples}
     loader = bertdata.Loader(shards, masking=MASKING, **options)
     batch = next(loader)
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
     piece.pop("targets")
-    was_training = module.training
-    module.eval()
-    predicted = module.logits(**piece).argmax(-1).cpu().numpy()
-    module.train(was_training)
-    return metrics.table(load_tokenizer(str(shards.path)), batch, predicted)
+    was_training = encoder.training
+    encoder.eval()
+    predicted = encoder.logits(**piece).argmax(-1).cpu().numpy()
+    encoder.train(was_training)
+    return log.table(load_tokenizer(str(shards.path)), batch, predicted)
 
 
 def _open(
     path: str, data: str, split: str, length: int | None, ranks: World
-) -> tuple[MaskedLM, bertdata.Dataset, Path, int]:
-    """The checkpoint and the shards, after checking that they belong together."""
+) -> tuple[Encoder, bertdata.Dataset, Path, int]:
+    """The checkpoint, the shards and the row length, after checking that they belong together."""
     directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
     if split not in shards.splits:
         raise UsageError(f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split")
-    known: dict[str, Any] = {"length": 128, "samples": "windows"}
+    trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / checkpoint.TRAINER).exists():
-        known |= checkpoint.read_trainer(directory)["loader"]
-    module = MaskedLM(model.load(directory), isolate=known["samples"] == "packed").to(ranks.device)
-    model.check_fits(directory, shards, module.model)
-    length = length or known["length"]
-    if length > module.model.config.max_position_embeddings:
-        raise UsageError(f"--length {length} is more than the places of {directory}")
-    return module, shards, directory, length
+        trained |= checkpoint.read_trainer(directory)["loader"]
+    encoder = Encoder(build.load(directory), isolate=trained["samples"] == "packed").to(ranks.device)
+    build.check_fits(directory, shards, encoder.model)
+    length = length or trained["length"]
+    if length > build.max_length(encoder.model.config):
+        raise UsageError(
+            f"--length {length} is more than the {build.max_length(encoder.model.config)} positions of {directory}"
+        )
+    return encoder, shards, directory, length
+
+
+def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[str, float]) -> str:
+    """The result for a terminal."""
+
+    def number(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    rows = [
+        ("loss", f"{number(result['loss'], '.4f')} nats a token (uniform {reference['uniform']:.4f}, unigram "
+                 f"{reference['unigram']:.4f})"),
+        ("accuracy", number(result["accuracy"], ".2%")),
+        ("perplexity", number(result["mlm_ppl"], ",.2f")),
+        ("bits per byte", number(result["bits_per_byte"], ".4f")),
+        ("measured on", f"{result['targets']:,} masked tokens of {result['samples']:,} samples of {length}, split "
+                        f"{result['split']}"),
+    ]  # fmt: skip
+    return "\n".join([str(directory), *(f"  {name:<15}{value}" for name, value in rows)])
 
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--checkpoint", "path", required=True, help="A run directory, or any directory with a masked LM in it.")
 @click.option("--data", required=True, help="Directory of shards.")
 @click.option("--split", default="validation", help="Split to evaluate on.")
-@click.option("--length", type=click.IntRange(min=3), help="Tokens of a row. None: as the run was trained, else 128.")
-@click.option("--max-samples", type=click.IntRange(min=1), help="Stop after about so many samples.")
-@click.option("--show", default=0, type=click.IntRange(min=0), help="Also print the masked places of so many rows.")
-def main(path: str, data: str, split: str, length: int | None, max_samples: int | None, show: int) -> None:
-    """Evaluate a checkpoint on held-out text; runs alone or under torchrun."""
+@click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. None: that of the run, else 128.")
+@click.option("--max-samples", type=click.IntRange(min=1), help="Number of samples to evaluate. None: the whole split.")
+@click.option("--show", default=0, type=click.IntRange(min=0), help="Number of rows to print predictions of.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+def main(
+    path: str, data: str, split: str, length: int | None, max_samples: int | None, show: int, as_json: bool
+) -> None:
+    """Measure the loss of a checkpoint on held-out text. Runs alone or under torchrun."""
     with world() as ranks:
-        module, shards, directory, places = ranks.together(lambda: _open(path, data, split, length, ranks))
-        result = evaluate(module, shards, ranks, split=split, length=places, max_samples=max_samples)
-        if ranks.rank == 0:
+        encoder, shards, directory, places = ranks.together(lambda: _open(path, data, split, length, ranks))
+        result = evaluate(encoder, shards, ranks, split=split, length=places, max_samples=max_samples, progress=True)
+        if ranks.rank == 0 and result is not None:
             if show:
-                print("\n".join(predictions(module, shards, ranks.device, split=split, length=places, rows=show)))
-            reference = metrics.reference_losses(shards, split)
-            print(json.dumps({"checkpoint": str(directory), "length": places} | result | {"reference": reference}))
+                click.echo("\n".join(predictions(encoder, shards, ranks.device, split=split, length=places, rows=show)))
+            reference = log.reference_losses(shards, split)
+            if as_json:
+                known = {"checkpoint": str(directory), "length": places}
+                click.echo(json.dumps(known | result | {"reference": reference}))
+            else:
+                click.echo(_text(result, directory, places, reference))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Batches of numpy → tensors: micro-batches on the device for our loop, torch datasets for the loops of others.
+"""Batches of numpy → tensors: micro-batches on the device for our loop, torch datasets for other loops.
 
 The only file that turns arrays into tensors.
 """
@@ -23,7 +23,7 @@ def num_targets(batch: Batch) -> int:
 
 
 def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Exactly `count` pieces of at most `size` rows, as arguments for MaskedLM.
+    """Exactly `count` pieces of at most `size` rows, as arguments for Learner.
 
     A piece beyond the batch's rows (ranks may differ by one) is one row without targets, so that every rank runs the
     same number of passes. Packed rows bring cu_seqlens, int32, where there is a kernel that asks for them.

@@ -1,10 +1,10 @@
 """Fine-tune a checkpoint on labelled text, over several seeds.
 
-    python -m bertrain.finetune --checkpoint run/ --train train.tsv --dev dev.tsv --test test.tsv --out tuned/
+    bertrain finetune --checkpoint run/ --train train.tsv --dev dev.tsv --test test.tsv --out tuned/
 
-Classification reports accuracy, F1 (of label 1 if there are two, else their mean) and Matthews' correlation, regression
-Pearson's and Spearman's. Of each seed the epoch that is best on dev is kept, as a Hugging Face directory. The last line
-of standard output is a JSON object. --from-scratch begins with random weights, to see what pre-training gave.
+Classification reports accuracy, F1 (of the second label if there are two, else the mean over labels) and Matthews'
+correlation; regression reports Pearson's and Spearman's correlation. The epoch of each seed that is best on dev is
+kept, as a Hugging Face directory. --from-scratch starts from random weights, to show what pre-training gave.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ import numpy as np
 import torch
 import transformers
 from torch.nn import functional as F
+from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
-from bertrain import checkpoint, tables
-from bertrain.metrics import has_bf16
-from bertrain.model import DROPOUTS, choose_attention
+from bertrain import optim, tables
+from bertrain.models.build import choose_attention, max_length
+from bertrain.models.families import DROPOUTS
+from bertrain.runtime import checkpoint
+from bertrain.runtime.rates import has_bf16
 
-WARMUP = 0.1  # of the steps
+WARMUP = 0.1  # share of the steps
 WEIGHT_DECAY = 0.01
+MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
 HEADS = ("classifier", "score", "head", "pooler")
 
 
@@ -40,7 +44,7 @@ def finetune(
     epochs: int, batch_size: int, lr: float, length: int, dropout: float, from_scratch: bool,
     precision: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """One run. held_out: "dev", and perhaps "test". Returns the curve, the best epoch, and its metrics by file."""
+    """One run. held_out: "dev", and perhaps "test". Returns the curve, the best epoch, and its metrics by split."""
     names = None if task == "regression" else sorted({str(label) for label in train.labels})
     directory = checkpoint.find(Path(start)) if Path(start).is_dir() else start
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
@@ -48,19 +52,19 @@ def finetune(
     bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and has_bf16(device))
     model, num_loaded = _model(directory, names, from_scratch=from_scratch, dropout=dropout)
     choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
-    click.echo(f"seed {seed}: {num_loaded} tensors of the encoder are those of {directory}")
+    num_tensors = len(model.base_model.state_dict())
+    click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    length = min(length, model.config.max_position_embeddings)
+    length = min(length, max_length(model.config))
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     model.to(device).train()
     sets = {name: _encode(tokenizer, part, names, length) for name, part in {"train": train, **held_out}.items()}
-    decayed = [p for p in model.parameters() if p.ndim >= 2]
-    rest = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.0, fused=True)
+    optimizer = torch.optim.AdamW(optim.parameter_groups(model, WEIGHT_DECAY), lr=0.0, fused=True)
     rows, labels = sets["train"]
     steps = epochs * -(-len(rows) // batch_size)
+    schedule = {"peak": lr, "steps": steps, "warmup_steps": round(WARMUP * steps), "schedule": "linear"}
     curve, best, step, kept = [], None, 0, None
+    bar = tqdm(total=steps, desc=f"seed {seed}", unit="step", leave=False, disable=None)
     for epoch in range(epochs):
         total = 0.0
         for chosen in _batches(rows, batch_size, np.random.default_rng(bertdata.key(seed, "order", epoch))):
@@ -70,10 +74,9 @@ def finetune(
             loss = F.mse_loss(logits.squeeze(-1), wanted) if names is None else F.cross_entropy(logits, wanted)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            rising, falling = (step + 1) / (WARMUP * steps + 1), (steps - step) / ((1 - WARMUP) * steps)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * min(rising, falling, 1.0)
+            optim.set_learning_rate(optimizer, optim.learning_rate(step, **schedule))
             optimizer.step()
+            bar.update()
             optimizer.zero_grad()
             step, total = step + 1, total + loss.item() * chosen.size
         with autocast:
@@ -82,6 +85,7 @@ def finetune(
         main = scores["dev"]["pearson" if names is None else "accuracy"]
         if best is None or main > best[0]:
             best, kept = (main, epoch), copy.deepcopy(model.state_dict())
+    bar.close()
     assert best is not None  # noqa: S101  (there is an epoch)
     model.load_state_dict(kept)
     model.save_pretrained(out)
@@ -154,12 +158,12 @@ def _score(
     model: Any, tokenizer: Any, rows: list[Any], labels: torch.Tensor, names: list[str] | None, device: torch.device
 ) -> dict[str, float]:
     model.eval()
-    found = []
+    batches = []
     for first in range(0, len(rows), 64):
         inputs = tokenizer.pad(rows[first : first + 64], return_tensors="pt").to(device)
-        found.append(model(**inputs).logits.float().cpu())
+        batches.append(model(**inputs).logits.float().cpu())
     model.train()
-    logits = torch.cat(found)
+    logits = torch.cat(batches)
     if names is None:
         return regression(logits.squeeze(-1).numpy(), labels.numpy())
     return classification(logits.argmax(-1).numpy(), labels.numpy(), len(names))
@@ -201,37 +205,53 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--checkpoint", "start", required=True, help="A run directory, a checkpoint, or a hub name.")
-@click.option("--train", required=True, help="TSV, CSV, JSON lines or Parquet.")
-@click.option("--dev", required=True, help="To choose the best epoch by.")
-@click.option("--test", help="Reported at the best epoch.")
+@click.option("--train", required=True, help="Examples to train on: TSV, CSV, JSON lines or Parquet.")
+@click.option("--dev", required=True, help="Examples that choose the best epoch, in the same formats.")
+@click.option("--test", help="Examples to report at the best epoch.")
 @click.option("--out", required=True, help="Directory for result.json and a model for each seed.")
 @click.option(
-    "--task", type=click.Choice(["classification", "regression"]), default="classification", help="Of labels."
+    "--task",
+    type=click.Choice(["classification", "regression"]),
+    default="classification",
+    help="What labels are: classes, or numbers.",
 )
-@click.option("--text", default="0", help="Column of the text, by name or number.")
-@click.option("--other", default="", help="Column of the second text, if there is one.")
-@click.option("--label", default="-1", help="Column of the label.")
-@click.option("--seeds", default=3, type=click.IntRange(min=1), help="Runs, with seeds 0, 1, ...")
+@click.option("--text", default="0", help="Column of the text: its name, or its number from 0.")
+@click.option("--other", default="", help="Column of the second text, for pairs of texts.")
+@click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")
+@click.option("--seeds", default=3, type=click.IntRange(min=1), help="Number of runs, with seeds 0, 1, ...")
 @click.option("--epochs", default=3, type=click.IntRange(min=1), help="Passes over the examples.")
-@click.option("--batch-size", default=32, type=click.IntRange(min=1), help="Rows of a step.")
+@click.option("--batch-size", default=32, type=click.IntRange(min=1), help="Rows in one optimizer step.")
 @click.option("--lr", default=5e-5, type=click.FloatRange(min=0, min_open=True), help="Peak learning rate.")
-@click.option("--length", default=128, type=click.IntRange(min=3), help="Tokens of a row at most.")
+@click.option("--length", default=128, type=click.IntRange(min=3), help="Longest row in tokens; longer texts are cut.")
 @click.option(
     "--dropout",
     default=0.1,
     type=click.FloatRange(0, 1, max_open=True),
-    help="Everywhere, also where pre-training had none.",
+    help="Dropout probability, also of models that were pre-trained without.",
 )
-@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), default="auto", help="auto: bf16 on GPUs.")
-@click.option("--from-scratch", is_flag=True, help="Begin with random weights, for comparison.")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "fp32", "bf16"]),
+    default="auto",
+    help="Number format of matrix products. auto: bf16 on GPUs, fp32 on CPUs.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@click.option("--from-scratch", is_flag=True, help="Start from random weights, for comparison.")
 def main(
     start: str, train: str, dev: str, test: str | None, out: str, task: str, text: str, other: str, label: str,
-    seeds: int, **options: Any,
+    seeds: int, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Fine-tune a checkpoint for classification or regression."""
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     columns = {"text": text, "other": other, "label": label}
     examples = tables.read(train, **columns)
+    if task == "classification":
+        num_labels = len({str(label) for label in examples.labels})
+        if num_labels > MANY_LABELS and num_labels > len(examples.labels) / 2:
+            click.echo(
+                f"warning: {train} has {num_labels:,} different labels in {len(examples.labels):,} rows; is "
+                f"--label {label} the column of the label, or --task regression meant?", err=True,
+            )  # fmt: skip
     held_out = {name: tables.read(path, **columns) for name, path in (("dev", dev), ("test", test)) if path}
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
@@ -243,16 +263,23 @@ def main(
             f"{name} " + ", ".join(f"{metric} {value:.4f}" for metric, value in runs[-1][name].items())
             for name in held_out
         )
-        click.echo(f"seed {seed}: best after epoch {runs[-1]['best_epoch']}: {shown}")
+        click.echo(f"seed {seed}: best after epoch {runs[-1]['best_epoch']}: {shown}", err=True)
     summary: dict[str, Any] = {}
     for name in held_out:
         for metric in runs[0][name]:
             values = [run[name][metric] for run in runs]
-            spread = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+            spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
             summary[f"{name}_{metric}"] = {what: round(value, 5) for what, value in spread.items()}
     result = {"checkpoint": start, "task": task, "seeds": seeds, **options, **summary}
     write_file(directory / "result.json", json.dumps(result | {"runs": runs}, indent=1).encode())
-    click.echo(json.dumps(result))
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    click.echo(f"{start}: {task}, {seeds} seeds, the best epoch of each on dev")
+    click.echo(f"  {'':<18}{'median':>10}{'min':>10}{'max':>10}")
+    for name, spread in summary.items():
+        click.echo(f"  {name.replace('_', ' '):<18}" + "".join(f"{value:>10.4f}" for value in spread.values()))
+    click.echo(f"models and result.json are in {directory}")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,10 @@ class Examples:
 
 
 def read(path: str, *, text: str, other: str, label: str) -> Examples:
-    """Rows of a file; text, other and label name columns, or number them from 0. other "": there is no second text.
+    """The rows of a file. text, other and label name columns, or number them from 0. other "": there is no second text.
 
     A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. Raises
-    UsageError, naming the file and the line, for what does not fit.
+    UsageError, naming the file and the line, for what does not fit and for empty labels.
     """
     file = Path(path)
     try:
@@ -33,23 +33,31 @@ def read(path: str, *, text: str, other: str, label: str) -> Examples:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not rows:
         raise UsageError(f"{path} holds no examples")
-    found: dict[str, list[Any]] = {}
-    for role, wanted in (("texts", text), ("others", other), ("labels", label)):
+    columns: dict[str, Any] = {}
+    for role, wanted in (("--text", text), ("--other", other), ("--label", label)):
         if not wanted:
             continue
         if wanted in names:
-            column: Any = wanted
+            columns[role] = wanted
         elif wanted.lstrip("-").isdigit() and -len(names) <= int(wanted) < len(names):
-            column = names[int(wanted)]
+            columns[role] = names[int(wanted)]
         else:
             raise UsageError(f"{path} has no column {wanted!r}, only {', '.join(map(str, names))}")
-        found[role] = []
+    for role in columns.keys() - {"--label"}:
+        if columns[role] == columns["--label"]:
+            raise UsageError(
+                f"{path}: {role} and --label are the same column, {columns[role]!r}; give the column of the label, of "
+                f"{', '.join(map(str, names))}"
+            )
+    values: dict[str, list[Any]] = {role: [] for role in columns}
+    for role, column in columns.items():
         for number, row in rows:
-            if row.get(column) is None:
-                raise UsageError(f"{path}, line {number} has no value for column {column!r}")
-            found[role].append(row[column])
-    texts, others = [str(t) for t in found["texts"]], found.get("others")
-    return Examples(texts, [str(t) for t in others] if others is not None else None, found["labels"])
+            value = row.get(column)
+            if value is None or (role == "--label" and not str(value).strip()):
+                raise UsageError(f"{path}, line {number} has no value for column {column!r}; fill it or remove the row")
+            values[role].append(value)
+    others = [str(t) for t in values["--other"]] if "--other" in values else None
+    return Examples([str(t) for t in values["--text"]], others, values["--label"])
 
 
 def _rows(file: Path, wanted: set[str]) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:

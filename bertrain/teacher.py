@@ -1,11 +1,11 @@
-"""A teacher's answers to exactly the masked samples a student will see, written once.
+"""A teacher's answers to exactly the masked samples that a student will see, written once.
 
     python -m bertrain.teacher --model big/ --data shards/ --out logits/ --variants 4
     torchrun --nproc-per-node 8 -m bertrain.teacher --model big/ --data shards/ --out logits/ --max-samples 10000000
     torchrun --nproc-per-node 8 -m bertrain.pretrain --data shards/ --out run/ --teacher-cache logits/
 
-Masks are a function of seed, variant and sample, so they are known before any student is. Interrupted, the same command
-goes on, on any number of ranks. What is written is in docs/format.md, which samples in docs/determinism.md.
+Masks are a function of seed, variant and sample, so they are known before any student exists. Interrupted, the same
+command continues, on any number of ranks. docs/format.md says what is written, docs/determinism.md which samples.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from tqdm import tqdm
 
 import bertdata
+from bertdata.choices import MASKING_POLICIES, SHUFFLES
 from bertdata.cli import one_sentence
 from bertdata.errors import DatasetError, UsageError
 from bertdata.format import answers
 from bertdata.format.records import FORMAT_VERSION
-from bertrain import checkpoint, feed, model
-from bertrain.config import POLICIES
-from bertrain.dist import World, world
-from bertrain.loss import MaskedLM
-from bertrain.metrics import has_bf16
+from bertrain import assemble, feed
+from bertrain.config import Config
+from bertrain.models import build
+from bertrain.models.encoder import Encoder
+from bertrain.runtime import checkpoint
+from bertrain.runtime.dist import World, world
+from bertrain.runtime.rates import has_bf16
 
 LIMIT_BYTES = 10 * 10**9  # past which --yes is asked for
 MOST_UNITS = 100_000  # so that the record of all can be read: 600 bytes a unit
@@ -45,20 +49,19 @@ class _Work:
         variants, most = options["variants"], options["max_samples"]
         if variants is None and most is None:
             raise UsageError(
-                "every epoch has new masks, so there is no end to what a teacher could be asked: give --max-samples, "
-                "the student's --steps times its --global-batch-size, or --variants, after which masks come round"
+                "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
+                "masks; give --max-samples, the student's --steps times its --global-batch-size, or --variants, the "
+                "number of epochs after which masks repeat"
             )
         self.shards = bertdata.open(options["data"])
         self.vocab_size = self.shards.special_tokens.vocab_size
-        self.loader = bertdata.Loader(
-            self.shards,
-            length=options["length"],
-            seed=options["seed"],
-            samples=options["samples"],
-            shuffle=options["shuffle"],
-            masking=bertdata.Masking(probability=options["mlm_probability"], policy=options["masking"]),
-            variants=variants,
+        names = ("data", "out", "length", "seed", "shuffle", "mlm_probability", "masking")
+        student = Config(
+            **{name: options[name] for name in names},
+            isolate_documents=options["samples"] == "packed",
+            objective="mlm+nsp" if options["samples"] == "pairs" else "mlm",
         )
+        self.loader = assemble.loader(student, self.shards, variants=variants)
         if options["top_k"] > self.vocab_size:
             raise UsageError(f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens there are")
         if self.loader.num_slots == 0:
@@ -67,12 +70,13 @@ class _Work:
                 "raise it, or --length"
             )
         directory = checkpoint.find(Path(options["model"]))
-        weights = model.load(directory)
-        model.check_fits(directory, self.shards, weights)
-        if options["length"] > weights.config.max_position_embeddings:
-            raise UsageError(f"--length {options['length']} is more than the places of {directory}")
-        module = MaskedLM(weights, isolate=options["samples"] == "packed")
-        self.module = module.to(ranks.device).eval().requires_grad_(False)
+        weights = build.load(directory)
+        build.check_fits(directory, self.shards, weights)
+        if options["length"] > build.max_length(weights.config):
+            most = build.max_length(weights.config)
+            raise UsageError(f"--length {options['length']} is more than the {most} positions of {directory}")
+        encoder = Encoder(weights, isolate=student.isolate_documents)
+        self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
         whole = None if variants is None else variants * self.loader.num_samples
         stream = self.loader.state_dict()
         del stream["position"]
@@ -80,7 +84,7 @@ class _Work:
             "format": answers.FORMAT,
             "format_version": FORMAT_VERSION,
             "teacher": {
-                "sha256": model.fingerprint(weights),
+                "sha256": build.fingerprint(weights),
                 "parameters": sum(parameter.numel() for parameter in weights.parameters()),
                 "precision": "bf16" if ranks.device.type == "cuda" and has_bf16(ranks.device) else "fp32",
             },
@@ -103,26 +107,24 @@ class _Work:
                 f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
                 f"give at least {least}"
             )
-        self.complete = False
-        self.missing: list[int] = []
 
-    def begin(self) -> None:
-        """On rank 0: the header is written, or compared with the one that is there."""
+    def begin(self) -> list[int]:
+        """Writes the header, or compares it with the one that is there. Returns the units to make. For rank 0."""
         answers.begin(self.out, self.header)
+        return [] if self.is_complete else answers.missing_units(self.out, self.header)
 
-    def look(self) -> None:
-        """What is there already; the same on every rank."""
-        self.complete = (self.out / answers.CACHE).exists()
-        self.missing = [] if self.complete else answers.missing_units(self.out, self.header)
+    @property
+    def is_complete(self) -> bool:
+        return (self.out / answers.CACHE).exists()
 
-    def plan(self, *, yes: bool) -> None:
+    def plan(self, missing: list[int], *, yes: bool) -> None:
         """Says what is to come: bytes exactly, time by a trial. Raises UsageError past the limit without --yes."""
         header, size = self.header, answers.num_bytes(self.header)
         tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
-        left = answers.num_bytes(header, self.missing)
-        rows = [answers.rows_of(header, number) for number in self.missing]
+        left = answers.num_bytes(header, missing)
+        rows = [answers.rows_of(header, number) for number in missing]
         seconds = self._seconds_a_sample() * sum(stop - first for first, stop in rows) / self.ranks.world_size
-        made = answers.num_units(header) - len(self.missing)
+        made = answers.num_units(header) - len(missing)
         print(
             f"{self.out}: {header['samples']:,} samples of {self.loader.length}, {header['slots']} masked places each, "
             f"{header['top_k']} of {self.vocab_size:,} tokens kept\n"
@@ -160,7 +162,7 @@ class _Work:
         piece.pop("next_sentence_label", None)
         bf16 = self.header["teacher"]["precision"] == "bf16"
         with torch.autocast("cuda", torch.bfloat16) if bf16 else contextlib.nullcontext():
-            logits = self.module.logits(**piece)
+            logits = self.encoder.logits(**piece)
         logprobs = logits[..., : self.vocab_size].float().log_softmax(-1)
         top, ids = logprobs.topk(self.header["top_k"], dim=-1)
         tails = logprobs.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
@@ -184,14 +186,14 @@ class _Work:
 def answer(ranks: World, options: dict[str, Any]) -> None:
     """Makes the units that are missing, the j-th by rank j mod W, and publishes the cache."""
     work = ranks.together(lambda: _Work(ranks, options))
-    ranks.on_first(work.begin)
-    ranks.together(work.look)
-    ranks.on_first(lambda: work.plan(yes=options["yes"]) if work.missing else None)
-    for number in range(0, len(work.missing), ranks.world_size):
-        mine = work.missing[number + ranks.rank : number + ranks.rank + 1]
-        ranks.together(lambda: [work.unit(unit) for unit in mine])  # noqa: B023  (called at once)
-    if not work.complete:
-        ranks.on_first(lambda: answers.publish(work.out, work.header))
+    missing = ranks.from_first(work.begin)  # one rank looks, so that all share the same units
+    ranks.on_first(lambda: work.plan(missing, yes=options["yes"]) if missing else None)
+    with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
+        for number in range(0, len(missing), ranks.world_size):
+            mine = missing[number + ranks.rank : number + ranks.rank + 1]
+            ranks.together(lambda: [work.unit(unit) for unit in mine])  # noqa: B023  (called at once)
+            bar.update(len(missing[number : number + ranks.world_size]))
+    ranks.on_first(lambda: None if work.is_complete else answers.publish(work.out, work.header))
     if ranks.rank == 0:
         print(f"done: {work.out}; bertdata inspect {work.out} says what is in it", flush=True)
 
@@ -215,21 +217,27 @@ _ONE = click.IntRange(min=1)
 @click.option("--model", required=True, help="The teacher: a run directory, or any directory with a masked LM in it.")
 @click.option("--data", required=True, help="Directory of shards that the student will learn from.")
 @click.option("--out", required=True, help="Directory for the cache.")
-@click.option("--top-k", default=64, type=_ONE, help="Tokens to keep of each masked place; of others only their mass.")
-@click.option("--variants", type=_ONE, help="Epochs after which masks come round.")
-@click.option("--max-samples", type=_ONE, help="Stop after so many samples of the student's stream.")
-@click.option("--length", default=128, type=click.IntRange(min=3), help="Tokens of a row, as the student's.")
-@click.option("--seed", default=0, help="Of order and masks, as the student's.")
+@click.option(
+    "--top-k", default=64, type=_ONE, help="Tokens to keep for each masked place; of all others only the sum."
+)
+@click.option("--variants", type=_ONE, help="Number of epochs after which order and masks repeat.")
+@click.option("--max-samples", type=_ONE, help="Number of samples of the student's stream to answer.")
+@click.option("--length", default=128, type=click.IntRange(min=3), help="Row length in tokens, as the student's.")
+@click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
 @click.option("--samples", type=click.Choice(["windows", "packed", "pairs"]), default="windows",
-              help="packed for --isolate-documents, pairs for --objective mlm+nsp.")  # fmt: skip
-@click.option("--mlm-probability", default=0.15, help="Share of a row's tokens to predict, as the student's.")
-@click.option("--masking", type=click.Choice(POLICIES), default="exact", help="How they are selected.")
-@click.option("--shuffle", type=click.Choice(["full", "blocks"]), default="full", help="The order, as the student's.")
+              help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp.")  # fmt: skip
+@click.option("--mlm-probability", default=0.15, help="Share of a row's tokens to mask, as the student's.")
+@click.option(
+    "--masking", type=click.Choice(MASKING_POLICIES), default="exact", help="Masking policy, as the student's."
+)
+@click.option("--shuffle", type=click.Choice(SHUFFLES), default="full", help="Order of an epoch, as the student's.")
 @click.option("--batch-size", default=64, type=_ONE, help="Rows of a forward pass.")
-@click.option("--unit-samples", default=4096, type=_ONE, help="Samples of a unit: what a kill can lose on each rank.")
-@click.option("--yes", is_flag=True, help=f"Go on past {LIMIT_BYTES // 10**9} GB, or past what is free on the disk.")
+@click.option(
+    "--unit-samples", default=4096, type=_ONE, help="Samples in one unit, which is what a kill can lose on each rank."
+)
+@click.option("--yes", is_flag=True, help=f"Write more than {LIMIT_BYTES // 10**9} GB, or more than the disk has free.")
 def main(**options: Any) -> None:
-    """Write a teacher's answers to the masked samples a student will see. Runs alone or under torchrun."""
+    """Write a teacher's answers to the masked samples that a student will see. Runs alone or under torchrun."""
     with one_sentence(), world(patience=timedelta(days=7)) as ranks, contextlib.ExitStack() as stack:
         out = Path(options["out"])
 

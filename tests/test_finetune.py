@@ -42,12 +42,12 @@ def invoke(*arguments):
 def test_a_task_is_learned_and_the_best_epoch_kept(checkpoint, tmp_path):
     data = write_tsv(tmp_path / "train.tsv")
     done = invoke("--checkpoint", checkpoint, "--train", data, "--dev", data, "--test", data, "--out", tmp_path / "out",
-                  "--seeds", 2, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4)  # fmt: skip
+                  "--seeds", 2, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4, "--json")  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "seed 0: 37 tensors of the encoder are those of" in done.output
+    assert "seed 0: loaded 37 of 39 encoder tensors from" in done.output
     result = json.loads(done.output.splitlines()[-1])
-    assert result["dev_accuracy"]["least"] == result["test_accuracy"]["median"] == 1.0
-    assert result["dev_mcc"]["most"] == result["dev_f1"]["most"] == 1.0
+    assert result["dev_accuracy"]["min"] == result["test_accuracy"]["median"] == 1.0
+    assert result["dev_mcc"]["max"] == result["dev_f1"]["max"] == 1.0
     kept = json.loads((tmp_path / "out" / "result.json").read_text())
     assert [run["seed"] for run in kept["runs"]] == [0, 1]
     for run in kept["runs"]:
@@ -125,7 +125,7 @@ def test_regression(checkpoint, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = invoke("--checkpoint", checkpoint, "--train", path, "--dev", path, "--out", tmp_path / "out", "--task",
                   "regression", "--text", "a", "--other", "b", "--label", "score", "--seeds", 1, "--epochs", 20,
-                  "--lr", 2e-3, "--batch-size", 6)  # fmt: skip
+                  "--lr", 2e-3, "--batch-size", 6, "--json")  # fmt: skip
     assert done.exit_code == 0, done.output
     result = json.loads(done.output.splitlines()[-1])
     assert result["dev_pearson"]["median"] > 0.5
@@ -225,7 +225,7 @@ def test_columns_and_labels_that_do_not_fit_are_named(checkpoint, tmp_path):
         (["--dev", data, "--text", "7"], "has no column '7', only sentence, label"),
         (["--dev", tmp_path / "none.tsv"], "none.tsv cannot be read: No such file"),
         (["--dev", other], "label '7' is held out and never trained on, only 0, 1"),
-        (["--dev", data, "--task", "regression", "--label", "sentence"], "regression needs numbers as labels"),
+        (["--dev", data, "--task", "regression", "--text", "label", "--label", "sentence"], "needs numbers as labels"),
         (["--dev", data, "--checkpoint", tmp_path], "holds no checkpoint"),
     ):
         done = invoke(*arguments, *more)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from reference import grammar
-from training import train
+from training import learner, train
 
 import bertdata
 from bertdata.build import build
-from bertrain import checkpoint, feed, model
-from bertrain.loss import MaskedLM
+from bertrain import feed
+from bertrain.models import build as model
+from bertrain.runtime import checkpoint
 
 LENGTH = 32
 DISTANCE = 0.12  # nats above the floor that training has to come within
@@ -70,14 +71,16 @@ def test_training_comes_close_to_the_best_loss_there_is(tmp_path):
         shards, tmp_path / "run", steps=600, length=LENGTH, global_batch_size=32, lr=6e-3, log_every=100,
         eval_every=0, save_every=1000, model=str(tmp_path / "config.json"),
     )  # fmt: skip
-    module = MaskedLM(model.load(checkpoint.find(tmp_path / "run"))).eval()
+    module = learner(model.load(checkpoint.find(tmp_path / "run"))).eval()
     floor = loss = count = 0
     dataset = bertdata.open(shards)
     for batch in bertdata.Loader(dataset, length=LENGTH, global_batch_size=64, split="validation", epochs=1):
         if batch.attention_mask is not None:
             continue  # the floor is worked out for full rows
         with torch.no_grad():
-            loss += module(**next(feed.micro_batches(batch, size=64, count=1, device=torch.device("cpu"))))[0].item()
+            loss += module(**next(feed.micro_batches(batch, size=64, count=1, device=torch.device("cpu"))))[
+                "mlm"
+            ].sum.item()
         for row in zip(batch.input_ids, batch.masked_positions, batch.targets, strict=True):
             least, number = grammar.best_loss(*row)
             floor += least

@@ -5,11 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+from training import learner
 from transformers import BertConfig, BertForMaskedLM, ModernBertConfig, ModernBertForMaskedLM
 
 from bertdata import Loader
 from bertrain import feed
-from bertrain.loss import MaskedLM
 
 CPU = torch.device("cpu")
 SIZES = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
@@ -45,14 +45,14 @@ def test_a_row_of_documents_is_what_they_are_apart(kind):
     model, (ids, positions) = make(kind), row()
     apart = one_by_one(model, ids)
     with torch.no_grad():
-        together = MaskedLM(model, isolate=True).encode(ids, position_ids=positions)
+        together = learner(model, isolate=True).encode(ids, position_ids=positions)
     torch.testing.assert_close(together, apart, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_changing_one_document_changes_no_other(kind, compiled):
-    model, (ids, positions) = MaskedLM(make(kind), isolate=True), row()
+    model, (ids, positions) = learner(make(kind), isolate=True), row()
     places = torch.arange(ids.shape[1])[None]
     logits = torch.compile(model.logits, backend="eager", fullgraph=True, dynamic=False) if compiled else model.logits
     with torch.no_grad():
@@ -71,9 +71,9 @@ def test_changing_one_document_changes_no_other(kind, compiled):
 def test_batches_of_packed_rows_train_and_are_isolated(dataset, kind):
     """The loss of a packed row is that of its documents one by one; padding adds nothing."""
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
-    model = MaskedLM(make(kind), isolate=True).train()
+    model = learner(make(kind), isolate=True).train()
     piece = next(feed.micro_batches(batch, size=4, count=1, device=CPU))
-    losses, _ = model(**piece)
+    loss = model(**piece)["mlm"].sum
     plain, expected = make(kind), 0.0
     labels = batch.labels
     for b in range(4):
@@ -83,8 +83,8 @@ def test_batches_of_packed_rows_train_and_are_isolated(dataset, kind):
             ids, wanted = (torch.from_numpy(array[b : b + 1, start:stop]) for array in (batch.input_ids, labels))
             logits = plain(input_ids=ids).logits.flatten(0, 1)
             expected += torch.nn.functional.cross_entropy(logits, wanted.flatten(), reduction="sum")
-    torch.testing.assert_close(losses[0], expected, rtol=1e-5, atol=1e-4)
-    losses.sum().backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
+    loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -108,13 +108,12 @@ def test_a_piece_that_fills_up_is_one_document(dataset):
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=2))
     *_, filler = feed.micro_batches(batch, size=2, count=2, device=CPU)
     assert feed.bounds(filler["position_ids"]).unique().tolist() == [0, 40]
-    losses, right = MaskedLM(make("bert"), isolate=True)(**filler)
-    assert losses.tolist() == [0.0]
-    assert right.tolist() == [0]
+    loss = learner(make("bert"), isolate=True)(**filler)["mlm"]
+    assert (loss.sum.item(), loss.num_correct.item()) == (0.0, 0)
 
 
 def test_isolation_needs_packed_rows():
-    model, (ids, _) = MaskedLM(make("bert"), isolate=True), row()
+    model, (ids, _) = learner(make("bert"), isolate=True), row()
     with pytest.raises(RuntimeError, match="without document_ids"):
         model.model(input_ids=ids)
 
@@ -160,14 +159,14 @@ def test_setting_the_attention_of_a_model_does_not_touch_another_of_the_same_con
     """_from_config changes the config it is given, so configs are never shared here."""
     config = make("bert").config
     one = BertForMaskedLM._from_config(copy.deepcopy(config), attn_implementation="sdpa")
-    MaskedLM(one, isolate=True)
+    learner(one, isolate=True)
     assert one.config._attn_implementation == "bertrain_isolated"
     assert BertForMaskedLM(copy.deepcopy(config)).config._attn_implementation != "bertrain_isolated"
 
 
 def test_a_module_called_past_its_wrapper_is_not_synchronised():
-    """DistributedDataParallel only works through its own forward: so MaskedLM holds encoder, head and loss."""
-    model = MaskedLM(make("bert"))
+    """DistributedDataParallel only works through its own forward: so Learner holds encoder, heads and losses."""
+    model = learner(make("bert"))
     assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"model"}
     assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in model.model.parameters())
 

@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from training import learner
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain import feed, model, optim
-from bertrain.dist import World
+from bertrain import feed, optim
+from bertrain.config import Config
 from bertrain.evaluate import evaluate
-from bertrain.loss import MaskedLM
+from bertrain.models import build as model
+from bertrain.runtime.dist import World
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
@@ -19,9 +21,8 @@ ALONE = World(0, 1, CPU)
 @pytest.mark.parametrize("name", ["bert-tiny", "modernbert-tiny"])
 def test_loss_of_masked_places_is_that_of_transformers_over_all_places(name, dataset):
     batch = next(bertdata.Loader(dataset, length=24, global_batch_size=5, seed=3))
-    module = MaskedLM(model.build(name, dataset.special_tokens, length=24, seed=0))
-    loss, right = module(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))
-    loss, right = loss[0], right[0]
+    module = learner(model.build(name, dataset.special_tokens, length=24, seed=0))
+    loss, right = module(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))["mlm"]
     ours = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
     logits = module.model(input_ids=torch.from_numpy(batch.input_ids)).logits
     labels = torch.from_numpy(batch.labels)
@@ -38,12 +39,12 @@ def test_padding_is_inert(dataset, attention):
     """What stands in padded places changes no loss, also in the attention that bf16 has on CPUs."""
     loader = bertdata.Loader(dataset, length=64, global_batch_size=256, epochs=1)
     batch = next(b for b in loader if b.attention_mask is not None)
-    module = MaskedLM(model.build("modernbert-tiny", dataset.special_tokens, length=64, seed=0)).eval()
+    module = learner(model.build("modernbert-tiny", dataset.special_tokens, length=64, seed=0)).eval()
     module.model.set_attn_implementation(attention)
     piece = next(feed.micro_batches(batch, size=1024, count=1, device=CPU))
-    before = module(**piece)[0]
+    before = module(**piece)["mlm"].sum
     piece["input_ids"] = torch.where(piece["attention_mask"] == 0, 7, piece["input_ids"])
-    torch.testing.assert_close(module(**piece)[0], before)
+    torch.testing.assert_close(module(**piece)["mlm"].sum, before)
 
 
 def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
@@ -52,21 +53,20 @@ def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
     assert [len(piece["input_ids"]) for piece in pieces] == [2, 2, 1, 1]
     assert torch.equal(torch.cat([p["input_ids"] for p in pieces[:3]]), torch.from_numpy(batch.input_ids))
     assert (pieces[3]["targets"] == bertdata.IGNORE_INDEX).all()
-    module = MaskedLM(model.build("bert-tiny", dataset.special_tokens, length=24, seed=0))
-    assert module(**pieces[3])[0].item() == 0.0
+    module = learner(model.build("bert-tiny", dataset.special_tokens, length=24, seed=0))
+    assert module(**pieces[3])["mlm"].sum.item() == 0.0
 
 
 def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
     batch = bertdata.Loader(dataset, length=32).read(np.array([0]))
-    module = MaskedLM(model.build("bert-tiny", dataset.special_tokens, length=32, seed=0))
-    optimizer = optim.adamw(module)
-    for group in optimizer.param_groups:
-        group["lr"] = 3e-3
+    module = learner(model.build("bert-tiny", dataset.special_tokens, length=32, seed=0))
+    optimizer = optim.build(module, Config(data="x", out="y"))
+    optim.set_learning_rate(optimizer, 3e-3)
     count = feed.num_targets(batch)
     assert count == 5
     found = []
     for _ in range(60):
-        loss, _ = module(**next(feed.micro_batches(batch, size=1, count=1, device=CPU)))
+        loss, _ = module(**next(feed.micro_batches(batch, size=1, count=1, device=CPU)))["mlm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()
@@ -98,9 +98,9 @@ def test_a_config_file_makes_a_model(dataset, tmp_path):
     ("content", "said"),
     [
         ('{"model_type": "gpt2"}', "model_type bert or modernbert"),
-        ("not json", "not a transformers config"),
+        ("not json", "not a transformers configuration"),
         ('{"model_type": "bert", "vocab_size": 7}', "vocab_size 7"),
-        ('{"model_type": "bert", "max_position_embeddings": 16}', "16 places"),
+        ('{"model_type": "bert", "max_position_embeddings": 16}', "16 positions"),
         ('{"model_type": "modernbert", "pad_token_id": 50283}', "describes no model that can be built"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_preset_that_does_not_exist_is_named_with_those_that_do(dataset):
 
 
 def test_an_untrained_model_is_as_good_as_guessing(dataset):
-    module = MaskedLM(model.build("bert-tiny", dataset.special_tokens, length=32, seed=0))
+    module = learner(model.build("bert-tiny", dataset.special_tokens, length=32, seed=0))
     result = evaluate(module, dataset, ALONE, split="validation", length=32)
     assert result["loss"] == pytest.approx(np.log(dataset.special_tokens.vocab_size), rel=0.1)
     assert result["samples"] == bertdata.Loader(dataset, length=32, split="validation").num_samples

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from bertrain.optim import WEIGHT_DECAY, adamw, learning_rate
+from bertrain import optim
+from bertrain.config import Config
+from bertrain.optim import learning_rate
 
 
 def rates(schedule, steps, warmup_steps):
@@ -36,8 +38,8 @@ def test_rates_of_the_first_and_last_step():
 
 def test_only_matrices_are_decayed():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    decayed, plain = adamw(model).param_groups
-    assert decayed["weight_decay"] == WEIGHT_DECAY
+    decayed, plain = optim.build(model, Config(data="x", out="y", weight_decay=0.07)).param_groups
+    assert decayed["weight_decay"] == 0.07
     assert [p.ndim for p in decayed["params"]] == [2]
     assert plain["weight_decay"] == 0
     assert [p.ndim for p in plain["params"]] == [1, 1, 1]

@@ -11,9 +11,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
 from bertdata.build import build
-from bertrain import checkpoint
 from bertrain.evaluate import main as evaluate_main
 from bertrain.pretrain import main as pretrain_main
+from bertrain.runtime import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def test_a_checkpoint_is_an_ordinary_hugging_face_directory_with_the_same_loss(f
             logits = model(input_ids=torch.from_numpy(batch.input_ids), attention_mask=mask).logits
         total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
         count += int((labels != -100).sum())
-    result = invoke(evaluate_main, ["--checkpoint", str(finished), "--data", str(dataset.path), "--show", "2"])
+    result = invoke(
+        evaluate_main, ["--checkpoint", str(finished), "--data", str(dataset.path), "--show", "2", "--json"]
+    )
     assert "Target" in result.stdout
     stated = json.loads(result.stdout.splitlines()[-1])
     assert stated["checkpoint"] == str(directory)
@@ -121,7 +123,7 @@ def test_the_newest_whole_checkpoint_counts_and_damaged_ones_are_named(finished,
     for line, name in zip(passed_over, ["model.safetensors", "optimizer.pt", "checkpoint.json"], strict=True):
         assert name in line
     assert losses(train(dataset.path, out, steps=6)) == losses(entries(finished))
-    assert capsys.readouterr().out.count("damaged and passed over") == 3
+    assert capsys.readouterr().out.count("damaged and skipped") == 3
     assert checkpoint.newest(out)[1] == []
 
 

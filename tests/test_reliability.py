@@ -30,7 +30,7 @@ from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record
 from bertdata.format.verify import verify
 from bertdata.sources import documents
-from bertrain import checkpoint
+from bertrain.runtime import checkpoint
 
 ROOT = Path(bertdata.__file__).parents[1]
 SMALL = {"shard_size": 900, "validation": 0.2}
@@ -237,10 +237,10 @@ def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, tmp_path, ca
 
 def test_a_log_on_a_full_disk_is_written_when_there_is_room(dataset, tmp_path, capsys):
     """Files may not grow beyond 300 bytes for a while, which is less than two entries."""
-    from bertrain import metrics
+    from bertrain.runtime import log as run_log
 
     plain = losses(train(dataset.path, tmp_path / "plain", steps=6, save_every=100))
-    flush, calls, hard = metrics.Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    flush, calls, hard = run_log.Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
     def full(log):
         calls.append(log)
@@ -251,7 +251,7 @@ def test_a_log_on_a_full_disk_is_written_when_there_is_room(dataset, tmp_path, c
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 
-    with patch.object(metrics.Log, "_flush", full):
+    with patch.object(run_log.Log, "_flush", full):
         train(dataset.path, tmp_path / "run", steps=6, save_every=100)
     assert losses(entries(tmp_path / "run")) == plain
     assert capsys.readouterr().out.count("log.jsonl cannot be written and is tried again") == 1

@@ -14,15 +14,17 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import write_dataset
-from training import entries, flags, launch, train
-from transformers import AutoModelForMaskedLM, BertForPreTraining
+from training import entries, flags, launch, learner, train
+from transformers import AutoModelForMaskedLM, BertConfig, BertForPreTraining, ModernBertConfig
 
 import bertdata
 from bertdata.build import build
 from bertdata.errors import DatasetError, UsageError
-from bertrain import checkpoint, doctor, evaluate, feed, metrics, model, plot, pretrain
-from bertrain.config import Config, Plan
-from bertrain.loss import MaskedLM
+from bertrain import doctor, evaluate, feed, plot, pretrain
+from bertrain.config import Config
+from bertrain.models import build as model
+from bertrain.plan import Plan
+from bertrain.runtime import checkpoint, rates
 
 CPU = torch.device("cpu")
 
@@ -50,17 +52,18 @@ def test_next_sentences_are_predicted_and_logged_apart(dataset, tmp_path):
 def test_losses_of_pairs_are_those_of_transformers(dataset):
     batch = next(bertdata.Loader(dataset, length=32, samples="pairs", global_batch_size=5))
     weights = model.build("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)
-    losses, right = MaskedLM(weights)(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))
+    losses = learner(weights, "mlm", "nsp")(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))
     given = feed.tensors(batch)
     theirs = weights(**given)
     targets = feed.num_targets(batch)
-    assert losses.shape == right.shape == (2,)
-    torch.testing.assert_close(losses[0] / targets + losses[1] / 5, theirs.loss)
-    assert right[1] == (theirs.seq_relationship_logits.argmax(-1) == given["next_sentence_label"]).sum()
+    torch.testing.assert_close(losses["mlm"].sum / targets + losses["nsp"].sum / 5, theirs.loss)
+    assert (
+        losses["nsp"].num_correct == (theirs.seq_relationship_logits.argmax(-1) == given["next_sentence_label"]).sum()
+    )
 
 
 def test_next_sentences_need_a_bert(dataset, tmp_path):
-    with pytest.raises(UsageError, match="mlm\\+nsp needs a BERT"):
+    with pytest.raises(UsageError, match="nsp needs a model with a head for next sentences"):
         model.build("modernbert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)
 
 
@@ -70,9 +73,9 @@ def test_isolated_documents_train_evaluate_and_load(dataset, tmp_path, name):
     log = train(dataset.path, run, model=name, isolate_documents=True, steps=4)
     assert all(math.isfinite(entry["loss"]) for entry in log if "lr" in entry)
     assert json.loads((last_checkpoint(run) / "trainer.json").read_text())["loader"]["samples"] == "packed"
-    done = CliRunner().invoke(evaluate.main, ["--checkpoint", str(run), "--data", str(dataset.path)])
+    done = CliRunner().invoke(evaluate.main, ["--checkpoint", str(run), "--data", str(dataset.path), "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
     assert found["loss"] == pytest.approx([e for e in log if "validation_loss" in e][-1]["validation_loss"], rel=1e-6)
     assert AutoModelForMaskedLM.from_pretrained(last_checkpoint(run)).config._attn_implementation != "bertrain_isolated"
 
@@ -94,7 +97,7 @@ def test_a_run_begins_with_given_weights(dataset, tmp_path, capsys):
     assert after[0] < before[0] - 0.5
     capsys.readouterr()
     train(dataset.path, second, init=given, steps=3, lr=1e-5)  # goes on from its own checkpoint
-    assert "going on after step 2" in capsys.readouterr().out
+    assert "resumed after step 2" in capsys.readouterr().out
 
 
 def test_heads_that_are_missing_are_named(dataset, tmp_path):
@@ -110,7 +113,7 @@ def test_weights_that_do_not_fit_are_refused(dataset, corpus, tmp_path, vocab):
     build([corpus], tmp_path / "other", vocab_size=60)
     with pytest.raises(UsageError, match="is not the one .* was built with"):
         model.start_from(given, bertdata.open(tmp_path / "other"), length=32)
-    with pytest.raises(UsageError, match="--length 600 is more than the 512 places"):
+    with pytest.raises(UsageError, match="--length 600 is more than the 512 positions"):
         model.start_from(given, dataset, length=600)
     with pytest.raises(UsageError, match="is no directory"):
         model.start_from("./nothing", dataset, length=32)
@@ -139,14 +142,13 @@ def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"budget": "soon"}, "--budget soon is no time; write it like 90s, 30m or 24h"),
-        ({"budget": "0h"}, "--budget 0h is no time"),
+        ({"budget": "soon"}, "--budget soon is not a time; write it like 90s, 30m or 24h"),
+        ({"budget": "0h"}, "--budget 0h is not a time"),
         ({"budget": "1h", "steps": 3}, "--steps 3 and --budget 1h were given"),
-        ({"budget": "1h", "warmup": 10}, "--warmup 10 counts steps"),
+        ({"budget": "1h", "warmup": 10}, "--warmup 10 is a number of steps"),
         ({"budget": "1h", "long_length": 64}, "--long-length begins at a step"),
         ({"long_length": 32}, "--long-length 32 must be more than --length 32"),
         ({"long_share": 1.0}, "--long-share is 1.0"),
-        ({"objective": "mlm+nsp", "isolate_documents": True}, "does not go with --objective"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(options, said):
@@ -220,30 +222,28 @@ def test_the_step_is_one_graph(dataset, name, recompute):
     torch.compiler.reset()
     weights = model.build(name, dataset.special_tokens, length=32, seed=0)
     if recompute:
-        model.keep_few_activations(weights)
-    plain, batch = MaskedLM(weights).train(), bertdata.Loader(dataset, length=32).read(np.arange(6))
+        model.recompute_activations(weights)
+    plain, batch = learner(weights).train(), bertdata.Loader(dataset, length=32).read(np.arange(6))
     piece = next(feed.micro_batches(batch, size=6, count=1, device=CPU))
     expected = plain(**piece)
     compiled = torch.compile(plain, backend="eager", fullgraph=True, dynamic=False)
     found = compiled(**piece)
-    torch.testing.assert_close(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
-    found[0].sum().backward()
+    torch.testing.assert_close(found["mlm"].sum, expected["mlm"].sum)
+    assert torch.equal(found["mlm"].num_correct, expected["mlm"].num_correct)
+    found["mlm"].sum.backward()
 
 
 def test_operations_of_a_step_are_counted():
     """Of BERT-base at length 128, by hand: 6 x (85 M weights + 2 x 768 x 128 x 12) a token, the head for 19 places."""
-    config = model.BertConfig(vocab_size=30522)
+    config = BertConfig(vocab_size=30522)
     per_row = 6 * (128 * (12 * 12 * 768**2 + 12 * 2 * 768 * 128) + 19 * (768**2 + 768 * 30522))
-    assert metrics.step_flops(config, rows=3, length=128, slots=19) == 3 * per_row
-    modern = model.ModernBertConfig(
-        vocab_size=100, num_hidden_layers=4, local_attention=8, global_attn_every_n_layers=2
-    )
+    assert rates.step_flops(config, rows=3, length=128, slots=19) == 3 * per_row
+    modern = ModernBertConfig(vocab_size=100, num_hidden_layers=4, local_attention=8, global_attn_every_n_layers=2)
     width, inner = modern.hidden_size, modern.intermediate_size
     seen = [128 if kind == "full_attention" else 9 for kind in modern.layer_types]
     per_token = 4 * (4 * width**2 + 3 * width * inner) + 2 * width * sum(seen)
-    assert metrics.step_flops(modern, rows=1, length=128, slots=0) == 6 * 128 * per_token
-    assert metrics.peak_flops(CPU, "bf16") is None
+    assert rates.step_flops(modern, rows=1, length=128, slots=0) == 6 * 128 * per_token
+    assert rates.peak_flops(CPU, "bf16") is None
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_operations_of_a_step_are_counted():
     ],
 )
 def test_the_peak_is_of_the_gpu_that_is_named(name, teraflops):
-    assert metrics.peak_of(name) == (teraflops and teraflops * 1e12)
+    assert rates.peak_of(name) == (teraflops and teraflops * 1e12)
 
 
 # ------------------------------------------------------------------------------------------------------------- signals
@@ -284,7 +284,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(dataset, tmp_path, name):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     step = entries(tmp_path / "run")[-1]["step"]
-    assert f"stopped by {name} after step {step}; the same command goes on" in out
+    assert f"stopped by {name} after step {step}; its newest checkpoint is of step {step}" in out
     assert last_checkpoint(tmp_path / "run").name == f"step-{step:08d}"
 
 
@@ -318,7 +318,9 @@ def test_a_signal_to_one_rank_ends_all(dataset, tmp_path):
 
 
 def test_a_collapse_and_a_plateau_are_said_once(dataset, tmp_path, capsys, monkeypatch):
-    from bertrain import watch
+    from bertrain.runtime import watch
+
+    monkeypatch.setattr(watch, "COLLAPSE_STEPS", 2)
 
     monkeypatch.setattr(watch, "PLATEAU_STEPS", 2)
     monkeypatch.setattr(watch, "COLLAPSED", 0.0)
@@ -360,7 +362,7 @@ def test_runs_are_drawn(dataset, tmp_path):
 @pytest.mark.parametrize("isolate", [False, True])
 def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tmp_path, monkeypatch, isolate):
     train(dataset.path, tmp_path / "run", steps=1, isolate_documents=isolate)
-    arguments = ["--checkpoint", str(tmp_path / "run"), "--data", str(dataset.path), "--split", "train"]
+    arguments = ["--checkpoint", str(tmp_path / "run"), "--data", str(dataset.path), "--split", "train", "--json"]
     found = []
     for places in (evaluate.PLACES, 5 * 32, 1):
         monkeypatch.setattr(evaluate, "PLACES", places)
@@ -372,7 +374,9 @@ def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tm
 
 def test_bits_per_byte_are_bits_a_token_times_tokens_a_byte(dataset, tmp_path):
     train(dataset.path, tmp_path / "run", steps=1)
-    done = CliRunner().invoke(evaluate.main, ["--checkpoint", str(tmp_path / "run"), "--data", str(dataset.path)])
+    done = CliRunner().invoke(
+        evaluate.main, ["--checkpoint", str(tmp_path / "run"), "--data", str(dataset.path), "--json"]
+    )
     found = json.loads(done.output.splitlines()[-1])
     tokens = dataset.num_tokens - dataset.num_documents
     expected = found["loss"] / math.log(2) * tokens / dataset.manifest.counts["text_bytes"]
@@ -419,7 +423,7 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
         ({"global_batch_size": 3, "nproc": 8}, "batch", "WARN", "some ranks are idle"),
         ({"global_batch_size": 9, "nproc": 8}, "batch", "WARN", "make the batch a multiple of the ranks"),
         ({"steps": 10, "warmup": 50}, "warm-up", "WARN", "longer than the run"),
-        ({"model": "bert-huge"}, "model", "FAIL", "neither a config file nor a preset"),
+        ({"model": "bert-huge"}, "model", "FAIL", "neither a preset"),
         ({"model": "bert-base", "micro_batch_size": 10**5, "global_batch_size": 10**6}, "memory", "FAIL",
          "give a smaller --micro-batch-size"),
         ({"model": "bert-base", "keep": 10**9}, "disk", "FAIL", "make room or lower --keep"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from hypothesis import given
-from training import _SERVER, SMALL, entries, flags, losses, on_ranks, train
+from training import _SERVER, SMALL, entries, flags, learner, losses, on_ranks, train
 from transformers import AutoModelForMaskedLM
 
 import bertdata
@@ -23,10 +23,14 @@ from bertdata import cli
 from bertdata.build import build
 from bertdata.errors import DatasetError, StateError, UsageError
 from bertdata.format import answers
-from bertrain import checkpoint, distil, doctor, feed, model, teacher
+from bertrain import assemble, doctor, feed, teacher
 from bertrain.config import Config
-from bertrain.loss import MaskedLM, divergence
+from bertrain.models import build as model
+from bertrain.objectives import distil
+from bertrain.objectives.losses import divergence
 from bertrain.pretrain import main as pretrain_main
+from bertrain.runtime import checkpoint
+from bertrain.runtime.dist import World
 
 CPU = torch.device("cpu")
 TEACHER = {"model_type": "bert", "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3,
@@ -120,7 +124,7 @@ def test_variants_are_part_of_a_state_only_where_there_are_any(dataset):
 
 def test_a_cache_holds_the_most_probable_tokens_of_the_whole_softmax_and_the_mass_of_the_others(dataset, big, caches):
     loader = loader_of(dataset, teacher_cache=str(caches["few"]))
-    weights = MaskedLM(model.load(checkpoint.find(big))).eval()
+    weights = learner(model.load(checkpoint.find(big))).eval()
     positions = np.array([0, 1, 35, 36, 37, 38, 5, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
     batch = loader.read(positions)
     masks = None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask)
@@ -545,22 +549,22 @@ def test_the_padding_of_a_students_vocabulary_is_compared_with_nothing(dataset, 
     torch.nn.init.constant_(weights.get_output_embeddings().bias[dataset.special_tokens.vocab_size :], 5.0)
     found = []
     for more in ({"teacher_cache": str(caches["whole"]), "teacher": ""}, {"distil": "logits"}):
-        module, asked, _ = pupil(dataset, big, configs, weights=weights, **more)
+        module, _ = pupil(dataset, big, configs, weights=weights, **more)
         loader = loader_of(dataset, teacher_cache=more.get("teacher_cache"))
-        found.append(taught(module.eval(), asked, loader.read(np.arange(6)))[0][-1].item())
+        found.append(taught(module.eval(), loader.read(np.arange(6)))[0]["distil"].item())
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 def test_a_teacher_that_overflows_ends_the_run(dataset, big, configs, tmp_path, monkeypatch):
-    monkeypatch.setattr(distil.Teacher, "_answers", _overflown)
+    monkeypatch.setattr(distil.Teacher, "answers", _overflown)
     options = {"model": configs["bert"], "teacher": big, "distil": "logits", "steps": 2, "alpha": 0.0}
     done = invoke(pretrain_main, flags(dataset.path, tmp_path / "run", **options))
     assert done.exit_code == 1
     assert "the loss from the teacher is nan at step 1" in done.output
 
 
-def _overflown(self, input_ids, masked_positions, **_):
-    return {"teacher_logprobs": torch.full((*masked_positions.shape, self._vocab_size), torch.nan)}
+def _overflown(self, piece):
+    return {"teacher_logprobs": torch.full((*piece["masked_positions"].shape, self._vocab_size), torch.nan)}
 
 
 def test_the_loss_of_the_text_is_logged_apart(dataset, configs, caches, tmp_path):
@@ -628,26 +632,25 @@ def test_two_ranks_are_taught_as_one_is(dataset, big, configs, caches, tmp_path,
 
 
 def pupil(dataset, big, configs, kind="bert", *, weights=None, **options):
-    """A student's module, what adds the answers, and a batch of which a row is padded."""
+    """A student's module, its teacher, and a batch of which a row is padded."""
     more = {"teacher": str(big), "model": configs[kind], "length": 32} | options
     config = Config(data=str(dataset.path), out="nowhere", **more)
     weights = weights or model.build(config.model, dataset.special_tokens, length=32, seed=0)
-    made = distil.student(config, weights, dataset, CPU, torch.no_grad)
-    samples = config.samples if config.isolate_documents else "documents"
-    number = 60 if config.isolate_documents else 6
-    return (*made, bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(number)))
+    module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
+    samples, number = ("packed", 60) if config.isolate_documents else ("documents", 6)
+    return module, bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(number))
 
 
-def taught(module, asked, batch):
-    piece = next(asked(feed.micro_batches(batch, size=len(batch.targets), count=1, device=CPU)))
-    found, _ = module(**piece)
-    return found, piece
+def taught(module, batch):
+    """The losses of a batch, and what the module was given."""
+    piece = module.prepare(next(feed.micro_batches(batch, size=len(batch.targets), count=1, device=CPU)))
+    return {name: loss.sum for name, loss in module(**piece).items()}, piece
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 def test_relations_are_those_of_the_last_layers(dataset, big, configs, kind):
-    module, asked, batch = pupil(dataset, big, configs, kind)
-    found, piece = taught(module, asked, batch)
+    module, batch = pupil(dataset, big, configs, kind)
+    found, piece = taught(module, batch)
     assert piece["teacher_qkv"].shape == (3, 6, 32, 48)
     weights, teaching, expected = module.model, model.load(checkpoint.find(big)).eval(), 0.0
     for row in range(6):
@@ -667,22 +670,22 @@ def test_relations_are_those_of_the_last_layers(dataset, big, configs, kind):
                 q, p = ((x[:, head * x.shape[1] // 2 : (head + 1) * x.shape[1] // 2]).double() for x in (own, others))
                 p, q = ((x @ x.T / x.shape[1] ** 0.5).softmax(-1) for x in (p, q))
                 expected += (p * (p / q).log()).sum(-1).mean().item() / 6
-    assert found[2].item() == pytest.approx(expected, rel=1e-4)
+    assert found["distil"].item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_hidden_states_and_attention_are_mapped_as_they_should(dataset, big, configs, tmp_path):
     values = STUDENTS["bert"] | {"num_attention_heads": 3, "hidden_size": 24}
     (tmp_path / "three.json").write_text(json.dumps(values))
-    module, asked, batch = pupil(dataset, big, {"bert": str(tmp_path / "three.json")}, distil="hidden")
-    assert module.pairs == [(-1, -1), (0, 1), (1, 3)]
-    found, _ = taught(module, asked, batch)
+    module, batch = pupil(dataset, big, {"bert": str(tmp_path / "three.json")}, distil="hidden")
+    assert module.objectives["distil"].layer_pairs == [(-1, -1), (0, 1), (1, 3)]
+    found, _ = taught(module, batch)
     own, others, expected = module.model.eval(), model.load(checkpoint.find(big)).eval(), 0.0
     for row in range(6):
         length = int(batch.attention_mask[row].sum())
         ids = torch.from_numpy(batch.input_ids[row : row + 1, :length])
         states = [net.bert(input_ids=ids, output_hidden_states=True).hidden_states for net in (own, others)]
         for mine, theirs in ((0, 0), (1, 2), (2, 4)):
-            mapped = module.projection(states[0][mine])
+            mapped = module.objectives["distil"].projection(states[0][mine])
             expected += (mapped - states[1][theirs]).square().mean().item() / 3
         for mine, theirs in ((0, 1), (1, 3)):
             scores = []
@@ -691,60 +694,60 @@ def test_hidden_states_and_attention_are_mapped_as_they_should(dataset, big, con
                 q, k = (f(hidden[layer])[0].unflatten(-1, (3, -1)).transpose(0, 1) for f in (part.query, part.key))
                 scores.append(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5)
             expected += (scores[0] - scores[1]).square().mean().item() / 2
-    assert found[2].item() == pytest.approx(expected, rel=1e-4)
+    assert found["distil"].item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", ["relations", "hidden", "logits"])
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 def test_padding_teaches_nothing(dataset, big, configs, kind, method):
-    module, asked, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+    module, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
     assert not batch.attention_mask.all()
-    before, _ = taught(module, asked, batch)
+    before, _ = taught(module, batch)
     batch.input_ids[batch.attention_mask == 0] = 17
-    after, _ = taught(module, asked, batch)
+    after, _ = taught(module, batch)
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
 
 
 def test_relations_stay_in_their_document(dataset, big, configs):
-    module, asked, batch = pupil(dataset, big, configs, isolate_documents=True)
-    assert taught(module, asked, batch)[0][2] > 0
+    module, batch = pupil(dataset, big, configs, isolate_documents=True)
+    assert taught(module, batch)[0]["distil"] > 0
     row = int(((batch.position_ids == 0).sum(1) > 1).argmax())
     second = int(np.flatnonzero(batch.position_ids[row] == 0)[1])
     ids, places = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.position_ids)
-    seen, _ = distil.visible(ids, isolate=True, position_ids=places)
+    seen, _ = distil.visible({"input_ids": ids, "position_ids": places}, isolate=True)
     assert seen[row, 0, 0].nonzero().flatten().tolist() == list(range(second))
 
 
 @pytest.mark.parametrize("method", ["relations", "logits"])
 def test_who_is_its_own_teacher_has_nothing_to_learn(dataset, big, configs, method):
     weights = model.load(checkpoint.find(big)).eval()
-    module, asked, batch = pupil(dataset, big, configs, weights=weights, distil=method)
-    found, _ = taught(module.eval(), asked, batch)
-    assert found[2].abs().item() < 1e-4
+    module, batch = pupil(dataset, big, configs, weights=weights, distil=method)
+    found, _ = taught(module.eval(), batch)
+    assert found["distil"].abs().item() < 1e-4
 
 
 def test_a_teacher_is_no_part_of_its_student(dataset, big, configs):
-    module, asked, batch = pupil(dataset, big, configs, distil="hidden")
-    before = hashlib.sha256(pickle.dumps(asked._module.state_dict())).digest()
-    names = {name for name in module.state_dict() if not name.startswith("model.")}
-    assert names == {"projection.weight", "projection.bias"}
+    module, batch = pupil(dataset, big, configs, distil="hidden")
+    objective = module.objectives["distil"]
+    teaching = objective._ask[0]._encoder
+    before = hashlib.sha256(pickle.dumps(teaching.state_dict())).digest()
+    assert module.beside().keys() == {f"objectives.distil.projection.{name}" for name in ("weight", "bias")}
     module.train()
-    found, piece = taught(module, asked, batch)
-    found.sum().backward()
+    found, piece = taught(module, batch)
+    sum(found.values()).backward()
     assert not piece["teacher_hidden"].requires_grad
-    assert all(parameter.grad is None and not parameter.requires_grad for parameter in asked._module.parameters())
-    assert module.projection.weight.grad.abs().sum() > 0
-    again = taught(module, asked, batch)[1]  # in eval mode: no dropout
+    assert all(parameter.grad is None and not parameter.requires_grad for parameter in teaching.parameters())
+    assert objective.projection.weight.grad.abs().sum() > 0
+    again = taught(module, batch)[1]  # in eval mode: no dropout
     assert torch.equal(again["teacher_hidden"], piece["teacher_hidden"])
-    assert hashlib.sha256(pickle.dumps(asked._module.state_dict())).digest() == before
+    assert hashlib.sha256(pickle.dumps(teaching.state_dict())).digest() == before
 
 
 def test_rows_without_targets_teach_nothing(dataset, big, configs):
-    module, asked, batch = pupil(dataset, big, configs)
-    *_, filler = asked(feed.micro_batches(batch, size=6, count=2, device=CPU))
-    found, right = module(**filler)
-    assert found.tolist() == [0, 0, 0]
-    assert right.tolist() == [0, 0, 0]
+    module, batch = pupil(dataset, big, configs)
+    *_, filler = feed.micro_batches(batch, size=6, count=2, device=CPU)
+    for loss in module(**module.prepare(filler)).values():
+        assert (loss.sum.item(), loss.num_correct.item()) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -758,15 +761,16 @@ def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, big, config
     config = {"objective": "mlm+nsp", "teacher": str(big), "model": configs["bert"], "length": 32}
     config = Config(data=str(dataset.path), out="nowhere", alpha=0.25, **config)
     weights = model.build(config.model, dataset.special_tokens, length=32, seed=0, nsp=True)
-    module, asked = distil.student(config, weights, dataset, CPU, torch.no_grad)
+    module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
     batch = bertdata.Loader(dataset, length=32, samples="pairs").read(np.arange(5))
-    found, piece = taught(module, asked, batch)
-    plain, right = MaskedLM(weights)(**{name: x for name, x in piece.items() if not name.startswith("teacher_")})
-    assert torch.equal(found[:2], plain)
-    assert len(module.counts) == found.numel() == 3
-    found[1].backward()
+    found, piece = taught(module, batch)
+    plain = learner(weights, "mlm", "nsp")
+    for name, loss in plain(**{name: x for name, x in piece.items() if not name.startswith("teacher_")}).items():
+        assert torch.equal(found[name], loss.sum)
+    assert list(module.counts(batch)) == list(found) == ["mlm", "nsp", "distil"]
+    module.total(module(**piece), torch.tensor([0.0, 1.0, 0.0])).backward()
     head = weights.cls.seq_relationship.weight
-    whole = torch.autograd.grad(MaskedLM(weights)(**feed_of(batch))[0][1], head)[0]
+    whole = torch.autograd.grad(plain(**feed_of(batch))["nsp"].sum, head)[0]
     torch.testing.assert_close(head.grad, 0.75 * whole)
 
 
@@ -777,19 +781,19 @@ def feed_of(batch):
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 @pytest.mark.parametrize("method", ["relations", "hidden", "logits"])
 def test_students_compile_to_one_graph_and_recompute_activations(dataset, big, configs, method, kind):
-    module, asked, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
-    found, piece = taught(module, asked, batch)
-    found.sum().backward()
+    module, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+    found, piece = taught(module, batch)
+    sum(found.values()).backward()
     plain = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
     module.zero_grad()
-    model.keep_few_activations(module.model)
-    module.train()(**piece)[0].sum().backward()
+    model.recompute_activations(module.model)
+    sum(loss.sum for loss in module.train()(**piece).values()).backward()
     for ours, theirs in zip(module.parameters(), plain, strict=True):
         if theirs is not None:
             torch.testing.assert_close(ours.grad, theirs)
-    module, asked, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+    module, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
     module.compile(backend="eager", fullgraph=True, dynamic=False)
-    torch.testing.assert_close(module(**piece)[0], found)
+    torch.testing.assert_close({name: loss.sum for name, loss in module(**piece).items()}, found)
 
 
 def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew(dataset, big, tmp_path):
@@ -804,18 +808,18 @@ def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew(dat
 def test_a_cached_batch_compiles_too(dataset, configs, caches):
     config = Config(data=str(dataset.path), out="nowhere", model=configs["bert"], teacher_cache=str(caches["few"]))
     weights = model.build(config.model, dataset.special_tokens, length=32, seed=0)
-    module, _ = distil.student(config, weights, dataset, CPU, torch.no_grad)
+    module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
     batch = loader_of(dataset, teacher_cache=str(caches["few"])).read(np.arange(4))
-    found = module(**feed_of(batch))[0]
+    found = module(**feed_of(batch))["distil"].sum
     module.compile(backend="eager", fullgraph=True, dynamic=False)
-    torch.testing.assert_close(module(**feed_of(batch))[0], found)
+    torch.testing.assert_close(module(**feed_of(batch))["distil"].sum, found)
 
 
 def test_teachers_that_do_not_fit_are_refused(dataset, big, configs, tmp_path):
     (tmp_path / "deep.json").write_text(json.dumps(STUDENTS["bert"] | {"num_hidden_layers": 6}))
     with pytest.raises(UsageError, match="needs a teacher with at least the student's 6 layers"):
         pupil(dataset, big, {"bert": str(tmp_path / "deep.json")}, distil="hidden")
-    with pytest.raises(UsageError, match="rows of 600 are more than the 512 places of --teacher"):
+    with pytest.raises(UsageError, match="rows of 600 are more than the 512 positions of --teacher"):
         pupil(dataset, big, configs, "modernbert", length=600)
     with pytest.raises(UsageError, match="holds no checkpoint"):
         pupil(dataset, Path(tmp_path), configs)

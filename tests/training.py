@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from bertrain.config import Config
+from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.pretrain import pretrain
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
@@ -33,6 +34,12 @@ def train(data, out, **options):
     """Pre-trains in this process; returns the entries of log.jsonl."""
     pretrain(Config(data=str(data), out=str(out), **SMALL | options))
     return entries(out)
+
+
+def learner(weights, *names, isolate=False):
+    """The module that is trained, for objectives by name; masked tokens without any."""
+    objectives = {name: OBJECTIVES[name](weights, None) for name in names or ("mlm",)}
+    return Learner(weights, objectives, isolate=isolate)
 
 
 def flags(data, out, **options):

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: log.jsonl always, a bar or lines on the terminal, TensorBoard if asked, warnings."""
+"""What a run shows while it runs: log.jsonl, run.json, a progress bar or lines, TensorBoard if asked, warnings."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.errors import UsageError
-from bertdata.files import write_file
-from bertrain import checkpoint, feed, metrics
-from bertrain.config import Config, Plan
-from bertrain.dist import World
+from bertdata.files import make_directory, write_file
+from bertrain import feed
+from bertrain.config import Config
+from bertrain.plan import Plan
+from bertrain.runtime import checkpoint
+from bertrain.runtime.dist import World
+from bertrain.runtime.log import Log, reference_losses
 
-QUIET_S = 30  # between lines, where there is no terminal to draw a bar on
-COLLAPSED = 0.9  # of the predictions are one token
+QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
+COLLAPSED = 0.9  # share of predictions that are one token
+COLLAPSE_STEPS = 500  # earlier, a model that predicts one token has only begun
 PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # so late, and still so near to guessing by frequency
 
 
 class TrainingError(bertdata.BertdataError):
-    """A run cannot go on."""
+    """A run cannot continue."""
 
 
 def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
@@ -35,7 +39,7 @@ def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
     if loader.teacher_cache is None:
         return feed.num_targets(loader.read(np.arange(min(loader.num_samples, 1024))))
     num_samples = plan.steps * config.global_batch_size
-    if loader.variants is not None:  # after which they come round
+    if loader.variants is not None:  # after which the samples repeat
         num_samples = min(num_samples, loader.variants * loader.num_samples)
     try:
         loader.read(np.array([num_samples - 1]))
@@ -50,7 +54,7 @@ def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
 
 
 def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
-    """Refuses rows too short to mask anything in, and a teacher's cache that ends before the run."""
+    """Raises TrainingError for rows too short to mask, UsageError for a teacher's cache that ends before the run."""
     if first_targets(loader, config, plan) == 0:
         raise TrainingError(
             f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "
@@ -60,21 +64,21 @@ def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
 
 
 class Watch(contextlib.ExitStack):
-    """Rank 0 writes and prints; on the others nothing is shown, but errors are raised on all alike."""
+    """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all alike."""
 
     def __init__(self, config: Config, plan: Plan, ranks: World, shards: bertdata.Dataset, *, step: int) -> None:
         super().__init__()
         self.config, self.plan, self.ranks, self.shards = config, plan, ranks, shards
         self.run, self.first = Path(config.out), ranks.rank == 0
-        self.reference = metrics.reference_losses(shards, "train")
-        self.started = self._said = time.perf_counter()
+        self.reference = reference_losses(shards, "train")
+        self.started = self._last_line = time.perf_counter()
         self._warned: set[str] = set()
-        self._log: metrics.Log | None = None
+        self._log: Log | None = None
         self._board: Any = None
         if not self.first:
             return
-        self.run.mkdir(parents=True, exist_ok=True)
-        self._log = self.enter_context(metrics.Log(self.run / "log.jsonl", after_step=step))
+        make_directory(self.run)
+        self._log = self.enter_context(Log(self.run / "log.jsonl", after_step=step))
         total = None if config.budget else plan.steps
         self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
         if config.log == "tensorboard":
@@ -85,11 +89,14 @@ class Watch(contextlib.ExitStack):
             self._board = SummaryWriter(self.run / "tensorboard", purge_step=step + 1)
             self.callback(self._board.close)
 
+    @property
+    def last_evaluation(self) -> int:
+        """The step of the last evaluation in the log; 0 if there is none."""
+        return self._log.last_evaluation if self._log else 0
+
     def announce(self, facts: dict[str, Any], *, parameters: int, num_samples: int, warnings: list[str]) -> None:
-        """Prints what the run amounts to, and keeps it in run.json."""
+        """Prints what the run amounts to, and keeps it in run.json beside the changes since the run began."""
         config, plan = self.config, self.plan
-        for warning in warnings:
-            self.warn(warning)
         resolved = facts | {
             "dataset_id": self.shards.dataset_id,
             "samples_per_epoch": num_samples,
@@ -101,18 +108,41 @@ class Watch(contextlib.ExitStack):
             "versions": checkpoint.versions(),
         }
         resolved.pop("warnings")
-        content = {"config": asdict(config), "resolved": resolved}
-        write_file(self.run / "run.json", json.dumps(content, indent=1).encode())
-        goes_on = f", going on after step {facts['step']} of {facts['resumed_from']}" if facts["resumed_from"] else ""
-        length = f"{plan.steps:,} steps" if not config.budget else f"{config.budget} of time"
+        history = self._history(facts["step"]) if facts["resumed_from"] else []
+        self._run_json = {"config": asdict(config), "resolved": resolved, "history": history}
+        self._write_run_json()
+        for warning in warnings:
+            self.warn(warning)
+        resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
+        length = f"{plan.steps:,} steps" if not config.budget else f"{config.budget}"
         print(
             f"{config.init or config.model}: {parameters:,} parameters, {length} of {config.global_batch_size} rows "
             f"({plan.accumulation} × {plan.micro_batch_size} on each of {self.ranks.world_size} ranks), "
-            f"{facts['precision']}, {num_samples:,} samples an epoch{goes_on}\n"
-            f"a loss to compare with: {self.reference['uniform']:.3f} by guessing evenly, "
-            f"{self.reference['unigram']:.3f} by frequency alone (nats a token)",
+            f"{facts['precision']}, {num_samples:,} samples an epoch{resumed}\n"
+            f"losses to compare with, in nats a token: {self.reference['uniform']:.3f} by guessing evenly, "
+            f"{self.reference['unigram']:.3f} by frequency alone",
             flush=True,
         )
+
+    def _history(self, step: int) -> list[dict[str, Any]]:
+        """The history in run.json, with what this start changes. Says each change."""
+        try:
+            before = json.loads((self.run / "run.json").read_bytes())
+            options, history = dict(before["config"]), list(before.get("history", []))
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+        now = asdict(self.config)
+        changes = {
+            name: [options[name], value]
+            for name, value in now.items()
+            if name in options and options[name] != value and name not in ("out", "resume")
+        }
+        for name, (was, value) in changes.items():
+            print(f"note: --{name.replace('_', '-')} was {was!r} and is {value!r} after step {step}", flush=True)
+        return [*history, {"after_step": step, "changed": changes}] if changes else history
+
+    def _write_run_json(self) -> None:
+        write_file(self.run / "run.json", json.dumps(self._run_json, indent=1).encode())
 
     def warn(self, line: str) -> None:
         print(f"warning: {line}", flush=True)
@@ -124,7 +154,7 @@ class Watch(contextlib.ExitStack):
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
         """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
         step, loss = entry["step"], entry["loss"]
-        self.require_finite(step, loss, entry["grad_norm"], taught=entry.get("distil_loss"))
+        self.require_finite(step, loss, entry["grad_norm"], distil_loss=entry.get("distil_loss"))
         if not self.first:
             return
         self._keep(entry)
@@ -141,17 +171,19 @@ class Watch(contextlib.ExitStack):
             f"lr {entry['lr']:.2e}, data wait {entry['data_wait']:.1%}"
         )
         self._bar.set_postfix_str(line)
-        if self._bar.disable and (done or time.perf_counter() - self._said > QUIET_S):
-            self._said = time.perf_counter()
+        if self._bar.disable and (done or time.perf_counter() - self._last_line > QUIET_S):
+            self._last_line = time.perf_counter()
             total = "" if self.config.budget else f"/{self.plan.steps}"
             print(f"step {step}{total}: {line}, {entry['seconds']:.0f} s", flush=True)
 
-    def require_finite(self, step: int, loss: float | None, norm: float | None, *, taught: float | None = None) -> None:
-        """Raises TrainingError if one is not. None: not known, or a step that fp16 passes over."""
-        if not math.isfinite(taught or 0.0):
+    def require_finite(
+        self, step: int, loss: float | None, norm: float | None, *, distil_loss: float | None = None
+    ) -> None:
+        """Raises TrainingError if one is not. None: not known, or a step that fp16 skips."""
+        if not math.isfinite(distil_loss or 0.0):
             raise TrainingError(
-                f"the loss from the teacher is {taught} at step {step}; lower --lr {self.config.lr}, or give another "
-                "--precision than fp16, in which a teacher may overflow"
+                f"the loss from the teacher is {distil_loss} at step {step}; lower --lr {self.config.lr}, or give "
+                "another --precision than fp16, in which a teacher may overflow"
             )
         if not math.isfinite(loss or 0.0) or not math.isfinite(norm or 0.0):
             raise TrainingError(
@@ -160,22 +192,27 @@ class Watch(contextlib.ExitStack):
             )
 
     def evaluation(self, step: int, result: dict[str, Any], rows: list[str]) -> None:
+        """Keeps and shows an evaluation. rows: a table of predictions."""
         if not self.first:
             return
         self._keep({"step": step} | {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")})
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
         self._bar.write("\n".join([f"step {step}: validation loss {loss}", *rows[:6]]))
-        if result["same_share"] > COLLAPSED and result["targets"] > 100:
+        if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
             self._warn_once(
                 "collapse",
-                f"at step {step} {result['same_share']:.0%} of all predictions are the token {result['same_token']!r}: "
-                "the model has collapsed, or has only begun; try a lower --lr or a longer --warmup",
+                f"at step {step} {result['same_share']:.0%} of all predictions are the token "
+                f"{result['same_token_text']!r}: the model has collapsed; try a lower --lr or a longer --warmup",
             )
 
     def _keep(self, entry: dict[str, Any]) -> None:
         assert self._log is not None  # noqa: S101  (rank 0)
+        gone = not (self.run / "log.jsonl").exists()
         if fault := self._log.write(entry):
             self._warn_once("log", f"log.jsonl cannot be written and is tried again with the next entry: {fault}")
+        elif gone:
+            self._write_run_json()
+            self._warn_once("gone", f"{self.run} was removed while the run was going on, and was made again")
         if self._board:
             for name, value in entry.items():
                 if name != "step" and value is not None:

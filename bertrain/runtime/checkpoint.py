@@ -1,40 +1,42 @@
 """Checkpoints: ordinary Hugging Face directories, whole or not there at all.
 
-    run/run.json                    the resolved configuration
+    run/run.json                    the options and what they amount to
     run/log.jsonl                   what happened
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
-        optimizer.pt  trainer.json  what only we read: AdamW's moments; step, loader state, seed of all draws, versions
-        beside.pt                   what is trained beside the model, such as a distillation's projection; often absent
+        optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; step, loader state, versions
+        beside.pt                   parameters of objectives, such as a distillation's projection; often absent
         checkpoint.json             written last: size and SHA-256 of every other file
 
-A checkpoint is written under a temporary name, fsynced and renamed. The newest one whose files are what its
-checkpoint.json says is the one that counts; damaged ones are passed over and named.
+A checkpoint is written under a temporary name, fsynced and renamed. A run resumes from the newest one whose files are
+what its checkpoint.json says; damaged ones are skipped, and a warning names them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 import torch
 import transformers
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.files import fsync_directory, make_directory, write_file
 from bertdata.files import locked as hold
 from bertdata.format.arrays import digest
-from bertrain.loss import MaskedLM
+from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from bertrain.objectives import Learner
 
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def locked(run: Path) -> AbstractContextManager[None]:
@@ -49,20 +51,20 @@ def save(
     run: Path,
     *,
     step: int,
-    module: MaskedLM,
+    learner: Learner,
     optimizer: torch.optim.Optimizer,
     trainer: dict[str, Any],
     tokenizer: dict[str, bytes],
     keep: int,
 ) -> Path:
-    """Writes run/step-XXXXXXXX and removes all but the newest `keep`. OSError leaves the earlier ones as they were."""
+    """Writes run/step-XXXXXXXX and removes all but the newest `keep`. An OSError leaves the earlier ones unchanged."""
     target = run / f"step-{step:08d}"
     temporary = run / f".{target.name}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        temporary.mkdir()
-        module.model.save_pretrained(temporary)
-        if beside := _beside(module):
+        temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
+        learner.model.save_pretrained(temporary)
+        if beside := learner.beside():
             torch.save(beside, temporary / BESIDE)
         for name, content in tokenizer.items():
             (temporary / name).write_bytes(content)
@@ -109,14 +111,14 @@ def _steps(run: Path) -> list[Path]:
 
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint of a run, if there is one, and a sentence for each damaged one above it."""
-    passed_over = []
+    """The newest whole checkpoint of a run, if there is one, and a warning for each newer one that is damaged."""
+    warnings = []
     for path in _steps(run):
         fault = _fault(path)
         if fault is None:
-            return path, passed_over
-        passed_over.append(f"checkpoint {path} is damaged and passed over: {fault}")
-    return None, passed_over
+            return path, warnings
+        warnings.append(f"checkpoint {path} is damaged and skipped: {fault}")
+    return None, warnings
 
 
 def _fault(path: Path) -> str | None:
@@ -136,15 +138,69 @@ def read_trainer(path: Path) -> dict[str, Any]:
     return json.loads((path / TRAINER).read_bytes())
 
 
-def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, module: MaskedLM) -> None:
-    """Loads AdamW's moments, and what is trained beside the model. Never unpickles: weights_only."""
-    if _beside(module):
-        module.load_state_dict(torch.load(path / BESIDE, map_location="cpu", weights_only=True), strict=False)
-    optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
+def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
+    """Loads the optimizer's moments and the parameters of objectives; its settings stay those of this run.
+
+    Never unpickles: weights_only. Raises DatasetError if they are of other parameters.
+    """
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    try:
+        if learner.beside():
+            beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
+            older = "objectives.distil."  # before objectives had names, only a distillation had parameters
+            named = {name if name.startswith("objectives.") else older + name: x for name, x in beside.items()}
+            learner.load_state_dict(named, strict=False)
+        optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
+    except (ValueError, RuntimeError, FileNotFoundError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DatasetError(
+            f"{path} was written by a run with other parameters ({reason}); give the same --objective and --distil, or "
+            "another --out"
+        ) from None
+    for group, given in zip(optimizer.param_groups, settings, strict=True):
+        group.update(given)
 
 
-def _beside(module: MaskedLM) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor in module.state_dict().items() if not name.startswith("model.")}
+def tokenizer_files(shards: bertdata.Dataset, model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
+    """What a checkpoint holds of a dataset's tokenizer.
+
+    tokenizer_config.json gets the model's length, so that truncation=True cuts text to what the model takes, and
+    names token_type_ids among the inputs of a model that has them.
+    """
+    config = json.loads(shards.tokenizer_file(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    content = json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n"
+    return {TOKENIZER: shards.tokenizer_file(TOKENIZER), TOKENIZER_CONFIG: content}
+
+
+class Choice(NamedTuple):
+    """The checkpoint that a run resumes from, as rank 0 chose it for all ranks."""
+
+    path: Path | None  # None: the run is new
+    index_sha256: str  # of its checkpoint.json
+    warnings: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raises DatasetError unless this rank sees the same checkpoint."""
+        if self.path is None:
+            return
+        try:
+            seen = hashlib.sha256((self.path / INDEX).read_bytes()).hexdigest()
+        except OSError as error:
+            seen = str(error.strerror)
+        if seen != self.index_sha256:
+            raise DatasetError(
+                f"rank 0 resumes from {self.path}, and another rank does not see the same checkpoint there "
+                f"({seen[:40]}); give an --out that all machines share"
+            )
+
+
+def choose(run: Path) -> Choice:
+    """The newest whole checkpoint of a run. Reads every byte of it."""
+    path, warnings = newest(run)
+    index = hashlib.sha256((path / INDEX).read_bytes()).hexdigest() if path else ""
+    return Choice(path, index, tuple(warnings))
 
 
 def find(path: Path) -> Path:
@@ -153,9 +209,9 @@ def find(path: Path) -> Path:
         if (path / INDEX).exists() and (fault := _fault(path)):
             raise DatasetError(f"checkpoint {path} is damaged: {fault}; give the run's directory to use another")
         return path
-    found, passed_over = newest(path)
+    found, warnings = newest(path)
     if found is None:
-        if passed_over:
-            raise DatasetError(passed_over[0])
+        if warnings:
+            raise DatasetError(warnings[0])
         raise UsageError(f"{path} holds no checkpoint; give a run directory, or one with config.json and weights")
     return found

@@ -1,4 +1,4 @@
-"""Ranks: who we are, how sums are made, and how an error on one rank ends all of them."""
+"""Ranks: who this process is, sums over all ranks, and how an error on one rank ends all of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class World:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SILENT_S), dist.group.WORLD)  # noqa: SLF001
 
     def together(self, action: Callable[[], T]) -> T:
-        """Runs `action` on every rank. If it fails on any, the first of those raises, and the others exit quietly."""
+        """Runs `action` on every rank. If it fails on some, the first of them raises, and the others exit quietly."""
         error: Exception | None = None
         result: Any = None
         try:
@@ -63,6 +63,17 @@ class World:
     def on_first(self, action: Callable[[], None]) -> None:
         """Runs `action` on rank 0 while the others wait; its failure ends all."""
         self.together(action if self.rank == 0 else lambda: None)
+
+    def from_first(self, action: Callable[[], T]) -> T:
+        """The result of `action` on rank 0, given to all ranks; its failure ends all."""
+        result: list[Any] = [self.together(action if self.rank == 0 else lambda: None)]
+        if self.world_size > 1:
+            dist.broadcast_object_list(result, src=0, device=self.device)
+        return result[0]
+
+    def any(self, condition: bool) -> bool:
+        """Whether a condition holds on any rank; all ranks get the same answer."""
+        return bool(self.sum(torch.tensor([float(condition)], device=self.device)).item())
 
 
 class Readings:

@@ -1,0 +1,132 @@
+"""A Config → the parts of a run: loader, model, learner. Pre-training, the doctor and the teacher all use it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+import bertdata
+from bertdata.errors import UsageError
+from bertdata.format.answers import TeacherCache
+from bertrain.config import Config, pick
+from bertrain.models import build
+from bertrain.models.families import family_of
+from bertrain.objectives import OBJECTIVES, Learner, Objective
+from bertrain.objectives.distil import Distil, Teacher
+from bertrain.optim import OPTIMIZERS, SCHEDULES
+from bertrain.runtime import checkpoint, rates
+from bertrain.runtime.dist import World
+
+DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def objectives(config: Config) -> dict[str, type[Objective]]:
+    """The objectives that --objective names, in its order. Raises UsageError for names that there are not."""
+    return {name: pick(OBJECTIVES, name, "--objective") for name in config.objective.split("+")}
+
+
+def samples(config: Config) -> str:
+    """The kind of rows a run reads: what --isolate-documents or an objective needs, else windows."""
+    needed = {kind.samples for kind in objectives(config).values() if kind.samples}
+    needed |= {"packed"} if config.isolate_documents else set()
+    if len(needed) > 1:
+        raise UsageError(
+            f"--objective {config.objective} needs rows of {' and of '.join(sorted(needed))}"
+            + " (--isolate-documents: packed)" * config.isolate_documents
+            + "; leave one of them out"
+        )
+    return next(iter(needed), "windows")
+
+
+def loader(
+    config: Config, shards: bertdata.Dataset, *, length: int | None = None, rank: int = 0, world_size: int = 1,
+    variants: int | None = None,
+) -> bertdata.Loader:  # fmt: skip
+    """The batches of a run, for one rank. length: None for that of the config. variants: as Loader has them."""
+    return bertdata.Loader(
+        shards,
+        length=length or config.length,
+        global_batch_size=config.global_batch_size,
+        seed=config.seed if config.data_seed is None else config.data_seed,
+        rank=rank,
+        world_size=world_size,
+        samples=samples(config),
+        shuffle=config.shuffle,
+        masking=bertdata.Masking(probability=config.mlm_probability, policy=config.masking),
+        variants=variants,
+        teacher_cache=config.teacher_cache or None,
+    )
+
+
+def model(config: Config, shards: bertdata.Dataset, *, resume: Path | None = None) -> tuple[PreTrainedModel, list[str]]:
+    """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights."""
+    nsp = "nsp" in objectives(config)
+    if resume:
+        return build.load(resume, nsp=nsp), []
+    if config.init:
+        return build.start_from(config.init, shards, length=config.longest, nsp=nsp)
+    special = shards.special_tokens
+    return build.build(config.model, special, length=config.longest, seed=config.seed, nsp=nsp), []
+
+
+def learner(
+    config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, ranks: World, precision: str
+) -> Learner:
+    """The module to train, on its device: the model, its objectives and, where one teaches, the teacher's.
+
+    Raises UsageError for a teacher that does not fit, and for names of optimizers and schedules that there are not.
+    """
+    pick(OPTIMIZERS, config.optimizer, "--optimizer")
+    pick(SCHEDULES, config.schedule, "--schedule")
+    if config.isolate_documents and not family_of(weights).isolates:
+        raise UsageError(f"--isolate-documents is not supported for models of type {weights.config.model_type}")
+    on_gpu = ranks.device.type == "cuda"
+    build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.length)
+    parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
+    name = None
+    if config.method:
+        parts["distil"], name = _distillation(config, weights, shards, ranks, precision)
+        for text in list(parts.values())[:-1]:
+            text.weight = 1 - config.alpha
+    made = Learner(weights, parts, isolate=config.isolate_documents)
+    made.teacher = name
+    return made.to(ranks.device).train()
+
+
+def _distillation(
+    config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, ranks: World, precision: str
+) -> tuple[Distil, str]:
+    """The teacher's objective, and a name for the teacher and what it teaches."""
+    vocab_size = shards.special_tokens.vocab_size
+    if config.teacher_cache:
+        known = TeacherCache(config.teacher_cache).header["teacher"]["sha256"]
+        return Distil(weights, config, vocab_size=vocab_size), f"logits of teacher {known[:16]}"
+    directory = checkpoint.find(Path(config.teacher))
+    teacher = build.load(directory)
+    build.check_fits(directory, shards, teacher)
+    if config.longest > build.max_length(teacher.config):
+        most = build.max_length(teacher.config)
+        raise UsageError(f"rows of {config.longest} are more than the {most} positions of --teacher {config.teacher}")
+    objective = Distil(weights, config, vocab_size=vocab_size, teacher=teacher)
+    objective.ask(Teacher(teacher, objective, ranks.device, autocast(ranks.device, precision)))
+    return objective, f"{config.method} of teacher {build.fingerprint(teacher)[:16]}"
+
+
+def precision(config: Config, device: torch.device) -> str:
+    """--precision, resolved: fp32, bf16 or fp16."""
+    if config.precision != "auto":
+        return config.precision
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if rates.has_bf16(device) else "fp16"
+
+
+def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """What makes the context that forward passes run in."""
+    dtype = DTYPES[precision]
+    return lambda: torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()

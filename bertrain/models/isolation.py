@@ -1,0 +1,69 @@
+"""Attention that stays inside a document, for rows of packed documents.
+
+transformers calls an attention function by name, so ours is registered beside its own. It has no mask function for our
+name, so it makes no mask. On CUDA the documents go to torch's kernel for sequences of unequal length, elsewhere to
+scaled dot-product attention with a mask of the places that share a document. (position_ids alone isolate nothing:
+without flash attention transformers does not look at them.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+NAME = "bertrain_isolated"
+
+
+def documents(position_ids: torch.Tensor, cu_seqlens: torch.Tensor | None) -> dict[str, Any]:
+    """position_ids int64 [B, T] of packed rows → the arguments that `attend` needs.
+
+    position_ids are 0 where a document begins. The padding of a row counts as a document of its own.
+    """
+    arguments: dict[str, Any] = {"document_ids": (position_ids == 0).cumsum(1)}
+    if cu_seqlens is not None and torch.is_autocast_enabled("cuda"):  # the kernel takes no float32
+        arguments |= {"cu_seqlens": cu_seqlens, "max_seqlen": position_ids.shape[1]}
+    return arguments
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    document_ids: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """query, key, value [B, heads, T, D] → [B, T, heads, D].
+
+    sliding_window: a token attends to places at a smaller distance than this. document_ids int64 [B, T].
+    """
+    width = query.shape[-1]
+    if cu_seqlens is not None and dropout == 0 and width % 8 == 0 and width <= 256:  # what the kernel takes
+        from torch.nn.attention.varlen import varlen_attn
+
+        flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+        reach = -1 if sliding_window is None else sliding_window - 1
+        attended = varlen_attn(
+            *flat, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling, window_size=(reach, reach)
+        )
+        return attended.unflatten(0, (query.shape[0], query.shape[2])), None
+    if document_ids is None:
+        raise RuntimeError("a model that isolates documents was called without document_ids; call it through Encoder")
+    mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    if sliding_window is not None:
+        places = torch.arange(query.shape[2], device=query.device)
+        mask = mask & ((places[:, None] - places[None, :]).abs() < sliding_window)
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
+    return attended.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attend)

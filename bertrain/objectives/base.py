@@ -1,0 +1,101 @@
+"""What an objective is, and the module that is trained: an encoder with its objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from bertdata import Batch
+from bertrain.config import Config
+from bertrain.feed import MicroBatch
+from bertrain.models.encoder import Encoder
+from bertrain.objectives.losses import LossSum
+
+
+class Outputs(NamedTuple):
+    """What the model computed for a micro-batch, once for all objectives."""
+
+    hidden: torch.Tensor  # [B, T, H]: the last hidden states
+    logits: torch.Tensor  # [B, K, V]: at the masked places
+
+
+class Objective(torch.nn.Module):
+    """One loss that a run learns from. A subclass gives `count` and `forward`; docs/extending.md adds one.
+
+    `--objective mlm+nsp` trains on the sum of the losses of two objectives, each divided by its own count over all
+    ranks. Parameters that an objective has are trained along, and are kept in checkpoints beside the model.
+    """
+
+    samples: str | None = None  # the kind of rows that it needs, such as "pairs"; None: any
+    accuracy_name = "accuracy"  # what its share of correct predictions is called in the log
+    weight = 1.0  # factor on its gradient; the loss in the log is without it
+
+    def __init__(self, model: PreTrainedModel, config: Config) -> None:
+        """model: the model that is trained, for its sizes and heads; it is not a part of the objective."""
+        super().__init__()
+
+    def count(self, batch: Batch) -> int:
+        """How many things of this rank's batch the loss is summed over, such as targets or rows. Called on the CPU."""
+        raise NotImplementedError
+
+    def prepare(self, piece: MicroBatch) -> MicroBatch:
+        """What `forward` needs besides, as further tensors of the micro-batch: a teacher's answers, for example."""
+        return piece
+
+    def forward(self, model: PreTrainedModel, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        """The loss of a micro-batch, summed. A micro-batch without targets must give 0, with a gradient."""
+        raise NotImplementedError
+
+
+class Learner(Encoder):
+    """Encoder, heads and objectives as one module, so that all of it runs inside DistributedDataParallel's forward."""
+
+    teacher: str | None = None
+    """Who teaches besides the text, and what. A run resumes only with the same teacher."""
+
+    def __init__(self, model: PreTrainedModel, objectives: Mapping[str, Objective], *, isolate: bool = False) -> None:
+        super().__init__(model, isolate=isolate)
+        self.objectives = torch.nn.ModuleDict(objectives)
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """By objective, what its sum over this batch will be divided by, once summed over all ranks."""
+        return {name: objective.count(batch) for name, objective in self.objectives.items()}
+
+    def prepare(self, piece: MicroBatch) -> MicroBatch:
+        for objective in self.objectives.values():
+            piece = objective.prepare(piece)
+        return piece
+
+    def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
+        """A micro-batch of feed.micro_batches → the loss of each objective by name."""
+        inputs = {name: piece[name] for name in ENCODER_INPUTS if name in piece}
+        hidden = self.encode(**inputs)
+        outputs = Outputs(hidden, self.predict(hidden, piece["masked_positions"]))
+        return {name: objective(self.model, outputs, piece) for name, objective in self.objectives.items()}
+
+    def total(self, losses: Mapping[str, LossSum], scale: torch.Tensor) -> torch.Tensor:
+        """The number to minimise: each loss times its factor in `scale`, float32 [N], and its objective's weight."""
+        parts = [
+            objective.weight * (losses[name].sum * scale[number])
+            for number, (name, objective) in enumerate(self.objectives.items())
+        ]
+        return sum(parts[1:], parts[0])
+
+    def log_names(self) -> dict[str, tuple[str, str]]:
+        """By objective, the names of its loss and accuracy in the log: plain for the first, prefixed for the others."""
+        names = {}
+        for number, (name, objective) in enumerate(self.objectives.items()):
+            accuracy = objective.accuracy_name
+            prefix = "" if number == 0 else f"{name}_"
+            names[name] = (f"{prefix}loss", accuracy if accuracy != "accuracy" else f"{prefix}accuracy")
+        return names
+
+    def beside(self) -> dict[str, torch.Tensor]:
+        """What is trained beside the model: the parameters of objectives, by name."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("model.")}
+
+
+ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "cu_seqlens")

@@ -1,0 +1,77 @@
+"""Losses as sums. Whoever knows the counts of all ranks divides by them, once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from bertdata import IGNORE_INDEX
+
+
+class LossSum(NamedTuple):
+    """One loss of a micro-batch."""
+
+    sum: torch.Tensor  # float32 []: the loss summed over what Objective.count counts
+    num_correct: torch.Tensor  # int64 []: how many predictions were right
+
+
+def classification(logits: torch.Tensor, targets: torch.Tensor) -> LossSum:
+    """logits [N, V], targets int64 [N] with IGNORE_INDEX for none → the sum of their cross entropies."""
+    return LossSum(cross_entropy_sum(logits.float(), targets), (logits.detach().argmax(-1) == targets).sum())
+
+
+def cross_entropy_sum(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """logits float32 [N, V], targets int64 [N] → the sum of cross entropies, float32 []."""
+    if torch.compiler.is_compiling():  # the compiler fuses the passes itself
+        return F.cross_entropy(logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    return _CrossEntropySum.apply(logits, targets)
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    """F.cross_entropy with the gradient written into the log probabilities.
+
+    For a large vocabulary this saves two of four passes over the largest tensor of a step.
+    """
+
+    @staticmethod
+    def forward(context: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logprobs = logits.log_softmax(-1)
+        used, columns = targets != IGNORE_INDEX, targets.clamp(min=0).unsqueeze(-1)
+        loss = -(logprobs.gather(-1, columns).squeeze(-1) * used).sum()
+        gradient = logprobs.exp_().scatter_add_(-1, columns, torch.full_like(columns, -1, dtype=logprobs.dtype))
+        context.save_for_backward(gradient, used)
+        return loss
+
+    @staticmethod
+    def backward(context: Any, outer: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient, used = context.saved_tensors
+        return gradient.mul_((used * outer).unsqueeze(-1)), None
+
+
+def divergence(
+    logits: torch.Tensor,
+    logprobs: torch.Tensor,
+    temperature: float,
+    ids: torch.Tensor | None = None,
+    tails: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """KL divergence of a teacher from the student's logits [N, V], at a temperature, without the factor T²: [N].
+
+    Without ids, logprobs [N, V] are the teacher's, of tokens 0, 1, …. With ids [N, k], logprobs [N, k] are of those
+    tokens and tails [N] of all other tokens together. Both distributions then become k + 1 buckets, which costs O(k)
+    beside the student's own softmax, and the temperature applies to the buckets. With k = V this is the plain
+    divergence. With less it is a lower bound of it for T = 1, which is 0 only where the student gives each of the k
+    tokens, and all others together, the probability that the teacher gives.
+    """
+    if ids is None or tails is None:
+        top = logits[..., : logprobs.shape[-1]]
+    else:
+        top = logits.gather(-1, ids)
+        if ids.shape[-1] < logits.shape[-1]:  # a logsumexp of just the others: 1 − Σ would lose a small tail
+            others = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
+            top, logprobs = torch.cat([top, others], -1), torch.cat([logprobs, tails.unsqueeze(-1)], -1)
+    log_q, log_p = ((x / temperature).log_softmax(-1) for x in (top, logprobs))
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)

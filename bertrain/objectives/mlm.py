@@ -1,0 +1,20 @@
+"""Masked language modelling (Devlin et al., 2019): predict the tokens that were masked."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from bertdata import Batch
+from bertrain.feed import MicroBatch, num_targets
+from bertrain.objectives.base import Objective, Outputs
+from bertrain.objectives.losses import LossSum, classification
+
+
+class MaskedTokens(Objective):
+    """Cross entropy of the masked tokens; counts targets."""
+
+    def count(self, batch: Batch) -> int:
+        return num_targets(batch)
+
+    def forward(self, model: PreTrainedModel, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        return classification(outputs.logits.flatten(0, 1), piece["targets"].flatten())

@@ -1,0 +1,23 @@
+"""Next sentence prediction (Devlin et al., 2019): does the second segment follow the first in its document?"""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from bertdata import Batch
+from bertrain.feed import MicroBatch
+from bertrain.objectives.base import Objective, Outputs
+from bertrain.objectives.losses import LossSum, classification
+
+
+class NextSentences(Objective):
+    """Cross entropy of next_sentence_label [B]; counts rows. The model is a BertForPreTraining."""
+
+    samples = "pairs"
+
+    def count(self, batch: Batch) -> int:
+        return batch.sample_ids.size
+
+    def forward(self, model: PreTrainedModel, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        pooled = model.bert.pooler(outputs.hidden)
+        return classification(model.cls.seq_relationship(pooled), piece["next_sentence_label"])

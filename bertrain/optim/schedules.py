@@ -1,0 +1,36 @@
+"""The learning rate is a pure function of the step: linear warm-up to the peak, then what --schedule names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+WSD_DECAY = 0.2  # share of the run that `wsd` decays over
+
+
+def learning_rate(step: int, *, peak: float, steps: int, warmup_steps: int, schedule: str) -> float:
+    """The rate of step 0 ≤ step < steps. It reaches `peak` at step `warmup_steps` and is never 0."""
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    return peak * SCHEDULES[schedule](step, steps, warmup_steps)
+
+
+def linear(step: int, steps: int, warmup_steps: int) -> float:
+    """Falls in a straight line; the last step has 1 / (steps − warmup_steps) of the peak."""
+    return (steps - step) / (steps - warmup_steps)
+
+
+def cosine(step: int, steps: int, warmup_steps: int) -> float:
+    """Follows half a cosine (Loshchilov and Hutter, 2017)."""
+    return 0.5 * (1 - math.cos(math.pi * ((steps - step) / (steps - warmup_steps))))
+
+
+def wsd(step: int, steps: int, warmup_steps: int) -> float:
+    """Warm-up, stable, decay: stays at the peak, then falls over the last fifth as 1 − sqrt (Hägele et al., 2024)."""
+    left, falling = steps - step, min(steps - warmup_steps, max(1, math.ceil(WSD_DECAY * steps)))
+    return 1.0 if left > falling else 1 - math.sqrt((falling - left) / falling)
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], float]] = {"linear": linear, "cosine": cosine, "wsd": wsd}
+"""(step, steps, warmup_steps) → factor on the peak learning rate, for steps after the warm-up. Add your own:
+docs/extending.md."""

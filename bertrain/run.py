@@ -1,0 +1,248 @@
+"""The state of a pre-training run: made from a Config, saved in checkpoints, changed by each step."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import bertdata
+from bertdata.errors import UsageError
+from bertrain import assemble, optim
+from bertrain.config import Config
+from bertrain.evaluate import evaluate, predictions
+from bertrain.models.build import has_dropout, max_length, recompute_activations
+from bertrain.plan import Plan
+from bertrain.runtime import checkpoint
+from bertrain.runtime.dist import World
+from bertrain.runtime.log import Sums
+from bertrain.runtime.stop import Signals
+from bertrain.runtime.watch import Watch, check_targets
+
+EVALUATED_SAMPLES = 2048  # of the validation split, during a run
+
+
+class Run:
+    """Everything a run needs, on this rank. Making it fails on all ranks if it fails on one."""
+
+    def __init__(self, config: Config, ranks: World, choice: checkpoint.Choice) -> None:
+        """choice: the checkpoint to resume from, as rank 0 chose it."""
+        self.config, self.out, self.ranks = config, Path(config.out), ranks
+        self.resumed_from, self.warnings = choice.path, list(choice.warnings)
+        choice.check()
+        self.shards = bertdata.open(config.data)
+        self.loader = self._loader(config.length)
+        self.plan = Plan.of(config, num_samples=self.loader.num_samples, world_size=ranks.world_size)
+        check_targets(self.loader, config, self.plan)
+        saved = self._read_checkpoint()
+        weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
+        self.warnings += warnings
+        self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
+        self.precision = assemble.precision(config, ranks.device)
+        self.autocast = assemble.autocast(ranks.device, self.precision)
+        if config.gradient_checkpointing:
+            recompute_activations(weights)
+        self.learner = assemble.learner(config, weights, self.shards, ranks, self.precision)
+        if self.resumed_from and saved.get("teacher") != self.learner.teacher:
+            raise UsageError(
+                f"{self.resumed_from} was trained with {saved.get('teacher') or 'no teacher'}, and this run has "
+                f"{self.learner.teacher or 'none'}; give the same, or another --out"
+            )
+        if config.compiles(on_gpu=ranks.device.type == "cuda"):
+            torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
+            self.learner.compile(fullgraph=True, dynamic=False)
+        self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
+        self.optimizer = optim.build(self.learner, config)
+        if self.resumed_from:
+            checkpoint.read_optimizer(self.resumed_from, self.optimizer, self.learner)
+            if self.scaler.is_enabled() and saved["scaler"]:
+                self.scaler.load_state_dict(saved["scaler"])
+        self.sums = Sums(list(self.learner.objectives), ranks.device)
+        if ranks.rank == 0:
+            self.sums.load(saved["since_entry"])
+        self.saved_step = self.step if self.resumed_from else None
+        self.rate, self.norm = 0.0, torch.zeros(())
+        self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
+        self.watch = Watch(config, self.plan, ranks, self.shards, step=self.step)
+        self.evaluated_step = 0  # `begin` reads it from the log
+
+    def _loader(self, length: int) -> bertdata.Loader:
+        ranks = self.ranks
+        return assemble.loader(self.config, self.shards, length=length, rank=ranks.rank, world_size=ranks.world_size)
+
+    def _read_checkpoint(self) -> dict[str, Any]:
+        """What trainer.json of the checkpoint to resume says; the loader goes to where it was."""
+        config, name = self.config, self.config.init or self.config.model
+        saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "tokens": 0, "scaler": {}, "since_entry": {}}
+        if self.resumed_from is None:
+            return saved
+        if config.resume == "no":
+            raise UsageError(f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue")
+        saved |= {"optimizer": "adamw"} | checkpoint.read_trainer(self.resumed_from)
+        for option, given in (("model", name), ("optimizer", config.optimizer)):
+            if saved[option] != given:
+                raise UsageError(
+                    f"{self.resumed_from} was trained with --{option} {saved[option]}, and --{option} {given} was "
+                    "given; give the same, or another --out"
+                )
+        if config.long_length and saved["step"] > self.plan.long_from:
+            self.loader = self._loader(config.long_length)
+        self.loader.load_state_dict(saved["loader"])
+        return saved
+
+    # ------------------------------------------------------------------------------------------------------- a step
+
+    @property
+    def progress(self) -> float:
+        """Share of the run that is done: of its time with --budget, else of its steps."""
+        return self.spent / self.config.seconds if self.config.budget else self.step / self.plan.steps
+
+    @property
+    def is_done(self) -> bool:
+        return self.progress >= 1
+
+    def next_batch(self) -> tuple[bertdata.Batch, float]:
+        """This rank's rows of the next step, and the seconds that it took to make them."""
+        if self.config.long_length and self.step == self.plan.long_from:
+            self.loader = self._loader(self.config.long_length)
+        started = time.perf_counter()
+        return next(self.loader), time.perf_counter() - started
+
+    def seed_dropout(self) -> None:
+        """Dropout is keyed by step and rank, so that a resumed run draws what the undisturbed one would have."""
+        if has_dropout(self.learner.model):
+            torch.manual_seed(bertdata.key(self.config.seed, "dropout", self.step, self.ranks.rank) >> 1)
+
+    def update(self) -> None:
+        """Changes the weights by the gradients that are there."""
+        self.scaler.unscale_(self.optimizer)
+        self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self.config.clip_norm)
+        self.rate = self.plan.learning_rate(self.config, self.step, self.progress)
+        optim.set_learning_rate(self.optimizer, self.rate)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.tokens += self.config.global_batch_size * self.loader.length
+        self.watch.advance()
+
+    def _known_norm(self) -> float | None:
+        """The gradient's norm; None where fp16 has overflowed, for then the scaler skips the step."""
+        norm = float(self.norm)
+        return None if self.scaler.is_enabled() and not math.isfinite(norm) else norm
+
+    # ------------------------------------------------------------------------------------------ showing and keeping
+
+    def begin(self) -> None:
+        """Prints what the run is. Called on every rank."""
+        self.evaluated_step = self.ranks.from_first(self._announce)
+
+    def _announce(self) -> int:
+        """Returns the step of the last evaluation in the log."""
+        facts = {
+            "step": self.step,
+            "resumed_from": str(self.resumed_from) if self.resumed_from else None,
+            "precision": self.precision,
+        }
+        if "validation" not in self.shards.splits and self.config.eval_every:
+            self.warnings.append(
+                f"{self.config.data} has no validation split, so nothing is evaluated; build it with a larger "
+                "--validation"
+            )
+        if has_dropout(self.learner.model) and self.ranks.world_size > 1:
+            self.warnings.append("the model has dropout, so another number of ranks would give another run")
+        self.watch.announce(
+            facts,
+            parameters=sum(parameter.numel() for parameter in self.learner.parameters()),
+            num_samples=self.loader.num_samples,
+            warnings=[*self.warnings, *self.plan.warnings],
+        )
+        return self.watch.last_evaluation
+
+    def log(self, rates: dict[str, float], *, is_last: bool) -> None:
+        """Writes an entry of the log. Called on every rank; all stop together if a loss is not finite."""
+        entry = {
+            "step": self.step,
+            **self.sums.take(self.ranks, self.learner.log_names()),
+            "lr": self.rate,
+            "grad_norm": self._known_norm(),
+            "tokens": self.tokens,
+            **rates,
+            "seconds": round(time.perf_counter() - self.watch.started, 3),
+        }
+        self.ranks.together(lambda: self.watch.entry(entry, done=is_last))
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """After the last step, and after each --eval-every steps; not twice after the same step."""
+        if "validation" not in self.shards.splits or self.step == 0 or self.evaluated_step >= self.step:
+            return False
+        every = self.config.eval_every
+        return self.is_done or (every > 0 and self.step % every == 0)
+
+    def evaluate(self, signals: Signals) -> bool:
+        """Evaluates and shows predictions. Returns False if a signal came meanwhile; then nothing is shown."""
+
+        def interrupted() -> bool:
+            return self.ranks.any(len(signals) > 0)
+
+        options: dict[str, Any] = {"split": "validation", "length": self.loader.length}
+        result = evaluate(
+            self.learner, self.shards, self.ranks, max_samples=EVALUATED_SAMPLES, interrupted=interrupted, **options
+        )
+        if result is None:
+            signals.stop()
+            return False
+        self.evaluated_step = self.step
+
+        def show() -> None:
+            rows = predictions(self.learner, self.shards, self.ranks.device, rows=1, **options)
+            self.watch.evaluation(self.step, result, rows)
+
+        self.ranks.on_first(show)
+        return True
+
+    def save(self, *, required: bool) -> None:
+        """Writes a checkpoint, unless there is one of this step. Called on every rank.
+
+        A full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
+        """
+        if self.saved_step == self.step:
+            return
+        self.watch.require_finite(self.step, None, self._known_norm())
+        self.sums.gather(self.ranks)
+        if self.ranks.from_first(lambda: self._write(required=required)):
+            self.saved_step = self.step
+
+    def _write(self, *, required: bool) -> bool:
+        """Returns whether the checkpoint was written."""
+        trainer = {
+            "model": self.config.init or self.config.model,
+            "optimizer": self.config.optimizer,
+            "teacher": self.learner.teacher,
+            "loader": self.loader.state_dict(),
+            "since_entry": self.sums.state(),
+            "tokens": self.tokens,
+            "spent_s": self.spent,
+            "scaler": self.scaler.state_dict(),
+            "rng": {"keyed by": self.config.seed},  # every draw is a function of (seed, step, rank): there is no state
+            "world_size": self.ranks.world_size,
+        }
+        try:
+            checkpoint.save(
+                self.out, step=self.step, trainer=trainer, keep=self.config.keep, learner=self.learner,
+                optimizer=self.optimizer, tokenizer=self.tokenizer,
+            )  # fmt: skip
+        except (OSError, bertdata.BertdataError) as error:
+            if required:
+                raise
+            self.watch.warn(f"no checkpoint of step {self.step} was written, and training continues: {error}")
+            return False
+        return True
+
+    def newest(self) -> str:
+        """What a stopped run has, in words."""
+        return f"its newest checkpoint is of step {self.saved_step}" if self.saved_step else "it has no checkpoint yet"

@@ -1,0 +1,1 @@
+"""What every command needs while it runs: ranks, checkpoints, the log, rates, warnings."""

@@ -1,0 +1,158 @@
+"""log.jsonl, the sums of losses between its entries, and the losses and tables that people compare with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertdata import IGNORE_INDEX, Batch, Dataset
+from bertdata.files import make_directory, write_file
+from bertdata.tokenize.tokenizer import Tokenizer
+from bertrain.objectives.losses import LossSum
+from bertrain.runtime.dist import World
+
+
+class Log:
+    """Appends one JSON object a line to log.jsonl. A resumed run first drops the entries after its checkpoint.
+
+    What a full disk does not take is kept, and tried again with the next entry and at the end. A file that somebody
+    removed is written again.
+    """
+
+    def __init__(self, path: Path, *, after_step: int) -> None:
+        kept = []
+        self.last_evaluation = 0
+        """The step of the last evaluation in the log."""
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:  # cut off as the process died
+                    break
+                if entry.get("step", 0) > after_step:
+                    break
+                if "validation_loss" in entry:
+                    self.last_evaluation = entry["step"]
+                kept.append(line + "\n")
+        write_file(path, "".join(kept).encode())
+        self._path = path
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115  (lives as long as the run)
+        self._waiting = b""
+
+    def write(self, entry: dict[str, Any]) -> str | None:
+        """Returns why the entry could not be written, if so."""
+        self._waiting += json.dumps(entry).encode() + b"\n"
+        try:
+            if not self._path.exists():
+                self._begin_again()
+            self._flush()
+        except OSError as error:
+            return error.strerror
+        return None
+
+    def _begin_again(self) -> None:
+        """Writes a new file with all that the removed one has; it lives as long as it is open."""
+        self._file.seek(0)
+        content = self._file.read()
+        make_directory(self._path.parent)
+        write_file(self._path, content)
+        self._file.close()
+        self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
+
+    def _flush(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: object, *exception: object) -> None:
+        with self._file, contextlib.suppress(*([OSError] if kind else [])):
+            self._flush()
+            os.fsync(self._file.fileno())
+
+
+class Sums:
+    """Sums of losses, correct predictions and counts since the last entry of the log, by objective: float64 [N, 3]."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self._names = list(names)
+        self._values = torch.zeros((len(names), 3), dtype=torch.float64, device=device)
+
+    def add_counts(self, counts: torch.Tensor) -> None:
+        """counts float64 [N]: what this rank's sums are over."""
+        self._values[:, 2] += counts
+
+    def add(self, losses: Mapping[str, LossSum]) -> None:
+        for row, name in zip(self._values, self._names, strict=True):
+            row[0] += losses[name].sum.detach()
+            row[1] += losses[name].num_correct
+
+    def take(self, ranks: World, log_names: Mapping[str, tuple[str, str]]) -> dict[str, float | None]:
+        """The mean loss and share of correct predictions of each objective over all ranks; None where nothing was.
+
+        The sums begin again at 0.
+        """
+        means: dict[str, float | None] = {}
+        for name, (loss, correct, count) in zip(self._names, ranks.sum(self._values).tolist(), strict=True):
+            loss_name, accuracy_name = log_names[name]
+            means |= {loss_name: loss / count if count else None, accuracy_name: correct / count if count else None}
+        self._values.zero_()
+        return means
+
+    def gather(self, ranks: World) -> None:
+        """Moves the sums of all ranks to rank 0, which saves them."""
+        ranks.sum(self._values).mul_(ranks.rank == 0)
+
+    def state(self) -> dict[str, list[float]]:
+        return dict(zip(self._names, self._values.tolist(), strict=True))
+
+    def load(self, state: Mapping[str, Sequence[float]] | Sequence[float]) -> None:
+        """Continues from a state. Older checkpoints have one list: mlm, nsp and a teacher's, three numbers each."""
+        if not isinstance(state, Mapping):
+            triples = [state[at : at + 3] for at in range(0, len(state), 3)]
+            state = dict(zip(("mlm", "nsp", "distil"), triples, strict=False))
+        for row, name in zip(self._values, self._names, strict=True):
+            row += torch.tensor(state.get(name, [0.0, 0.0, 0.0]), dtype=torch.float64).to(row.device)
+
+
+def mean_losses(loss: float, correct: float, count: float) -> dict[str, float | None]:
+    return {"loss": loss / count if count else None, "accuracy": correct / count if count else None}
+
+
+def reference_losses(shards: Dataset, split: str) -> dict[str, float]:
+    """What a loss is compared with, in nats a token: guessing evenly, and guessing by frequency alone.
+
+    The unigram entropy is that of the split's tokens without special ids, over at most ten million of them.
+    """
+    counts = shards.token_counts(split)
+    counts[list(shards.special_tokens.special_ids)] = 0
+    shares = counts[counts > 0] / max(1, counts.sum())
+    unigram = max(0.0, -float(np.sum(shares * np.log(shares))))
+    return {"uniform": math.log(shards.special_tokens.vocab_size), "unigram": unigram}
+
+
+def table(tokenizer: Tokenizer, batch: Batch, predicted: np.ndarray, *, context: int = 5) -> list[str]:
+    """One line for each masked place: the tokens around it | target | predicted. predicted int64 [B, K]."""
+    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
+    for row, ids in enumerate(batch.input_ids):
+        for slot, place in enumerate(batch.masked_positions[row]):
+            target = int(batch.targets[row, slot])
+            if target == IGNORE_INDEX:
+                continue
+            first = max(0, place - context)
+            around = [tokenizer.spell(int(token)) for token in ids[first : place + context + 1]]
+            around[place - first] = f">{around[place - first]}<"
+            text = " ".join(around)
+            guess = int(predicted[row, slot])
+            mark = "" if guess == target else "  x"
+            lines.append(f"{text[:76]:<76} | {tokenizer.spell(target):<16} | {tokenizer.spell(guess)}{mark}")
+    return lines
