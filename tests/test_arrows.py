@@ -25,6 +25,18 @@ ROOMS = {
     ),
     "look": ({"format", "read", "tokenize"}, ["facts", "show", "bench"]),
 }
+# The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
+TRAINER_FILES = [
+    "config", "feed", "tables",
+    "models.families", "models.isolation", "models.encoder", "models.taps", "models.build", "models.__init__",
+    "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
+    "objectives.distil",
+    "optim.schedules", "optim.optimizers", "optim.__init__", "plan",
+    "runtime.dist", "runtime.stop", "runtime.rates", "runtime.log", "runtime.checkpoint", "runtime.watch",
+    "runtime.__init__", "assemble", "evaluate", "run",
+]  # fmt: skip
+COMMANDS = ["pretrain", "finetune", "teacher", "doctor", "plot"]
+
 ENGINE = {
     ".".join(path.relative_to(ROOT / "bertdata").with_suffix("").parts): path
     for path in sorted((ROOT / "bertdata").rglob("*.py"))
@@ -97,6 +109,18 @@ def test_libraries_are_where_they_belong(module):
     assert not {"torch", "transformers", "pyarrow"} & {
         name.split(".")[0] for name in imports(ENGINE[module], only_top=True)
     }
+
+
+@pytest.mark.parametrize("module", [*TRAINER_FILES, *COMMANDS])
+def test_arrows_of_the_trainer_point_one_way(module):
+    before = TRAINER_FILES[: TRAINER_FILES.index(module)] if module in TRAINER_FILES else TRAINER_FILES
+    allowed = {name.removesuffix(".__init__") for name in before}
+    names = {name.removesuffix(".__init__") for name in TRAINER} - {"__init__", "__main__"}
+    assert modules(imports(TRAINER[module]), "bertrain", names) <= allowed
+
+
+def test_every_file_of_the_trainer_is_on_the_map():
+    assert set(TRAINER) - {"__init__", "__main__"} == {*TRAINER_FILES, *COMMANDS}
 
 
 @pytest.mark.parametrize("module", TRAINER)

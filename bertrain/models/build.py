@@ -98,9 +98,9 @@ def start_from(spec: str, shards: Dataset, *, length: int, nsp: bool = False) ->
     check_fits(spec, shards, model)
     if length > max_length(model.config):
         raise UsageError(f"--length {length} is more than the {max_length(model.config)} positions of --init {spec}")
-    heads = ("cls.", "head.", "decoder.", f"{model.base_model_prefix}.pooler.")
+    encoder, pooler = f"{model.base_model_prefix}.", f"{model.base_model_prefix}.pooler."
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if lacking := [name for name in missing if not name.startswith(heads)]:
+    if lacking := [name for name in missing if name.startswith(encoder) and not name.startswith(pooler)]:
         raise UsageError(f"--init {spec} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
     warnings = [f"--init {spec} has no weights for {', '.join(missing)}, which begin at random"] if missing else []
     if unexpected:

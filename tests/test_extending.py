@@ -1,0 +1,154 @@
+"""The examples of docs/extending.md run, and are short; additions from outside need no change of the package."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from training import SMALL, entries, flags
+
+from bertrain import optim
+from bertrain.config import Config
+from bertrain.models.families import FAMILIES
+from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.pretrain import main
+
+PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+EXAMPLES = {
+    re.search(r"python (\w+)\.py", code)[1]: code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+}
+TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES)
+DISTILBERT = {"model_type": "distilbert", "n_layers": 2, "dim": 32, "n_heads": 2, "hidden_dim": 64}
+
+
+@pytest.fixture(autouse=True)
+def _tables_as_they_were():
+    before = [dict(table) for table in TABLES]
+    yield
+    for table, entries_before in zip(TABLES, before, strict=True):
+        table.clear()
+        table.update(entries_before)
+
+
+def run(dataset, out, **options):
+    main(flags(dataset.path, out, **{"eval_every": 0, "steps": 3} | options), standalone_mode=False)
+    return [entry for entry in entries(out) if "loss" in entry]
+
+
+def test_there_are_four_examples_of_at_most_25_lines():
+    assert EXAMPLES.keys() == {"focal", "nadam", "inverse_sqrt", "distilbert"}
+    for code in EXAMPLES.values():
+        assert len([line for line in code.splitlines() if line.strip()]) <= 25
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_trains_and_resumes(dataset, tmp_path, name):
+    config = tmp_path / "distilbert.json"
+    config.write_text(json.dumps(DISTILBERT))
+    options = {
+        "focal": {"objective": "focal"},
+        "nadam": {"optimizer": "nadam"},
+        "inverse_sqrt": {"schedule": "inverse_sqrt", "warmup": 1},
+        "distilbert": {"model": str(config)},
+    }[name]
+    without = tmp_path / "without"
+    with pytest.raises(SystemExit) as refused:  # before it is added
+        run(dataset, without, **options)
+    assert refused.value.code == 2
+    exec(compile(EXAMPLES[name], f"{name}.py", "exec"), {"__name__": name})  # noqa: S102
+    log = run(dataset, tmp_path / "run", **options, steps=2)
+    assert [entry["step"] for entry in log] == [1, 2]
+    assert all(0 < entry["loss"] < 10 for entry in log)
+    if name == "inverse_sqrt":
+        assert log[1]["lr"] == pytest.approx(SMALL["lr"])
+    assert [entry["step"] for entry in run(dataset, tmp_path / "run", **options)] == [1, 2, 3]
+
+
+class Halves(Objective):
+    """A toy with a parameter of its own: whether a row's first token is in the lower half of the vocabulary."""
+
+    accuracy_name = "halves_right"
+
+    def __init__(self, model, config):
+        super().__init__(model, config)
+        self.head = torch.nn.Linear(model.config.hidden_size, 2)
+
+    def count(self, batch):
+        return batch.sample_ids.size
+
+    def forward(self, model, outputs, piece):
+        logits, rows = self.head(outputs.hidden[:, 1]), (piece["targets"] != -100).any(1)
+        labels = (piece["input_ids"][:, 1] < model.config.vocab_size // 2).long()
+        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none") * rows
+        return LossSum(losses.sum(), ((logits.argmax(-1) == labels) & rows).sum())
+
+
+def test_a_toy_objective_optimizer_schedule_and_family_train_together(dataset, tmp_path):
+    """All four at once, with a second objective that has parameters; stopped and resumed to the same bits."""
+    for name in ("nadam", "inverse_sqrt", "distilbert"):
+        exec(compile(EXAMPLES[name], f"{name}.py", "exec"), {"__name__": name})  # noqa: S102
+    OBJECTIVES["halves"] = Halves
+    config = tmp_path / "distilbert.json"
+    config.write_text(json.dumps(DISTILBERT))
+    options = {"objective": "mlm+halves", "optimizer": "nadam", "schedule": "inverse_sqrt", "model": str(config)}
+    whole = run(dataset, tmp_path / "whole", **options, steps=4)
+    assert all(entry["halves_loss"] > 0 and 0 <= entry["halves_right"] <= 1 for entry in whole)
+    run(dataset, tmp_path / "part", **options, steps=4, save_every=2)
+    for path in sorted((tmp_path / "part" / "step-00000004").iterdir(), reverse=True):
+        path.unlink()
+    (tmp_path / "part" / "step-00000004").rmdir()
+    again = run(dataset, tmp_path / "part", **options, steps=4, save_every=2)
+    assert [(e["loss"], e["halves_loss"]) for e in again] == [(e["loss"], e["halves_loss"]) for e in whole]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"objective": "mlm+sop"}, "--objective sop is unknown; give one of mlm, nsp"),
+        ({"optimizer": "lamb"}, "--optimizer lamb is unknown; give one of adamw"),
+        ({"schedule": "step"}, "--schedule step is unknown; give one of linear, cosine, wsd"),
+        ({"objective": "mlm+nsp", "isolate_documents": ""}, "needs rows of packed and of pairs"),
+    ],
+)
+def test_names_that_there_are_not_are_one_sentence(dataset, tmp_path, capsys, options, sentence):
+    arguments = [item for item in flags(dataset.path, tmp_path / "run", steps=1, **options) if item]
+    with pytest.raises(SystemExit) as refused:
+        main(arguments, standalone_mode=False)
+    assert refused.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_weight_decay_betas_epsilon_and_clipping_are_options_and_stand_in_run_json(dataset, tmp_path, monkeypatch):
+    given = {"weight_decay": 0.1, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-7, "clip_norm": 0.5}
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda p, norm: norms.append(norm) or clip(p, norm))
+    run(dataset, tmp_path / "run", steps=1, model="bert-tiny", **given)
+    saved = json.loads((tmp_path / "run" / "run.json").read_text())["config"]
+    assert {name: saved[name] for name in given} == given
+    assert norms == [0.5]
+    module = torch.nn.Linear(2, 2)
+    decayed, plain = optim.build(module, Config(data="x", out="y", **given)).param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    assert (decayed["betas"], decayed["eps"]) == ((0.8, 0.95), 1e-7)
+
+
+def test_a_run_resumes_with_its_own_settings_not_those_of_the_checkpoint(dataset, tmp_path):
+    run(dataset, tmp_path / "run", steps=1, model="bert-tiny", weight_decay=0.5)
+    run(dataset, tmp_path / "run", steps=2, model="bert-tiny", weight_decay=0.0)
+    run(dataset, tmp_path / "plain", steps=1, model="bert-tiny", weight_decay=0.5)
+    state = torch.load(tmp_path / "run" / "step-00000002" / "optimizer.pt", weights_only=True)
+    assert [group["weight_decay"] for group in state["param_groups"]] == [0.0, 0.0]
+
+
+def test_the_data_seed_decides_order_and_masks_and_the_seed_the_weights(dataset, tmp_path):
+    first = {}
+    for name, seeds in {"a": (0, 0), "b": (1, 0), "c": (0, 1), "d": (0, None)}.items():
+        more = {} if seeds[1] is None else {"data_seed": seeds[1]}
+        run(dataset, tmp_path / name, steps=1, model="bert-tiny", seed=seeds[0], **more)
+        trainer = json.loads((tmp_path / name / "step-00000001" / "trainer.json").read_text())
+        first[name] = (entries(tmp_path / name)[0]["loss"], trainer["loader"]["seed"])
+    assert first["a"] == first["d"]
+    assert first["b"][1] == 0
+    assert first["c"][1] == 1
+    assert len({loss for loss, _ in first.values()}) == 3
