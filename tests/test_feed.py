@@ -223,3 +223,14 @@ def test_accelerate_shards_samples(dataset):
 def test_accelerate_leaves_batches_as_they_are(dataset):
     whole = DataLoader(BatchDataset(loader_of(dataset)), batch_size=None)
     assert_same(list(prepare_data_loader(whole, num_processes=1, process_index=0)), expected_batches(dataset))
+
+
+def test_persistent_workers_hear_of_the_epoch(dataset):
+    """DataLoader workers that outlive an epoch make the order and masks of the next one."""
+    samples = SampleDataset(loader_of(dataset))
+    batches = DataLoader(samples, batch_size=7, num_workers=2, persistent_workers=True)
+    n, plain = len(samples), Loader(dataset, **OPTIONS)
+    for epoch in (0, 1, 4):
+        samples.set_epoch(epoch)
+        expected = [tensors(plain.read(epoch * n + np.arange(at, min(at + 7, n)))) for at in range(0, n, 7)]
+        assert_same(list(batches), expected)
