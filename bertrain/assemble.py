@@ -104,8 +104,8 @@ def _distillation(
     """The teacher's objective, and a name for the teacher and what it teaches."""
     vocab_size = shards.special_tokens.vocab_size
     if config.teacher_cache:
-        known = TeacherCache(config.teacher_cache).header["teacher"]["sha256"]
-        return Distil(weights, config, vocab_size=vocab_size), f"logits of teacher {known[:16]}"
+        sha256 = TeacherCache(config.teacher_cache).header["teacher"]["sha256"]
+        return Distil(weights, config, vocab_size=vocab_size), f"logits of teacher {sha256[:16]}"
     directory = checkpoint.find(Path(config.teacher))
     teacher = build.load(directory)
     build.check_fits(directory, shards, teacher)

@@ -1,9 +1,9 @@
-"""Before a long run: is everything as it should be?
+"""Check a run before it starts.
 
-    python -m bertrain.doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
+    bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
 
-Takes the options of bertrain.pretrain, checks what they amount to here without training, and says PASS, WARN or FAIL
-for each thing, with what to do. Exit code 1 if anything fails.
+Takes the options of bertrain pretrain and builds what it would build, without training. Prints PASS, WARN or FAIL for
+each check, and what to do. The exit code is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bertdata.errors import BertdataError
 from bertdata.format.verify import verify
 from bertrain import assemble
 from bertrain.config import Config, command
+from bertrain.models.families import family_of
 from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
@@ -29,11 +30,11 @@ from bertrain.runtime.watch import first_targets
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
-SPARE = 1.2  # of the memory that is known of; buffers and fragments take some
+SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take the rest
 
 
 def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
-    """Things checked, and what was found; a thing that later ones need ends the list when it fails."""
+    """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails."""
     try:
         shards = bertdata.open(config.data)
     except BertdataError as error:
@@ -51,12 +52,12 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         return
     steps = f"{plan.steps:,} steps" if not config.budget else f"a budget of {config.budget}"
     passes = plan.steps * config.global_batch_size / loader.num_samples
-    known = f"{loader.num_samples:,} samples of {config.length} an epoch, {steps}"
-    yield "samples", (PASS, known + ("" if config.budget else f", {passes:.2g} passes"))
+    counted = f"{loader.num_samples:,} samples of {config.length} an epoch, {steps}"
+    yield "samples", (PASS, counted + ("" if config.budget else f", {passes:.2g} passes"))
     facts = loader.facts
     if facts["pad_share"] > 0.1 or facts["crop_share"] > 0.1:
         shares = (
-            f"{facts['pad_share']:.0%} of the places are padding and {facts['crop_share']:.0%} of the text is cut off"
+            f"{facts['pad_share']:.0%} of all tokens are padding and {facts['crop_share']:.0%} of the text is cut off"
         )
         yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {assemble.samples(config)} for other lengths")
     yield "batch", _batch(config, plan, nproc)
@@ -84,13 +85,13 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
 
 
 def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
-    said = f"{config.global_batch_size} rows: {plan.accumulation} × {plan.micro_batch_size} on each of {nproc} ranks"
+    shape = f"{config.global_batch_size} rows: {plan.accumulation} × {plan.micro_batch_size} on each of {nproc} ranks"
     others = [warning for warning in plan.warnings if "warmup" not in warning]
     if others:
-        return WARN, f"{said}; {others[0]}; give another --global-batch-size"
+        return WARN, f"{shape}; {others[0]}; give another --global-batch-size"
     if plan.share * nproc > 1.1 * config.global_batch_size:
-        return WARN, f"{said}; some ranks wait for others; make the batch a multiple of the ranks"
-    return PASS, said
+        return WARN, f"{shape}; some ranks wait for others; make the batch a multiple of the ranks"
+    return PASS, shape
 
 
 def _devices(nproc: int) -> Finding:
@@ -103,11 +104,12 @@ def _devices(nproc: int) -> Finding:
 
 
 def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: int, nproc: int) -> Finding:
-    """Weights, gradients and two moments, and the activations that a backward pass needs; roughly."""
+    """An estimate: weights, gradients and two moments, and the activations that a backward pass needs."""
     shape, on_gpu = weights.config, torch.cuda.is_available()
+    inner, _ = family_of(shape).feed_forward
     size = 2 if on_gpu and config.precision != "fp32" else 4
     places = plan.micro_batch_size * plan.length
-    kept = 1 if config.gradient_checkpointing else 20 + 4 * shape.intermediate_size / shape.hidden_size
+    kept = 1 if config.gradient_checkpointing else 20 + 4 * getattr(shape, inner) / shape.hidden_size
     activations = places * shape.hidden_size * shape.num_hidden_layers * kept * size
     slots = bertdata.Masking(probability=config.mlm_probability, policy=config.masking).num_slots(plan.length)
     head = plan.micro_batch_size * slots * shape.vocab_size * (size + 4)
@@ -118,10 +120,10 @@ def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: in
         needed, where = needed * nproc, "this machine"
         with open("/proc/meminfo") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    said = f"about {needed / 1e9:.1f} GB of the {free / 1e9:.1f} GB of {where}"
+    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB"
     if needed > free:
-        return FAIL, f"{said}; give a smaller --micro-batch-size than {plan.micro_batch_size}"
-    return (WARN, f"{said}; it may not fit") if needed > 0.85 * free else (PASS, said)
+        return FAIL, f"{estimate}; give a smaller --micro-batch-size than {plan.micro_batch_size}"
+    return (WARN, f"{estimate}; it may not fit") if needed > 0.85 * free else (PASS, estimate)
 
 
 def _disk(config: Config, parameters: int) -> Finding:
@@ -129,33 +131,35 @@ def _disk(config: Config, parameters: int) -> Finding:
     while not place.exists():
         place = place.parent
     free, needed = shutil.disk_usage(place).free, 12 * parameters * (config.keep + 1)
-    said = f"{config.keep} checkpoints and one being written take {needed / 1e9:.1f} GB of {free / 1e9:.1f} GB"
-    return (FAIL, f"{said} at {place}; make room or lower --keep") if needed > free else (PASS, said)
+    estimate = (
+        f"{config.keep} checkpoints and one being written need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
+    )
+    return (FAIL, f"{estimate} at {place}; make room or lower --keep") if needed > free else (PASS, estimate)
 
 
 def _run(config: Config) -> Finding:
     run = Path(config.out)
     if run.exists() and not run.is_dir():
         return FAIL, f"--out {run} is a file; give a directory"
-    found, damaged = checkpoint.newest(run) if run.exists() else (None, [])
+    newest, damaged = checkpoint.newest(run) if run.exists() else (None, [])
     if damaged:
         return WARN, damaged[0]
-    if not found:
+    if not newest:
         return PASS, f"{run} is new"
     if config.resume == "no":
-        return FAIL, f"{run} holds {found.name}; give another --out, or --resume auto"
-    trained = json.loads((found / checkpoint.TRAINER).read_bytes())["model"]
+        return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
+    trained = json.loads((newest / checkpoint.TRAINER).read_bytes())["model"]
     if trained != (config.init or config.model):
-        return FAIL, f"{found} was trained with --model {trained}; give the same, or another --out"
-    return PASS, f"goes on from {found.name}"
+        return FAIL, f"{newest} was trained with --model {trained}; give the same, or another --out"
+    return PASS, f"continues from {newest.name}"
 
 
 def doctor(config: Config, nproc: int) -> None:
     """Check a run before it starts: shards, samples, batch, warm-up, model, devices, memory, disk."""
     failed = False
-    for thing, (verdict, said) in check(config, nproc):
+    for name, (verdict, reason) in check(config, nproc):
         failed |= verdict == FAIL
-        click.echo(f"{verdict}  {thing:<11}{said}")
+        click.echo(f"{verdict}  {name:<11}{reason}")
     if failed:
         sys.exit(1)
 
@@ -169,7 +173,7 @@ def _with_ranks(run: Callable[[Config, int], None]) -> click.Command:
         ranks[0] = value
 
     option = click.Option(
-        ["--nproc"], default=1, show_default=True, help="Ranks the run will have.", type=click.IntRange(min=1),
+        ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1),
         callback=take, expose_value=False,
     )  # fmt: skip
     made.params.insert(0, option)

@@ -184,8 +184,8 @@ def main(
                 click.echo("\n".join(predictions(encoder, shards, ranks.device, split=split, length=places, rows=show)))
             reference = log.reference_losses(shards, split)
             if as_json:
-                known = {"checkpoint": str(directory), "length": places}
-                click.echo(json.dumps(known | result | {"reference": reference}))
+                facts = {"checkpoint": str(directory), "length": places}
+                click.echo(json.dumps(facts | result | {"reference": reference}))
             else:
                 click.echo(_text(result, directory, places, reference))
 

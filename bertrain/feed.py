@@ -25,8 +25,8 @@ def num_targets(batch: Batch) -> int:
 def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) -> Iterator[MicroBatch]:
     """Exactly `count` pieces of at most `size` rows, as arguments for Learner.
 
-    A piece beyond the batch's rows (ranks may differ by one) is one row without targets, so that every rank runs the
-    same number of passes. Packed rows bring cu_seqlens, int32, where there is a kernel that asks for them.
+    A rank may have one row less than another. A piece beyond its rows is one row without targets, so that every rank
+    runs the same number of passes. Packed rows come with cu_seqlens, int32, on GPUs whose attention kernel needs them.
     """
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sample_ids"}
     for number in range(count):
@@ -44,24 +44,24 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
 
 
 def bounds(position_ids: torch.Tensor) -> torch.Tensor:
-    """Where the pieces of packed rows [B, T] begin in the B · T places, and the end: int32. Padding is a piece.
+    """position_ids int64 [B, T] of packed rows → where their documents begin in the B · T places, and the end: int32.
 
-    The end is repeated until their number is a power of two and one more, so that shapes are few; a kernel's backward
-    pass takes memory and time for each.
+    The padding of a row counts as a document. The end is repeated until the number of documents is a power of two, so
+    that there are few shapes: a kernel's backward pass takes memory and time for each.
     """
     starts = (position_ids == 0).flatten().nonzero().flatten()
-    found = torch.full(((1 << (starts.numel() - 1).bit_length()) + 1,), position_ids.numel(), dtype=torch.int32)
-    found[: starts.numel()] = starts
-    return found
+    padded = torch.full(((1 << (starts.numel() - 1).bit_length()) + 1,), position_ids.numel(), dtype=torch.int32)
+    padded[: starts.numel()] = starts
+    return padded
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Through pinned memory, which torch keeps and uses again, so that the copy does not hold up the host."""
+    """Copies through pinned memory, which torch reuses, so that the host need not wait for the copy."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def tensors(batch: Batch) -> MicroBatch:
-    """A batch as transformers' models take it: input_ids, attention_mask, labels and what its samples have besides."""
+    """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else its rows have."""
     arrays = {
         "input_ids": batch.input_ids,
         "attention_mask": np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask,
@@ -111,12 +111,12 @@ class BatchDataset(torch.utils.data.IterableDataset[MicroBatch]):
     """The batches of a Loader as dicts of tensors [B, T]: `DataLoader(BatchDataset(loader), batch_size=None)`.
 
     Of n DataLoader workers, worker w makes batches w, w + n, ..., so they come out in order, the same for any n. Each
-    iteration begins where the Loader stands, or where a state was taken. Where ranks train together each has its own
-    Loader, with its rank, and needs nothing that shards the dataset once more.
+    iteration begins where the Loader stands, or where a state was taken. With several ranks each has its own Loader,
+    with its rank; do not shard the dataset again.
 
-    `state_dict(batches)` is the state after so many batches of the current iteration. Without a number it counts those
-    that were made by this copy of the dataset: all of them without workers; what torchdata's StatefulDataLoader keeps
-    of each worker otherwise.
+    `state_dict(batches)` is the state after so many batches of the current iteration. Without a number it counts the
+    batches that this copy of the dataset made: all of them without workers, else those of one worker, which is what
+    torchdata's StatefulDataLoader keeps.
     """
 
     def __init__(self, loader: Loader) -> None:

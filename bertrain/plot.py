@@ -1,6 +1,6 @@
 """Draw loss, accuracy, learning rate and throughput of runs, or the curves of a fine-tuning, to a PNG.
 
-python -m bertrain.plot run/ run2/ --out curves.png
+bertrain plot run/ run2/ --out curves.png
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ PANELS = (
 
 
 def _entries(run: Path) -> list[dict[str, Any]]:
-    """Of log.jsonl, a line that was cut off left out."""
+    """The entries of a run's log.jsonl, without a last line that was cut off."""
     try:
         lines = (run / "log.jsonl").read_text().splitlines()
     except OSError as error:
-        raise UsageError(f"{run} is no run directory: log.jsonl: {error.strerror}") from None
-    found = []
+        raise UsageError(f"{run} is not a run directory: log.jsonl: {error.strerror}") from None
+    entries = []
     for line in lines:
         try:
-            found.append(json.loads(line))
+            entries.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return entries
 
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", default="curves.png", help="Picture to write.")
+@click.option("--out", default="curves.png", help="PNG file to write.")
 def main(runs: tuple[str, ...], out: str) -> None:
-    """Draw what log.jsonl of runs, or result.json of fine-tunings, says."""
+    """Draw the curves of runs (log.jsonl) or of fine-tunings (result.json)."""
     try:
         import matplotlib
     except ImportError:
@@ -51,7 +51,7 @@ def main(runs: tuple[str, ...], out: str) -> None:
 
     tuned = [Path(run, "result.json").is_file() for run in runs]
     if any(tuned) and not all(tuned):
-        raise UsageError("runs and fine-tunings were given; draw them apart")
+        raise UsageError("runs and fine-tunings were given; draw them in two calls")
     figure, axes = pyplot.subplots(
         1 if all(tuned) else 2, 2, figsize=(12, 4 if all(tuned) else 8), layout="constrained"
     )

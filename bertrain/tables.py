@@ -83,7 +83,7 @@ def _rows(file: Path, wanted: set[str]) -> tuple[list[Any], list[tuple[int, dict
                 rows.append((number, row))
         return list(rows[0][1]) if rows else [], rows
     if kind not in (".tsv", ".csv", ".txt"):
-        raise UsageError(f"{file} is of no known kind; give .tsv, .csv, .jsonl or .parquet")
+        raise UsageError(f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet")
     csv.field_size_limit(1 << 30)
     with open(file, encoding="utf-8", newline="") as lines:
         plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}

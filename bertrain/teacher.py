@@ -36,13 +36,13 @@ from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World, world
 from bertrain.runtime.rates import has_bf16
 
-LIMIT_BYTES = 10 * 10**9  # past which --yes is asked for
-MOST_UNITS = 100_000  # so that the record of all can be read: 600 bytes a unit
-PROBE_BATCHES = 2  # timed for the estimate, after one that is not
+LIMIT_BYTES = 10 * 10**9  # more needs --yes
+MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable
+PROBE_BATCHES = 2  # timed for the estimate, after a first one that is not
 
 
 class _Work:
-    """The stream, the teacher and the header that binds them, made ready on this rank."""
+    """The student's stream, the teacher, and the header that names both; on this rank."""
 
     def __init__(self, ranks: World, options: dict[str, Any]) -> None:
         self.ranks, self.out = ranks, Path(options["out"])
@@ -118,7 +118,7 @@ class _Work:
         return (self.out / answers.CACHE).exists()
 
     def plan(self, missing: list[int], *, yes: bool) -> None:
-        """Says what is to come: bytes exactly, time by a trial. Raises UsageError past the limit without --yes."""
+        """Prints the number of bytes and an estimate of the time. Raises UsageError past the limit without --yes."""
         header, size = self.header, answers.num_bytes(self.header)
         tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
         left = answers.num_bytes(header, missing)
@@ -135,7 +135,7 @@ class _Work:
         free = shutil.disk_usage(self.out).free
         limit, what = min((LIMIT_BYTES, "the limit of this command"), (free, f"is free in {self.out}"))
         if left > limit and not yes:
-            raise UsageError(f"{left:,} bytes are to be written, and {limit:,} {what}; give --yes, or fewer samples")
+            raise UsageError(f"{left:,} bytes would be written, and {limit:,} {what}; give --yes, or fewer samples")
 
     def _seconds_a_sample(self) -> float:
         rows = min(self.header["batch_samples"], self.header["samples"])
@@ -155,7 +155,7 @@ class _Work:
 
     @torch.no_grad()
     def _ask(self, positions: np.ndarray) -> tuple[answers.Answers, dict[str, Any]]:
-        """What the teacher says to some samples, and the counts of it."""
+        """The teacher's answers to the samples at some positions, and the counts of them."""
         batch = self.loader.read(positions)
         piece = next(feed.micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
         used = (piece.pop("targets") != bertdata.IGNORE_INDEX).unsqueeze(-1)
@@ -168,8 +168,10 @@ class _Work:
         tails = logprobs.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
         entropy = -(logprobs.exp() * logprobs.clamp(min=answers.LEAST)).sum(-1, keepdim=True)
         if not torch.isfinite(entropy).all():
-            raise DatasetError(f"the teacher predicts no probabilities for samples from {positions[0]:,} on, but NaN")
-        found = answers.Answers(
+            raise DatasetError(
+                f"the teacher predicts NaN for samples from {positions[0]:,} on; give a teacher that works"
+            )
+        kept = answers.Answers(
             (ids * used).cpu().numpy().astype(self.header["id_dtype"]),
             top.clamp(min=answers.LEAST).where(used, 0.0).half().cpu().numpy(),
             tails.clamp(answers.LEAST, 0.0).where(used, 0.0).half().squeeze(-1).cpu().numpy(),
@@ -180,7 +182,7 @@ class _Work:
             "entropy": float((entropy.double() * used).sum()),
             "tail_mass": float((tails.double().exp() * used).sum()),
         }
-        return found, counts
+        return kept, counts
 
 
 def answer(ranks: World, options: dict[str, Any]) -> None:

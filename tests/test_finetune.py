@@ -193,7 +193,7 @@ def test_the_same_examples_from_any_file(tmp_path, kind):
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n', "line 2 has no value for column 'label'"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{bad\n', "line 2 is not JSON"),
         ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
-        ("a.xml", "<x/>", "of no known kind"),
+        ("a.xml", "<x/>", "has an unknown ending"),
         ("a.parquet", "no parquet", "a.parquet cannot be read"),
     ],
 )

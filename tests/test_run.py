@@ -353,7 +353,7 @@ def test_runs_are_drawn(dataset, tmp_path):
     done = CliRunner().invoke(plot.main, [str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "x.png")])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "x.png").stat().st_size > 10_000
-    for wrong, said in ((tmp_path / "none", "is no run directory"), (tmp_path / "a", "cannot be drawn")):
+    for wrong, said in ((tmp_path / "none", "is not a run directory"), (tmp_path / "a", "cannot be drawn")):
         done = CliRunner().invoke(plot.main, [str(wrong), "--out", str(tmp_path / "x.nothing")])
         assert done.exit_code == 2
         assert said in done.output
@@ -450,6 +450,6 @@ def test_the_doctor_finds_damaged_shards_and_runs(dataset, tmp_path):
     assert found["shards"].startswith("FAIL")
     train(dataset.path, tmp_path / "run", steps=1)
     common = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32]
-    assert "goes on from step-00000001" in examine(*common)[1]["run"]
+    assert "continues from step-00000001" in examine(*common)[1]["run"]
     assert "give another --out" in examine(*common, "--resume", "no")[1]["run"]
     assert "was trained with --model modernbert-tiny" in examine(*common, "--model", "bert-tiny")[1]["run"]

@@ -154,12 +154,12 @@ class Teacher:
             self._encoder.encode(**inputs)
             if self._method == "relations":
                 return {"teacher_qkv": torch.stack(self._taps.projections(self._layers[0]))}
-            found = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
+            tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
             if self._compares_attention:
                 heads = self._encoder.model.config.num_attention_heads
                 asked = [self._taps.projections(layer)[:2] for layer in self._layers if layer != EMBEDDINGS]
-                found["teacher_scores"] = torch.stack([_scores(*pair, heads) for pair in asked])
-            return found
+                tensors["teacher_scores"] = torch.stack([_scores(*pair, heads) for pair in asked])
+            return tensors
 
 
 def visible(piece: MicroBatch, *, isolate: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -209,9 +209,9 @@ def find(path: Path) -> Path:
         if (path / INDEX).exists() and (fault := _fault(path)):
             raise DatasetError(f"checkpoint {path} is damaged: {fault}; give the run's directory to use another")
         return path
-    found, warnings = newest(path)
-    if found is None:
+    checkpoint, warnings = newest(path)
+    if checkpoint is None:
         if warnings:
             raise DatasetError(warnings[0])
         raise UsageError(f"{path} holds no checkpoint; give a run directory, or one with config.json and weights")
-    return found
+    return checkpoint
