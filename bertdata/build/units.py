@@ -113,7 +113,7 @@ class UnitWriter:
         kernels.hash_documents(text, block.offsets, hashes)
         splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
         literals = np.zeros(len(self.tokenizer.spellings), np.int64)
-        kernels.count_literals(text, text.size, *self._spellings, literals)
+        kernels.count_literals(text, text.size, self._spellings, literals)
         return _Ready(block, encoded, splits, literals, starts)
 
     def append(self, ready: _Ready) -> None:
