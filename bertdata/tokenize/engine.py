@@ -76,12 +76,12 @@ class Engine:
             state=np.zeros(5, np.int64),
         )
         output.state[kernels.BYTE] = bounds[0]
-        mine = self._of_thread
-        if not hasattr(mine, "tables"):
-            mine.tables, mine.runs = self._new_tables(), _new_runs()
-        while (code := self._run(pieces, mine.tables, mine.runs, output)) == kernels.UNKNOWN_CODE_POINT:
+        thread = self._of_thread
+        if not hasattr(thread, "tables"):
+            thread.tables, thread.runs = self._new_tables(), _new_runs()
+        while (code := self._run(pieces, thread.tables, thread.runs, output)) == kernels.UNKNOWN_CODE_POINT:
             page = int(output.state[kernels.CODE_POINT]) // PAGE
-            mine.tables.points[page * PAGE : (page + 1) * PAGE] = self._page(page)
+            thread.tables.points[page * PAGE : (page + 1) * PAGE] = self._page(page)
         if code == kernels.TOO_MANY_HARD:
             return None
         ids = output.ids[: output.bounds[-1]]

@@ -432,7 +432,7 @@ def count_literals(text, stop, strings, counts):
 
 @jit()
 def find_literals(text, bounds, strings, has_one):
-    """Sets has_one[i] to whether text[bounds[i] : bounds[i + 1]] contains one of `strings` (Literals). has_one: bool."""
+    """Sets has_one[i], a bool, to whether text[bounds[i] : bounds[i + 1]] contains one of `strings` (Literals)."""
     for piece in range(has_one.size):
         has_one[piece] = False
         for i in range(bounds[piece], bounds[piece + 1]):
