@@ -148,15 +148,16 @@ _include = click.option(
     "--include",
     multiple=True,
     metavar="PATTERN",
-    help="Read only files that match, such as '*.md'; for directories and patterns. May be repeated. Default: of a "
-    "directory files with a known ending (.txt .jsonl .json .parquet .arrow ..., also compressed) or without one; "
-    "with --format all files.",
+    help="Of a directory or a pattern, read only files whose path below INPUT matches, such as '*.md'. May be "
+    "repeated. Default: of a directory files with a known ending (.txt .jsonl .json .parquet .arrow ..., also "
+    "compressed) or without one; with --format all files.",
 )
 _exclude = click.option(
     "--exclude",
     multiple=True,
     metavar="PATTERN",
-    help="Leave out files that match, such as 'drafts/*'; for directories and patterns. May be repeated.",
+    help="Of a directory or a pattern, leave out files whose path below INPUT matches, such as 'drafts/*'. May be "
+    "repeated.",
 )
 _on_error = click.option(
     "--on-error",
