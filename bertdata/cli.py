@@ -28,6 +28,7 @@ from bertdata.choices import (
 )
 from bertdata.errors import BertdataError, UsageError
 
+_FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
 
@@ -99,6 +100,13 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield progress
 
 
+def _say(line: str) -> None:
+    """Prints a line on stderr, above a progress bar if there is one."""
+    from tqdm import tqdm
+
+    tqdm.write(line, file=sys.stderr)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="bertdata")
 def main() -> None:
@@ -113,7 +121,7 @@ class _Part(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         match = re.fullmatch(r"(\d+)/(\d+)", str(value))
         if not match or not 1 <= int(match[1]) <= int(match[2]):
-            self.fail(f"{value!r} is not a part; write 1/4 for the first of four", param, ctx)
+            self.fail(f"{value!r} is not a part; write 1/4 for the first of four parts", param, ctx)
         return int(match[1]) - 1, int(match[2])
 
 
@@ -128,39 +136,93 @@ _samples = click.option(
 _format = click.option(
     "--format",
     type=click.Choice(INPUT_FORMATS),
-    help="What every input is. None: as its ending tells.",
+    help="Format of every INPUT. Default: the ending of each file tells; a file without a known ending is text.",
 )
-_text_key = click.option("--text-key", default="text", help="Member (JSON) or column (Parquet, Arrow) with the text.")
+_text_key = click.option(
+    "--text-key", default="text", help="Name of the JSON key, or of the Parquet or Arrow column, that holds the text."
+)
+_encoding = click.option(
+    "--encoding", default="utf-8", help="Encoding of text and JSON lines, by its Python name, such as latin-1."
+)
+_include = click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Of a directory or a pattern, read only files whose path below INPUT matches, such as '*.md'. May be "
+    "repeated. Default: of a directory files with a known ending (.txt .jsonl .json .parquet .arrow ..., also "
+    "compressed) or without one; with --format all files.",
+)
+_exclude = click.option(
+    "--exclude",
+    multiple=True,
+    metavar="PATTERN",
+    help="Of a directory or a pattern, leave out files whose path below INPUT matches, such as 'drafts/*'. May be "
+    "repeated.",
+)
 _on_error = click.option(
-    "--on-error", type=click.Choice(ON_ERROR), default="fail", help="What a row without a text does."
+    "--on-error",
+    type=click.Choice(ON_ERROR),
+    default="fail",
+    help="For rows without text: fail, or skip and count them.",
 )
 
 
 @main.command(cls=OneSentence)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
-@click.option("--out", required=True, help="Directory to publish the dataset in; new or empty.")
-@click.option("--tokenizer", help="tokenizer.json, vocab.txt, a directory, or a hub name. None: train a WordPiece.")
-@click.option("--vocab-size", default=30522, help="Tokens of a vocabulary trained here.")
-@click.option("--documents", type=click.Choice(DOCUMENT_ENDS), default="blank", help="What ends a document of text.")
-@click.option("--sentences", type=click.Choice(SENTENCE_ENDS), default="none", help="Store where sentences begin.")
-@click.option("--words", help="module:function of a text to its words, such as jieba:cut: store where they begin.")
+@click.option("--out", required=True, help="Directory for the dataset; new or empty.")
+@click.option(
+    "--tokenizer",
+    help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train a "
+    "lower-casing WordPiece vocabulary on the text.",
+)
+@click.option(
+    "--special-tokens",
+    is_flag=True,
+    help="Add those of [PAD], [CLS], [SEP] and [MASK] to the vocabulary that the tokenizer lacks, as gpt2 does.",
+)
+@click.option("--vocab-size", default=30522, help="Number of tokens of a vocabulary that is trained.")
+@click.option(
+    "--documents",
+    type=click.Choice(DOCUMENT_ENDS),
+    default="blank",
+    help="What ends a document of plain text: a blank line, every line, or the end of the file.",
+)
+@click.option(
+    "--sentences",
+    type=click.Choice(SENTENCE_ENDS),
+    default="none",
+    help="Whether to store where sentences begin, for sentence pairs: not, or at every line.",
+)
+@click.option(
+    "--words",
+    metavar="MODULE:FUNCTION",
+    help="Python function from a text to its words, such as jieba:cut. The dataset then stores where words begin, for "
+    "whole word masking.",
+)
 @_format
 @_text_key
+@_encoding
+@_include
+@_exclude
 @_on_error
-@click.option("--validation", default=0.01, help="Share of the documents to hold out for validation.")
-@click.option("--test", default=0.0, help="Share of the documents to hold out for testing.")
-@click.option("--shard-size", type=_Size(), default="1GiB", help="Bytes of text, decompressed, that make a shard.")
-@click.option("--workers", type=int, help="Threads that tokenize. None: one for each core.")
-@click.option("--max-documents", type=int, help="Stop after so many documents.")
-@click.option("--strict", is_flag=True, help="Fail at invalid UTF-8 instead of replacing and counting it.")
-@click.option("--part", type=_Part(), help="Make every n-th shard only, from the i-th; several machines share --out.")
-@click.option("--finish", is_flag=True, help="Publish what the parts made; takes no INPUT and no other option.")
-@click.option("--overwrite", is_flag=True, help="Replace a dataset, or an unfinished build, in --out.")
+@click.option("--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1.")
+@click.option("--test", default=0.0, help="Share of the documents for the test split, from 0 to 1.")
+@click.option("--shard-size", type=_Size(), default="1GiB", help="Bytes of decompressed text in a shard.")
+@click.option("--workers", type=int, help="Number of threads that tokenize. Default: the number of cores.")
+@click.option("--max-documents", type=int, help="Number of documents after which to stop. Default: no limit.")
+@click.option("--strict", is_flag=True, help="Fail at an invalid byte, instead of replacing and counting it.")
+@click.option(
+    "--part",
+    type=_Part(),
+    help="Make only every n-th shard, beginning with the i-th, so that n machines can share the work and --out.",
+)
+@click.option("--finish", is_flag=True, help="Publish the dataset when all parts are made. Takes only --out besides.")
+@click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
-    """Build a dataset from text, JSON lines, Parquet or Arrow, plain or as .gz, .bz2, .xz or .zst.
+    """Build a dataset from text, JSON lines, Parquet or Arrow files.
 
-    INPUT is a file, a directory, a pattern, a named pipe, or - for standard input; a file's ending tells what it is. An
-    interrupted build continues when the same command is run again.
+    INPUT is a file, a directory, a pattern such as 'dump/*.jsonl', a named pipe, or - for standard input. Files may be
+    compressed (.gz, .bz2, .xz, .zst). If a build is interrupted, run the same command again to continue it.
     """
     from bertdata.build import build as run
     from bertdata.build import finish as publish
@@ -171,66 +233,87 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
         if given:
             named = "INPUT" if given[0] == "inputs" else "--" + given[0].replace("_", "-")
             raise UsageError(
-                f"--finish does not go with {named}: it publishes what parts made in --out, as they made it"
+                f"--finish does not go with {named}, because it only publishes what the parts made; leave {named} out"
             )
         _say_built(publish(out), out)
         return
     if not inputs:
-        raise UsageError("no INPUT given; name a file, a directory, a pattern, or - for standard input")
+        raise UsageError("no INPUT given; give a file, a directory, a pattern, or - for standard input")
     if options["tokenizer"] and source_of("vocab_size") is click.core.ParameterSource.COMMANDLINE:
-        click.echo("note: --vocab-size is not used, as --tokenizer brings its vocabulary", err=True)
+        click.echo("note: --vocab-size has no effect, because --tokenizer has a vocabulary", err=True)
     with _bar("build") as progress:
-        report = run(inputs, out, **options, say=lambda line: click.echo(line, err=True), progress=progress)
+        report = run(inputs, out, **options, say=_say, progress=progress)
     if report is None:
         number, total = options["part"]
-        click.echo(f"{out}: part {number + 1}/{total} made; bertdata build --finish --out {out} publishes all")
+        click.echo(f"{out}: made part {number + 1}/{total}; when all are made, run bertdata build --finish --out {out}")
     else:
         _say_built(report, out)
 
 
 def _say_built(report: Any, out: str) -> None:
+    """Prints what a user should know about a new dataset: warnings to stderr, its size and id to stdout."""
     dataset, counts = report.dataset, report.dataset.manifest.counts
-    if dataset.special_tokens.mask is None:
-        click.echo(
-            "warning: the tokenizer has no mask token; masking and pre-training will refuse this dataset", err=True
-        )
-    if counts["replaced_characters"]:
-        click.echo(
-            f"warning: {counts['replaced_characters']:,} invalid UTF-8 sequences were replaced by U+FFFD, the first at "
-            f"{report.first_replaced}; --strict fails instead",
-            err=True,
-        )
-    if counts["skipped_rows"]:
-        click.echo(
-            f"warning: {counts['skipped_rows']:,} bad rows were left out, the first: {report.first_skipped}", err=True
-        )
-    if counts["special_ids_replaced"]:
-        click.echo(
-            f"warning: {counts['special_ids_replaced']:,} words that spell special tokens became the unknown id",
-            err=True,
-        )
+    for warning in _warnings(report):
+        click.echo(f"warning: {warning}", err=True)
     dropped = f", {counts['dropped_documents']:,} without a token dropped" if counts["dropped_documents"] else ""
     kept = "".join(f", {token} {count:,} times as text" for token, count in counts["special_literals"].items())
     click.echo(f"{out}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens{dropped}{kept}")
     click.echo(f"dataset_id {dataset.dataset_id}")
 
 
+def _warnings(report: Any) -> Iterator[str]:
+    dataset, counts = report.dataset, report.dataset.manifest.counts
+    settings = dataset.manifest.settings
+    if counts["replaced_characters"]:
+        is_other = "encoding" not in settings and counts["replaced_characters"] > _FEW_INVALID * counts["text_bytes"]
+        advice = "; if the text is not UTF-8, name its encoding, for example --encoding latin-1" if is_other else ""
+        yield (
+            f"{counts['replaced_characters']:,} invalid {settings.get('encoding', 'UTF-8')} sequences were replaced by "
+            f"U+FFFD, the first at {report.first_replaced}; --strict fails instead{advice}"
+        )
+    if counts["skipped_rows"]:
+        yield f"{counts['skipped_rows']:,} rows without text were skipped, the first: {report.first_skipped}"
+    if counts["special_ids_replaced"]:
+        yield f"{counts['special_ids_replaced']:,} words for which the model gave a special id became the unknown id"
+    shares = {"validation": settings["validation"], "test": settings["test"]}
+    shares["train"] = 1 - sum(shares.values())
+    for split, share in shares.items():
+        if share > 0 and split not in dataset.splits:
+            what = "document has" if dataset.num_documents == 1 else "documents have"
+            option = "a smaller --validation" if split == "train" else f"a larger --{split}"
+            yield (
+                f"the {split} split is empty: with a share of {share:g} none of the {dataset.num_documents:,} {what} "
+                f"fallen into it; build with {option}, or from more documents (--documents line makes each line one)"
+            )
+
+
 @main.command("train-tokenizer", cls=OneSentence)
 @_inputs
-@click.option("--vocab-size", default=30522, help="Tokens of the vocabulary, special tokens included.")
+@click.option("--vocab-size", default=30522, help="Number of tokens of the vocabulary, special tokens included.")
 @click.option("--out", required=True, help="Directory for tokenizer.json and tokenizer_config.json.")
 @_format
 @_text_key
+@_encoding
+@_include
+@_exclude
 @_on_error
 def train_tokenizer(
-    inputs: tuple[str, ...], vocab_size: int, out: str, format: str | None, text_key: str, on_error: str
-) -> None:
-    """Train a lower-casing WordPiece vocabulary on at most 100 MB of the text."""
+    inputs: tuple[str, ...], vocab_size: int, out: str, format: str | None, text_key: str, encoding: str,
+    include: tuple[str, ...], exclude: tuple[str, ...], on_error: str,
+) -> None:  # fmt: skip
+    """Train a lower-casing WordPiece vocabulary on at most 100 MB of the text.
+
+    INPUT is what it is for bertdata build. Of more text, evenly spaced parts are read.
+    """
     from bertdata.build import TextFormat
     from bertdata.build import train_tokenizer as run
 
-    form = TextFormat(documents="line", kind=format, text_key=text_key, on_error=on_error)
-    trained = run(inputs, out, vocab_size=vocab_size, form=form)
+    form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error)
+    with _bar("read") as progress:
+        trained = run(
+            inputs, out, vocab_size=vocab_size, form=form, include=include, exclude=exclude,
+            say=_say, progress=progress,
+        )  # fmt: skip
     click.echo(f"{out}: {trained.special.vocab_size:,} tokens")
 
 

@@ -16,7 +16,7 @@ COMMON = ["choices", "errors", "keys", "jit", "types", "files"]
 # Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
 ROOMS = {
     "format": (set(), ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify"]),
-    "sources": (set(), ["find", "streams", "documents", "blocks"]),
+    "sources": (set(), ["find", "streams", "documents", "tables", "blocks"]),
     "tokenize": (set(), ["kernels", "engine", "wordpiece", "bpe", "tokenizer", "load", "train"]),
     "build": ({"format", "sources", "tokenize"}, ["units", "staging", "publish", "vocabulary", "dataset"]),
     "read": (

@@ -435,7 +435,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path, corpus, vocab):
     (tmp_path / "invalid").write_bytes(b"a\xff")
     out = tmp_path / "out"
     for name, options, said in (
-        ("bad.jsonl", {}, "line 2: no member 'text'"),
+        ("bad.jsonl", {}, "line 2: no key 'text' in this row"),
         ("blank", {}, "nothing but blank lines"),
         ("blank", {"tokenizer": None}, "nothing but blank lines"),
         ("empty_documents.jsonl", {}, "2 documents gave no token"),

@@ -84,6 +84,26 @@ def test_invalid_utf8_is_replaced_counted_and_named_or_refused(tmp_path, vocab):
     assert not (tmp_path / "strict").exists()
 
 
+def test_a_split_that_is_empty_is_told(tmp_path, vocab):
+    (tmp_path / "one").write_text("the stone")
+    result = invoke("build", tmp_path / "one", "--out", tmp_path / "shards", "--tokenizer", vocab)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == (
+        "warning: the validation split is empty: with a share of 0.01 none of the 1 document has fallen into it; build "
+        "with a larger --validation, or from more documents (--documents line makes each line one)\n"
+    )
+    result = invoke("build", tmp_path / "one", "--out", tmp_path / "held", "--tokenizer", vocab, "--validation", 0.999)
+    assert "warning: the train split is empty: with a share of 0.001 none" in result.stderr
+    assert "build with a smaller --validation" in result.stderr
+    result = invoke("build", tmp_path / "one", "--out", tmp_path / "none", "--tokenizer", vocab, "--validation", 0)
+    assert result.stderr == ""
+
+
+def test_training_a_vocabulary_says_what_it_does(tmp_path, corpus):
+    result = invoke("train-tokenizer", corpus, "--vocab-size", 150, "--out", tmp_path / "tokenizer")
+    assert result.stderr == "training a vocabulary of 150 tokens on 0.0 MB of text\n"
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -500,6 +500,46 @@ def test_many_threads_give_what_one_gives(monkeypatch):
             assert_same(found, expected[k], k)
 
 
+SCRIPTS = ["абвгд жизнь", "ελληνικά", "עברית", "العربية", "हिन्दी", "ไทย", "한국어", "日本語 カナ", "ქართული", "ትግርኛ"]
+
+
+def test_threads_that_meet_code_points_at_the_same_time_give_exact_ids():
+    """All threads start with an engine that knows no page but the first, on texts of ten scripts in other orders."""
+    blocks = [block([text * 3, f"x{text}y", text[::-1]]) for text in SCRIPTS]
+    vocabulary = list(dict.fromkeys([*VOCABULARY, *(c for text in SCRIPTS for c in text if c != " ")]))
+    expected = [load(vocabulary)._encode_by_library(*some, sentences=False) for some in blocks]
+    for turn in range(5):
+        tokenizer, together = load(vocabulary), threading.Barrier(4)
+
+        def work(number, tokenizer=tokenizer, together=together, turn=turn):
+            order = random.Random(4 * turn + number).sample(range(len(blocks)), len(blocks))
+            together.wait()
+            return [(k, tokenizer.encode(*blocks[k], sentences=False)) for k in order]
+
+        with ThreadPoolExecutor(4) as pool:
+            for k, encoded in itertools.chain.from_iterable(pool.map(work, range(4))):
+                assert_same(encoded, expected[k], k)
+
+
+def test_no_thread_writes_to_what_a_kernel_of_another_may_read():
+    tokenizer = load(VOCABULARY)
+    mine = tokenizer._engine._of_thread.tables
+    before = mine.points.copy()
+    constants = [array for array in mine if isinstance(array, np.ndarray) and array is not mine.points]
+    assert len(constants) == 3
+    mine.points.flags.writeable = False  # a thread that wrote to it would fail
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(tokenizer.encode, *block(SCRIPTS), sentences=False).result()
+        theirs = pool.submit(lambda: tokenizer._engine._of_thread.tables).result()
+    assert np.array_equal(mine.points, before)
+    assert not np.shares_memory(mine.points, theirs.points)
+    assert theirs.points[ord("ж"), 0] != 0 == mine.points[ord("ж"), 0]
+    shared = [*constants, *tokenizer._engine._pages.values()]
+    assert len(shared) > 10
+    assert not any(array.flags.writeable for array in shared)
+    assert all(getattr(theirs, name) is getattr(mine, name) for name in ("edges", "node_ids", "stop_values"))
+
+
 @pytest.mark.parametrize(("marks", "asked"), [(15, False), (16, False), (17, True), (400, True)])
 def test_a_text_full_of_marks_is_left_to_the_library(monkeypatch, marks, asked):
     monkeypatch.setattr(engine, "HARD_SHARE", HARD_SHARE)

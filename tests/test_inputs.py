@@ -1,6 +1,7 @@
 """The same documents give the same dataset, whatever they come in, wherever they come from, in however many runs."""
 
 import bz2
+import codecs
 import fcntl
 import gzip
 import io
@@ -317,7 +318,9 @@ def test_compression_is_known_though_the_first_bytes_come_one_by_one(ending):
 def test_standard_input_needs_a_tokenizer(tmp_path, vocab):
     result = invoke("build", "-", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert result.stderr.startswith("error: - can be read only once, so there must be a --tokenizer")
+    assert result.stderr.startswith(
+        "error: - can be read only once, so it cannot also train a vocabulary; give a --tok"
+    )
     os.mkfifo(tmp_path / "pipe")
     result = invoke("build", tmp_path / "pipe", "--out", tmp_path / "out")
     assert result.exit_code == 2
@@ -350,17 +353,20 @@ def test_empty_standard_input_is_one_sentence(tmp_path, vocab):
 
 def test_a_bad_row_of_standard_input_is_named(tmp_path, vocab):
     content = b'{"text": "a"}\n{"body": "a"}\n{"text": "b"}\n'
-    with standard_input(write(tmp_path / "rows", content)), pytest.raises(InputError, match="^-, byte 14: no member"):
+    with (
+        standard_input(write(tmp_path / "rows", content)),
+        pytest.raises(InputError, match="^-, byte 14: no key 'text' in this row; give --text-key, fix"),
+    ):
         build("-", tmp_path / "out", tokenizer=vocab, format="jsonl")
     with standard_input(write(tmp_path / "rows", gzip.compress(content))):
         report = build("-", tmp_path / "out", tokenizer=vocab, format="jsonl", on_error="skip")
-    assert report.first_skipped.startswith("-, byte 14: no member")
+    assert report.first_skipped.startswith("-, byte 14: no key 'text'")
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
 def test_truncated_standard_input_is_one_sentence(tmp_path, vocab, ending):
     content = PACK[ending](as_text(ROWS))[:-9]
-    with standard_input(write(tmp_path / "cut", content)), pytest.raises(InputError, match="^- is no whole"):
+    with standard_input(write(tmp_path / "cut", content)), pytest.raises(InputError, match="^- is not a complete"):
         build("-", tmp_path / "out", tokenizer=vocab)
 
 
@@ -379,7 +385,7 @@ def tree(tmp_path, monkeypatch):
 
 
 def names(*named):
-    return [str(path) for path in find_inputs(named)]
+    return [str(path) for path in find_inputs(named).paths]
 
 
 def test_a_directory_is_its_files_in_order_without_hidden_and_underscored_ones(tree):
@@ -395,6 +401,92 @@ def test_a_directory_below_a_hidden_one_can_be_named(tree):
     assert names("d/_SUCCESS", "d/.hidden") == ["d/_SUCCESS", "d/.hidden"]
 
 
+@pytest.fixture
+def mixed(tmp_path, monkeypatch):
+    """A directory as people have them: text of several kinds, and files that are not."""
+    monkeypatch.chdir(tmp_path)
+    contents = {
+        "d/a.txt": b"the stone\n", "d/b.jsonl.gz": gzip.compress(as_jsonl(["river"])), "d/AA/wiki_00": b"light\n",
+        "d/c.TXT.BZ2": bz2.compress(b"wind\n"), "d/README.md": b"# notes\n", "d/logo.png": bytes(range(256)) * 9,
+        "d/AA/notes.md": b"more\n", "d/.git/config": b"x", "d/_SUCCESS": b"", "d/news.2007.en": b"salt\n",
+    }  # fmt: skip
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
+
+
+def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, vocab):
+    result = invoke("build", "d", "--out", "out", "--tokenizer", vocab, "--validation", 0)
+    assert result.exit_code == 0, result.stderr
+    assert bertdata.open("out").num_documents == 4
+    reading, left_out = result.stderr.splitlines()
+    size = sum((mixed / "d" / name).stat().st_size for name in ("a.txt", "b.jsonl.gz", "AA/wiki_00", "c.TXT.BZ2"))
+    assert reading == f"reading 4 files: 3 text, 1 jsonl; {size} bytes on disk"
+    assert left_out == (
+        "note: left out 6 files: 4 with an unknown ending (d/AA/notes.md, d/README.md, d/logo.png, ...); 2 hidden "
+        "(d/.git/config, d/_SUCCESS); --include PATTERN reads files with other endings"
+    )
+    assert invoke("build", "d/a.txt", "--out", "out2", "--tokenizer", vocab, "--validation", 0).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        ({"include": ["*.md"]}, ["AA/notes.md", "README.md"]),
+        ({"include": ["*.md", "a.*"], "exclude": ["AA/*"]}, ["README.md", "a.txt"]),
+        ({"include": ["**/*.md"]}, ["AA/notes.md", "README.md"]),
+        ({"include": ["AA/wiki_*"]}, ["AA/wiki_00"]),
+        ({"exclude": ["*.gz", "AA/*"]}, ["a.txt", "c.TXT.BZ2"]),
+        ({"include": ["*"], "exclude": ["*.png"]},
+         ["AA/notes.md", "AA/wiki_00", "README.md", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"]),
+        ({"any_ending": True, "exclude": ["*.png", "*.md"]},
+         ["AA/wiki_00", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"]),
+    ],
+)  # fmt: skip
+def test_patterns_select_files_of_a_directory(mixed, options, files):
+    found = find_inputs(["d"], **options)
+    assert [str(path) for path in found.paths] == [f"d/{name}" for name in files]
+    every = {str(path) for path in Path("d").rglob("*") if path.is_file()}
+    assert every - {f"d/{name}" for name in files} == {name for names in found.left_out.values() for name in names}
+    by_name = find_inputs(["d/logo.png", "d"], **options).paths
+    assert [str(path) for path in by_name] == ["d/logo.png", *(f"d/{name}" for name in files)]
+
+
+def test_patterns_select_files_of_a_pattern(mixed):
+    assert names("d/*") == [f"d/{name}" for name in ("README.md", "_SUCCESS", "a.txt", "b.jsonl.gz", "c.TXT.BZ2",
+                                                     "logo.png", "news.2007.en")]  # fmt: skip
+    found = find_inputs(["d/**/*"], include=["*.md"], exclude=["AA/*"])
+    assert [str(path) for path in found.paths] == ["d/README.md"]
+
+
+def test_selecting_nothing_or_from_nothing_is_an_error(mixed):
+    with pytest.raises(InputError, match=r"d: none of its 10 files is read \(.*\); select files with --include, for"):
+        find_inputs(["d"], include=["*.rst"])
+    with pytest.raises(UsageError, match="--include and --exclude select files of a directory or a pattern, and no IN"):
+        find_inputs(["d/a.txt"], exclude=["*.md"])
+    result = invoke("train-tokenizer", "d", "--include", "*.md", "--exclude", "AA/*", "--out", "t", "--vocab-size", 40)
+    assert result.exit_code == 0, result.stderr
+    assert "reading 1 file: 1 text; 8 bytes on disk" in result.stderr
+    assert "9 files: 7 not selected by --include and --exclude (" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/x.txt", "https://host/x.txt?y", "gs://b/*.txt", "hdfs://n:9/d/", "file:///x"]
+)
+def test_a_url_is_one_sentence_that_shows_it(tmp_path, monkeypatch, vocab, url):
+    monkeypatch.chdir(tmp_path)
+    said = "is a URL; remote files are not supported yet, so copy it to a local disk first"
+    with pytest.raises(UsageError, match=said):
+        find_inputs([Path(url)])
+    result = invoke("build", url, "--out", "out", "--tokenizer", vocab)
+    assert (result.exit_code, result.stderr) == (2, f"error: {url} {said}\n")
+    (tmp_path / "text").write_text("the stone\n")
+    for command in ("build", "train-tokenizer"):
+        assert f"{url} is a URL" in invoke(command, "text", "--out", url).stderr
+    assert os.listdir() == ["text"]
+
+
 def test_a_pattern_is_the_files_that_match_in_order(tree):
     assert names("d/*.txt") == ["d/10.txt", "d/9.txt", "d/a.txt", "d/b.txt"]
     assert names("d/**/*.txt") == ["d/10.txt", "d/9.txt", "d/a.txt", "d/b.txt", "d/sub/0.txt"]
@@ -407,7 +499,7 @@ def test_what_gives_no_file_is_named(tree):
         ("d/*.gz", r"d/\*.gz matches no file; check the pattern"),
         ("?", r"\? matches no file"),
         ("g", "g is a directory without files"),
-        ("f", "f is a directory without files"),
+        ("f", "f: none of its 1 file is read .f/.only.; select files with --include, for example"),
     ):
         with pytest.raises(InputError, match=said):
             find_inputs(["z.txt", name])
@@ -448,6 +540,85 @@ def test_links_to_files_are_files_and_the_kinds_are_told_by_the_link(tree, vocab
     assert names("e") == ["e/c.txt", "e/link.jsonl"]
 
 
+# ------------------------------------------------------------------------------------------------------- encodings
+
+WESTERN = ["Häuser im Grünen", "naïve café – “quoted” €5", "plain"]
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "gb18030", "utf-8-sig"])
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_text_in_other_encodings_gives_the_ids_of_utf8(tmp_path, vocab, encoding, kind, ending):
+    text = MAKE[kind](WESTERN).decode()
+    if kind == "jsonl":
+        text = "".join(json.dumps({"text": row}, ensure_ascii=False) + "\n" for row in WESTERN)
+    options = {"tokenizer": vocab, "validation": 0, "shard_size": 40}
+    plain = build(write(tmp_path / f"a{ENDING[kind]}", text.encode()), tmp_path / "plain", **options).dataset
+    path = write(tmp_path / f"b{ENDING[kind]}{ending}", PACK[ending](text.encode(encoding)))
+    other = build(path, tmp_path / "other", encoding=encoding, **options).dataset
+    assert {name: content for name, content in published(tmp_path / "other").items() if name != "manifest.json"} == {
+        name: content for name, content in published(tmp_path / "plain").items() if name != "manifest.json"
+    }
+    assert other.manifest.counts == plain.manifest.counts
+    assert other.manifest.settings == plain.manifest.settings | {"encoding": codecs.lookup(encoding).name}
+    assert verify(other.path) == []
+
+
+def test_utf8_by_any_name_is_the_default(tmp_path, vocab, whole):
+    for number, name in enumerate(("utf-8", "UTF8", "u8")):
+        out = tmp_path / str(number)
+        build(write(tmp_path / "text", as_text(ROWS)), out, tokenizer=vocab, encoding=name, **SPLIT)
+        assert published(out) == whole
+
+
+def test_bytes_that_an_encoding_does_not_have_are_counted_or_refused(tmp_path, vocab):
+    path = write(tmp_path / "text", b"the st\x81ne\n\nriver \x8d\x8f\n")
+    report = build(path, tmp_path / "out", tokenizer=vocab, encoding="cp1252", validation=0)
+    assert report.dataset.manifest.counts["replaced_characters"] == 3
+    assert report.first_replaced == f"{path}, byte 6 of its text in UTF-8"
+    with pytest.raises(InputError, match=f"^{path}, line 1 is not valid cp1252; fix the file"):
+        build(path, tmp_path / "strict", tokenizer=vocab, encoding="cp1252", strict=True)
+    result = invoke("build", path, "--out", tmp_path / "cli", "--tokenizer", vocab, "--encoding", "cp1252")
+    assert "warning: 3 invalid cp1252 sequences were replaced by U+FFFD" in result.stderr
+    assert "name its encoding" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["latin-99", "base64", "rot13", "", "utf-8\0"])
+def test_an_unknown_encoding_is_one_sentence(tmp_path, corpus, name):
+    with pytest.raises(UsageError, match="which is not a text encoding that Python knows; give one such as utf-8, lat"):
+        build(corpus, tmp_path / "out", encoding=name)
+    result = invoke("train-tokenizer", corpus, "--out", tmp_path / "out", f"--encoding={name}")
+    assert result.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_warning_of_many_invalid_bytes_names_the_option(tmp_path, vocab):
+    write(tmp_path / "german", "Häuser und Bäume\n".encode("latin-1") * 100)
+    write(tmp_path / "english", b"the stone\n" * 5000 + b"\xff\n")
+    for name, is_told in (("german", True), ("english", False)):
+        result = invoke(
+            "build", tmp_path / name, "--out", tmp_path / f"{name}.out", "--tokenizer", vocab, "--validation", 0
+        )
+        assert (
+            "; if the text is not UTF-8, name its encoding, for example --encoding latin-1" in result.stderr
+        ) == is_told
+        assert "--strict fails instead" in result.stderr
+
+
+def test_an_interrupted_build_of_another_encoding_is_not_continued_as_utf8(tmp_path, vocab):
+    path = write(tmp_path / "text", as_text(ROWS))
+    options = SPLIT | {"tokenizer": vocab, "shard_size": 1000}
+    build(path, tmp_path / "straight", encoding="latin-1", **options)
+    with pytest.raises(KeyboardInterrupt):
+        build(path, tmp_path / "out", workers=1, progress=stop_after(2), encoding="latin-1", **options)
+    with pytest.raises(
+        BuildError, match="unfinished build with other settings: encoding was 'iso8859-1' and is now None"
+    ):
+        build(path, tmp_path / "out", **options)
+    assert build(path, tmp_path / "out", encoding="iso-8859-1", **options).reused_units == 2
+    assert published(tmp_path / "out") == published(tmp_path / "straight")
+
+
 # ------------------------------------------------------------------------------------------- damaged compressed files
 
 
@@ -462,7 +633,9 @@ def refused(path, content, ending):
     sound = write(path.parent / "sound.txt", b"the stone\n")
     write(path, content)
     name = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}[ending]
-    with pytest.raises(InputError, match=f"^{re.escape(str(path))} is no whole {name} file: .*; fetch it again$"):
+    with pytest.raises(
+        InputError, match=f"^{re.escape(str(path))} is not a complete {name} file .*; get the file again$"
+    ):
         read([sound, path])
 
 
@@ -525,7 +698,7 @@ def test_a_truncated_file_publishes_nothing(tmp_path, vocab, ending):
     path = write(tmp_path / f"cut.txt{ending}", PACK[ending](lines_of(40))[:-9])
     result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: {path} is no whole ")
+    assert result.stderr.startswith(f"error: {path} is not a complete ")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -534,11 +707,11 @@ def test_a_truncated_file_publishes_nothing(tmp_path, vocab, ending):
 
 BAD = [
     (b'{"text": "a"', "not JSON"),
-    (b'{"body": "a"}', "no member 'text'"),
-    (b'{"text": 7}', "member 'text' is not a string"),
-    (b'{"text": null}', "member 'text' is not a string"),
+    (b'{"body": "a"}', "no key 'text' in this row"),
+    (b'{"text": 7}', "the value of key 'text' is not a string"),
+    (b'{"text": null}', "the value of key 'text' is not a string"),
     (b"plain words", "not JSON"),
-    (b'["text"]', "no member 'text'"),
+    (b'["text"]', "no key 'text' in this row"),
 ]
 
 
@@ -559,11 +732,11 @@ def test_bad_json_lines_are_left_out_counted_and_the_first_is_named(tmp_path, vo
     failed = invoke("build", path, "--out", tmp_path / "out", *options)
     assert failed.exit_code == 1
     assert failed.stderr.startswith(f"error: {path}, line 4: {said}")
-    assert failed.stderr.endswith("leave such rows out with --on-error skip\n")
+    assert failed.stderr.endswith("fix the row, or use --on-error skip\n")
     assert not (tmp_path / "out").exists()
     done = invoke("build", path, "--out", tmp_path / "out", *options, "--on-error", "skip")
     assert done.exit_code == 0, done.stderr
-    assert f"warning: {count} bad rows were left out, the first: {path}, line 4: {said}" in done.stderr
+    assert f"warning: {count} rows without text were skipped, the first: {path}, line 4: {said}" in done.stderr
     dataset = bertdata.open(tmp_path / "out")
     assert dataset.manifest.counts["skipped_rows"] == count
     assert verify(tmp_path / "out") == []
@@ -579,7 +752,7 @@ def test_null_rows_are_left_out_counted_and_the_first_is_named(tmp_path, vocab, 
     rows = [*ROWS[:24], None, *ROWS[24:30], None, None, *ROWS[30:], None]
     path = write(tmp_path / ("a.parquet" if make is as_parquet else "a.arrow"), make(rows, kind))
     options = SPLIT | {"tokenizer": vocab}
-    with pytest.raises(InputError, match=f"^{path}, row 25: the text is null; .*--on-error skip$"):
+    with pytest.raises(InputError, match=f"^{path}, row 25: the text is null; fix the row, or use --on-error skip$"):
         build(path, tmp_path / "out", **options)
     report = build(path, tmp_path / "out", on_error="skip", **options)
     assert report.first_skipped == f"{path}, row 25: the text is null"
@@ -591,7 +764,7 @@ def test_the_first_bad_row_of_a_later_file_is_named(tmp_path, vocab):
     good = write(tmp_path / "a.jsonl", as_jsonl(ROWS))
     bad = write(tmp_path / "b.jsonl", b'\n\n{"text": "a"}\r\n \n7\n8\n')
     report = build([good, bad], tmp_path / "out", tokenizer=vocab, on_error="skip")
-    assert report.first_skipped == f"{bad}, line 5: no member 'text'; name the text's with --text-key"
+    assert report.first_skipped == f"{bad}, line 5: no key 'text' in this row"
     assert report.dataset.manifest.counts["skipped_rows"] == 2
 
 
@@ -643,7 +816,7 @@ def test_nothing_but_bad_rows_is_one_sentence(tmp_path, vocab, name):
                         "--shard-size", size)  # fmt: skip
         assert result.exit_code == 1
         assert result.stderr.startswith("error: no document to build from: ")
-        assert "bad row" in result.stderr
+        assert "rows without text were skipped" in result.stderr
         assert result.stderr.count("\n") == 1
         assert not (tmp_path / "out").exists()
 
@@ -868,7 +1041,7 @@ def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, whole_s
     for number, part in enumerate(parts, 1):
         told, errors = part.communicate(timeout=120)
         assert (part.returncode, errors) == (0, "")
-        assert told == f"{out}: part {number}/3 made; bertdata build --finish --out {out} publishes all\n"
+        assert told == f"{out}: made part {number}/3; when all are made, run bertdata build --finish --out {out}\n"
     done = invoke("build", "--finish", "--out", out)
     assert done.exit_code == 0, done.stderr
     dataset = bertdata.open(out)
@@ -880,19 +1053,19 @@ def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, whole_s
 
 def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, whole_small):
     out = tmp_path / "out"
-    with pytest.raises(BuildError, match=f"^{out} has no part that is made; run bertdata build --part 1/n"):
+    with pytest.raises(BuildError, match=f"^{out} has no finished part; run bertdata build --part 1/n"):
         finish(out)
     assert not out.exists()
     build(corpus, out, tokenizer=vocab, part=(1, 3), **SMALL)
     before = sorted(path.name for path in (out / ".build").iterdir())
-    with pytest.raises(BuildError, match=f"^{out} lacks part 1/3, 3/3; run bertdata build --part for each first$"):
+    with pytest.raises(BuildError, match=f"^{out} lacks part 1/3, 3/3; run bertdata build --part for each of them"):
         finish(out)
     assert sorted(path.name for path in (out / ".build").iterdir()) == before
     for number in (0, 2):
         build(corpus, out, tokenizer=vocab, part=(number, 3), **SMALL)
     finish(out)
     assert published(out) == whole_small
-    with pytest.raises(BuildError, match="no part that is made"):
+    with pytest.raises(BuildError, match="has no finished part"):
         finish(out)
     with pytest.raises(BuildError, match="already holds a dataset"):
         build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)
@@ -903,14 +1076,14 @@ def test_finishing_where_there_is_nothing_is_one_sentence(tmp_path):
     for out in (tmp_path, tmp_path / "no"):
         result = invoke("build", "--finish", "--out", out)
         assert result.exit_code == 1
-        assert result.stderr.startswith(f"error: {out} has no part that is made")
+        assert result.stderr.startswith(f"error: {out} has no finished part")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unfinished_undivided_build_is_not_finished_as_parts(tmp_path, corpus, vocab):
     with pytest.raises(KeyboardInterrupt):
         build(corpus, tmp_path / "out", tokenizer=vocab, workers=1, progress=stop_after(3), **SMALL)
-    with pytest.raises(BuildError, match="no part that is made"):
+    with pytest.raises(BuildError, match="has no finished part"):
         finish(tmp_path / "out")
     assert len(units_in(tmp_path / "out")) == 3
 
@@ -919,7 +1092,7 @@ def test_parts_of_different_numbers_are_told_and_those_that_are_whole_are_enough
     out = tmp_path / "out"
     build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)
     build(corpus, out, tokenizer=vocab, part=(0, 2), **SMALL)
-    with pytest.raises(BuildError, match="parts of 2 and of 3; make all of one of them"):
+    with pytest.raises(BuildError, match="parts of 2 and of 3, and none of these is complete"):
         finish(out)
     build(corpus, out, tokenizer=vocab, part=(1, 2), **SMALL)
     finish(out)
@@ -1044,7 +1217,7 @@ def test_a_whole_build_takes_what_parts_made_and_the_other_way_round(tmp_path, c
     made = len(units_in(tmp_path / "a"))
     report = build(corpus, tmp_path / "a", say=said.append, **options)
     assert report.reused_units == made > 3
-    assert said == [f"continuing: {made} finished shards of an earlier run kept"]
+    assert said == [f"continuing: keeping {made} finished shards of an earlier run"]
     assert published(tmp_path / "a") == whole_small
 
     with pytest.raises(KeyboardInterrupt):
@@ -1089,7 +1262,7 @@ def test_the_warnings_of_parts_are_told_at_the_end(tmp_path, vocab):
                       f"{number}/2", *arguments)  # fmt: skip
         assert done.exit_code == 0, done.stderr
     done = invoke("build", "--finish", *arguments)
-    assert f"warning: {count} bad rows were left out, the first: {path}, line 4: not JSON" in done.stderr
+    assert f"warning: {count} rows without text were skipped, the first: {path}, line 4: not JSON" in done.stderr
     assert f"invalid UTF-8 sequences were replaced by U+FFFD, the first at {path}, byte" in done.stderr
 
 
@@ -1097,7 +1270,7 @@ def test_the_warnings_of_parts_are_told_at_the_end(tmp_path, vocab):
 def test_a_part_that_is_written_wrong_is_wrong_usage(tmp_path, corpus, part):
     result = invoke("build", corpus, "--out", tmp_path / "out", f"--part={part}")
     assert result.exit_code == 2
-    assert "is not a part; write 1/4 for the first of four" in result.stderr
+    assert "is not a part; write 1/4 for the first of four parts" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -1146,7 +1319,7 @@ def test_invalid_utf8_in_arrow_is_counted(folder):
 def test_columns_that_hold_no_text_are_named(folder):
     for name, make in (("a.parquet", as_parquet), ("a.arrow", as_arrow), ("b.arrow", as_arrow_file)):
         path = write(folder / name, make(ROWS))
-        with pytest.raises(InputError, match=f"{path} has no column 'body', only n, text; name one with --text-key"):
+        with pytest.raises(InputError, match=f"{path} has no column 'body', only n, text; name the column"):
             read([path], text_key="body")
         with pytest.raises(InputError, match=f"{path}: column 'n' is int64, not a string; name another"):
             read([path], text_key="n")
@@ -1167,12 +1340,15 @@ def test_compressed_parquet_is_refused(tmp_path, vocab, ending):
     path = write(tmp_path / f"a.parquet{ending}", PACK[ending](as_parquet(ROWS)))
     result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab)
     assert result.exit_code == 1
-    assert result.stderr == f"error: {path}: Parquet is read from a file as it is; write it to one first\n"
+    assert (
+        result.stderr == f"error: {path}: Parquet cannot be read from a pipe or a compressed file; write it to a "
+        "plain file first\n"
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_parquet_from_a_pipe_is_refused(tmp_path, vocab):
-    said = "Parquet is read from a file as it is; write it to one first"
+    said = "Parquet cannot be read from a pipe or a compressed file; write it to a plain file first"
     with standard_input(write(tmp_path / "a", as_parquet(ROWS))), pytest.raises(InputError, match=f"^-: {said}$"):
         build("-", tmp_path / "out", tokenizer=vocab, format="parquet")
     os.mkfifo(tmp_path / "p.parquet")

@@ -136,7 +136,7 @@ def test_damaged_gzip_is_named(folder):
     flipped[-6] ^= 1
     for content in (packed[:-1], packed[:5000], packed[:11], bytes(flipped), b"plain text", packed[:2] + b"\x09" * 99):
         (path,) = write(folder, content, ending=".gz")
-        with pytest.raises(InputError, match=f"{path} is no whole gzip file"):
+        with pytest.raises(InputError, match=f"{path} is not a complete gzip file"):
             read([path])
 
 
@@ -184,12 +184,12 @@ def test_invalid_bytes_and_surrogates_in_json_are_counted_and_refused_by_strict(
         (b'{"text": "a"', "not JSON"),
         (b"plain words", "not JSON"),
         (b"[" * 200_000, "not JSON"),
-        (b'{"body": "a"}', "no member 'text'; name the text's with --text-key"),
-        (b'["text"]', "no member 'text'"),
-        (b'"text"', "no member 'text'"),
-        (b"7", "no member 'text'"),
-        (b'{"text": 7}', "member 'text' is not a string"),
-        (b'{"text": null}', "member 'text' is not a string"),
+        (b'{"body": "a"}', "no key 'text' in this row; give --text-key, fix the row, or use --on-error skip"),
+        (b'["text"]', "no key 'text'"),
+        (b'"text"', "no key 'text'"),
+        (b"7", "no key 'text'"),
+        (b'{"text": 7}', "the value of key 'text' is not a string"),
+        (b'{"text": null}', "the value of key 'text' is not a string"),
     ],
 )
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
@@ -237,7 +237,9 @@ def test_unusable_parquet_is_named(folder):
     pq.write_table(pa.table({"text": ["a", None], "number": [1, 2]}), path)
     with pytest.raises(InputError, match=f"{path}, row 2: the text is null"):
         read([path])
-    with pytest.raises(InputError, match=f"{path} has no column 'body', only text, number; name one with --text-key"):
+    with pytest.raises(
+        InputError, match=f"{path} has no column 'body', only text, number; name the column with --text-key"
+    ):
         read([path], text_key="body")
     with pytest.raises(InputError, match=f"{path}: column 'number' is int64, not a string"):
         read([path], text_key="number")

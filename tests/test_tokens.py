@@ -1,13 +1,22 @@
 """Ids are exactly those of the `tokenizers` library, wherever a tokenizer comes from."""
 
+import gzip
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
 import unicodedata
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+from unittest.mock import patch
+from urllib.parse import urlsplit
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from conftest import SPECIALS, make_text
@@ -17,8 +26,11 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import bertdata
 from bertdata import Loader
-from bertdata.build import build, train_tokenizer
+from bertdata.build import build, train_tokenizer, vocabulary
 from bertdata.errors import BuildError, InputError, TokenizerError, UsageError
+from bertdata.format.verify import verify
+from bertdata.sources import documents, streams
+from bertdata.sources.documents import TextFormat
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.tokenize.train import train_wordpiece
@@ -251,10 +263,85 @@ def test_a_path_that_does_not_exist_is_not_looked_up(spec):
         load(spec)
 
 
-def test_an_unknown_name_is_refused_at_once(monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(TokenizerError, match="^tokenizer no-such-model is no file or directory here, and the hub"):
-        load("no-such-model")
+class _Hub(BaseHTTPRequestHandler):
+    """A hub, or a proxy in front of one, with a single model `some-model`."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self):
+        self.asked.append(self.path)
+        repository, _, name = urlsplit(self.path).path.removeprefix("/").partition("/resolve/main/")
+        has_file = repository == "some-model" and name in self.files
+        content = self.files[name] if has_file else b""
+        self.send_response(200 if has_file else 404)
+        if not has_file:
+            self.send_header("X-Error-Code", "EntryNotFound" if "/some-model" in self.path else "RepoNotFound")
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_GET = do_HEAD
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def hub(bert, monkeypatch):
+    """The address of a hub on a port of this machine, with the tokenizer of bert-base-uncased."""
+    monkeypatch.setattr(_Hub, "files", {name: (bert / name).read_bytes() for name in ("tokenizer.json", "config.json")})
+    monkeypatch.setattr(_Hub, "asked", [])
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def from_hub(name, home, **environment):
+    """What loading by name gives in a process of its own: vocabulary size and time in seconds, or the error."""
+    program = (
+        "import sys, time, transformers; from bertdata.tokenize.load import load; from bertdata.errors import *\n"
+        "start = time.monotonic()\n"
+        "try: print(load(sys.argv[1]).special.vocab_size)\n"
+        "except TokenizerError as error: print(error)\n"
+        "print(time.monotonic() - start)"
+    )
+    variables = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "NO_PROXY": "", "no_proxy": ""} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", program, name], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    said, seconds = done.stdout.splitlines()
+    return said, float(seconds)
+
+
+def test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_path):
+    assert from_hub("some-model", tmp_path, HF_ENDPOINT=hub)[0] == "30522"
+    said, _ = from_hub("no-such-model", tmp_path, HF_ENDPOINT=hub)
+    assert said.startswith("tokenizer no-such-model is not a file or directory, nor in the local Hugging Face cache, ")
+    assert f"{hub} has no repository of this name" in said
+    assert from_hub("some-model", tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")[0] == "30522"  # it is in the cache now
+
+
+def test_a_hub_behind_a_proxy_is_asked_through_the_proxy(hub, tmp_path):
+    proxied = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub, "http_proxy": hub}
+    assert from_hub("some-model", tmp_path, **proxied)[0] == "30522"
+    assert all(path.startswith("http://hub.invalid/") for path in _Hub.asked)
+
+
+def test_without_a_hub_the_answer_comes_at_once(tmp_path):
+    said, seconds = from_hub("no-such-model", tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert "http://127.0.0.1:9 cannot be reached (" in said
+    assert seconds < 10
+    said, seconds = from_hub("no-such-model", tmp_path, HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set" in said
+    assert seconds < 10
 
 
 # --------------------------------------------------------------------------------------------- other kinds, and back
@@ -271,6 +358,98 @@ def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_leve
     assert [decode(document.tolist()) for document in dataset] == text.removesuffix("\n").split("\n\n")
     with pytest.raises(UsageError, match=r"no \[CLS\] and \[SEP\]"):
         Loader(dataset)
+
+
+def test_special_tokens_that_are_missing_can_be_added(byte_level, tmp_path):
+    from transformers import AutoTokenizer
+
+    (tmp_path / "gpt").write_text(byte_level)
+    (tmp_path / "text").write_text("the river\tof  bread\n\n[MASK] and <|endoftext|> are text\n\n" * 20)
+    plain = load(str(tmp_path / "gpt"))
+    size = plain.special.vocab_size
+    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "gpt"), special_tokens=True,
+                    validation=0.0).dataset  # fmt: skip
+    added = {"pad": size, "cls": size + 1, "sep": size + 2, "mask": size + 3}
+    assert dataset.special_tokens.roles() == added | {"eos": 0}
+    assert dataset.special_tokens.separator == added["sep"]
+    assert dataset.special_tokens.vocab_size == size + 4
+    assert dataset.manifest.counts["special_literals"] == {"<|endoftext|>": 20, "[MASK]": 20}
+    texts = ["the river\tof  bread", "[MASK] and <|endoftext|> are text"]
+    assert [document.tolist() for document in dataset][:2] == ids_of(plain, texts)
+    batch = Loader(dataset, length=16).read(np.array([0]))
+    assert (batch.input_ids[0, 0], batch.input_ids[0, -1]) == (added["cls"], added["sep"])
+    theirs = AutoTokenizer.from_pretrained(dataset.path)
+    assert [theirs.pad_token, theirs.cls_token, theirs.sep_token, theirs.mask_token] == [
+        "[PAD]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+    ]
+    ids = ids_of(plain, ["the river", " of bread"])
+    cls, sep = added["cls"], added["sep"]
+    assert theirs("the river [MASK]")["input_ids"] == [cls, *ids_of(plain, ["the river "])[0], added["mask"], sep]
+    pair = theirs("the river", " of bread")
+    assert pair["input_ids"] == [cls, *ids[0], sep, *ids[1], sep]
+    assert pair["token_type_ids"] == [0] * (len(ids[0]) + 2) + [1] * (len(ids[1]) + 1)
+    again = load(str(dataset.path))
+    assert again.files == load(str(dataset.path)).with_special_tokens().files
+    again.prepare()
+    assert again._engine
+    assert verify(dataset.path) == []
+
+
+def test_special_tokens_that_are_there_are_kept(bert, tmp_path, corpus):
+    tokenizer = load(str(bert))
+    assert tokenizer.with_special_tokens() is tokenizer
+    without = build([corpus], tmp_path / "a", tokenizer=str(bert)).dataset
+    assert (
+        build([corpus], tmp_path / "b", tokenizer=str(bert), special_tokens=True).dataset.dataset_id
+        == without.dataset_id
+    )
+    some = word_level(["[CLS]", "<s>", "</s>", "a"], unk_token="a").with_special_tokens()
+    assert some.special.roles() == {"unk": 3, "cls": 0, "sep": 2, "bos": 1, "eos": 2, "pad": 4, "mask": 5}
+
+
+def test_a_build_warns_of_special_tokens_that_are_missing(byte_level, tmp_path, vocab):
+    (tmp_path / "gpt").write_text(byte_level)
+    (tmp_path / "text").write_text("the river\n")
+    said = []
+    build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "gpt"), validation=0.0, say=said.append)
+    assert said[-1] == (
+        "warning: the tokenizer has no [PAD], [CLS], [SEP] and [MASK] tokens, so the Loader will refuse this dataset "
+        "for masked language modelling; build with --special-tokens to add what is missing"
+    )
+    said.clear()
+    build([tmp_path / "text"], tmp_path / "out2", tokenizer=vocab, validation=0.0, say=said.append)
+    assert said == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_a_model_is_given_is_known_to_transformers(dataset, byte_level, bert, tmp_path):
+    from transformers import AutoTokenizer
+
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    config = json.loads(load(str(dataset.path)).files["tokenizer_config.json"])
+    assert config["model_input_names"] == names
+    pair = AutoTokenizer.from_pretrained(dataset.path)("stone", "river")
+    assert list(pair) == names
+    assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
+
+    def given(tokenizer):
+        return json.loads(tokenizer.files["tokenizer_config.json"])["model_input_names"]
+
+    assert given(load(str(bert))) == names
+    assert given(Tokenizer(byte_level)) == ["input_ids", "attention_mask"]
+    ends = {"sep": ["<|endoftext|>", 0], "cls": ["<|endoftext|>", 0]}
+    roberta = {"type": "RobertaProcessing", "trim_offsets": True, "add_prefix_space": False} | ends
+    sequence = {"type": "Sequence", "processors": [{"type": "BertProcessing"} | ends]}
+    for post_processor, expected in ((roberta, ["input_ids", "attention_mask"]), (sequence, names)):
+        content = json.loads(byte_level) | {"post_processor": post_processor}
+        assert given(Tokenizer(json.dumps(content))) == expected
+    for name, content in load(str(bert)).files.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_input_names": ["input_ids", "attention_mask"]}')
+    assert given(load(str(tmp_path))) == ["input_ids", "attention_mask"]
 
 
 def test_a_tokenizer_without_any_special_token(tmp_path):
@@ -371,3 +550,80 @@ def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
     (tmp_path / "blank").write_text("\n \n")
     with pytest.raises(InputError, match="nothing but blank lines"):
         train_tokenizer([tmp_path / "blank"], tmp_path / "u")
+
+
+def sizes_read(paths, **options):
+    """The texts that are sampled, and how many bytes were read for that."""
+    sizes, real = [], streams.InputStream.read
+
+    def counted(self, size=-1):
+        piece = real(self, size)
+        sizes.append(len(piece))
+        return piece
+
+    with patch.object(streams.InputStream, "read", counted):
+        texts = vocabulary._sample(paths, TextFormat(documents="line", **options))
+    return texts, sum(sizes)
+
+
+@pytest.fixture
+def small_sample(monkeypatch):
+    """As if a sample were 1 MB, in stretches of 10 kB, read in blocks of 10 kB."""
+    monkeypatch.setattr(vocabulary, "SAMPLE_BYTES", 1_000_000)
+    monkeypatch.setattr(vocabulary, "_STRETCH_BYTES", 10_000)
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 10_000)
+
+
+LINES = [f"line {number:06} {random.Random(number).randbytes(43).hex()} " for number in range(100_000)]  # 100 bytes
+
+
+@pytest.mark.usefixtures("small_sample")
+@pytest.mark.parametrize("ending", ["", ".gz", ".jsonl", ".parquet"])
+def test_a_sample_of_much_text_is_spread_over_it_and_the_rest_is_not_read(tmp_path, ending):
+    table = pa.table({"text": LINES})
+    path = tmp_path / f"text{ending}"
+    if ending == ".parquet":
+        pq.write_table(table, path)
+    else:
+        lines = [json.dumps({"text": line}) for line in LINES] if ending == ".jsonl" else LINES
+        content = "".join(f"{line}\n" for line in lines).encode()
+        path.write_bytes(gzip.compress(content) if ending == ".gz" else content)
+    texts, num_read = sizes_read([path])
+    assert texts == sizes_read([path])[0]
+    numbers = [int(text[5:11]) for text in texts if text]
+    assert 8500 <= len(numbers) <= 11_000
+    assert numbers == sorted(numbers)
+    counts = np.histogram(numbers, bins=10, range=(0, len(LINES)))[0]
+    assert counts.min() >= 700, counts
+    if ending in ("", ".jsonl"):
+        assert num_read < 5_000_000
+
+
+@pytest.mark.usefixtures("small_sample")
+def test_a_sample_takes_of_every_file_its_share(tmp_path):
+    paths = [tmp_path / f"{number:03}.txt.gz" for number in range(100)]
+    for number, path in enumerate(paths):
+        path.write_bytes(gzip.compress("".join(f"{line}\n" for line in LINES[1000 * number :][:1000]).encode()))
+    texts, _ = sizes_read(paths)
+    numbers = np.array([int(text[5:11]) for text in texts if text])
+    assert 8500 <= numbers.size <= 11_000
+    assert np.histogram(numbers, bins=10, range=(0, len(LINES)))[0].min() >= 700
+
+
+@pytest.mark.usefixtures("small_sample")
+@pytest.mark.parametrize("number", [1, 5000, 9990])
+def test_less_text_than_a_sample_is_read_once_and_taken_as_a_whole(tmp_path, number):
+    content = "".join(f"{line}\n" for line in LINES[:number]).encode()
+    for name, packed in (("a.txt", content), ("a.txt.gz", gzip.compress(content))):
+        (tmp_path / name).write_bytes(packed)
+        texts, num_read = sizes_read([tmp_path / name])
+        assert [text for text in texts if text] == LINES[:number]
+        assert num_read == len(content)
+
+
+def test_training_tells_how_far_it_is(tmp_path, corpus):
+    said, told = [], []
+    train_tokenizer([corpus], tmp_path / "t", vocab_size=150, say=said.append, progress=lambda *done: told.append(done))
+    size = corpus.stat().st_size
+    assert said == [f"training a vocabulary of 150 tokens on {len(corpus.read_text()) / 1e6:.1f} MB of text"]
+    assert told[-1] == (size, size)

@@ -1,10 +1,11 @@
 """Text → a published dataset.
 
-The inputs are cut into units of a fixed number of bytes, snapped to documents; a unit becomes at most one shard per
-split, whose bytes depend on the text, the tokenizer and the settings alone. Threads encode blocks, one place writes
-them in order. Killed at any point, the same command continues from the finished units and ends in the same bytes.
+The inputs, one after the other, are one range of bytes, which is cut into units of `shard_size` bytes. A document
+belongs to the unit in which it begins, and a unit becomes at most one shard in each split. The bytes of a shard depend
+only on the text, the tokenizer and the settings. A build that was killed continues from its finished units, when the
+same command is run again, and gives the same bytes.
 
-Memory: the blocks in flight, two per worker. Nothing outside the output directory is written.
+Memory: two blocks of about 1 MiB for each worker. A build writes only to its output directory.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import compiling_told
 from bertdata.sources.blocks import Block
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import describe, find_inputs, is_stream
+from bertdata.sources.find import describe, find_inputs, is_stream, require_local
+from bertdata.sources.streams import UTF_8
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, Segment
 
 Progress = Callable[[int, int], None]
-"""Called now and then with bytes of input done and in all."""
+"""Called now and then with the bytes of input that are done, and of all input."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """What a build did beyond what its manifest says."""
+    """The result of a build: the dataset, and what its manifest does not say."""
 
     dataset: Dataset
-    first_replaced: str | None  # 'file, byte n' of the first invalid byte
-    first_skipped: str | None  # 'file, line n: why' of the first bad row that was left out
-    reused_units: int  # finished by an earlier, interrupted run
+    first_replaced: str | None  # 'file, byte n': the first invalid byte sequence that was replaced
+    first_skipped: str | None  # 'file, line n: reason': the first row without text that was skipped
+    reused_units: int  # how many units an earlier, interrupted run had finished
 
 
 def build(
@@ -51,12 +53,16 @@ def build(
     out: str | Path,
     *,
     tokenizer: str | None = None,
+    special_tokens: bool = False,
     vocab_size: int = 30522,
     documents: str = "blank",
     sentences: str = "none",
     words: str | None = None,
     format: str | None = None,
     text_key: str = "text",
+    encoding: str = UTF_8,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
     on_error: str = "fail",
     validation: float = 0.01,
     test: float = 0.0,
@@ -69,44 +75,54 @@ def build(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> BuildReport | None:
-    """Builds a dataset in directory `out` from text files; the options are those of `bertdata build`.
+    """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
 
-    part: (i, n), i in [0, n), makes every n-th shard and publishes nothing: the result is None, and `finish` publishes
-    when all parts are made.
+    tokenizer: a path or hub name; None trains a WordPiece vocabulary of `vocab_size` tokens on the text.
+    special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
+    function from a text to its words; the build stores where words begin, for whole word masking, and calls the
+    function from several threads. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
+    every n-th shard and returns None; `finish` publishes when all n parts are made. say: called with one line at a
+    time that tells what happens.
 
-    words: module:function of a segmenter, text → its words, whose beginnings are stored for whole word masks; called
-    from several threads. tokenizer: a path or hub name; None trains a WordPiece vocabulary of `vocab_size` on the text.
-    `say` is told what happens, a line at a time. Raises UsageError, InputError, TokenizerError or BuildError; OSError
-    if the disk fails.
+    Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. Takes about the time of
+    reading the text once, where the tokenizer has a kernel.
     """
     form = TextFormat(
-        documents=documents, kind=format, text_key=text_key, on_error=on_error, strict=strict, shard_size=shard_size,
-        max_documents=max_documents,
+        documents=documents, kind=format, text_key=text_key, encoding=encoding, on_error=on_error, strict=strict,
+        shard_size=shard_size, max_documents=max_documents,
     )  # fmt: skip
     if sentences not in ("none", "line"):
         raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
     segment = _segmenter(words) if words else None
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
     if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
-        raise UsageError(f"validation {validation} and test {test} must be shares that leave some text for training")
+        raise UsageError(
+            f"validation {validation} and test {test} must be shares, at least 0 and together less than 1, so that "
+            "some text is left for training"
+        )
     if workers is not None and workers < 1:
         raise UsageError(f"workers is {workers}; give at least 1")
     if not str(out):
         raise UsageError("--out is empty; give a directory")
-    paths = find_inputs([inputs] if isinstance(inputs, str | Path) else inputs)
-    described = describe(paths)
+    require_local(str(out))
+    named = [inputs] if isinstance(inputs, str | Path) else inputs
+    selected = find_inputs(named, include=include, exclude=exclude, any_ending=format is not None)
+    paths, described = selected.paths, describe(selected.paths)
     streams = [str(path) for path in paths if is_stream(path)]
     if streams and tokenizer is None:
         raise UsageError(
-            f"{streams[0]} can be read only once, so there must be a --tokenizer; train-tokenizer makes one"
+            f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
+            "example one that bertdata train-tokenizer made"
         )
     if part is not None:
         if not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n")
         for given, why in ((streams, "a pipe"), (overwrite, "--overwrite"), (max_documents, "--max-documents")):
             if given:
-                raise UsageError(f"--part does not go with {why}: each part sees only its own shards")
+                raise UsageError(f"--part does not go with {why}, because a part sees only its own shards")
     loaded = load(tokenizer) if tokenizer is not None else None
+    if loaded and special_tokens:
+        loaded = loaded.with_special_tokens()
     settings = {
         "documents": documents,
         "sentences": sentences,
@@ -117,6 +133,8 @@ def build(
     }
     if words:
         settings["words"] = words
+    if form.encoding != UTF_8:
+        settings["encoding"] = form.encoding
     chosen = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}" if loaded else f"trained, {vocab_size} tokens"
     plan = {
         "settings": settings
@@ -125,16 +143,20 @@ def build(
         "inputs": described,
     }
     directory = Path(out)
+    for line in selected.notes():
+        say(line)
     with staging_directory(directory, overwrite=overwrite, part=part) as staging:
         with planning(staging):
             continue_or_start(staging, plan, overwrite=overwrite, anew=bool(streams))
             loaded = loaded or trained_tokenizer(staging, paths, form, vocab_size, say)
             for name, content in loaded.files.items():
                 write_file(staging / name, content)
+        if loaded.missing_roles:
+            say(_missing_roles_warning(loaded.missing_roles))
         units = finished_units(staging)
         reused = len(units)
         if reused and part is None:
-            say(f"continuing: {reused} finished shard{'s' * (reused > 1)} of an earlier run kept")
+            say(f"continuing: keeping {reused} finished shard{'s' * (reused > 1)} of an earlier run")
         writer = UnitWriter(staging, loaded, form, (validation, test), sentences=sentences == "line", segment=segment)
         with compiling_told(say):
             writer.ready(Block.empty())
@@ -146,7 +168,7 @@ def build(
         finally:
             writer.discard()
         if describe(paths) != described:
-            raise InputError("an input changed while it was read; run again with --overwrite when it is at rest")
+            raise InputError("an input changed while it was read; run again with --overwrite when nobody changes it")
         if part is not None:
             made = sorted(unit for unit in units if unit % part[1] == part[0])
             write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
@@ -156,51 +178,68 @@ def build(
 
 
 def _segmenter(spec: str) -> Segment:
-    """The function named module:function."""
+    """The function that "module:function" names."""
     module, _, name = spec.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        function: Segment = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"--words {spec} names no function ({error}); give module:function, of text to its words, such as jieba:cut"
+            f"--words {spec} is not a function ({error}); give module:function of a function from a text to its words, "
+            "such as jieba:cut"
         ) from None
-    return found  # type: ignore[no-any-return]
+    return function
+
+
+def _missing_roles_warning(roles: Sequence[str]) -> str:
+    """roles: those of tokenizer.ROW_ROLES that no token has; at least one."""
+    *before, last = (f"[{role.upper()}]" for role in roles)
+    names = f"{', '.join(before)} and {last} tokens" if before else f"{last} token"
+    if list(roles) == ["pad"]:
+        return f"note: the tokenizer has no {names}, so padded places hold id 0; --special-tokens adds one"
+    return (
+        f"warning: the tokenizer has no {names}, so the Loader will refuse this dataset for masked language modelling; "
+        "build with --special-tokens to add what is missing"
+    )
 
 
 def finish(out: str | Path) -> BuildReport:
-    """Publishes a dataset whose parts are all made. Raises BuildError, naming those that are not."""
+    """Publishes a dataset whose parts are all made. Raises BuildError, which names the parts that are missing."""
     directory = Path(out)
     staging = directory / STAGING
     parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
     if not parts:
-        raise BuildError(f"{directory} has no part that is made; run bertdata build --part 1/n and the others first")
+        raise BuildError(f"{directory} has no finished part; run bertdata build --part 1/n to --part n/n first")
     totals = sorted({int(name.removesuffix(".json").split("-of-")[1]) for name in parts})
     lacking = {n: [f"{k + 1}/{n}" for k in range(n) if part_name(k, n) not in parts] for n in totals}
     total = next((n for n in totals if not lacking[n]), 0)
     if not total and len(totals) > 1:
-        raise BuildError(f"{directory} has parts of {' and of '.join(map(str, totals))}; make all of one of them")
+        raise BuildError(
+            f"{directory} has parts of {' and of '.join(map(str, totals))}, and none of these is complete; make all "
+            "parts of one of them"
+        )
     if not total:
         missing = ", ".join(lacking[totals[0]])
-        raise BuildError(f"{directory} lacks part {missing}; run bertdata build --part for each first")
+        raise BuildError(f"{directory} lacks part {missing}; run bertdata build --part for each of them first")
     with staging_directory(directory, overwrite=True):
         units = finished_units(staging)
-        made = [staging / part_name(number, total) for number in range(total)]
-        expected = {unit for path in made for unit in read_record(path)["units"]}
-        if expected - units.keys():
-            raise BuildError(
-                f"{staging} lost the records of units {sorted(expected - units.keys())}; make the parts again"
-            )
+        records = [read_record(staging / part_name(number, total)) for number in range(total)]
+        lost = sorted({unit for record in records for unit in record["units"]} - units.keys())
+        if lost:
+            raise BuildError(f"{staging} lost the records of units {lost}; make the parts again")
         plan = json.loads((staging / "plan.json").read_bytes())
         publish(directory, staging, units, load(str(staging)), plan["published"])
-    return _report(directory, units, [Path(entry["path"]) for entry in plan["inputs"]], 0)
+    paths = [Path(entry["path"]) for entry in plan["inputs"]]
+    return _report(directory, units, paths, 0)
 
 
 def _report(directory: Path, units: dict[int, dict[str, Any]], paths: list[Path], reused: int) -> BuildReport:
     in_order = [unit for _, unit in sorted(units.items())]
     place = next((unit["first_replaced"] for unit in in_order if unit["first_replaced"]), None)
+    dataset = Dataset(directory)
+    of_what = " of its text in UTF-8" if "encoding" in dataset.manifest.settings else ""
     return BuildReport(
-        dataset=Dataset(directory),
-        first_replaced=f"{paths[place[0]]}, byte {place[1]}" if place else None,
+        dataset=dataset,
+        first_replaced=f"{paths[place[0]]}, byte {place[1]}{of_what}" if place else None,
         first_skipped=next((unit["first_skipped"] for unit in in_order if unit["first_skipped"]), None),
         reused_units=reused,
     )

@@ -1,4 +1,4 @@
-"""Finished units → a published dataset: everything moved up, the manifest last."""
+"""Finished units → a published dataset."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from typing import Any
 from bertdata.build.units import COUNTS
 from bertdata.errors import InputError
 from bertdata.files import fsync_directory
-from bertdata.format.arrays import (
-    array_path,
-)
+from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, Shard, Split
 from bertdata.tokenize.tokenizer import Tokenizer
 
@@ -28,7 +26,11 @@ def publish(
     tokenizer: Tokenizer,
     settings: dict[str, Any],
 ) -> None:
-    """Moves everything up, the manifest last. Interrupted anywhere, running it again ends in the same place."""
+    """Moves all files from `staging` to `directory` and writes the manifest last.
+
+    units: the records of all units. settings: what the manifest says of the options. If it is interrupted, running it
+    again gives the same result. Raises InputError if there is no document.
+    """
     names = {name: [u["shards"][name] for _, u in sorted(units.items()) if name in u["shards"]] for name in SPLITS}
     splits = {
         split: Split(tuple(Shard(**{**shard, "arrays": _without_crc(shard["arrays"])}) for shard in shards))
@@ -42,11 +44,12 @@ def publish(
     counts["special_literals"] = {token: count for token, count in literals.items() if count}
     if not splits:
         empty, bad = counts["dropped_documents"], counts["skipped_rows"]
-        what = ["there is nothing but blank lines"] if not (empty or bad) else []
-        what += [f"{empty} documents gave no token"] * bool(empty) + [f"{bad} bad rows were left out"] * bool(bad)
+        reasons = ["there is nothing but blank lines"] if not (empty or bad) else []
+        reasons += [f"{empty} documents gave no token"] * bool(empty)
+        reasons += [f"{bad} rows without text were skipped"] * bool(bad)
         for path in staging.glob("unit-*"):
             path.unlink()
-        raise InputError(f"no document to build from: {' and '.join(what)}; give a file with text in it")
+        raise InputError(f"no document to build from: {' and '.join(reasons)}; give a file with text in it")
     files = list(tokenizer.files)
     for shard in (shard for split in splits.values() for shard in split.shards):
         files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
@@ -68,7 +71,7 @@ def publish(
         splits=splits,
         counts=counts,
     ).write(directory)
-    (staging / "plan.json").unlink()  # from here on there is nothing to continue
+    (staging / "plan.json").unlink()  # without it there is no unfinished build
     shutil.rmtree(staging)
     fsync_directory(directory)
 
@@ -78,4 +81,5 @@ def _without_crc(arrays: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def file_digests(tokenizer: Tokenizer) -> dict[str, str]:
+    """File name → SHA-256 in hex, of the files that a dataset publishes of its tokenizer."""
     return {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.files.items()}

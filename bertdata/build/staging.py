@@ -1,4 +1,4 @@
-"""The directory of an unfinished build: its lock, its plan and what is finished in it."""
+"""The directory of an unfinished build: its locks, its plan and the records of its finished units."""
 
 from __future__ import annotations
 
@@ -20,26 +20,32 @@ STAGING = ".build"
 
 @contextmanager
 def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int] | None = None) -> Iterator[Path]:
-    """The directory's .build, locked; parts share it, each having its own lock besides."""
+    """The .build of a dataset's directory, which is made and locked. Parts share it; each part has a lock of its own.
+
+    A failure removes what it made, unless a unit is finished. Raises BuildError if another process holds the lock, or
+    if the directory holds a dataset (without `overwrite`) or other files.
+    """
     if directory.exists() and not directory.is_dir():
-        raise BuildError(f"{directory} is a file; give a directory that does not exist yet, or an empty one")
+        raise BuildError(f"{directory} is a file; give an empty directory, or one that does not exist yet")
     staging = directory / STAGING
     if (directory / MANIFEST).exists():
         if not overwrite and not (staging / "plan.json").exists():
             raise BuildError(f"{directory} already holds a dataset; use --overwrite to replace it, or another --out")
     elif directory.exists() and not staging.exists() and any(directory.iterdir()):
-        raise BuildError(f"{directory} holds other files and no dataset; give a directory that is new or empty")
+        raise BuildError(
+            f"{directory} holds other files and no dataset; give an empty directory, or one that does not exist yet"
+        )
     created = not directory.exists()
     make_directory(staging)
     busy, advice = f"{directory} is being built", "wait for it"
     with ExitStack() as locks:
         locks.enter_context(locked(staging / "lock", busy, advice, shared=part is not None))
         if part is not None:
-            mine = staging / part_name(*part).replace(".json", ".lock")
-            locks.enter_context(locked(mine, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
+            lock_of_part = staging / part_name(*part).replace(".json", ".lock")
+            locks.enter_context(locked(lock_of_part, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
         try:
             yield staging
-        except Exception as error:  # a failure, not an interruption: leave nothing behind unless a shard is finished
+        except Exception as error:  # not KeyboardInterrupt, after which the build can continue
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = str(directory)
             if part is None and not any(staging.glob("unit-*")):
@@ -51,14 +57,18 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
 
 @contextmanager
 def planning(staging: Path) -> Iterator[None]:
-    """One process at a time; the others wait."""
+    """A context that one process at a time is in; the others wait."""
     with open_plain(staging / "planning.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, anew: bool) -> None:
-    """anew: what an earlier run finished is of no use, as the input cannot be read again from there."""
+    """Keeps an unfinished build with the same plan, or else removes it and writes the new plan.
+
+    anew: remove it in any case, because an input can be read only once. Raises BuildError if the plans differ, without
+    `overwrite`.
+    """
     path = staging / "plan.json"
     try:
         old = json.loads(path.read_bytes())
@@ -69,15 +79,15 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, a
     if old is not None and old != plan and not overwrite:
         settings, inputs = old["settings"], old["inputs"]
         differing = [
-            f"{name} was {settings.get(name)!r} and is now {value!r}"
-            for name, value in plan["settings"].items()
-            if settings.get(name) != value
+            f"{name} was {settings.get(name)!r} and is now {plan['settings'].get(name)!r}"
+            for name in settings | plan["settings"]
+            if settings.get(name) != plan["settings"].get(name)
         ]
         if inputs != plan["inputs"]:
             was, now = (", ".join(f"{e['path']} ({e['bytes']} bytes)" for e in p["inputs"]) for p in (old, plan))
             differing.append(f"the input was {was} and is now {now}" if was != now else f"{now} was changed since")
         raise BuildError(
-            f"{staging.parent} holds an unfinished build with other settings: {'; '.join(differing)}. Repeat the old "
+            f"{staging.parent} holds an unfinished build with other settings: {'; '.join(differing)}; run the old "
             "command to finish it, or use --overwrite to discard it"
         )
     for leftover in staging.iterdir():
@@ -87,6 +97,7 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, a
 
 
 def finished_units(staging: Path) -> dict[int, dict[str, Any]]:
+    """Number → record of each finished unit. Raises DatasetError if a record is damaged."""
     units = {}
     for path in staging.glob("unit-*.json"):
         units[int(path.stem.removeprefix("unit-"))] = read_record(path)
@@ -94,4 +105,5 @@ def finished_units(staging: Path) -> dict[int, dict[str, Any]]:
 
 
 def part_name(number: int, total: int) -> str:
+    """The file that lists the units of part `number`, counted from 0."""
     return f"part-{number + 1}-of-{total}.json"

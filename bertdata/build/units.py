@@ -1,6 +1,7 @@
 """Blocks of text → the finished shards of a unit, in the staging directory of a build.
 
-Threads encode blocks; one place writes them, in the order of the text. What a unit holds depends on nothing else.
+Several threads encode blocks. One thread writes them, in the order of the text, so that the bytes of a shard do not
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from bertdata.tokenize import kernels
 from bertdata.tokenize.tokenizer import Encoded, Segment, Tokenizer
 
 COUNTS = ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "skipped_rows", "text_bytes")
-_BY_SPLIT = COUNTS[:3]
+_BY_SPLIT = COUNTS[:3]  # those that commit records of shards hold
+_SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the text's hash
 
 
 def encode_all(
@@ -38,11 +40,12 @@ def encode_all(
     progress: Callable[[int], None],
     part: tuple[int, int],
 ) -> None:
-    """Encodes blocks on `workers` threads, at most two each in flight, and writes them in order.
+    """Encodes the documents on `workers` threads and writes them in order, at most two blocks ahead for each thread.
 
-    part: (i, n) takes each unit u that leaves i when divided by n. `units` has the finished ones, and gets the others.
+    units: number → record of the finished units, which are not made again; the new ones are added. progress: called
+    with the bytes of input that are read. part: (i, n) makes only the units u with u mod n = i.
     """
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads are ours
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
     finished = set(units)
     waiting: deque[Future[_Ready]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
@@ -73,17 +76,17 @@ def encode_all(
 
 @dataclass(frozen=True)
 class _Ready:
-    """A block with all that is to be written of it."""
+    """A block, and everything about it that will be written."""
 
     block: Block
     encoded: Encoded
-    splits: NDArray[np.int64]  # [num_documents] 0 validation, 1 test, 2 train
-    literals: NDArray[np.int64]  # occurrences of each special token's spelling
-    word_starts: NDArray[np.bool_] | None  # [num_ids], if words are stored
+    splits: NDArray[np.int64]  # [num_documents] split of each document, an index of _SPLITS_BY_HASH
+    literals: NDArray[np.int64]  # [num_special_tokens] how often the text contains each special token
+    word_starts: NDArray[np.bool_] | None  # [num_ids] whether an id begins a word; None if words are not stored
 
 
 class UnitWriter:
-    """Writes the documents of one unit at a time to the shards of their splits."""
+    """Writes the documents of one unit after the other to the shards of their splits."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class UnitWriter:
         sentences: bool,
         segment: Segment | None = None,
     ) -> None:
-        """segment: text → its words, if it is to be stored where they begin."""
+        """shares: of validation and test. segment: a text → its words; None: do not store where words begin."""
         self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
         self.segment = segment
         self.unit: int | None = None
@@ -104,7 +107,7 @@ class UnitWriter:
         self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
 
     def ready(self, block: Block) -> _Ready:
-        """All of the work on a block but writing it; for any thread."""
+        """Does all work on a block except writing it. May be called from several threads at once."""
         encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
         starts = None
         if self.segment:
@@ -113,10 +116,11 @@ class UnitWriter:
         kernels.hash_documents(text, block.offsets, hashes)
         splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
         literals = np.zeros(len(self.tokenizer.spellings), np.int64)
-        kernels.count_literals(text, text.size, *self._spellings, literals)
+        kernels.count_literals(text, text.size, self._spellings, literals)
         return _Ready(block, encoded, splits, literals, starts)
 
     def append(self, ready: _Ready) -> None:
+        """Writes a block, of the same unit as the one before or of the first after `commit`."""
         block, encoded, splits = ready.block, ready.encoded, ready.splits
         if self.unit is None:
             self.unit = block.unit
@@ -126,7 +130,7 @@ class UnitWriter:
             self._totals |= {"first_replaced": None, "first_skipped": None}
             self._literals = np.zeros_like(ready.literals)
         has_ids = np.diff(encoded.documents) > (self.tokenizer.special.separator is not None)
-        for number, split in enumerate(("validation", "test", "train")):
+        for number, split in enumerate(_SPLITS_BY_HASH):
             chosen = splits == number
             kept = chosen & has_ids
             self._counts[split]["documents"] += int(kept.sum())
@@ -144,7 +148,7 @@ class UnitWriter:
     def _write(
         self, split: str, encoded: Encoded, kept: NDArray[np.bool_], word_starts: NDArray[np.bool_] | None
     ) -> None:
-        """Appends the kept documents."""
+        """Appends the documents that `kept` selects to the shard of a split."""
         if split not in self._writers:
             name = f"{split}-{self.unit:05d}"
             dtype = self.tokenizer.token_dtype
@@ -154,10 +158,8 @@ class UnitWriter:
             )  # fmt: skip
         ids, documents, sentences = encoded.ids, encoded.documents, encoded.sentences
         if not kept.all():
-            turns = documents[
-                np.flatnonzero(np.diff(kept, prepend=False, append=False))
-            ]  # starts and ends of stretches
-            stretches = [slice(start, stop) for start, stop in turns.reshape(-1, 2).tolist()]
+            turns = np.flatnonzero(np.diff(kept, prepend=False, append=False))  # where stretches start and stop
+            stretches = [slice(start, stop) for start, stop in documents[turns].reshape(-1, 2).tolist()]
             ids = np.concatenate([ids[stretch] for stretch in stretches])
             if word_starts is not None:
                 word_starts = np.concatenate([word_starts[stretch] for stretch in stretches])
@@ -170,7 +172,7 @@ class UnitWriter:
         self._writers[split].append(ids, documents[1:].astype(np.uint64), sentence_ends, word_starts)
 
     def commit(self) -> tuple[int, dict[str, Any]]:
-        """Finishes the unit's shards in the staging directory, then writes the record that says so."""
+        """Finishes the shards of the unit, then writes its record. Returns the unit's number and the record."""
         unit, size = self.unit, self.form.shard_size
         assert unit is not None  # noqa: S101  (append came before)
         shards = {}
@@ -193,7 +195,7 @@ class UnitWriter:
         return unit, record
 
     def discard(self) -> None:
-        """Removes the files of a unit that is not finished."""
+        """Removes the files of the unit that is not finished, if there is one."""
         if self.unit is not None:
             for writer in self._writers.values():
                 writer.discard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bertdata.errors import BuildError, InputError
@@ -10,12 +11,17 @@ from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import describe, find_inputs, is_compressed, is_stream
+from bertdata.sources.find import describe, find_inputs, is_stream, require_local
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 from bertdata.tokenize.train import train_wordpiece
 
 SAMPLE_BYTES = 100 << 20  # of text, for training a vocabulary
+_STRETCH_BYTES = 1 << 20  # of text that are sampled together
+Say = Callable[[str], None]
+"""Called with one line that tells what happens."""
+Progress = Callable[[int, int], None]
+"""Called now and then with the bytes of input that are read, and of all input."""
 
 
 def train_tokenizer(
@@ -24,54 +30,102 @@ def train_tokenizer(
     *,
     vocab_size: int = 30522,
     form: TextFormat | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    say: Say = lambda line: None,
+    progress: Progress = lambda done, total: None,
 ) -> Tokenizer:
-    """Trains a WordPiece vocabulary on at most 100 MB of the text and writes tokenizer.json and its config to `out`."""
-    paths, form, directory = find_inputs(inputs), form or TextFormat(documents="line"), Path(out)
-    describe(paths)
+    """Trains a WordPiece vocabulary on at most 100 MiB of the text and writes tokenizer.json and its config to `out`.
+
+    The same inputs give the same vocabulary. form: None means that every line is a document. include, exclude: patterns
+    that select files of directories; see sources.find.find_inputs. Raises UsageError, InputError, or BuildError if
+    `out` holds a tokenizer.
+    """
+    require_local(str(out))
+    form, directory = form or TextFormat(documents="line"), Path(out)
+    selected = find_inputs(inputs, include=include, exclude=exclude, any_ending=form.kind is not None)
+    describe(selected.paths)
     if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
         raise BuildError(f"{directory} already holds a tokenizer; give another --out")
-    trained = train_wordpiece(_sample(paths, form), vocab_size)
+    for line in selected.notes():
+        say(line)
+    sample = _sample(selected.paths, form, progress)
+    say(f"training a vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
+    trained = train_wordpiece(sample, vocab_size)
     make_directory(directory)
     for name, content in trained.files.items():
         write_file(directory / name, content)
     return trained
 
 
-def trained_tokenizer(
-    staging: Path, paths: list[Path], form: TextFormat, vocab_size: int, say: Callable[[str], None]
-) -> Tokenizer:
+def trained_tokenizer(staging: Path, paths: list[Path], form: TextFormat, vocab_size: int, say: Say) -> Tokenizer:
+    """The tokenizer of a build without --tokenizer: that of an earlier, interrupted run, or one that is trained now."""
     if all((staging / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
         return load(str(staging))
     sample = _sample(paths, form)
-    sampled = sum(len(text) for text in sample)
-    say(f"no --tokenizer given: training a lower-casing WordPiece vocabulary on {sampled / 1e6:.1f} MB of the text")
+    say(f"no --tokenizer given: training a lower-casing WordPiece vocabulary on {_megabytes(sample)} MB of the text")
     trained = train_wordpiece(sample, vocab_size)
-    got = trained.special.vocab_size
-    say(
-        f"vocabulary of {got:,} tokens trained"
-        + (f"; the text gives no more ({vocab_size:,} asked)" * (got < vocab_size))
-    )
+    num_tokens = trained.special.vocab_size
+    has_less = f"; the text has not enough words for {vocab_size:,}" * (num_tokens < vocab_size)
+    say(f"trained a vocabulary of {num_tokens:,} tokens{has_less}")
     return trained
 
 
-def _sample(paths: list[Path], form: TextFormat) -> list[str]:
-    """The lines of at most 100 MB of text, in evenly spaced blocks of about 1 MiB; of all of it, if it is less.
+def _megabytes(sample: list[str]) -> str:
+    return f"{sum(map(len, sample)) / 1e6:.1f}"
 
-    Of a pipe, the first 100 MB.
+
+def _sample(paths: list[Path], form: TextFormat, progress: Progress = lambda done, total: None) -> list[str]:
+    """The lines of about SAMPLE_BYTES of the text; of all of it, if it is not longer. The same for the same inputs.
+
+    Reads the first SAMPLE_BYTES. If there is more text, their size on disk gives the size of the whole text, and the
+    sample is taken anew in evenly spaced stretches. Of pipes, which can be read only once, and with max_documents the
+    sample is the first SAMPLE_BYTES.
     """
-    if any(is_stream(path) for path in paths):  # no more than one pass: the first of it
-        size = 0
-    elif any(is_compressed(path) or path.suffix in (".parquet", ".arrow", ".feather") for path in paths):
-        size = sum(len(block.data) for block in read_blocks(paths, form))
-    else:
-        size = sum(path.stat().st_size for path in paths)
-    stride = max(1, -(-size // SAMPLE_BYTES))
+    on_disk = [0 if is_stream(path) else path.stat().st_size for path in paths]
     texts: list[str] = []
-    taken = 0
-    for number, block in enumerate(read_blocks(paths, form)):
-        if number % stride == 0 and taken < SAMPLE_BYTES:
-            texts += block.data.decode().split("\n")
-            taken += len(block.data)
+    taken, is_whole, bytes_read = 0, True, 0
+    for block in read_blocks(paths, form):
+        if taken >= SAMPLE_BYTES:
+            is_whole = False
+            break
+        texts += block.data.decode().split("\n")
+        taken, bytes_read = taken + len(block.data), block.bytes_read
+        progress(bytes_read, sum(on_disk))
     if not any(texts):
         raise InputError("no document to build from: there is nothing but blank lines; give a file with text in it")
+    if is_whole or form.max_documents is not None or any(map(is_stream, paths)):
+        return texts
+    texts.clear()
+    text_bytes = taken * sum(on_disk) // max(1, bytes_read)  # of all inputs, if the rest is like the beginning
+    return _spaced_sample(paths, on_disk, form, text_bytes, progress)
+
+
+def _spaced_sample(
+    paths: list[Path], on_disk: list[int], form: TextFormat, text_bytes: int, progress: Progress
+) -> list[str]:
+    """The lines of evenly spaced stretches of each input, until the inputs so far have given their share of the sample.
+
+    The share of an input is that of its size on disk. Plain files of text and JSON lines are read only where a stretch
+    is. text_bytes: of all inputs, more or less.
+    """
+    form = replace(form, shard_size=_STRETCH_BYTES)
+
+    def taken_before(stretch: int) -> int:
+        """How many of the stretches 0 to stretch - 1 are taken."""
+        return -(-stretch * SAMPLE_BYTES // max(SAMPLE_BYTES, text_bytes))
+
+    texts: list[str] = []
+    taken = bytes_before = 0
+    for path, size in zip(paths, on_disk, strict=True):
+        share_so_far = SAMPLE_BYTES * (bytes_before + size) // sum(on_disk)
+        if taken < share_so_far:
+            for block in read_blocks([path], form, lambda n: taken_before(n + 1) > taken_before(n)):
+                texts += block.data.decode().split("\n")
+                taken += len(block.data)
+                progress(bytes_before + block.bytes_read, sum(on_disk))
+                if taken >= share_so_far:
+                    break
+        bytes_before += size
+        progress(bytes_before, sum(on_disk))
     return texts

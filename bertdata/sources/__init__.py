@@ -1,1 +1,1 @@
-"""Named inputs → documents. Nothing here knows a tokenizer."""
+"""The inputs that a user names → documents. Nothing here knows about tokenizers."""

@@ -1,7 +1,7 @@
-"""Inputs → documents, in blocks of about 1 MiB, in bounded memory.
+"""Inputs → documents, in blocks of about 1 MiB.
 
-Nothing here knows a tokenizer. docs/format.md says what a line, a document and a unit are. Memory: some copies of the
-longest document, which has at most 1 GiB, and two blocks.
+docs/format.md says what a line, a document and a unit are. Memory: two blocks, and a few copies of the longest
+document, which has at most 1 GiB.
 """
 
 from __future__ import annotations
@@ -16,21 +16,24 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import documents
-from bertdata.sources.documents import BadRow, Source, TextFormat, valid_utf8
+from bertdata.sources.documents import BadRow, TextFile, TextFormat, valid_utf8
+from bertdata.sources.find import kind_of
+from bertdata.sources.streams import UTF_8
+from bertdata.sources.tables import TABLE_KINDS, Table
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some documents of one unit. Document i is data[offsets[i] : offsets[i + 1] - 1]: each is followed by one \\n."""
+    """Some documents of one unit. Document i is data[offsets[i] : offsets[i + 1] - 1]; a newline follows each."""
 
     data: bytes  # valid UTF-8
     offsets: NDArray[np.int64]  # [num_documents + 1]
     unit: int
-    replaced: NDArray[np.int64]  # [num_documents] invalid byte sequences that became U+FFFD
-    first_replaced: tuple[int, int] | None  # number of the input, byte in it
-    bytes_read: int  # of the input files up to here, as they lie on disk
-    skipped: int = 0  # bad rows before or between these documents
-    first_skipped: str | None = None  # which, and why
+    replaced: NDArray[np.int64]  # [num_documents] how many invalid byte sequences became U+FFFD
+    first_replaced: tuple[int, int] | None  # the first of them: number of the input, byte in it
+    bytes_read: int  # of all inputs on disk, up to the end of this block
+    skipped: int = 0  # rows without text before or between these documents
+    first_skipped: str | None = None  # the first of them: place and reason
 
     @classmethod
     def empty(cls) -> Block:
@@ -42,36 +45,38 @@ class Block:
 
 
 def read_blocks(
-    paths: Sequence[Path], form: TextFormat, wanted: Callable[[int], bool] = lambda unit: True
+    paths: Sequence[Path], form: TextFormat, is_wanted: Callable[[int], bool] = lambda unit: True
 ) -> Iterator[Block]:
-    """The documents of all inputs in order, each block within one unit and with at least one document.
+    """The documents of all inputs in order, in blocks. A block has documents of one unit, or only skipped rows.
 
-    Only those of wanted units; what lies between is not even read where it can be sought over: in uncompressed files
-    of text and JSON lines. Raises InputError, naming file and byte or line, for input that cannot be read.
+    is_wanted: which units to give. Plain files of text and JSON lines are not even read where no unit is wanted; other
+    inputs must be read in order. Raises InputError, which names file and line or byte, for input that cannot be read.
     """
-    pieces: list[bytes] = []  # of documents, each followed by a newline
+    pieces: list[bytes] = []  # documents, each followed by a newline
     lengths: list[Any] = []
     replaced: list[Any] = []
     unit = size = count = base = bytes_before = skipped = 0
     first_replaced: tuple[int, int] | None = None
     first_skipped: str | None = None
-    named = False
+    has_named_skipped = False
 
     def blocks() -> Iterator[Block]:
+        """The block of what was collected, if its unit is wanted; then starts a new one."""
         nonlocal pieces, lengths, replaced, size, skipped, first_replaced, first_skipped
         none = np.zeros(0, np.int64)
         offsets = np.append(0, np.cumsum(np.concatenate([none, *lengths])))
-        made = Block(
+        block = Block(
             b"".join(pieces), offsets, unit, np.concatenate([none, *replaced]), first_replaced,
             bytes_before + source.bytes_read, skipped, first_skipped,
         )  # fmt: skip
         pieces, lengths, replaced, size, skipped, first_replaced, first_skipped = [], [], [], 0, 0, None, None
-        if wanted(unit):
-            yield made
+        if is_wanted(unit):
+            yield block
 
     for index, path in enumerate(paths):
-        source = Source(path, form)
-        for start, raw, starts in source.documents(base, wanted if form.max_documents is None else lambda unit: True):
+        source = _source(path, form)
+        # With max_documents every document counts, also those of units that are not wanted.
+        for start, raw, starts in source.documents(base, is_wanted if form.max_documents is None else _every_unit):
             if (base + start) // form.shard_size != unit or size >= documents.BLOCK_BYTES:
                 if pieces or skipped:
                     yield from blocks()
@@ -92,18 +97,22 @@ def read_blocks(
                 except BadRow as error:
                     if form.on_error == "fail":
                         raise InputError(
-                            f"{source.place(start)}: {error}; mend it, or leave such rows out with --on-error skip"
+                            f"{source.place(start)}: {error}; {error.advice}, or use --on-error skip"
                         ) from None
                     skipped += 1
-                    if not named:  # finding the line is another pass over the file
-                        named, first_skipped = True, f"{source.place(start)}: {error}"
+                    if not has_named_skipped:  # only once, as counting the lines reads the file again
+                        has_named_skipped, first_skipped = True, f"{source.place(start)}: {error}"
                     continue
                 if num_bad or num_surrogates:
                     num_bad, bad_at = num_bad + num_surrogates, max(bad_at, 0)
                     if form.strict:
+                        if form.encoding != UTF_8:
+                            where = f"{source.place(start + bad_at)} is not valid {form.encoding}"
+                        else:
+                            where = f"{path}: byte {start + bad_at} is not valid UTF-8"
                         raise InputError(
-                            f"{path}: byte {start + bad_at} is not valid UTF-8; mend the file, or build without "
-                            "--strict to have such bytes replaced and counted"
+                            f"{where}; fix the file, name its encoding with --encoding, or build without --strict to "
+                            "replace and count such bytes"
                         )
                     first_replaced = first_replaced or (index, start + bad_at)
                 pieces.append(text)
@@ -117,6 +126,15 @@ def read_blocks(
                 return
         base += source.size
         bytes_before += source.bytes_read
-    source.bytes_read = 0  # already in bytes_before
+    source.bytes_read = 0  # it is already in bytes_before
     if pieces or skipped:
         yield from blocks()
+
+
+def _every_unit(unit: int) -> bool:
+    return True
+
+
+def _source(path: Path, form: TextFormat) -> TextFile | Table:
+    kind = form.kind or kind_of(path)
+    return Table(path, kind, form) if kind in TABLE_KINDS else TextFile(path, kind, form)

@@ -1,8 +1,9 @@
-"""An input file → a stream of its bytes, decompressed."""
+"""An input file → a stream of its bytes, decompressed, as UTF-8."""
 
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -17,13 +18,49 @@ from bertdata.errors import InputError
 from bertdata.sources.find import COMPRESSION_OF, STANDARD_INPUT, is_stream
 
 CHUNK = 1 << 17  # bytes read at a time
+UTF_8 = "utf-8"
 _FIRST_BYTES = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def _mark_invalid(error: UnicodeError) -> tuple[str | bytes, int]:
+    """An error handler: what cannot be decoded, and then cannot be encoded, becomes one byte that UTF-8 never has."""
+    if isinstance(error, UnicodeDecodeError):
+        return "\udcff", error.end
+    assert isinstance(error, UnicodeEncodeError)  # noqa: S101  (there is no other kind here)
+    return b"\xff" * (error.end - error.start), error.end
+
+
+codecs.register_error("bertdata.mark_invalid", _mark_invalid)
+
+
+class _AsUtf8(io.RawIOBase):
+    """A file of text in another encoding as UTF-8. Each invalid sequence becomes the byte FF, so that it is counted."""
+
+    def __init__(self, file: Any, encoding: str) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder(encoding)("bertdata.mark_invalid")
+        self._pending = b""
+        self._is_at_end = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._pending and not self._is_at_end:
+            data = self._file.read(CHUNK)
+            self._is_at_end = not data
+            text = self._decoder.decode(data, final=self._is_at_end)
+            self._pending = text.encode("utf-8", "bertdata.mark_invalid")
+        piece = self._pending[: len(buffer)]
+        self._pending = self._pending[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 class _Members(io.RawIOBase):
     """The decompressed bytes of all members of a bzip2 or xz file.
 
-    The standard library's own readers take a damaged member after a whole one for the end of the file.
+    The readers of the standard library silently stop at a damaged member if it follows a whole one; this one raises.
     """
 
     def __init__(self, file: Any, new: Callable[[], Any]) -> None:
@@ -54,7 +91,7 @@ class _Members(io.RawIOBase):
 
 
 class _Rest(io.RawIOBase):
-    """A file of which the first bytes were read already."""
+    """A file, of which `first` was read already."""
 
     def __init__(self, first: bytes, file: Any) -> None:
         self._first, self._file = first, file
@@ -70,9 +107,9 @@ class _Rest(io.RawIOBase):
 
 
 class InputStream:
-    """An input's bytes, decompressed."""
+    """The bytes of an input, decompressed, as UTF-8. `file` is the file object they are read from."""
 
-    def __init__(self, path: Path, file: Any, compression: str) -> None:
+    def __init__(self, path: Path, file: Any, compression: str, encoding: str) -> None:
         self._file = file
         if compression == "zstd":
             import pyarrow as pa
@@ -86,7 +123,10 @@ class InputStream:
                 "": lambda file: file,
             }
             self.file = openers[compression](file)
-        self.is_seekable = not compression and path != STANDARD_INPUT and file.seekable()
+        if encoding != UTF_8:
+            self.file = io.BufferedReader(_AsUtf8(self.file, encoding), CHUNK)
+        is_plain = not compression and encoding == UTF_8
+        self.is_seekable = is_plain and path != STANDARD_INPUT and file.seekable()
         self._num_read = 0
 
     def read(self, size: int = -1) -> bytes:
@@ -99,27 +139,30 @@ class InputStream:
 
     @property
     def bytes_read(self) -> int:
-        """As they lie on disk; of a pipe, as they came out."""
+        """How many bytes of the file on disk are read; of a pipe, how many bytes `read` has returned."""
         return int(self._file.tell()) if self._file.seekable() else self._num_read
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[InputStream]:
-    """A stream of the file's bytes. Raises InputError, naming the file, for what cannot be read or decompressed."""
+def opened(path: Path, encoding: str = UTF_8) -> Iterator[InputStream]:
+    """Opens an input. Its ending tells how it is compressed; of standard input the first bytes do.
+
+    Raises InputError, which names the file, if it cannot be read or decompressed.
+    """
     compression = COMPRESSION_OF.get(path.suffix.lower(), "")
     try:
         if path == STANDARD_INPUT:
             first = sys.stdin.buffer.read(max(map(len, _FIRST_BYTES)))
             compression = next((name for magic, name in _FIRST_BYTES.items() if first.startswith(magic)), "")
-            yield InputStream(path, io.BufferedReader(_Rest(first, sys.stdin.buffer), CHUNK), compression)
+            yield InputStream(path, io.BufferedReader(_Rest(first, sys.stdin.buffer), CHUNK), compression, encoding)
         else:
             with open(path, "rb") as file:
                 if compression and not is_stream(path) and path.stat().st_size == 0:
                     raise EOFError("it is empty")
-                yield InputStream(path, file, compression)
+                yield InputStream(path, file, compression, encoding)
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"{path} is no whole {compression} file: {error}; fetch it again") from None
+        raise InputError(f"{path} is not a complete {compression} file ({error}); get the file again") from None
     except OSError as error:
-        if compression and error.errno is None:  # how bz2 and pyarrow say it
-            raise InputError(f"{path} is no whole {compression} file: {error}; fetch it again") from None
+        if compression and error.errno is None:  # bz2 and pyarrow report damage like this
+            raise InputError(f"{path} is not a complete {compression} file ({error}); get the file again") from None
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None

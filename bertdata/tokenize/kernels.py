@@ -1,16 +1,21 @@
-"""Every compiled loop of the build path: text → ids. Little is shared with the read path's kernels.
+"""The compiled loops that turn text into ids.
 
-Contract as in read/kernels.py: Python validates and allocates, kernels never raise. What they cannot answer they
-report. tests/reference/ holds the slow twin: the `tokenizers` library.
+The contract is that of read/kernels.py: Python validates the arguments and allocates the arrays, and a kernel never
+raises. A kernel that needs help returns a code that says which. Kernels take records of arrays (`Text`,
+`WordPieceTables`, ...). tests/ compares every kernel with the `tokenizers` library.
 
-The words used here. A *stop* is a byte that is no ASCII letter or digit. A *run* is what lies between stops. A *word*
-is what the pre-tokenizer gives to the model. A *value* is up to three ids and their count in one uint64, so that
-writing a frequent word is one store: 3 x 16 bits and the count above them for uint16 ids, 3 x 20 bits for uint32.
+Four words have a special meaning here. A *stop* is a byte that is not an ASCII letter or digit. A *run* is the text
+between two stops. A *word* is what the pre-tokenizer passes to the model. A *value* is a uint64 that holds up to three
+ids and their count, so that the ids of a frequent word are written by one store. The ids take 16 bits each if they are
+stored as uint16, and 20 bits each if they are stored as uint32; the count lies above them.
+
+Two kernels may run at the same time in two threads. They share only arrays that nobody writes to any more; every array
+that changes belongs to one thread (see engine.py).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -29,16 +34,82 @@ def _trailing_zeros(typing: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-PADDING = 80  # readable bytes that must follow the text
-EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot; no run spells it
-UNPACKED = np.uint64(15)  # count of a value whose ids do not fit: ask the vocabulary again
+PADDING = 80  # bytes that must be readable after the text
+EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot; no run has these bytes
+UNPACKED = np.uint64(15)  # count of a value whose ids do not fit into it
 FOLD = np.uint64(0x2020202020202020)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 LOW32 = np.uint64(0xFFFFFFFF)
 SPLIT_KEY = np.uint64(absorbed(purpose("split")))
-# What a code point does, low 3 bits of its entry; 0: not probed yet
+# Classes of code points for WordPiece, in the low 3 bits of an entry. 0 means that the entry is not known yet.
+#   SILENT  the normalizer removes it          LETTER  it is part of a word
+#   BREAK   it ends a word, like a space       ALONE   it ends a word and is a word itself, like a comma
+#   HARD    its result depends on its neighbours, so the tokenizer must be asked
 SILENT, LETTER, BREAK, ALONE, HARD = (np.uint64(n) for n in range(1, 6))
+# Classes of code points for byte-level BPE. 0 means that the class is not known yet.
+#   COMPOSING  the normal form NFC may change it or its neighbours
+WORD, NUMBER, SPACE, OTHER, COMPOSING = 1, 2, 3, 4, 5
+# What the kernels return: all text is encoded; the entry of state[CODE_POINT] is missing; `Output.hard` is full
 DONE, UNKNOWN_CODE_POINT, TOO_MANY_HARD = 0, 1, 2
+# Indexes of `Output.state`
+PIECE, BYTE, PLACE, NUM_HARD, CODE_POINT = 0, 1, 2, 3, 4
+
+
+class Text(NamedTuple):
+    """Pieces of text, for example documents or lines."""
+
+    data: Any  # uint8 [n]: valid UTF-8, at least PADDING bytes longer than bounds[-1]
+    bounds: Any  # int64 [num_pieces + 1]: piece i is data[bounds[i] : bounds[i + 1]] and ends in a newline
+    separators: Any  # bool [num_pieces]: whether `separator` is written after the ids of the piece
+    separator: int  # token id
+
+
+class WordPieceTables(NamedTuple):
+    """What the WordPiece kernel knows about a tokenizer."""
+
+    points: Any  # uint64 [0x110000, 2]: an entry for each code point (wordpiece.py packs them); 0: not known yet
+    stop_values: Any  # uint64 [256]: value of each stop that is one ASCII byte; EMPTY for all other bytes
+    fold: Any  # uint64: FOLD if the tokenizer lower-cases, else 0
+    max_chars: int  # a word with more characters is unknown
+    unk: int  # id of the unknown token
+    edges: Any  # uint64 [power of two]: hash table of the trie's edges; see `_child`
+    node_ids: Any  # int32 [num_nodes]: id of the token that ends at a node, -1 if none does
+
+
+class BpeTables(NamedTuple):
+    """What the byte-level BPE kernel knows about a tokenizer."""
+
+    points: Any  # uint8 [0x110000]: class of each code point; 0: not known yet
+    byte_ids: Any  # int64 [256]: id of each byte
+    pairs: Any  # uint64 [2 * power of two]: hash table of the merges; see `add_pairs`
+    longest: int  # bytes; a longer word is hard
+
+
+class RunTables(NamedTuple):
+    """Hash tables of the runs a thread has met, with the value of each, and scratch memory of that thread."""
+
+    short: Any  # uint64 [2 * slots]: (run of up to 8 bytes, value); at most 2**19 slots, a power of two
+    long: Any  # uint64 [4 * slots]: (first 8 bytes, other bytes, value, unused), for runs of 9 to 16 bytes
+    used: Any  # int64 [2]: how many slots of each table are in use; a table is emptied when half of it is
+    word: Any  # uint8 [m]: the bytes of a word
+    ids: Any  # int64 [m]: the ids of a word
+
+
+class Output(NamedTuple):
+    """What a kernel writes."""
+
+    ids: Any  # uint16 or uint32 [bounds[-1] + 4]: the ids; a store may write up to three places too many
+    bounds: Any  # int64 [num_pieces + 1]: the ids of piece i are ids[bounds[i] : bounds[i + 1]]
+    hard: Any  # int64 [h, 3]: runs that the tokenizer must encode, as (start, stop, place in ids)
+    state: Any  # int64 [5]: where the kernel stands, so that it can go on; zeros and the first byte at the start
+
+
+class Literals(NamedTuple):
+    """Strings to search a text for."""
+
+    data: Any  # uint8 [n]: the strings one after the other, in UTF-8
+    bounds: Any  # int64 [num_strings + 1]: string t is data[bounds[t] : bounds[t + 1]]
+    begins: Any  # bool [256]: whether a string begins with the byte
 
 
 @intrinsic
@@ -70,7 +141,7 @@ def _store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
 
 @intrinsic
 def _stops64(typing: Any, array: Any, offset: Any) -> Any:
-    """One bit for each of the 64 bytes at an offset: 1 where it is no ASCII letter or digit. Vector instructions."""
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is a stop. Compiles to vector instructions."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte, vector = ir.IntType(8), ir.VectorType(ir.IntType(8), 64)
@@ -92,7 +163,7 @@ def _stops64(typing: Any, array: Any, offset: Any) -> Any:
 
 @jit()
 def _put(out, p, value):
-    """Writes a value's ids; three places are written whatever the count."""
+    """Writes the ids of a value at out[p:] and returns how many they are. Always writes three places."""
     if out.itemsize == 2:
         _store64(out, 2 * p, value)
         return int64(value >> uint64(48))
@@ -108,6 +179,7 @@ def _count(out, value):
 
 @jit()
 def _pack(out, ids, count):
+    """The value of ids[:count]."""
     bits, top = (uint64(16), uint64(48)) if out.itemsize == 2 else (uint64(20), uint64(60))
     if count > 3:
         return UNPACKED << top
@@ -119,7 +191,10 @@ def _pack(out, ids, count):
 
 @jit()
 def _child(edges, node, byte):
-    """The trie's child of a node along a byte, 0 if there is none. An edge is (node, byte, child) in one uint64."""
+    """The child of a trie's node along a byte, 0 if there is none.
+
+    An edge is one uint64: the node in bits 40 to 63, the byte in bits 32 to 39, the child in bits 0 to 31.
+    """
     key = (node << uint64(8)) | uint64(byte)
     mask = uint64(edges.size - 1)
     j = ((key * GOLDEN) >> uint64(32)) & mask
@@ -138,9 +213,10 @@ def _clear(table):
 
 @jit()
 def grow_trie(text, bounds, roots, ids, edges, node_ids):
-    """Adds tokens text[bounds[t] : bounds[t + 1]] under roots[t]. Returns the number of nodes; 0 and 1 are roots.
+    """Adds token t, text[bounds[t] : bounds[t + 1]] with id ids[t], under node roots[t]. Returns the number of nodes.
 
-    edges: all EMPTY, a power of two in size, at least twice the bytes. node_ids int32, all -1, one for each byte + 2.
+    Nodes 0 and 1 are roots. edges: uint64, all EMPTY; its size is a power of two and at least twice the bytes of all
+    tokens. node_ids: int32, all -1; its size is at least the bytes of all tokens + 2.
     """
     num_nodes = uint64(2)
     for t in range(ids.size):
@@ -161,22 +237,25 @@ def grow_trie(text, bounds, roots, ids, edges, node_ids):
 
 
 @jit()
-def _wordpiece(word, size, num_chars, max_chars, unk, edges, node_ids, ids):
-    """The ids of a normalized word, longest match first, into ids [size]; returns how many. All bytes or one unk."""
-    if num_chars > max_chars:
-        ids[0] = unk
+def _wordpiece(word, size, num_chars, tables, ids):
+    """Writes the ids of a normalized word of `size` bytes to `ids`, longest match first. Returns how many.
+
+    A word that the vocabulary cannot spell is one unknown token.
+    """
+    if num_chars > tables.max_chars:
+        ids[0] = tables.unk
         return 1
     count, start = 0, 0
     while start < size:
         node, best, stop = uint64(start > 0), int64(-1), start
         for b in range(start, size):
-            node = _child(edges, node, word[b])
+            node = _child(tables.edges, node, word[b])
             if node == uint64(0):
                 break
-            if node_ids[node] >= 0:
-                best, stop = int64(node_ids[node]), b + 1
+            if tables.node_ids[node] >= 0:
+                best, stop = int64(tables.node_ids[node]), b + 1
         if best < 0:
-            ids[0] = unk
+            ids[0] = tables.unk
             return 1
         ids[count] = best
         count += 1
@@ -185,32 +264,30 @@ def _wordpiece(word, size, num_chars, max_chars, unk, edges, node_ids, ids):
 
 
 @jit()
-def _learn(text, start, length, fold, max_chars, unk, edges, node_ids, word, ids, out):
+def _learn(text, start, length, tables, runs, out):
     """The value of an ASCII run."""
     for k in range(length):
         byte = text[start + k]
-        word[k] = byte | ((byte >> 1) & 0x20) if fold != 0 else byte
-    return _pack(out, ids, _wordpiece(word, length, length, max_chars, unk, edges, node_ids, ids))
+        runs.word[k] = byte | ((byte >> 1) & 0x20) if tables.fold != 0 else byte
+    return _pack(out, runs.ids, _wordpiece(runs.word, length, length, tables, runs.ids))
 
 
 @jit()
-def wordpiece(
-    text, bounds, separators, separator, points, stop_values, fold, max_chars, unk, edges, node_ids,
-    short, long, used, word, ids, out, out_bounds, hard, state,
-):  # fmt: skip
-    """Pieces of text → ids, each word by its run, its code points or, where `hard`, not at all.
+def wordpiece(pieces, tables, runs, output):
+    """Encodes pieces of text. Returns DONE, UNKNOWN_CODE_POINT or TOO_MANY_HARD.
 
-    text uint8, PADDING bytes longer than bounds says; valid UTF-8. Piece i is text[bounds[i] : bounds[i + 1]] and ends
-    in a newline. separators bool [n]: whether `separator` follows the piece. points uint64 [0x110000, 2]: what each
-    code point does; stop_values uint64 [256]: the value of a stop, EMPTY where it ends no word. fold: FOLD for lower
-    case, else 0. short uint64 [2 * slots], long uint64 [4 * slots], used int64 [2]: the run tables and their load; at
-    most 2**19 slots. word uint8, ids int64: scratch. out: one place for each byte of text, and three. out_bounds
-    int64 [n + 1]. hard int64 [h, 3]: runs left to the caller, as (start, stop, place in out). state int64 [5]: (piece,
-    byte, place, hard runs, code point), zeros at first; where to go on, if the answer is UNKNOWN_CODE_POINT.
+    pieces: Text. tables: WordPieceTables. runs: RunTables. output: Output. After UNKNOWN_CODE_POINT the caller adds the
+    entry of output.state[CODE_POINT] to tables.points and calls the kernel again; it goes on from output.state.
+
+    A run that is in the tables is written by one store. Other text is read code point by code point.
     """
+    text, bounds, separators = pieces.data, pieces.bounds, pieces.separators
+    points, stop_values, fold = tables.points, tables.stop_values, tables.fold
+    short, long, used, word, ids = runs.short, runs.long, runs.used, runs.word, runs.ids
+    out, out_bounds, hard, state = output.ids, output.bounds, output.hard, output.state
     short_mask, long_mask = uint64(short.size // 2 - 1), uint64(long.size // 4 - 1)
-    i, p, num_hard = state[1], state[2], state[3]
-    for piece in range(state[0], bounds.size - 1):
+    i, p, num_hard = state[BYTE], state[PLACE], state[NUM_HARD]
+    for piece in range(state[PIECE], bounds.size - 1):
         end = bounds[piece + 1]
         i = max(i, bounds[piece])
         while i < end:
@@ -218,7 +295,7 @@ def wordpiece(
             stops = _stops64(text, base)
             if end - base < 64:
                 stops &= (uint64(1) << uint64(end - base)) - uint64(1)
-            slow = stops == uint64(0)  # a run of 64 bytes or more
+            slow = stops == uint64(0)  # the run has 64 bytes or more
             while stops != uint64(0):
                 s = base + _trailing_zeros(stops)
                 stops &= stops - uint64(1)
@@ -241,9 +318,7 @@ def wordpiece(
                             j = ((key * GOLDEN) >> uint64(45)) & short_mask
                         used[0] += 1
                         short[uint64(2) * j] = key
-                        short[uint64(2) * j + uint64(1)] = _learn(
-                            text, i, length, fold, max_chars, unk, edges, node_ids, word, ids, out
-                        )
+                        short[uint64(2) * j + uint64(1)] = _learn(text, i, length, tables, runs, out)
                     value = short[uint64(2) * j + uint64(1)]
                 else:
                     key |= (key >> uint64(1)) & fold
@@ -263,9 +338,7 @@ def wordpiece(
                         used[1] += 1
                         long[uint64(4) * j] = key
                         long[uint64(4) * j + uint64(1)] = rest
-                        long[uint64(4) * j + uint64(2)] = _learn(
-                            text, i, length, fold, max_chars, unk, edges, node_ids, word, ids, out
-                        )
+                        long[uint64(4) * j + uint64(2)] = _learn(text, i, length, tables, runs, out)
                     value = long[uint64(4) * j + uint64(2)]
                 if _count(out, value) == UNPACKED:
                     slow = True
@@ -273,7 +346,7 @@ def wordpiece(
                 p += _put(out, p, value)
                 p += _put(out, p, stop_value)
                 i = s + 1
-            while slow:  # word by word, until one ends before an ASCII byte
+            while slow:  # a word at a time, until a word ends before an ASCII byte
                 start, size, num_chars, is_hard = i, int64(0), int64(0), False
                 what, value = uint64(0), uint64(0)
                 while True:
@@ -302,16 +375,17 @@ def wordpiece(
                     elif what == HARD:
                         is_hard = True
                     elif what != SILENT:
-                        state[0], state[1], state[2], state[3], state[4] = piece, start, p, num_hard, point
+                        state[PIECE], state[BYTE], state[PLACE], state[NUM_HARD] = piece, start, p, num_hard
+                        state[CODE_POINT] = point
                         return UNKNOWN_CODE_POINT
                     i += width
-                if is_hard or (size + 16 > word.size and num_chars <= max_chars):
+                if is_hard or (size + 16 > word.size and num_chars <= tables.max_chars):
                     if num_hard == hard.shape[0]:
                         return TOO_MANY_HARD
                     hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2] = start, i, p
                     num_hard += 1
                 elif size > 0:
-                    count = _wordpiece(word, size, num_chars, max_chars, unk, edges, node_ids, ids)
+                    count = _wordpiece(word, size, num_chars, tables, ids)
                     for k in range(count):
                         out[p + k] = ids[k]
                     p += count
@@ -319,37 +393,37 @@ def wordpiece(
                 i += width
                 slow = i < end and text[i] >= 0x80
         if separators[piece]:
-            out[p] = separator
+            out[p] = pieces.separator
             p += 1
         out_bounds[piece + 1] = p
-    state[3] = num_hard
+    state[NUM_HARD] = num_hard
     return DONE
 
 
 def literals(strings):
-    """What the next kernels take: the bytes of strings, the bounds of each, and which bytes begin one."""
+    """The record of strings for the next two kernels."""
     encoded = [string.encode() for string in strings]
     begins = np.zeros(256, np.bool_)
-    begins[[token[0] for token in encoded if token]] = True
-    bounds = np.append(0, np.cumsum([len(token) for token in encoded], dtype=np.int64))
-    return np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, begins
+    begins[[string[0] for string in encoded if string]] = True
+    bounds = np.append(0, np.cumsum([len(string) for string in encoded], dtype=np.int64))
+    return Literals(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, begins)
 
 
 @jit()
-def count_literals(text, stop, tokens, bounds, begins, counts):
-    """How often text[:stop] has each of the strings tokens[bounds[t] : bounds[t + 1]], into counts int64 [t].
+def count_literals(text, stop, strings, counts):
+    """Counts how often each of `strings` (Literals) occurs in text[:stop], into counts int64 [num_strings].
 
-    Occurrences of one string do not overlap. begins bool [256]: whether a string begins with the byte.
+    Occurrences of one string do not overlap.
     """
     free = np.zeros(counts.size, np.int64)
     for i in range(stop):
-        if begins[text[i]]:
+        if strings.begins[text[i]]:
             for t in range(counts.size):
-                size = bounds[t + 1] - bounds[t]
+                first, size = strings.bounds[t], strings.bounds[t + 1] - strings.bounds[t]
                 if i < free[t] or i + size > stop:
                     continue
                 k = 0
-                while k < size and text[i + k] == tokens[bounds[t] + k]:
+                while k < size and text[i + k] == strings.data[first + k]:
                     k += 1
                 if k == size:
                     counts[t] += 1
@@ -357,32 +431,30 @@ def count_literals(text, stop, tokens, bounds, begins, counts):
 
 
 @jit()
-def find_literals(text, bounds, tokens, token_bounds, begins, found):
-    """Which pieces have one of the strings that count_literals takes, into found bool [n]."""
-    for piece in range(found.size):
-        found[piece] = False
+def find_literals(text, bounds, strings, has_one):
+    """Sets has_one[i], a bool, to whether text[bounds[i] : bounds[i + 1]] contains one of `strings` (Literals)."""
+    for piece in range(has_one.size):
+        has_one[piece] = False
         for i in range(bounds[piece], bounds[piece + 1]):
-            if begins[text[i]]:
-                for t in range(token_bounds.size - 1):
-                    size = token_bounds[t + 1] - token_bounds[t]
+            if strings.begins[text[i]]:
+                for t in range(strings.bounds.size - 1):
+                    first, size = strings.bounds[t], strings.bounds[t + 1] - strings.bounds[t]
                     k = 0
-                    while k < size and i + k < bounds[piece + 1] and text[i + k] == tokens[token_bounds[t] + k]:
+                    while k < size and i + k < bounds[piece + 1] and text[i + k] == strings.data[first + k]:
                         k += 1
                     if k == size:
-                        found[piece] = True
+                        has_one[piece] = True
                         break
-            if found[piece]:
+            if has_one[piece]:
                 break
-
-
-WORD, NUMBER, SPACE, OTHER, COMPOSING = 1, 2, 3, 4, 5  # classes of code points; 0: not probed yet
 
 
 @jit()
 def _merge(size, pairs, ids):
-    """The ids of a word from those of its bytes, in ids [size]; returns how many.
+    """Merges the ids of a word's bytes, ids[:size], in place. Returns how many ids are left.
 
-    The pair of lowest rank is merged first, the leftmost of equals, until no pair has a rank (Sennrich et al., 2016).
+    Merges the pair of lowest rank first, and the leftmost of equal pairs, until no pair can be merged (Sennrich et al.,
+    2016). Takes time in the square of `size`.
     """
     mask = uint64(pairs.size // 2 - 1)
     while size > 1:
@@ -405,7 +477,11 @@ def _merge(size, pairs, ids):
 
 @jit()
 def add_pairs(lefts, rights, merged, pairs):
-    """Fills the table of merges: (left, right) → rank and id of the result. pairs: all EMPTY, 2 * slots."""
+    """Fills the hash table of merges. Merge r joins ids lefts[r] and rights[r] to id merged[r].
+
+    pairs: uint64 [2 * slots], all EMPTY. A slot is (left in the high half and right in the low half; rank in the high
+    half and merged in the low half).
+    """
     mask = uint64(pairs.size // 2 - 1)
     for rank in range(lefts.size):
         key = (uint64(lefts[rank]) << uint64(32)) | uint64(rights[rank])
@@ -431,22 +507,22 @@ def _decode(text, i):
 
 
 @jit()
-def byte_level_bpe(
-    text, bounds, separators, separator, left, classes, byte_ids, pairs, longest,
-    short, long, used, ids, out, out_bounds, hard, state,
-):  # fmt: skip
-    """Pieces of text → ids, as `wordpiece` does it, by GPT-2's rule for words and merges of bytes.
+def byte_level_bpe(pieces, left_out, tables, runs, output):
+    """Encodes pieces of text by GPT-2's rule for words and by merges of bytes. Returns what `wordpiece` returns.
 
-    The newline that ends a piece is not text. classes uint8 [0x110000]. byte_ids int64 [256]: the id of each byte.
-    Words of more than `longest` bytes are hard, and so are whole pieces that are `left`, bool [n], or have a COMPOSING
-    code point. The other arguments are those of `wordpiece`.
+    pieces: Text; the newline that ends a piece is not encoded. left_out: bool [num_pieces], pieces that are hard as a
+    whole; so is a piece with a COMPOSING code point. tables: BpeTables. runs: RunTables. output: Output.
     """
+    text, bounds, separators = pieces.data, pieces.bounds, pieces.separators
+    classes, byte_ids, pairs = tables.points, tables.byte_ids, tables.pairs
+    short, long, used, ids = runs.short, runs.long, runs.used, runs.ids
+    out, out_bounds, hard, state = output.ids, output.bounds, output.hard, output.state
     short_mask, long_mask = uint64(short.size // 2 - 1), uint64(long.size // 4 - 1)
-    i, p, num_hard = state[1], state[2], state[3]
-    for piece in range(state[0], bounds.size - 1):
+    i, p, num_hard = state[BYTE], state[PLACE], state[NUM_HARD]
+    for piece in range(state[PIECE], bounds.size - 1):
         end = bounds[piece + 1] - 1
         i = max(i, bounds[piece])
-        whole = left[piece]
+        whole = left_out[piece]
         while i < end and not whole:
             stop, a, b = i, text[i], text[i + 1]
             if a == ord("'") and i + 1 < end:
@@ -478,14 +554,15 @@ def byte_level_bpe(
                             stop = last  # the last of several spaces begins the next word
                         break
                 if kind == 0 or (stop < end and classes[point] == 0):
-                    state[0], state[1], state[2], state[3], state[4] = piece, i, p, num_hard, point
+                    state[PIECE], state[BYTE], state[PLACE], state[NUM_HARD] = piece, i, p, num_hard
+                    state[CODE_POINT] = point
                     return UNKNOWN_CODE_POINT
             length = stop - i
-            value, known, has_nul = UNPACKED, False, False
+            value, in_table, has_nul = UNPACKED, False, False
             slot, key, rest = uint64(0), uint64(0), uint64(0)
             if length <= 16:
                 for k in range(i, stop):
-                    if text[k] == 0:  # which a key cannot tell from its end
+                    if text[k] == 0:  # a key would not tell it from the end of the run
                         has_nul = True
                 key = _load64(text, i)
                 if length <= 8:
@@ -493,7 +570,7 @@ def byte_level_bpe(
                     slot = ((key * GOLDEN) >> uint64(45)) & short_mask
                     while short[uint64(2) * slot] != key and short[uint64(2) * slot] != EMPTY:
                         slot = (slot + uint64(1)) & short_mask
-                    known = short[uint64(2) * slot] == key and not has_nul
+                    in_table = short[uint64(2) * slot] == key and not has_nul
                     value = short[uint64(2) * slot + uint64(1)]
                 else:
                     rest = _load64(text, i + 8) & (~uint64(0) >> uint64(128 - 8 * length))
@@ -502,11 +579,11 @@ def byte_level_bpe(
                         long[uint64(4) * slot] != key or long[uint64(4) * slot + uint64(1)] != rest
                     ):
                         slot = (slot + uint64(1)) & long_mask
-                    known = long[uint64(4) * slot] == key and not has_nul
+                    in_table = long[uint64(4) * slot] == key and not has_nul
                     value = long[uint64(4) * slot + uint64(2)]
-            if known and _count(out, value) != UNPACKED:
+            if in_table and _count(out, value) != UNPACKED:
                 p += _put(out, p, value)
-            elif length > longest:
+            elif length > tables.longest:
                 if num_hard == hard.shape[0]:
                     return TOO_MANY_HARD
                 hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2] = i, stop, p
@@ -518,7 +595,7 @@ def byte_level_bpe(
                 for k in range(count):
                     out[p + k] = ids[k]
                 p += count
-                if not known and length <= 8 and not has_nul:
+                if not in_table and length <= 8 and not has_nul:
                     if 2 * used[0] >= short.size // 2:
                         _clear(short)
                         used[0] = 0
@@ -526,7 +603,7 @@ def byte_level_bpe(
                     used[0] += 1
                     short[uint64(2) * slot] = key
                     short[uint64(2) * slot + uint64(1)] = _pack(out, ids, count)
-                elif not known and length <= 16 and not has_nul:
+                elif not in_table and length <= 16 and not has_nul:
                     if 2 * used[1] >= long.size // 4:
                         _clear(long)
                         used[1] = 0
@@ -546,10 +623,10 @@ def byte_level_bpe(
             num_hard += 1
         i = bounds[piece + 1]
         if separators[piece]:
-            out[p] = separator
+            out[p] = pieces.separator
             p += 1
         out_bounds[piece + 1] = p
-    state[3] = num_hard
+    state[NUM_HARD] = num_hard
     return DONE
 
 
@@ -562,7 +639,10 @@ def mix(x):
 
 @jit()
 def hash_documents(data, offsets, out):
-    """data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - 1]. out uint64 [N]."""
+    """Writes the hash of each document's text to out uint64 [N]; docs/determinism.md defines the hash.
+
+    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - 1].
+    """
     for i in range(out.size):
         h = SPLIT_KEY
         start = min(max(offsets[i], 0), data.size)

@@ -1,13 +1,10 @@
-"""Where a tokenizer comes from: a file, a directory, a vocabulary, or the hub."""
+"""Loads a tokenizer from a file, a directory, or the Hugging Face hub."""
 
 from __future__ import annotations
 
 import json
-import os
-import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
@@ -16,16 +13,17 @@ from bertdata.errors import TokenizerError, UsageError
 from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
 
 
 def load(spec: str) -> Tokenizer:
-    """A tokenizer.json or vocab.txt under any name, a directory with one of them, or a name on the hub.
+    """Loads a tokenizer. `spec` is a tokenizer.json or vocab.txt of any name, a directory of one, or a hub name.
 
-    Raises TokenizerError, saying what was looked for, if it is none of these.
+    Raises UsageError if `spec` is empty, and TokenizerError, which says what was looked for, if it is none of these.
     """
     path = Path(spec)
     if not spec:
-        raise UsageError("--tokenizer is empty; give a path or a name, or leave it out to train one")
+        raise UsageError("--tokenizer is empty; give a path or a hub name, or leave --tokenizer out to train one")
     try:
         if path.is_dir():
             return _load_directory(path)
@@ -53,6 +51,7 @@ def _load_directory(path: Path) -> Tokenizer:
 
 
 def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
+    """config: the content of tokenizer_config.json, if there is one."""
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
@@ -69,14 +68,15 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
         is_json = False
     try:
         if is_json:
-            return Tokenizer(text, roles)
+            return Tokenizer(text, roles, config.get("model_input_names"))
         lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         if "[UNK]" in lines and len(set(lines)) == len(lines):
             lower = config.get("do_lower_case")
-            if lower is None:  # a cased vocabulary has capitals beside its special tokens
+            if lower is None:  # a cased vocabulary has capital letters in tokens that are not special
                 lower = not any(any("A" <= c <= "Z" for c in line) and line[:1] + line[-1:] != "[]" for line in lines)
             wordpiece = {token: number for number, token in enumerate(lines)}
-            return Tokenizer(bert_tokenizer(wordpiece, lowercase=bool(lower)).to_str(), roles)
+            tokenizer = bert_tokenizer(wordpiece, lowercase=bool(lower))
+            return Tokenizer(tokenizer.to_str(), roles, config.get("model_input_names"))
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
     raise TokenizerError(
@@ -86,32 +86,74 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
 
 
 def _load_hub(name: str) -> Tokenizer:
+    """From the local Hugging Face cache, else from the hub, which is first asked whether it has the tokenizer."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise TokenizerError(
-            f"tokenizer {name} is no file or directory; to look it up on the hub, install bertdata[train]"
+            f"tokenizer {name} is not a file or directory; to look it up on the hub, install bertdata[train]"
         ) from None
     try:
-        found = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except Exception:  # whatever it is, the hub may know better
-        host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except Exception:  # transformers raises many kinds; whatever it is, the hub may have a tokenizer that works
+        _require_on_hub(name)
         try:
-            socket.create_connection((host, 443), timeout=5).close()
-            found = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         except Exception as error:
-            reason = f"{host} cannot be reached" if isinstance(error, socket.gaierror | TimeoutError) else str(error)
-            reason = (reason.splitlines() or [type(error).__name__])[0]
-            raise TokenizerError(
-                f"tokenizer {name} is no file or directory here, and the hub does not give it: {reason}"
-            ) from None
-    if not getattr(found, "backend_tokenizer", None):
-        raise TokenizerError(f"tokenizer {name} has no tokenizer.json, and the slow kind is not supported")
-    roles = {role: getattr(found, f"{role}_token", None) for role in ROLE_SPELLINGS}
-    return Tokenizer(found.backend_tokenizer.to_str(), {role: token for role, token in roles.items() if token})
+            raise TokenizerError(f"the hub has {name}, but its tokenizer cannot be loaded: {_first(error)}") from None
+    if not getattr(tokenizer, "backend_tokenizer", None):
+        raise TokenizerError(f"tokenizer {name} has no {TOKENIZER}, and slow tokenizers are not supported")
+    roles = {role: getattr(tokenizer, f"{role}_token", None) for role in ROLE_SPELLINGS}
+    given = {role: token for role, token in roles.items() if token}
+    return Tokenizer(tokenizer.backend_tokenizer.to_str(), given, tokenizer.model_input_names)
+
+
+def _require_on_hub(name: str) -> None:
+    """Asks the hub once, without retries, whether it has the repository.
+
+    transformers itself retries for half a minute where no hub can be reached. huggingface_hub honours HF_ENDPOINT,
+    HF_HUB_OFFLINE, HF_TOKEN and the proxy variables. Raises TokenizerError if the hub does not answer, or not with yes.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    hub = constants.ENDPOINT
+    try:
+        get_hf_file_metadata(hf_hub_url(name, TOKENIZER), timeout=_HUB_TIMEOUT_S)
+        return
+    except EntryNotFoundError:
+        return  # the repository is there; its tokenizer may have other files, such as a vocab.txt
+    except OfflineModeIsEnabled:
+        problem = "HF_HUB_OFFLINE is set; unset it, or give a local path"
+    except GatedRepoError:
+        problem = f"{hub} gives it only to users who were granted access; log in with an access token (HF_TOKEN)"
+    except RepositoryNotFoundError:
+        problem = f"{hub} has no repository of this name, or a private one; check the name, or set HF_TOKEN"
+    except HFValidationError as error:
+        problem = f"it cannot be a name on the hub: {_first(error)}"
+    except Exception as error:  # the HTTP library's own errors differ between versions of huggingface_hub
+        problem = (
+            f"{hub} cannot be reached ({_first(error)}); check the network, HTTPS_PROXY and HF_ENDPOINT, or give a "
+            "local path"
+        )
+    raise TokenizerError(
+        f"tokenizer {name} is not a file or directory, nor in the local Hugging Face cache, and {problem}"
+    )
+
+
+def _first(error: Exception) -> str:
+    """The first line of an error's message, or its class."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
+    """A tokenizer like BERT's, with the vocabulary token → id."""
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

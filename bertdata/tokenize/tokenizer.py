@@ -1,15 +1,14 @@
-"""Text → token ids, exactly as the `tokenizers` library gives them, and a tokenizer's identity.
+"""Text → token ids, exactly as the `tokenizers` library gives them; and the special tokens and files of a tokenizer.
 
-Everything about tokenizers is here: where one comes from, what its special tokens are, how one is trained, what is
-published beside the shards. Ids come from our engine where it takes the tokenizer, else from `tokenizers` batch calls:
-some hundred MB/s of English a thread, or 3.
+An engine gives the ids where there is one for the tokenizer, at 100 MB/s or more of English text in one thread. Else
+`tokenizers` gives them, at about 3 MB/s.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, Literal
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
+from tokenizers import processors
 
 from bertdata.errors import TokenizerError, UsageError
 from bertdata.tokenize.bpe import ByteLevelBPE
@@ -25,7 +25,7 @@ from bertdata.tokenize.wordpiece import WordPiece
 from bertdata.types import SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-ROLE_SPELLINGS = {  # of each role, in the order they are tried
+ROLE_SPELLINGS = {  # role → spellings of its token, in the order in which they are looked up
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
     "cls": ("[CLS]", "<s>"),
@@ -34,8 +34,9 @@ ROLE_SPELLINGS = {  # of each role, in the order they are tried
     "bos": ("<s>", "[BOS]", "<|startoftext|>"),
     "eos": ("</s>", "[EOS]", "<|endoftext|>"),
 }
+ROW_ROLES = ("pad", "cls", "sep", "mask")  # what rows of a masked language model are made of, besides text
 Segment = Callable[[str], Iterable[str]]
-"""A text → its words, which joined are the text."""
+"""A text → its words. Joined, the words must be the text."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,28 @@ class Encoded:
 
     ids: NDArray[Any]  # [n] of the tokenizer's token_dtype
     documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into ids
-    sentences: NDArray[np.int64] | None  # where sentences begin in ids, ascending; None if not asked for
-    special_ids_replaced: int  # special ids the model gave for plain text, stored as the unknown id
+    sentences: NDArray[np.int64] | None  # offsets in ids where sentences begin, ascending; None if not asked for
+    special_ids_replaced: int  # how many special ids the model gave for plain text; they became the unknown id
 
 
 class Tokenizer:
-    """A tokenizer with its special tokens named. `files` is what a dataset publishes of it."""
+    """A tokenizer whose special tokens have known roles."""
 
-    def __init__(self, tokenizer_json: str, roles: dict[str, str] | None = None) -> None:
-        """roles: special tokens by role, such as {"mask": "[MASK]"}, where they are known; the rest are looked up."""
+    files: dict[str, bytes]
+    """File name → content: what a dataset publishes, and what AutoTokenizer.from_pretrained reads."""
+    special: SpecialTokens
+    spellings: tuple[str, ...]
+    """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
+
+    def __init__(
+        self, tokenizer_json: str, roles: dict[str, str] | None = None, input_names: Sequence[str] | None = None
+    ) -> None:
+        """roles: role → special token, such as {"mask": "[MASK]"}; roles that are not given are looked up.
+
+        input_names: the arguments that AutoTokenizer prepares for a model. None: input_ids and attention_mask, and
+        token_type_ids if the post-processor distinguishes the two texts of a pair. Raises TokenizerError for JSON that
+        is not a tokenizer.
+        """
         try:
             content = json.loads(tokenizer_json)
             content["truncation"] = content["padding"] = None  # a dataset holds whole documents
@@ -71,17 +85,20 @@ class Tokenizer:
         }
         names["unk"] = getattr(self._tokenizer.model, "unk_token", None) or names["unk"]
         names |= roles or {}
-        found = {role: name for role, name in names.items() if name in vocabulary}
-        spelled |= {vocabulary[name]: name for name in found.values()}
+        self._roles = {role: name for role, name in names.items() if name in vocabulary}
+        spelled |= {vocabulary[name]: name for name in self._roles.values()}
         self.special = SpecialTokens(
             vocab_size=max(vocabulary.values()) + 1,
             special_ids=tuple(sorted(spelled)),
-            **{role: vocabulary[name] for role, name in found.items()},
+            **{role: vocabulary[name] for role, name in self._roles.items()},
         )
         self.spellings = tuple(spelled[token_id] for token_id in sorted(spelled))
-        """Of the special tokens. In a corpus they are text, and are counted."""
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        config |= {f"{role}_token": name for role, name in found.items()}
+        if input_names is None:
+            has_types = _gives_type_ids(content.get("post_processor") or {})
+            input_names = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        config["model_input_names"] = list(input_names)
+        config |= {f"{role}_token": name for role, name in self._roles.items()}
         self.files = {
             TOKENIZER: tokenizer_json.encode() + b"\n",
             TOKENIZER_CONFIG: json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n",
@@ -92,36 +109,69 @@ class Tokenizer:
             forbidden[self.special.unk] = False
         self._forbidden = forbidden
         self._preparing = threading.Lock()
-        self._engine: Engine | Literal[False] | None = None  # None: not prepared; False: there is none
+        self._engine: Engine | Literal[False] | None = None  # None: not looked for yet; False: there is none
+
+    @property
+    def missing_roles(self) -> list[str]:
+        """The roles of ROW_ROLES that no token has."""
+        return [role for role in ROW_ROLES if role not in self._roles]
+
+    def with_special_tokens(self) -> Tokenizer:
+        """This tokenizer with [PAD], [CLS], [SEP] and [MASK] added for the roles that no token has.
+
+        The new tokens get the ids after the vocabulary. If [CLS] or [SEP] is new, the tokenizer also puts them around a
+        text where special tokens are asked for, as BERT's does.
+        """
+        missing = {role: ROLE_SPELLINGS[role][0] for role in self.missing_roles}
+        if not missing:
+            return self
+        content = json.loads(self.files[TOKENIZER])
+        library = tokenizers.Tokenizer.from_str(json.dumps(content))
+        library.add_special_tokens(list(missing.values()))
+        roles = self._roles | missing
+        if missing.keys() & {"cls", "sep"}:
+            cls, sep = roles["cls"], roles["sep"]
+            library.post_processor = processors.TemplateProcessing(
+                single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B:1", f"{sep}:1"],
+                special_tokens=[(token, library.token_to_id(token)) for token in (cls, sep)],
+            )  # fmt: skip
+            old = content.get("post_processor") or {}
+            byte_level = [each for each in old.get("processors", [old]) if each.get("type") == "ByteLevel"]
+            template = json.loads(library.to_str())["post_processor"]
+            content["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]}
+        content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
+        return Tokenizer(json.dumps(content), roles)
 
     @property
     def token_dtype(self) -> str:
+        """The dtype of stored ids, as a NumPy string."""
         return "<u2" if self.special.vocab_size <= 1 << 16 else "<u4"
 
     def spell(self, token_id: int) -> str:
-        """The token of an id as the vocabulary has it."""
+        """The token of an id."""
         return self._tokenizer.id_to_token(token_id) or f"<{token_id}>"
 
     def decode(self, ids: list[int]) -> str:
-        """Text that the ids may have come from, special tokens shown."""
+        """A text that has these ids, with special tokens shown."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def prepare(self) -> None:
         """Makes the engine, if there is one for this kind of tokenizer, and loads its kernels.
 
-        Compiling them takes some seconds, once on a machine; loading them about a tenth of one.
+        Compiling the kernels takes some seconds, once on a machine. Loading them takes about 0.1 s.
         """
         with self._preparing:
             if self._engine is None:
                 content = json.loads(self.files[TOKENIZER])
-                found = (kind.of(self._tokenizer, content, self.special) for kind in (WordPiece, ByteLevelBPE))
-                self._engine = next((engine for engine in found if engine), False)
+                engines = (kind.of(self._tokenizer, content, self.special) for kind in (WordPiece, ByteLevelBPE))
+                self._engine = next((engine for engine in engines if engine), False)
 
     def encode(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
-        """The ids of documents data[offsets[i] : offsets[i + 1] - 1], which are valid UTF-8 and end in newlines.
+        """The ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
 
-        A sentence begins at the first id whose text starts in a new line of its document. Releases the GIL for most of
-        its time: call it from several threads.
+        data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
+        line of its document. May be called from several threads at once; it releases the GIL for most of the time.
+        Raises TokenizerError for a text that the tokenizer cannot encode.
         """
         self.prepare()
         separator = self.special.separator
@@ -130,9 +180,9 @@ class Tokenizer:
             if sentences:
                 bounds = np.append(offsets[0], np.flatnonzero(text[: offsets[-1]] == ord("\n")) + 1)
             separators = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
-            found = self._engine.encode(text, bounds, separators, separator or 0)
-            if found:
-                ids, documents = found
+            encoded = self._engine.encode(text, bounds, separators, separator or 0)
+            if encoded:
+                ids, documents = encoded
                 starts = None
                 if sentences:
                     starts = documents[:-1][np.diff(documents) > separators]
@@ -143,27 +193,30 @@ class Tokenizer:
     def word_starts(
         self, data: bytes, offsets: NDArray[np.int64], documents: NDArray[np.int64], segment: Segment
     ) -> NDArray[np.bool_]:
-        """For each id of `encode`, whether it begins a word: bool [num_ids].
+        """Whether each id that `encode` gave begins a word: bool [num_ids].
 
-        data, offsets: as for `encode`; documents: what it gave. segment: a text → its words, all of the text in order.
-        Asks the library for the places of its tokens, so this takes as long as tokenizing by the library, and segment's
-        own time. Raises UsageError if the words do not make up a text.
+        data, offsets: the arguments of `encode`. documents: its result. segment: a text → its words, in order. Raises
+        UsageError if the words of a text, joined, are not the text. Takes the time of `tokenizers`, which gives the
+        places of tokens, and of `segment`.
         """
         texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
-        found = np.ones(int(documents[-1]), np.bool_)
+        begins_word = np.ones(int(documents[-1]), np.bool_)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
             words = list(segment(text))
             if "".join(words) != text:
-                raise UsageError(f"the words of the segmenter do not make up the text that begins {text[:40]!r}")
+                raise UsageError(
+                    f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
+                    "function must give all characters of the text, spaces too"
+                )
             ends = np.cumsum([len(word) for word in words])
             word = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
-            found[first : first + word.size] = np.diff(word, prepend=-1) != 0
-        return found
+            begins_word[first : first + word.size] = np.diff(word, prepend=-1) != 0
+        return begins_word
 
     def _encode_by_library(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
-        encode = self._tokenizer.encode_batch if sentences else self._tokenizer.encode_batch_fast  # fast: no offsets
+        encode = self._tokenizer.encode_batch if sentences else self._tokenizer.encode_batch_fast  # without places
         try:
             encodings = encode(texts, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exception
@@ -180,8 +233,8 @@ class Tokenizer:
             if self.special.unk is None:
                 token = self._tokenizer.id_to_token(int(ids[replaced[0]]))
                 raise TokenizerError(
-                    f"the text spells the special token {token!r} and this tokenizer has no unknown token to store for "
-                    "it; remove it from the text"
+                    f"the text contains the special token {token!r}, and this tokenizer has no unknown token to store "
+                    "in its place; remove it from the text"
                 )
             ids[replaced] = self.special.unk
         if self.special.separator is not None:
@@ -192,7 +245,17 @@ class Tokenizer:
         return Encoded(ids, documents, starts, int(replaced.size))
 
 
+def _gives_type_ids(post_processor: dict[str, Any]) -> bool:
+    """Whether a post-processor, given as JSON, gives the second text of a pair the type id 1."""
+    kind = post_processor.get("type")
+    if kind == "Sequence":
+        return any(map(_gives_type_ids, post_processor["processors"]))
+    pieces = post_processor["pair"] if kind == "TemplateProcessing" else []
+    return kind == "BertProcessing" or any(value["type_id"] == 1 for piece in pieces for value in piece.values())
+
+
 def _line_starts(text: str, encoding: tokenizers.Encoding, first: int) -> Iterator[int]:
+    """The numbers of the ids with which lines begin. The ids of the text have the numbers first, first + 1, ..."""
     line_end = -1
     for index, (start, _) in enumerate(encoding.offsets):
         if start >= line_end:

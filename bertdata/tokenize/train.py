@@ -1,4 +1,4 @@
-"""Texts → a vocabulary."""
+"""Texts → a WordPiece vocabulary."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bertdata.tokenize.tokenizer import Tokenizer
 
 
 def train_wordpiece(texts: list[str], vocab_size: int) -> Tokenizer:
-    """A lower-casing WordPiece vocabulary of at most `vocab_size` tokens (Wu et al., 2016; trained as BPE is).
+    """A tokenizer with a lower-casing WordPiece vocabulary of at most `vocab_size` tokens, trained like BPE.
 
-    The same texts give the same vocabulary: ids are the five specials, then the tokens in order of their UTF-8 bytes.
-    About 2 MB/s. Raises UsageError if vocab_size leaves no room for letters.
+    The same texts give the same vocabulary. The first ids are those of the five special tokens; the other tokens follow
+    in the order of their UTF-8 bytes. Reads about 2 MB/s. Raises UsageError if vocab_size leaves no room for letters.
     """
     if vocab_size < 2 * len(SPECIALS):
         raise UsageError(f"a vocabulary of {vocab_size} has no room for words; give at least {2 * len(SPECIALS)}")
@@ -23,8 +23,8 @@ def train_wordpiece(texts: list[str], vocab_size: int) -> Tokenizer:
     characters: Counter[str] = Counter()
     for text in texts:
         characters.update(blank.normalizer.normalize_str(text))
-    # The trainer breaks ties by the number a symbol has, and numbers "##x" symbols in the order a hash table gives
-    # them. So we number them: the frequent characters, then "##x" for those that can continue a word.
+    # The trainer breaks ties by the numbers of symbols, and it numbers "##x" symbols in the order of a hash table. So
+    # that the result is always the same, we number them first: frequent characters, then "##x" for those inside words.
     ranked = sorted((c for c in characters if not c.isspace()), key=lambda c: (-characters[c], c))
     alphabet = sorted(ranked[: min(1000, max(1, (vocab_size - len(SPECIALS)) // 2))])
     joins = [
