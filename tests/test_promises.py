@@ -384,3 +384,13 @@ def test_a_run_with_other_parameters_is_not_resumed_into(dataset, tmp_path):
     assert "--optimizer adamw, and --optimizer other was given" in done.output
     assert Config(data="x", out="y").optimizer == "adamw"
     assert bertrain.run.EVALUATED_SAMPLES == 2048
+
+
+@pytest.mark.parametrize("model", ["bert-tiny", "modernbert-tiny"])
+def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(dataset, tmp_path, model):
+    """ModernBERT has no token types, whatever the tokenizer of the dataset names."""
+    train(dataset.path, tmp_path / "run", steps=1, model=model)
+    directory = tmp_path / "run" / "step-00000001"
+    encoded = AutoTokenizer.from_pretrained(directory)("the river", "the stone", return_tensors="pt")
+    assert ("token_type_ids" in encoded) == (model == "bert-tiny")
+    AutoModelForMaskedLM.from_pretrained(directory)(**encoded)

@@ -164,12 +164,12 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
 def tokenizer_files(shards: bertdata.Dataset, model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
     """What a checkpoint holds of a dataset's tokenizer.
 
-    tokenizer_config.json gets the model's length, so that truncation=True cuts text to what the model takes, and
-    names token_type_ids among the inputs of a model that has them.
+    tokenizer_config.json gets the model's length, so that truncation=True cuts text to what the model takes, and the
+    model's inputs: token_type_ids only if it has them.
     """
     config = json.loads(shards.tokenizer_file(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
-    if getattr(model.config, "type_vocab_size", 0) > 1:
-        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    has_types = getattr(model.config, "type_vocab_size", 0) > 1
+    config["model_input_names"] = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
     content = json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n"
     return {TOKENIZER: shards.tokenizer_file(TOKENIZER), TOKENIZER_CONFIG: content}
 
