@@ -230,7 +230,7 @@ def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, tmp_path, ca
     log = train(dataset.path, tmp_path / "run", steps=6)
     assert losses(log) == plain
     shown = capsys.readouterr().out
-    assert "warning: no checkpoint of step 3, and training goes on: [Errno 28] No space left" in shown
+    assert "warning: no checkpoint of step 3 was written, and training continues: [Errno 28] No space left" in shown
     names = [path.name for path in sorted((tmp_path / "run").glob("*step*"))]
     assert names == [f"step-{n:08d}" for n in (1, 2, 5, 6)]
 
@@ -337,7 +337,7 @@ def test_a_longest_document_is_taken(tmp_path, vocab, monkeypatch):
 
 
 def test_no_source_unpickles_runs_a_shell_or_trusts_remote_code():
-    for path in [*ROOT.glob("bertdata/*.py"), *ROOT.glob("bertrain/*.py")]:
+    for path in [*ROOT.glob("bertdata/**/*.py"), *ROOT.glob("bertrain/**/*.py")]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
