@@ -38,3 +38,8 @@ class DatasetError(BertdataError):
 
 class StateError(BertdataError):
     """A saved loader state does not belong to this loader."""
+
+
+def damaged(path: object) -> DatasetError:
+    """The error for a dataset, or a teacher's cache, whose numbers cannot be right."""
+    return DatasetError(f"{path} is damaged; bertdata verify {path} says where")

@@ -215,7 +215,7 @@ def test_masks_and_invariance(dataset, how):
 
 @pytest.mark.parametrize("how", ["windows", *DERIVED])
 def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
-    """In blocks: the ranges asked for hold every token of the window's rows, but for segments from elsewhere."""
+    """In blocks: the ranges asked for hold every token of the group's rows, but for segments from elsewhere."""
     monkeypatch.setattr(order, "BLOCK_TOKENS", 30)
     asked = []
     monkeypatch.setattr(TokenStream, "read_ahead", lambda self, ranges: asked.append(ranges))
@@ -223,13 +223,13 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     stream = [int(t) for number in range(len(loader.shards.splits["train"].shards))
               for t in dataset.tokens("train", number)]  # fmt: skip
     n, block = loader.num_samples, 2
-    windows = {order.window(p, num_samples=n, block=block) for p in range(2 * n)}
-    assert len(windows) >= 4
-    for epoch, window in windows:
+    groups = {order.group_of(p, num_samples=n, block=block) for p in range(2 * n)}
+    assert len(groups) >= 4
+    for epoch, group in groups:
         positions = [p for p in range(epoch * n, epoch * n + n)
-                     if order.window(p, num_samples=n, block=block) == (epoch, window)]  # fmt: skip
+                     if order.group_of(p, num_samples=n, block=block) == (epoch, group)]  # fmt: skip
         ids = order.sample_ids(np.array(positions), num_samples=n, seed=0, block=block)[1]
-        blocks = order.blocks(epoch, window, num_samples=n, seed=0, block=block)
+        blocks = order.blocks_of(epoch, group, num_samples=n, seed=0, block=block)
         assert sorted(ids.tolist()) == sorted(s for first, stop in blocks for s in range(first, stop))
         for first, stop in blocks:
             at = [p for p, s in zip(positions, ids, strict=True) if first <= s < stop]
@@ -247,9 +247,9 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
     for _ in range(2 * n // 8):
         next(loader)
-    expected = [order.blocks(*window, num_samples=n, seed=0, block=block) for window in sorted(windows)]
+    expected = [order.blocks_of(*group, num_samples=n, seed=0, block=block) for group in sorted(groups)]
     ranges = [[loader._samples.ranges(e, *b) for b in blocks]
-              for (e, _), blocks in zip(sorted(windows), expected, strict=True)]  # fmt: skip
+              for (e, _), blocks in zip(sorted(groups), expected, strict=True)]  # fmt: skip
     assert asked[: sum(map(len, ranges))] == [r for blocks in ranges for r in blocks]
 
 
@@ -392,9 +392,9 @@ def test_where_the_cache_is(monkeypatch):
     ("change", "said"),
     [
         ({"samples": "rows"}, "samples is 'rows'; give one of windows, documents, packed, pairs"),
-        ({"samples": "pairs", "length": 4}, "length is 4; a pair needs"),
+        ({"samples": "pairs", "length": 4}, "length is 4; give at least 5"),
         ({"samples": "pairs", "short_seq_prob": 1.5}, "short_seq_prob is 1.5"),
-        ({"samples": "packed", "length": 70000}, "length is 70000; rows of documents have at most 65536 places"),
+        ({"samples": "packed", "length": 70000}, "length is 70000; give at most 65536"),
     ],
 )
 def test_wrong_arguments_are_named(dataset, change, said):
@@ -404,17 +404,17 @@ def test_wrong_arguments_are_named(dataset, change, said):
 
 def test_pairs_need_sentences_and_two_documents(tmp_path):
     without = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3], [2, 4], None)]))
-    with pytest.raises(UsageError, match="build it with --sentences line"):
+    with pytest.raises(UsageError, match="build it again with --sentences line"):
         Loader(without, length=8, samples="pairs")
     alone = bertdata.open(write_dataset(tmp_path / "b", [([7, 8, 3], [3], [1, 3])]))
-    with pytest.raises(UsageError, match="has one document"):
+    with pytest.raises(UsageError, match="has one document; pairs need at least two"):
         Loader(alone, length=8, samples="pairs")
 
 
 def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
     damaged = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3, 9, 3], [4, 2, 6], [4, 2, 6])]))
     for how in DERIVED:
-        with pytest.raises(DatasetError, match="damaged; bertdata verify says where"):
+        with pytest.raises(DatasetError, match="is damaged; bertdata verify .* says where"):
             Loader(damaged, length=8, samples=how)
     assert names(cache) == []
 

@@ -53,10 +53,11 @@ def test_permutations_in_blocks(vector):
 def test_phases(vector):
     seed, variant, num_tokens, phase = vector
     assert keys.phase(seed=seed, variant=variant, num_tokens=num_tokens) == phase
-    spans, filled, ids = np.empty((2, 5), np.int64), np.empty(1, np.int64), np.empty((1, 3), np.int64)
     starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
-    kernels.window_rows(zero + variant, zero, np.uint64(seed), 1, starts, zero, 1, 2, 3, ids, filled, spans)
-    assert spans[0, 0] == phase
+    table = kernels.TokenTable(starts, zero, 1, separator=1, cls=2, sep=3)
+    frames = kernels.Frames(np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(2, kernels.SPAN))
+    kernels.window_rows(zero + variant, zero, np.uint64(seed), table, frames)
+    assert frames.spans["start"][0] == frames.spans["address"][0] == phase
 
 
 @pytest.mark.parametrize("vector", VECTORS["mask"], ids=lambda vector: f"{vector['policy']}-{len(vector)}")
@@ -72,8 +73,8 @@ def test_masks(vector):
     expected = [vector["masked"], vector["positions"], vector["targets"]]
     assert [list(masked), list(positions), list(targets)] == expected
     tokens = SpecialTokens(vocab_size=vector["vocab_size"], unk=1, mask=4, special_ids=tuple(special))
-    goes_on = np.isin(np.arange(vector["vocab_size"]), continues)
-    masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], continues=goes_on)
+    continuing = np.isin(np.arange(vector["vocab_size"]), continues)
+    masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], continuing_ids=continuing)
     ids = np.array([row])
     names = np.array([vector["variant"]]), np.array([vector["sample_id"]])
     found_positions, found_targets = masker.apply(ids, np.array([len(row) - 2]), *names)

@@ -18,8 +18,8 @@ from bertdata.errors import StateError, UsageError
 from bertdata.format.answers import TeacherCache
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
-from bertdata.read import samples as _samples
 from bertdata.read.masking import Masker
+from bertdata.read.samples import open_samples
 from bertdata.types import Batch, Masking
 
 STATE_VERSION = 1
@@ -83,17 +83,17 @@ class Loader:
         self.position = 0  # samples the whole job has been given
         self.samples, self.short_seq_prob = samples, float(short_seq_prob)
         words = masking is not None and masking.policy in ("whole_word", "span")
-        self._samples = _samples.of(
+        self._samples = open_samples(
             shards, samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob, words=words
         )
         self._block = max(1, order.BLOCK_TOKENS // (length - 2)) if shuffle == "blocks" else None
-        self._window = self._asked = (-1, 0)  # of blocks: the one being read, the last the disk was asked for
+        self._group = self._requested = (-1, 0)  # groups of blocks: the one being read, the last that was read ahead
         if shuffle == "full":
             self._samples.stream.read_at_random()
         self._masker = None
         if masking:
             continues = shards.continues() if words else None
-            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continues=continues)
+            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continuing_ids=continues)
         if self._answers:
             self._answers.check(self._identity(), shards.manifest.tokenizer.get("tokenizer.json", ""))
 
@@ -160,12 +160,9 @@ class Loader:
         )
         rows = self._samples.rows(epochs, sample_ids)
         if self._masker:
-            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.goes_on)
+            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.inside_word)
         else:
             masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
-        attention_mask = None
-        if positions.size and rows.filled.min() < self.length - 2:
-            attention_mask = (np.arange(self.length) < rows.filled[:, None] + 2).astype(np.int64)
         taught: dict[str, Any] = {}
         if self._answers:
             answers = self._answers.read(positions, self.shards.special_tokens.vocab_size)
@@ -175,7 +172,7 @@ class Loader:
             masked_positions=masked_positions,
             targets=targets,
             sample_ids=sample_ids,
-            attention_mask=attention_mask,
+            attention_mask=rows.attention_mask,
             token_type_ids=rows.token_type_ids,
             next_sentence_label=rows.next_sentence_label,
             position_ids=rows.position_ids,
@@ -183,20 +180,20 @@ class Loader:
         )
 
     def _read_ahead(self, position: int, block: int) -> None:
-        """As a window of blocks is entered, has the disk read what of it and the next one was not asked for yet."""
+        """When a group of blocks is entered, asks the disk for it and for the next one, unless it was asked before."""
         n = self.num_samples
         if self.variants is not None:
             position %= self.variants * n
-        epoch, number = here = order.window(position, num_samples=n, block=block)
-        if here == self._window:
+        epoch, number = group = order.group_of(position, num_samples=n, block=block)
+        if group == self._group:
             return
-        is_last = order.window((epoch + 1) * n - 1, num_samples=n, block=block) == here
+        is_last = order.group_of((epoch + 1) * n - 1, num_samples=n, block=block) == group
         next_epoch = epoch + 1 if self.variants is None else (epoch + 1) % self.variants
-        after = (next_epoch, 0) if is_last else (epoch, number + 1)
-        for window in [after] if here == self._asked else [here, after]:
-            for first, stop in order.blocks(*window, num_samples=n, seed=self.seed, block=block):
-                self._samples.stream.read_ahead(self._samples.ranges(window[0], first, stop))
-        self._window, self._asked = here, after
+        next_group = (next_epoch, 0) if is_last else (epoch, number + 1)
+        for wanted in [next_group] if group == self._requested else [group, next_group]:
+            for first, stop in order.blocks_of(*wanted, num_samples=n, seed=self.seed, block=block):
+                self._samples.stream.read_ahead(self._samples.ranges(wanted[0], first, stop))
+        self._group, self._requested = group, next_group
 
     def _identity(self) -> dict[str, Any]:
         known = {} if self.variants is None else {"variants": self.variants}

@@ -49,15 +49,16 @@ def permute(x, *, num_samples, seed, epoch):
 
 
 def permute_blocks(x, *, num_samples, block, seed, epoch):
-    whole = num_samples // block
-    windows = max(1, whole // 64)
-    j = min(x // (64 * block), windows - 1)
-    start = j * 64 * block
-    stop = num_samples if j == windows - 1 else start + 64 * block
-    y = permuted(key(seed, "window", epoch, j), stop - start, x - start)
-    if start + y >= whole * block:
+    """Blocks are permuted; then the samples of each group of 64 blocks. The last group has all that is left."""
+    num_blocks = num_samples // block
+    num_groups = max(1, num_blocks // 64)
+    group = min(x // (64 * block), num_groups - 1)
+    start = group * 64 * block
+    stop = num_samples if group == num_groups - 1 else start + 64 * block
+    y = permuted(key(seed, "window", epoch, group), stop - start, x - start)
+    if start + y >= num_blocks * block:
         return start + y
-    return permuted(key(seed, "blocks", epoch), whole, j * 64 + y // block) * block + y % block
+    return permuted(key(seed, "blocks", epoch), num_blocks, group * 64 + y // block) * block + y % block
 
 
 def permuted(k, num_samples, x):
