@@ -532,7 +532,7 @@ def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token, m
             assert loader.read(np.array([position])).input_ids.max() < 300
         except DatasetError as error:
             refusals.append(str(error))
-    assert refusals == [f"{out} is damaged; bertdata verify says where"]
+    assert refusals == [f"{out} is damaged; bertdata verify {out} says where"]
     with pytest.raises(DatasetError, match="bertdata verify"):
         dataset.token_counts("train")
 

@@ -304,7 +304,7 @@ def test_damage_is_found_and_named(caches, tmp_path):
     for said in ("unit-00001.ids.npy: bytes 0 to", "unit-00002.json is missing", "unit-00003.tails.npy has"):
         assert said in done.output
     reader = answers.TeacherCache(out)
-    with pytest.raises(DatasetError, match="bertdata verify says where"):
+    with pytest.raises(DatasetError, match="bertdata verify .* says where"):
         reader.read(np.arange(UNIT, 2 * UNIT), 83)
     with pytest.raises(DatasetError, match="cut short or replaced"):
         reader.read(np.array([3 * UNIT]), 83)
@@ -312,7 +312,7 @@ def test_damage_is_found_and_named(caches, tmp_path):
         for name in ("logprobs", "tails"):
             shutil.copy(caches["few"] / f"unit-00000.{name}.npy", out)
             np.load(out / f"unit-00000.{name}.npy", mmap_mode="r+")[7] = value
-            with pytest.raises(DatasetError, match="bertdata verify says where"):
+            with pytest.raises(DatasetError, match="bertdata verify .* says where"):
                 answers.TeacherCache(out).read(np.arange(UNIT), 83)
         shutil.copy(caches["few"] / "unit-00000.logprobs.npy", out)
     (out / "cache.json").write_text("{")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError
+from bertdata.errors import DatasetError, UsageError, damaged
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import (
     HEADER_BYTES,
@@ -230,7 +230,7 @@ class TeacherCache:
             found.logprobs[first:stop] = arrays["logprobs"][start * top_k : end * top_k].reshape(-1, slots, top_k)
             found.tails[first:stop] = arrays["tails"][start:end].reshape(-1, slots)
         if found.ids.size and (found.ids.max() >= vocab_size or not all(map(_are_logs, found[1:]))):
-            raise DatasetError(f"{self.path} is damaged; bertdata verify says where")
+            raise damaged(self.path)
         return found
 
     def _of(self, number: int) -> dict[str, Any]:

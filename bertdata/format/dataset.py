@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged
 from bertdata.files import open_plain
 from bertdata.format.arrays import (
     array_path,
@@ -113,7 +113,7 @@ class Dataset:
             for start in range(0, tokens.size, 4096 * step):
                 piece = tokens[start : start + 4096]
                 if piece.max() >= vocab_size:
-                    raise DatasetError(f"{self.path} is damaged; bertdata verify says where")
+                    raise damaged(self.path)
                 counts += np.bincount(piece, minlength=vocab_size)
         return counts
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.errors import DatasetError
+from bertdata.errors import damaged
 from bertdata.format import answers
 from bertdata.format.arrays import (
     HEADER_BYTES,
@@ -91,7 +91,7 @@ def _lengths(dataset: Dataset) -> dict[str, Any]:
     lengths = np.concatenate([np.diff(dataset.array(shard.name, "documents").astype(np.int64)) for shard in shards])
     lengths -= has_separator
     if lengths.min() < 1:
-        raise DatasetError(f"{dataset.path} is damaged; bertdata verify says where")
+        raise damaged(dataset.path)
     bins = np.bincount(np.floor(np.log2(lengths)).astype(np.int64))
     quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="lower")
     return {
