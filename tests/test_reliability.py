@@ -29,6 +29,7 @@ from bertdata.errors import BertdataError, DatasetError, InputError
 from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record
 from bertdata.format.verify import verify
+from bertdata.read.words import continuing_ids
 from bertdata.sources import documents
 from bertrain import checkpoint
 
@@ -404,7 +405,7 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
     opened = bertdata.open(small)
     (small / "tokenizer.json").write_bytes((small / "tokenizer.json").read_bytes() + b" ")
     with pytest.raises(DatasetError, match=r"tokenizer.json is not the file that manifest.json names"):
-        opened.continues()
+        continuing_ids(opened)
 
 
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch):

@@ -23,6 +23,7 @@ from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.format.verify import verify
 from bertdata.read import index, kernels, order, pieces
 from bertdata.read.stream import TokenStream
+from bertdata.read.words import continuing_ids
 from bertdata.types import SpecialTokens
 
 DERIVED = ["documents", "packed", "pairs"]
@@ -422,7 +423,7 @@ def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
 def test_whole_words_of_a_dataset(dataset):
     """A masked ## token brings its word along."""
     loader = Loader(dataset, length=64, masking=Masking(policy="whole_word", mask_fraction=1.0, random_fraction=0.0))
-    continues = dataset.continues()
+    continues = continuing_ids(dataset)
     spelled = json.loads((dataset.path / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(np.flatnonzero(continues)) == sorted(n for token, n in spelled.items() if token.startswith("##"))
     plain = Loader(dataset, length=64, masking=None).read(np.arange(200)).input_ids
@@ -435,7 +436,7 @@ def test_whole_words_of_a_dataset(dataset):
 @pytest.mark.parametrize(
     ("vocabulary", "expected"),
     [
-        ({"a": 0, "Ġb": 1, "Ċ": 2, "c": 3}, [0, 3]),
+        ({"a": 0, "Ġb": 1, "Ċ": 2, "c": 3, "ĉĉ": 4, "aĠ": 5}, [0, 3, 5]),
         ([["a", 0.0], ["▁b", -1.0], ["c", -2.0]], [0, 2]),
         ({"a": 0, "b": 1}, []),
     ],
@@ -443,9 +444,17 @@ def test_whole_words_of_a_dataset(dataset):
 def test_marks_of_words_in_other_vocabularies(tmp_path, vocabulary, expected):
     spelled = json.dumps({"model": {"vocab": vocabulary}})
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], tokenizer=spelled))
-    assert np.flatnonzero(dataset.continues()).tolist() == expected
-    dataset = bertdata.open(write_dataset(tmp_path / "other", [([7, 3], [2], None)], tokenizer="{}"))
-    with pytest.raises(DatasetError, match=r"tokenizer\.json cannot be read"):
+    assert np.flatnonzero(continuing_ids(dataset)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    ["{}", "[]", "", '{"model": {"vocab": 5}}', '{"model": {"vocab": [5]}}', '{"model": {"vocab": {"a": 300}}}',
+     '{"model": {"vocab": {"a": "0"}}}'],
+)  # fmt: skip
+def test_a_tokenizer_that_tells_no_words_is_named(tmp_path, tokenizer):
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], tokenizer=tokenizer))
+    with pytest.raises(DatasetError, match=r"tokenizer\.json is not a tokenizer"):
         Loader(dataset, length=8, masking=Masking(policy="whole_word"))
 
 
@@ -637,7 +646,7 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
             changed, chosen, _ = keys.mask(
                 row, length=19, seed=8, variant=0, sample_id=int(rows_.sample_ids[b]),
                 special={*special.special_ids, special.unk}, mask_id=special.mask, vocab_size=special.vocab_size,
-                p=0.3, policy=policy, continues=np.flatnonzero(dataset.continues()).tolist(), inside=inside,
+                p=0.3, policy=policy, continues=np.flatnonzero(continuing_ids(dataset)).tolist(), inside=inside,
             )  # fmt: skip
             assert batch.input_ids[b, : len(row)].tolist() == changed
             assert batch.masked_positions[b, : len(chosen)].tolist() == chosen

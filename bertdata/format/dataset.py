@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -128,28 +127,6 @@ class Dataset:
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
             raise DatasetError(f"{path} is not the file that {MANIFEST} names; it was changed, or replaced by a build")
         return content
-
-    def continues(self) -> NDArray[np.bool_]:
-        """By id, bool [vocab_size]: whether it goes on with the word before it.
-
-        That is told by its spelling: the continuing prefix of WordPiece ("##"), or the lack of the mark that begins
-        words in byte-level and SentencePiece vocabularies ("Ġ", "▁"). In a vocabulary without marks every token is a
-        word. Raises DatasetError if the tokenizer cannot be read.
-        """
-        name = "tokenizer.json"
-        try:
-            model = json.loads(self.tokenizer_file(name))["model"]
-            spelled = model["vocab"] if isinstance(model["vocab"], dict) else [token for token, _ in model["vocab"]]
-            ids = spelled if isinstance(spelled, dict) else {token: number for number, token in enumerate(spelled)}
-            prefix = model.get("continuing_subword_prefix")
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise DatasetError(f"{self.path / name} cannot be read; bertdata verify says why") from None
-        begins = ("Ġ", "▁", "Ċ", "ĉ")  # the last two: a line end and a tab in byte-level vocabularies
-        marked = any(token.startswith(begins) for token in ids)
-        found = np.zeros(self.special_tokens.vocab_size, np.bool_)
-        for token, token_id in ids.items():
-            found[token_id] = token.startswith(prefix) if prefix else marked and not token.startswith(begins)
-        return found
 
 
 def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:

@@ -20,6 +20,7 @@ from bertdata.format.dataset import Dataset
 from bertdata.read import order
 from bertdata.read.masking import Masker
 from bertdata.read.samples import open_samples
+from bertdata.read.words import continuing_ids
 from bertdata.types import Batch, Masking
 
 STATE_VERSION = 1
@@ -92,8 +93,8 @@ class Loader:
             self._samples.stream.read_at_random()
         self._masker = None
         if masking:
-            continues = shards.continues() if words else None
-            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continuing_ids=continues)
+            continuing = continuing_ids(shards) if words else None
+            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continuing_ids=continuing)
         if self._answers:
             self._answers.check(self._identity(), shards.manifest.tokenizer.get("tokenizer.json", ""))
 
