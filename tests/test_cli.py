@@ -159,6 +159,8 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     assert found["splits"]["train"]["samples_per_epoch"] == samples
     assert found["splits"]["train"]["steps_per_epoch"] == samples / 10
     text = invoke("inspect", dataset.path).stdout
+    assert f"tokens per document: min {min(lengths):,}, median" in text
+    assert f", max {max(lengths):,}\n" in text
     assert dataset.dataset_id in text
     assert f"{dataset.num_tokens:,}" in text
     assert refused("inspect", dataset.path, "--length", 2, code=2)

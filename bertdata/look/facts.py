@@ -138,8 +138,8 @@ def text(found: dict[str, Any]) -> str:
             lines.append(f"  {name}: {steps['samples']}, {', '.join(shares)}")
     lines += [
         "",
-        f"  tokens per document: least {spread['min']:,}, median {spread['median']:,}, mean {spread['mean']:,}, "
-        f"most {spread['max']:,}",
+        f"  tokens per document: min {spread['min']:,}, median {spread['median']:,}, mean {spread['mean']:,}, "
+        f"max {spread['max']:,}",
     ]
     most = max(entry["documents"] for entry in spread["histogram"])
     for entry in spread["histogram"]:
