@@ -357,9 +357,9 @@ def test_ids_beyond_16_bits_are_kept(tmp_path):
     [
         ({"ids": (70_001, 3)}, "position 0, slot 0 has an id outside the vocabulary"),
         ({"ids": (3, 3)}, "one id twice"),
-        ({"logprobs": (-1.5, -0.5)}, "no falling row"),
-        ({"logprobs": (-0.5, -np.inf), "tail": -0.9}, "no falling row of finite numbers"),
-        ({"tail": np.nan}, "a tail that is no finite number"),
+        ({"logprobs": (-1.5, -0.5)}, "above 0, or not in descending order"),
+        ({"logprobs": (-0.5, -np.inf), "tail": -0.9}, "log-probabilities that are not finite"),
+        ({"tail": np.nan}, "a tail that is not finite, or above 0"),
         ({"tail": -9.0}, "do not add up to 1"),
         ({"ids": (0, 0), "logprobs": (0, 0), "tail": 0.0}, "0 slots are used, and its record says 3"),
     ],
