@@ -374,7 +374,7 @@ def test_another_version_is_refused(sound):
     path = sound / "manifest.json"
     seal(path, unsealed(path.read_bytes()) | {"format_version": 2})
     for read in (bertdata.open, verify):
-        with pytest.raises(DatasetError, match="manifest.json has format version 2 and this library reads 1"):
+        with pytest.raises(DatasetError, match="manifest.json has format version 2, and this library reads version 1"):
             read(sound)
 
 

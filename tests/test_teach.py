@@ -167,7 +167,7 @@ def test_inspect_says_what_the_teacher_thought(dataset, big, caches):
     assert found["mean_entropy"] == pytest.approx(-(np.exp(logprobs) * logprobs).sum(-1).mean(), rel=1e-2)
     assert found["mean_tail_mass"] == pytest.approx(np.exp(logprobs[:, 64:]).sum(-1).mean(), rel=1e-2)
     shown = invoke(cli.main, ["inspect", caches["few"]]).output
-    assert "2 of 2 epochs, after which masks come round" in shown
+    assert "2 of 2 epochs, after which the masks repeat" in shown
     assert "a token of the corpus" in shown
 
 
@@ -212,7 +212,7 @@ def test_killed_ten_times_and_made_again_the_bytes_are_the_same(dataset, big, ca
     assert not (out / answers.CACHE).exists()
     done = invoke(cli.main, ["inspect", out])
     assert done.exit_code == 1
-    assert "unfinished cache" in done.output
+    assert "unfinished teacher cache" in done.output
     finished = len(list(out.glob("unit-*.json")))
     assert finished > 0
     done = invoke(teacher.main, arguments)
@@ -318,7 +318,7 @@ def test_damage_is_found_and_named(caches, tmp_path):
     (out / "cache.json").write_text("{")
     assert "is damaged" in invoke(cli.main, ["inspect", out]).output
     (out / "cache.json").unlink()
-    with pytest.raises(DatasetError, match="is not a teacher's cache"):
+    with pytest.raises(DatasetError, match="is not a teacher cache"):
         answers.TeacherCache(out)
 
 
@@ -416,7 +416,7 @@ def test_a_cache_that_ends_before_the_run_is_refused(dataset, big, tmp_path):
     options = {"model": "bert-tiny", "teacher_cache": tmp_path / "logits", "eval_every": 0}
     done = invoke(pretrain_main, flags(dataset.path, tmp_path / "run", steps=4, **options))
     assert done.exit_code == 2
-    assert "holds the answers to 20 samples, and the run reads 24" in done.output
+    assert "has answers for 20 samples, and the run reads 24" in done.output
     assert invoke(pretrain_main, flags(dataset.path, tmp_path / "run", steps=3, **options)).exit_code == 0
     timed = {**flags_of_time(dataset, tmp_path / "timed"), "--teacher-cache": tmp_path / "logits"}
     done = invoke(pretrain_main, [item for pair in timed.items() for item in pair])
@@ -438,7 +438,7 @@ def test_so_is_one_that_ends_before_its_variants_do_and_a_whole_one_has_no_end(d
     given = {"--data": dataset.path, "--out": tmp_path / "run", "--length": 32, "--global-batch-size": whole + 5}
     given |= {"--steps": 1, "--eval-every": 0, "--micro-batch-size": 64, "--teacher-cache": few}
     done = invoke(command, [item for pair in given.items() for item in pair])
-    assert f"holds the answers to 30 samples, and the run reads {whole:,}" in done.output
+    assert f"has answers for 30 samples, and the run reads {whole:,}" in done.output
     assert done.exit_code == (2 if command is pretrain_main else 1)
     timed = {**flags_of_time(dataset, tmp_path / "run"), "--teacher-cache": caches["few"]}
     assert invoke(command, [item for pair in timed.items() for item in pair]).exit_code == 0
