@@ -173,7 +173,7 @@ def test_show_prints_samples_as_a_trainer_gets_them(dataset):
     batch = bertdata.Loader(dataset, length=24).read(np.array([3]))
     selected = [line for line in masked if line.endswith(("masked", "random", "kept"))]
     assert [int(line.split()[0]) for line in selected] == batch.masked_positions[0].tolist()
-    assert "sample 100000 of" in refused("show", dataset.path, "--sample", 100_000, code=2)
+    assert "--sample is 100000; give a position from 0 to" in refused("show", dataset.path, "--sample", 100_000, code=2)
     assert "no split 'dev'" in refused("show", dataset.path, "--split", "dev", code=2)
 
 
