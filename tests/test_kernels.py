@@ -229,16 +229,16 @@ def test_masks_equal_their_twin(data, policy):
     ids = data.draw(st.lists(st.integers(0, 2**62), min_size=len(rows), max_size=len(rows)), "sample ids")
     p = data.draw(st.one_of(st.sampled_from([0.0, 0.15, 0.5, 1.0]), st.floats(0, 1)), "probability")
     shares = data.draw(st.sampled_from([(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.3, 0.7)]), "shares")
-    least, more = data.draw(st.integers(0, 3), "least"), data.draw(st.sampled_from([None, 0, 5, 20]), "more")
-    rule = {"rounding": data.draw(st.sampled_from(["nearest", "even", "floor"])), "least": least}
-    rule["most"] = None if more is None else least + more
+    min_targets, more = data.draw(st.integers(0, 3), "min"), data.draw(st.sampled_from([None, 0, 5, 20]), "more")
+    rule = {"rounding": data.draw(st.sampled_from(["nearest", "even", "floor"])), "min_targets": min_targets}
+    rule["max_targets"] = None if more is None else min_targets + more
     everything = data.draw(st.booleans(), "from the whole vocabulary")
     continues = data.draw(st.sets(st.integers(0, vocab_size - 1)), "continues")
     inside = [data.draw(st.sets(st.integers(1, length)), "places that go on with a word") for _ in rows]
 
     masking = Masking(
-        probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1], rounding=rule["rounding"],
-        min_targets=rule["least"], max_targets=rule["most"], random_from="vocabulary" if everything else "ordinary",
+        probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1],
+        random_from="vocabulary" if everything else "ordinary", **rule,
     )  # fmt: skip
     continuing = np.isin(np.arange(vocab_size), sorted(continues))
     masker = Masker(masking, tokens, length=length, seed=seed, continuing_ids=continuing)

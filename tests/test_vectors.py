@@ -65,8 +65,8 @@ def test_masks(vector):
     row, special, continues = vector["row"], vector["special"], vector.get("continues", [])
     common = {name: vector[name] for name in ("seed", "variant", "sample_id", "mask_id", "vocab_size", "policy")}
     masking = {name: vector[name] for name in vars(Masking()) if name in vector}
-    rule = {"rounding": masking.get("rounding", "nearest"), "least": masking.get("min_targets", 0)}
-    rule |= {"most": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
+    rule = {"rounding": masking.get("rounding", "nearest"), "min_targets": masking.get("min_targets", 0)}
+    rule |= {"max_targets": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
     rule |= {"everything": masking.get("random_from") == "vocabulary", "continues": continues}
     rule |= {"shares": (masking.get("mask_fraction", 0.8), masking.get("random_fraction", 0.1))}
     masked, positions, targets = keys.mask(row, length=len(row), special=set(special), **common, **rule)

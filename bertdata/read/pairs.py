@@ -89,6 +89,7 @@ class Pairs:
         return [(int(pairs["a_start"].min()), int(max(pairs["a_stop"].max(), pairs["b_stop"].max())))]
 
     def _write_index(self, append: Append) -> dict[str, Any]:
+        """Cuts the documents of the split into pairs, some documents at a time."""
         stream = self.stream
         rules = kernels.PairRules(stream.length - 3, np.uint64(round(self._short_seq_prob * 2**32)), self._seed)
         num_documents = num_sentences = num_pairs = num_random = 0
