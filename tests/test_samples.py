@@ -355,6 +355,23 @@ def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
         path.write_bytes(good)
 
 
+def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
+    """The room for spans comes from the record of the index, and its arrays may be damaged."""
+    room = Loader(dataset, length=1000, samples="packed")._samples._spans_per_row
+    for path in cache.glob("*.npy"):
+        content = path.read_bytes()
+        numbers = np.frombuffer(content[128:], np.uint64).copy()
+        if path.name.endswith(".pieces.npy"):
+            numbers = numbers >> np.uint64(16) << np.uint64(16) | np.uint64(1)  # one token each
+        else:
+            numbers[1] = room + 1  # sample 0 is the first so many pieces
+        path.write_bytes(content[:128] + numbers.tobytes())
+    samples, zero = Loader(dataset, length=1000, samples="packed")._samples, np.zeros(1, np.int64)
+    assert 3 * (room + 1) < 1000
+    with pytest.raises(DatasetError, match="the sampling index is damaged; delete its directory"):
+        samples.rows(zero, zero)
+
+
 def test_a_cache_that_cannot_be_written_is_named(dataset, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "file" / "cache"))

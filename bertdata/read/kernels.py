@@ -338,10 +338,12 @@ def pack_pieces(starts, lengths):
 
 
 def piece_start(piece):
+    """Where a piece begins in the stream; piece is a number or an array, uint64."""
     return piece >> np.uint64(16)
 
 
 def piece_length(piece):
+    """The tokens of a piece; piece is a number or an array, uint64."""
     return piece & np.uint64(0xFFFF)
 
 
