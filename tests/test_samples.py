@@ -31,7 +31,7 @@ DERIVED = ["documents", "packed", "pairs"]
 
 def documents_of(dataset, split="train"):
     """Documents as lists of sentences, lists of ids, without separators."""
-    found = []
+    documents = []
     for number, shard in enumerate(dataset.splits[split].shards):
         tokens = dataset.tokens(split, number).tolist()
         ends = dataset.array(shard.name, "documents").tolist()
@@ -41,8 +41,8 @@ def documents_of(dataset, split="train"):
             inner = [cut for cut in cuts if start <= cut < stop] + [stop]
             sentences = [tokens[a:b] for a, b in zip(inner, inner[1:], strict=False)]
             sentences[-1] = sentences[-1][: len(sentences[-1]) - has_separator]
-            found.append(sentences)
-    return found
+            documents.append(sentences)
+    return documents
 
 
 def flat(documents):
@@ -83,15 +83,15 @@ def any_dataset(request, dataset, tmp_path):
 @pytest.mark.parametrize("length", [3, 4, 17, 64, 5000])
 def test_documents_are_never_two_in_a_row(dataset, length):
     loader = Loader(dataset, length=length, samples="documents", masking=None)
-    found, pieces = all_rows(loader), rows.pieces(flat(documents_of(dataset)), length - 2)
+    batch, pieces = all_rows(loader), rows.pieces(flat(documents_of(dataset)), length - 2)
     assert loader.num_samples == len(pieces)
-    for row, piece in zip(found["input_ids"].tolist(), pieces, strict=True):
+    for row, piece in zip(batch["input_ids"].tolist(), pieces, strict=True):
         assert row == [2, *piece, 3] + [0] * (length - 2 - len(piece))
     used = sum(len(piece) + 2 for piece in pieces)
     assert loader.facts["pad_share"] == pytest.approx(1 - used / (length * len(pieces)))
-    mask = found.get("attention_mask", np.ones_like(found["input_ids"]))
+    mask = batch.get("attention_mask", np.ones_like(batch["input_ids"]))
     assert mask.sum() == used
-    assert "position_ids" not in found
+    assert "position_ids" not in batch
 
 
 @pytest.mark.parametrize("together", [1, 50, 1 << 19])
@@ -99,11 +99,11 @@ def test_documents_are_never_two_in_a_row(dataset, length):
 def test_packed_rows_equal_their_twin(dataset, monkeypatch, length, together):
     monkeypatch.setattr(pieces, "PACKED_TOGETHER", together)
     loader = Loader(dataset, length=length, samples="packed", masking=None)
-    found = all_rows(loader)
+    batch = all_rows(loader)
     expected = rows.packed(flat(documents_of(dataset)), length=length, together=together)
     assert loader.num_samples == len(expected)
     used = 0
-    for ids, positions, row in zip(found["input_ids"], found["position_ids"], expected, strict=True):
+    for ids, positions, row in zip(batch["input_ids"], batch["position_ids"], expected, strict=True):
         twin = rows.packed_row(row, length=length, cls=2, sep=3, pad=0)
         assert (ids.tolist(), positions.tolist()) == twin
         used += sum(len(piece) + 2 for piece in row)
@@ -160,18 +160,18 @@ def test_pairs_equal_their_twin(any_dataset, length, short_seq_prob):
     pairs = rows.segment(documents, length=length, short_seq_prob=short_seq_prob, seed=seed)
     assert loader.num_samples == len(pairs)
     for epoch in (0, 2):
-        found = all_rows(loader, epoch)
+        batch = all_rows(loader, epoch)
         for sample_id, pair in enumerate(pairs):
             a, b, is_random = rows.pair_row(
                 pair, documents, sample_id=sample_id, epoch=epoch, length=length, seed=seed
             )  # fmt: skip
             rest = [0] * (length - len(a) - len(b) - 3)
-            assert found["input_ids"][sample_id].tolist() == [2, *a, 3, *b, 3] + rest
-            assert found["token_type_ids"][sample_id].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + rest
-            assert found["next_sentence_label"][sample_id] == is_random
+            assert batch["input_ids"][sample_id].tolist() == [2, *a, 3, *b, 3] + rest
+            assert batch["token_type_ids"][sample_id].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + rest
+            assert batch["next_sentence_label"][sample_id] == is_random
     facts, n = loader.facts, len(pairs)
-    found = all_rows(loader)
-    places = found.get("attention_mask", np.ones_like(found["input_ids"])).sum()
+    batch = all_rows(loader)
+    places = batch.get("attention_mask", np.ones_like(batch["input_ids"])).sum()
     if n <= 4096:
         assert facts["pad_share"] == pytest.approx(1 - places / (n * length))
     whole = [rows.pair_row(pair, documents, sample_id=s, epoch=0, length=10**6, seed=seed)
@@ -511,14 +511,14 @@ def test_next_sentences_are_balanced(sentences_of_three):
     for seed in range(40):
         loader = Loader(sentences_of_three, length=23, samples="pairs", seed=seed, short_seq_prob=0.0, masking=None)
         pairs = rows.segment(documents, length=23, short_seq_prob=0.0, seed=seed)
-        found = all_rows(loader, epoch=seed % 3)
+        batch = all_rows(loader, epoch=seed % 3)
         for sample_id, (_, a, _b) in enumerate(pairs):
-            label, ids = found["next_sentence_label"][sample_id], found["input_ids"][sample_id]
+            label, ids = batch["next_sentence_label"][sample_id], batch["input_ids"][sample_id]
             if a[0] <= 33:  # seven sentences make 20 tokens, and there were as many
                 follows.append(label)
                 sizes[len(a) - 1] += 1
             if label and len(a) < 6:
-                second = ids[found["token_type_ids"][sample_id] == 1]
+                second = ids[batch["token_type_ids"][sample_id] == 1]
                 first = second[second >= 1000][0] - 1000 - (second[0] < 1000)  # its front may be cut off
                 assert first // 40 != pairs[sample_id][0] or first % 40 == 39
                 starts[first] += 1
@@ -603,12 +603,12 @@ def chinese(tmp_path_factory):
 
 def begins(dataset, split="train"):
     """Of each token of a split, whether it begins a word."""
-    found = []
+    bits_of_tokens = []
     for number, shard in enumerate(dataset.splits[split].shards):
         bits = np.unpackbits(dataset.array(shard.name, "words"), bitorder="little")
-        found += bits[: dataset.tokens(split, number).size].tolist()
+        bits_of_tokens += bits[: dataset.tokens(split, number).size].tolist()
         assert not bits[dataset.tokens(split, number).size :].any()
-    return found
+    return bits_of_tokens
 
 
 def test_where_words_begin_is_stored(chinese):

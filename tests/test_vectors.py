@@ -33,8 +33,8 @@ def test_keys_and_draws():
 def test_permutations(vector):
     seed, epoch, num_samples = vector["seed"], vector["epoch"], vector["num_samples"]
     positions = np.arange(8) + epoch * num_samples
-    epochs, found = order.sample_ids(positions, num_samples=num_samples, seed=seed)
-    assert found.tolist() == vector["first"]
+    epochs, sample_ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
+    assert sample_ids.tolist() == vector["first"]
     assert epochs.tolist() == [epoch] * 8
     twin = [keys.permute(x, num_samples=num_samples, seed=seed, epoch=epoch) for x in range(8)]
     assert twin == vector["first"]
@@ -44,8 +44,8 @@ def test_permutations(vector):
 def test_permutations_in_blocks(vector):
     seed, num_samples, block = vector["seed"], vector["num_samples"], vector["block"]
     positions = np.array(vector["positions"]) + vector["epoch"] * num_samples
-    epochs, found = order.sample_ids(positions, num_samples=num_samples, seed=seed, block=block)
-    assert found.tolist() == vector["samples"]
+    epochs, sample_ids = order.sample_ids(positions, num_samples=num_samples, seed=seed, block=block)
+    assert sample_ids.tolist() == vector["samples"]
     assert set(epochs.tolist()) == {vector["epoch"]}
 
 
@@ -79,8 +79,8 @@ def test_masks(vector):
     names = np.array([vector["variant"]]), np.array([vector["sample_id"]])
     found_positions, found_targets = masker.apply(ids, np.array([len(row) - 2]), *names)
     used = found_targets[0] != bertdata.IGNORE_INDEX
-    found = [ids[0].tolist(), found_positions[0][used].tolist(), found_targets[0][used].tolist()]
-    assert found == expected
+    masked_row = [ids[0].tolist(), found_positions[0][used].tolist(), found_targets[0][used].tolist()]
+    assert masked_row == expected
 
 
 @pytest.mark.parametrize("vector", VECTORS["pack"], ids=str)
