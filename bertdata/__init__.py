@@ -1,12 +1,12 @@
-"""bertdata: text → memory-mapped token shards, once → masked batches, for ever after.
+"""bertdata turns text into memory-mapped token shards, once, and reads these as masked batches.
 
     import bertdata
     shards = bertdata.open("shards/")                       # .num_documents .num_tokens .dataset_id .splits
     loader = bertdata.Loader(shards, length=128, global_batch_size=256, seed=0)
-    for batch in loader:                                    # endless; numpy int64 arrays
+    for batch in loader:                                    # endless; int64 arrays of numpy
         batch.input_ids, batch.masked_positions, batch.targets
 
-Importing this package loads neither torch nor transformers nor numba; each name loads what it needs when it is used.
+Importing this package loads neither torch nor transformers nor numba; a name loads what it needs when it is first used.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def open(path: Any) -> Dataset:
-    """Opens a published dataset. O(number of shards); raises DatasetError if it is missing or damaged."""
+    """Opens the dataset in the directory `path`, in O(shards). Raises DatasetError if it is missing or damaged."""
     from bertdata.format.dataset import Dataset
 
     return Dataset(path)

@@ -1,14 +1,9 @@
-"""The names that options take: one owner for each list, which command lines, checks and messages all use."""
+"""The values that options can have. Command lines, checks and messages use these lists."""
 
-SAMPLE_KINDS = (
-    "windows",
-    "documents",
-    "packed",
-    "pairs",
-)  # what a row is made of; read/samples.py has a class for each
-MASKING_POLICIES = ("exact", "bernoulli", "whole_word", "span")  # docs/determinism.md has the rule of each
-SHUFFLES = ("full", "blocks")  # the order of an epoch: any sample anywhere, or 64 MiB at a time
-INPUT_FORMATS = ("text", "jsonl", "parquet", "arrow")  # what a file of text is
+SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # what a row is made of; read/samples.py explains each
+MASKING_POLICIES = ("exact", "bernoulli", "whole_word", "span")  # docs/determinism.md defines each
+SHUFFLES = ("full", "blocks")  # the order of an epoch: over all samples, or 64 MiB at a time
+INPUT_FORMATS = ("text", "jsonl", "parquet", "arrow")  # the format of an input file
 DOCUMENT_ENDS = ("blank", "line", "file")  # what ends a document of plain text
-SENTENCE_ENDS = ("none", "line")  # what ends a sentence, if sentences are stored
-ON_ERROR = ("fail", "skip")  # what happens at a row without text
+SENTENCE_ENDS = ("none", "line")  # what ends a sentence; "none" stores no sentences
+ON_ERROR = ("fail", "skip")  # for rows without text: fail, or skip and count them

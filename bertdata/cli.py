@@ -1,7 +1,7 @@
-"""The command line: parse → one call → print. Every error a user can act on is one sentence.
+"""The command line. Each command parses its options, makes one call and prints the result.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. What each command needs is imported inside it, so that
-`bertdata --help` answers at once.
+An error that the user can act on is one sentence. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. A
+command imports what it needs when it runs, so that `bertdata --help` answers at once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 2
 
 
 class _Size(click.ParamType):
+    """A number of bytes, such as 64MiB or 1000000."""
+
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -46,9 +48,10 @@ class _Size(click.ParamType):
 
 @contextmanager
 def one_sentence(*, quiet: bool = False) -> Iterator[None]:
-    """Turns what a user can act on into one line on stderr and an exit code; anything else is our bug and is raised.
+    """Ends the program with one line on stderr and an exit code, for an error that the user can act on.
 
-    quiet: only the exit code, for ranks that would repeat what rank 0 says.
+    Any other exception is a bug of the library, and is raised. quiet: print nothing; for the ranks that would repeat
+    the line of rank 0.
     """
 
     def say(line: str) -> None:
@@ -61,13 +64,13 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
         say(f"error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
-        say("interrupted; what is finished is kept, and the same command continues")
+        say("interrupted; what is finished is kept; run the same command again to continue")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away: `bertdata show … | head`
+    except BrokenPipeError:  # the program that reads our output has ended, as in `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except MemoryError as error:
-        say(f"error: not enough memory: {error}; ask for less at once")
+        say(f"error: not enough memory: {error}; use a smaller batch or shorter rows")
         sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
@@ -79,7 +82,7 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
 
 
 class OneSentence(click.Command):
-    """A command whose user errors end in one_sentence."""
+    """A command whose errors end in one_sentence."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with one_sentence():
@@ -88,7 +91,7 @@ class OneSentence(click.Command):
 
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar in bytes on stderr; nothing when stderr is no terminal."""
+    """A progress bar in bytes on stderr, if stderr is a terminal."""
     from tqdm import tqdm
 
     with tqdm(desc=what, unit="B", unit_scale=True, disable=None, leave=False) as bar:
@@ -110,9 +113,9 @@ def _say(line: str) -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="bertdata")
 def main() -> None:
-    """Text to memory-mapped token shards, once, for pre-training BERT-style encoders."""
-    gc.set_threshold(100_000)  # imports make objects by the hundred thousand and no garbage: a fifth of start-up
-    atexit.register(gc.freeze)  # and the interpreter would look through them all twice more to end
+    """Turn text into memory-mapped token shards, for pre-training BERT-style encoders, and look at them."""
+    gc.set_threshold(100_000)  # imports make many objects and no garbage: this saves a fifth of start-up
+    atexit.register(gc.freeze)  # and this spares the interpreter two searches through them at exit
 
 
 class _Part(click.ParamType):
@@ -131,7 +134,7 @@ _samples = click.option(
     "--samples",
     type=click.Choice(SAMPLE_KINDS),
     default="windows",
-    help="What a row is made of.",
+    help="What a row is made of: a window over the text, a document, several packed documents, or a pair of segments.",
 )
 _format = click.option(
     "--format",
@@ -319,13 +322,13 @@ def train_tokenizer(
 
 @main.command(cls=OneSentence)
 @_dataset
-@click.option("--json", "as_json", is_flag=True, help="The same facts as one JSON object, for scripts.")
-@click.option("--length", default=128, help="Row length that steps are counted for.")
-@click.option("--global-batch-size", default=256, help="Rows of a step that steps are counted for.")
-@click.option("--world-size", default=1, help="Ranks that share a step.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
+@click.option("--length", default=128, help="Places of a row, special tokens included; samples are counted for it.")
+@click.option("--global-batch-size", default=256, help="Rows of a step over all ranks; steps are counted for it.")
+@click.option("--world-size", default=1, help="Number of ranks that share a step.")
 @_samples
 def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, world_size: int, samples: str) -> None:
-    """Print what a dataset, or a teacher's cache, holds, how it was made, and what was dropped or replaced."""
+    """Print facts about a dataset or a teacher cache: contents, settings, and what was dropped or replaced."""
     from bertdata.format import answers
     from bertdata.format.dataset import Dataset
     from bertdata.look import facts
@@ -334,32 +337,35 @@ def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, wor
         about = facts.cache_facts(shards)
         click.echo(facts.as_json(about) if as_json else facts.cache_text(about))
         return
-    if length < 3 or global_batch_size < 1 or world_size < 1:
-        raise UsageError("--length must be at least 3, --global-batch-size and --world-size at least 1")
+    for option, value, minimum in (
+        ("--length", length, 3), ("--global-batch-size", global_batch_size, 1), ("--world-size", world_size, 1)
+    ):  # fmt: skip
+        if value < minimum:
+            raise UsageError(f"{option} is {value}; give at least {minimum}")
     steps = {"length": length, "global_batch_size": global_batch_size, "world_size": world_size}
-    found = facts.facts(Dataset(shards), **steps, samples=samples)
-    click.echo(facts.as_json(found) if as_json else facts.text(found))
+    about = facts.facts(Dataset(shards), **steps, samples=samples)
+    click.echo(facts.as_json(about) if as_json else facts.text(about))
 
 
 @main.command(cls=OneSentence)
 @_dataset
-@click.option("--sample", default=0, help="Position of the first sample to show.")
-@click.option("--count", default=1, type=click.IntRange(min=1), help="Samples to show.")
-@click.option("--masked", is_flag=True, help="Input, target and mask side by side.")
-@click.option("--split", default="train", help="Split to show.")
-@click.option("--length", default=128, help="Row length, special tokens included.")
-@click.option("--seed", default=0, help="Seed of order and masks.")
+@click.option("--sample", default=0, help="Position of the first sample to show, from 0.")
+@click.option("--count", default=1, type=click.IntRange(min=1), help="Number of samples to show.")
+@click.option("--masked", is_flag=True, help="Mask the samples, and show input, target and mask side by side.")
+@click.option("--split", default="train", help="Split: train, validation or test.")
+@click.option("--length", default=128, help="Places of a row, special tokens included.")
+@click.option("--seed", default=0, help="Random seed for order and masks.")
 @_samples
 @click.option(
     "--policy",
     type=click.Choice(MASKING_POLICIES),
     default="exact",
-    help="How places are selected with --masked.",
+    help="Masking policy for --masked.",
 )
 def show(
     shards: str, sample: int, count: int, masked: bool, split: str, length: int, seed: int, samples: str, policy: str
 ) -> None:
-    """Print samples as a trainer will be given them, decoded."""
+    """Print samples as a trainer gets them, decoded to text."""
     from bertdata.format.dataset import Dataset
     from bertdata.look import show as look
 
@@ -373,7 +379,7 @@ def show(
 @main.command(cls=OneSentence)
 @_dataset
 def verify(shards: str) -> None:
-    """Read every byte of a dataset, or of a teacher's cache, and check every rule of its format."""
+    """Read every byte of a dataset or a teacher cache, and check every rule of its format."""
     from bertdata.format.verify import verify as run
 
     with _bar("verify") as progress:
@@ -387,19 +393,19 @@ def verify(shards: str) -> None:
 
 @main.command(cls=OneSentence)
 @_dataset
-@click.option("--json", "as_json", is_flag=True, help="The measurements as one JSON object.")
-@click.option("--length", default=128, type=click.IntRange(min=5), help="Row length, special tokens included.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
+@click.option("--length", default=128, type=click.IntRange(min=5), help="Places of a row, special tokens included.")
 @click.option("--rows", default=256, type=click.IntRange(min=1), help="Rows of a batch.")
-@click.option("--seconds", default=1.0, type=click.FloatRange(min=0.01), help="Time for each measurement.")
-@click.option("--processes", default=8, type=click.IntRange(min=1), help="Readers to run together.")
-@click.option("--cold", is_flag=True, help="Also drop the dataset from the page cache, and read it from the disk.")
+@click.option("--seconds", default=1.0, type=click.FloatRange(min=0.01), help="Seconds that each measurement takes.")
+@click.option("--processes", default=8, type=click.IntRange(min=1), help="Processes that read together.")
+@click.option("--cold", is_flag=True, help="Measure reading from the disk, too: drop the dataset from the page cache.")
 def bench(shards: str, as_json: bool, length: int, rows: int, seconds: float, processes: int, cold: bool) -> None:
-    """Measure how fast this machine reads a dataset, and what memory several readers take."""
+    """Measure how fast this machine reads a dataset, and how much memory several readers take."""
     from bertdata.look import bench as measure
     from bertdata.look.facts import as_json as dump
 
-    found = measure.run(shards, length=length, rows=rows, seconds=seconds, processes=processes, cold=cold)
-    click.echo(dump(found) if as_json else measure.text(found))
+    measured = measure.run(shards, length=length, rows=rows, seconds=seconds, processes=processes, cold=cold)
+    click.echo(dump(measured) if as_json else measure.text(measured))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What can go wrong, as the user is told it.
+"""The errors that a user can act on.
 
-    BertdataError               one sentence: what was given, where, what was expected, what to do
-    ├── UsageError (ValueError) an argument is wrong; nothing was touched        command line: exit code 2
-    ├── InputError              the text given to a build cannot be used         command line: exit code 1
+    BertdataError               one sentence: what was given, where, what was expected, what to type
+    ├── UsageError (ValueError) an argument is wrong; nothing was changed        command line: exit code 2
+    ├── InputError              the text for a build cannot be used              command line: exit code 1
     ├── TokenizerError          a tokenizer cannot be found, read or used
-    ├── BuildError              the output directory, or an unfinished build in it, is in the way
+    ├── BuildError              the output directory is in the way, or cannot be written
     ├── DatasetError            a directory is not a dataset, or its files are damaged
-    └── StateError              a saved loader state belongs to something else
+    └── StateError              a saved loader state belongs to another stream
 
-Everything else that escapes is a bug of ours and keeps its traceback.
+Any other exception is a bug of the library, and keeps its traceback.
 """
 
 
@@ -21,7 +21,7 @@ class UsageError(BertdataError, ValueError):
 
 
 class InputError(BertdataError):
-    """Text given to a build cannot be used."""
+    """The text for a build cannot be used."""
 
 
 class TokenizerError(BertdataError):
@@ -29,7 +29,7 @@ class TokenizerError(BertdataError):
 
 
 class BuildError(BertdataError):
-    """The output directory is in the way of a build."""
+    """The output directory is in the way of a build, or cannot be written."""
 
 
 class DatasetError(BertdataError):
@@ -37,4 +37,9 @@ class DatasetError(BertdataError):
 
 
 class StateError(BertdataError):
-    """A saved loader state does not belong to this loader."""
+    """A saved loader state belongs to another stream."""
+
+
+def damaged(path: object) -> DatasetError:
+    """The error for a dataset, or a teacher's cache, that holds impossible numbers."""
+    return DatasetError(f"{path} is damaged; bertdata verify {path} says where")

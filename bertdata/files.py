@@ -1,4 +1,7 @@
-"""Files that appear whole or not at all: temporary name, fsync, rename, fsync of the directory; and locks."""
+"""Writes files whole or not at all, and holds locks.
+
+A file is written under a temporary name, synced and renamed; then its directory is synced.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ TEMPORARY = ".tmp"
 
 
 def open_plain(path: Path, mode: str) -> IO[Any]:
-    """open() of a file of ours: never through a symbolic link, never a pipe or device, which might not answer.
+    """open() that takes only ordinary files: no symbolic link, pipe or device, which could block or lead elsewhere.
 
-    Raises DatasetError for these, OSError as open() does.
+    Raises DatasetError for these, and OSError as open() does.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -27,18 +30,18 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
             fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
             if error.errno == errno.ELOOP and path.is_symlink():
-                raise DatasetError(f"{path} is a symbolic link; put the file itself in its place") from None
+                raise DatasetError(f"{path} is a symbolic link; replace it by the file itself") from None
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise DatasetError(f"{path} is no ordinary file; put the file itself in its place")
+            raise DatasetError(f"{path} is not an ordinary file; replace it by one")
         return fd
 
     return open(path, mode, opener=opener)
 
 
 def make_directory(directory: Path) -> None:
-    """With all its parents, so that they are still there after a loss of power."""
+    """Makes a directory and its parents, and syncs them, so that they survive a loss of power."""
     if not directory.exists():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
@@ -46,6 +49,7 @@ def make_directory(directory: Path) -> None:
 
 
 def fsync_directory(directory: Path) -> None:
+    """Makes the names of new and renamed files survive a loss of power."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -55,9 +59,10 @@ def fsync_directory(directory: Path) -> None:
 
 @contextmanager
 def locked(path: Path, busy: str, advice: str, *, shared: bool = False) -> Iterator[None]:
-    """Holds a lock file for as long as the context, or this process, lives. shared: beside others that share it.
+    """Holds the lock file `path` until the context, or this process, ends.
 
-    Raises BuildError, "`busy` by process N; `advice`", if another process has it.
+    shared: other processes may share the lock. Raises BuildError with the text "{busy} by process {N}; {advice}" if
+    another process holds it.
     """
     with open_plain(path, "a+") as lock:
         try:

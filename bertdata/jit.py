@@ -1,4 +1,4 @@
-"""How kernels are compiled: at first use, once on a machine."""
+"""How kernels are compiled: at first use, and once on a machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.core import event
 
 
 def jit(**options: Any) -> Any:
-    """njit, compiled at first use and cached on disk where that is possible, else once per process."""
+    """numba's njit without the GIL, cached on disk; without a writable cache each process compiles for itself."""
 
     def decorate(function: Any) -> Any:
         try:
@@ -22,13 +22,15 @@ def jit(**options: Any) -> Any:
     return decorate
 
 
-class _Told(event.Listener):
+class _Announcer(event.Listener):
+    """Says one line when the first kernel is compiled."""
+
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say: Callable[[str], None] | None = say
 
     def on_start(self, event: Any) -> None:
         if self.say:
-            self.say("compiling for this machine, which is done once and takes some seconds ...")
+            self.say("compiling for this machine; this takes some seconds and is done once ...")
             self.say = None
 
     def on_end(self, event: Any) -> None:
@@ -36,5 +38,5 @@ class _Told(event.Listener):
 
 
 def compiling_told(say: Callable[[str], None]) -> AbstractContextManager[None]:
-    """`say` is told if a kernel must be compiled within the context, instead of being found in the cache."""
-    return event.install_listener("numba:compile", _Told(say))
+    """Calls `say` with one line if a kernel is compiled within the context, and not loaded from the cache."""
+    return event.install_listener("numba:compile", _Announcer(say))

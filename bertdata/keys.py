@@ -1,4 +1,7 @@
-"""Keys: every random choice is a function of a key, and a key of a few words. docs/determinism.md defines both."""
+"""Keys: every random choice is computed from a key, and a key from a few numbers, called words.
+
+docs/determinism.md defines both.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ _MASK = (1 << 64) - 1
 
 
 def purpose(name: str) -> int:
-    """The word that stands for a purpose in a key: its ASCII bytes, little-endian."""
+    """The word of a key that says what it is for: the ASCII bytes of the name, little-endian."""
     return int.from_bytes(name.encode().ljust(8, b"\0"), "little")
 
 
 def key(seed: int, purpose_name: str, *words: int) -> int:
-    """A 64-bit number from a structured key. Use it wherever you need a seed of your own: key(seed, purpose, words…).
+    """A 64-bit number from a seed, a purpose and other words. Use it where you need a seed of your own.
 
     >>> key(1, "init", 0) == key(0, "init", 1)
     False
@@ -21,7 +24,7 @@ def key(seed: int, purpose_name: str, *words: int) -> int:
 
 
 def absorbed(*words: int) -> int:
-    """The key of a sequence of 64-bit words."""
+    """The key of a sequence of words, each from 0 to 2**64 - 1."""
     h = 0
     for word in words:
         h = ((h ^ word) + GOLDEN) & _MASK

@@ -1,4 +1,4 @@
-"""The few shapes of data that every room knows. B rows, T places, K slots for masked places."""
+"""Data types that every room uses. Letters in shapes: B rows, T places of a row, K slots for masked places."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bertdata.choices import MASKING_POLICIES
 from bertdata.errors import UsageError
 
 IGNORE_INDEX = -100
-"""Target of a place that is not to be predicted; the default `ignore_index` of torch's cross entropy."""
+"""The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecialTokens:
-    """What a dataset knows about its vocabulary. A role the tokenizer does not have is None."""
+    """The size of a vocabulary, and the ids of its special tokens by role; None for a role that it does not have."""
 
     vocab_size: int  # largest id + 1
     pad: int | None = None
@@ -28,108 +28,110 @@ class SpecialTokens:
     mask: int | None = None
     bos: int | None = None
     eos: int | None = None
-    special_ids: tuple[int, ...] = ()  # every special id, ascending; never selected by a mask, never drawn
+    special_ids: tuple[int, ...] = ()  # every special id, ascending: masks neither select nor draw them
 
     @property
     def separator(self) -> int | None:
-        """The id stored after each document: [SEP], else the end token, else none."""
+        """The id that is stored after each document: that of [SEP], else of the end token, else None."""
         return self.sep if self.sep is not None else self.eos
 
     def roles(self) -> dict[str, int]:
+        """The ids by role, for the roles that the vocabulary has."""
         names = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How a row is masked for masked language modelling; docs/determinism.md gives each rule to the bit, with examples.
+    """How rows are masked for masked language modelling. docs/determinism.md defines each rule to the bit.
 
-    policy: "exact" selects the same share of every row (Devlin et al., 2019), "bernoulli" each place on its own (as
-    transformers' collator does), "whole_word" all tokens of a word or none (whole word masking, Google, 2019), "span"
-    stretches of one to ten words, 3.8 on average (SpanBERT, Joshi et al., 2020). All but "bernoulli" select
-    `quota(n)` of a row's n filled places.
+    policy:
+        "exact" selects the same share of every row (Devlin et al., 2019).
+        "bernoulli" selects each place independently, as transformers' collator does.
+        "whole_word" selects all tokens of a word or none (whole word masking, Google, 2019).
+        "span" selects spans of one to ten words, 3.8 on average (SpanBERT, Joshi et al., 2020).
 
-    Of the selected places, `mask_fraction` become [MASK], `random_fraction` another id, and the rest keep theirs; all
-    of them are targets. With "span", neighbours share their fate.
+    All but "bernoulli" select `quota(n)` places of a row with n filled places. All selected places are targets. The
+    share `mask_fraction` of them becomes [MASK], the share `random_fraction` becomes a random id, and the others keep
+    their id. With "span" the same happens to all places of a span.
 
-    Of the rules of others, BERT's is rounding="even", min_targets=1, max_targets=20, random_from="vocabulary".
+    BERT's own rule is rounding="even", min_targets=1, max_targets=20, random_from="vocabulary". Raises UsageError for
+    values out of range.
     """
 
-    probability: float = 0.15  # share of a row's filled places to select
+    probability: float = 0.15  # share of the filled places of a row that is selected
     policy: str = "exact"
-    rounding: str = "nearest"  # of p * n: "nearest" with halves up, "even" with halves to even (Python's), "floor"
-    min_targets: int = 0  # of a row that has so many candidates
-    max_targets: int | None = None  # of a row
+    rounding: str = "nearest"  # how p * n becomes whole: "nearest" (halves up), "even" (halves to even), "floor"
+    min_targets: int = 0  # places selected in a row at least, if it has so many candidates
+    max_targets: int | None = None  # places selected in a row at most
     mask_fraction: float = 0.8
     random_fraction: float = 0.1
-    random_from: str = "ordinary"  # "ordinary": ids that are not special; "vocabulary": all
+    random_from: str = "ordinary"  # ids that random ones come from: "ordinary" (not special) or "vocabulary" (all)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:
             raise UsageError(f"masking probability is {self.probability}; give a share between 0 and 1, such as 0.15")
-        for name, known in (
+        for name, choices in (
             ("policy", MASKING_POLICIES),
             ("rounding", ("nearest", "even", "floor")),
             ("random_from", ("ordinary", "vocabulary")),
         ):
-            if getattr(self, name) not in known:
-                raise UsageError(f"masking {name} is {getattr(self, name)!r}; give one of {', '.join(known)}")
+            if getattr(self, name) not in choices:
+                raise UsageError(f"masking {name} is {getattr(self, name)!r}; give one of {', '.join(choices)}")
         if not 0 <= self.min_targets <= (math.inf if self.max_targets is None else self.max_targets):
             raise UsageError(
-                f"min_targets {self.min_targets} and max_targets {self.max_targets} must be numbers of places, the "
-                "first no larger than the second"
+                f"min_targets is {self.min_targets} and max_targets is {self.max_targets}; give numbers of "
+                "places that are at least 0, min_targets not above max_targets"
             )
         total = self.mask_fraction + self.random_fraction
         if not (min(self.mask_fraction, self.random_fraction) >= 0 and total <= 1 + 1e-9):  # NaN is refused too
             raise UsageError(
-                f"mask_fraction {self.mask_fraction} and random_fraction {self.random_fraction} must be shares, "
-                "together at most 1"
+                f"mask_fraction is {self.mask_fraction} and random_fraction is {self.random_fraction}; give "
+                "shares that are at least 0 and together at most 1"
             )
 
     def quota(self, filled: int) -> int:
-        """How many places to select of a row with `filled` places, [CLS] and [SEP] included, if it has the candidates.
+        """Places to select in a row with `filled` filled places, [CLS] and [SEP] included, if it has the candidates.
 
         >>> Masking().quota(128), Masking(max_targets=20).quota(512)
         (19, 20)
         """
-        exactly = self.probability * filled
-        whole = {"nearest": math.floor(exactly + 0.5), "even": round(exactly), "floor": math.floor(exactly)}
-        most = max(0, filled - 2)
-        return min(
-            max(whole[self.rounding], self.min_targets), most if self.max_targets is None else self.max_targets, most
-        )
+        share = self.probability * filled
+        whole = {"nearest": math.floor(share + 0.5), "even": round(share), "floor": math.floor(share)}[self.rounding]
+        places = max(0, filled - 2)
+        return min(max(whole, self.min_targets), places if self.max_targets is None else self.max_targets, places)
 
     def num_slots(self, length: int) -> int:
-        """K: room for the masked places of a row of `length` places."""
+        """K: the masked places that a row of `length` places has room for."""
         p, n = self.probability, length - 2
         if self.policy != "bernoulli":
             return self.quota(length)
-        most = n if self.max_targets is None else min(n, self.max_targets)
-        return min(most, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1) if p else 0
+        limit = n if self.max_targets is None else min(n, self.max_targets)
+        return min(limit, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1) if p else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One rank's rows of one step. Every array is contiguous and fresh: it is the caller's to keep or change.
+    """The rows of one step for one rank. All arrays are int64, but for a teacher's, which have the dtype of the cache.
 
-    All are int64, but for what a teacher said, which comes as it is stored.
+    Every array is contiguous and new: the caller may keep it and change it.
     """
 
     input_ids: NDArray[np.int64]  # [B, T]
-    masked_positions: NDArray[np.int64]  # [B, K] ascending; an unused slot holds 0
-    targets: NDArray[np.int64]  # [B, K]; an unused slot holds IGNORE_INDEX
+    masked_positions: NDArray[np.int64]  # [B, K]: selected places, ascending; an unused slot holds 0
+    targets: NDArray[np.int64]  # [B, K]: their ids before masking; an unused slot holds IGNORE_INDEX
     sample_ids: NDArray[np.int64]  # [B]
     attention_mask: NDArray[np.int64] | None = None  # [B, T], 1 where filled; None when no row is padded
     token_type_ids: NDArray[np.int64] | None = None  # [B, T]: 1 in the second segment; None unless rows are pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B]: 0 if B follows A, 1 if it is from another document
     position_ids: NDArray[np.int64] | None = None  # [B, T], from 0 in each packed piece; None unless rows are packed
-    teacher_ids: NDArray[Any] | None = None  # [B, K, k] uint16 or uint32: what a teacher holds most probable
-    teacher_logprobs: NDArray[np.float16] | None = None  # [B, K, k]; None without a teacher's cache
+    teacher_ids: NDArray[Any] | None = None  # [B, K, k] uint16 or uint32: the most probable ids
+    teacher_logprobs: NDArray[np.float16] | None = None  # [B, K, k]; all three None without a teacher's cache
     teacher_tails: NDArray[np.float16] | None = None  # [B, K]: log of the probability of all other tokens
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """[B, T]: the target of each selected place, IGNORE_INDEX elsewhere. Derived anew at each call."""
+        """int64 [B, T]: the target of each selected place, IGNORE_INDEX elsewhere. Computed at each call."""
         labels = np.full_like(self.input_ids, IGNORE_INDEX)
         rows, slots = np.nonzero(self.targets != IGNORE_INDEX)
         labels[rows, self.masked_positions[rows, slots]] = self.targets[rows, slots]
@@ -137,10 +139,10 @@ class Batch:
 
     @property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """int32 [pieces + 1]: where in the B · T places the pieces of packed rows begin, and B · T.
+        """int32 [pieces + 1]: where each piece of packed rows begins among the B * T places, then B * T.
 
-        The padding of a row is a piece of its own. What attention kernels for rows of unequal length ask for. Derived
-        anew at each call. Of rows that are not packed each is one piece.
+        Attention kernels for sequences of unequal length take this. The padding of a row is a piece of its own; a row
+        that is not packed is one piece. Computed at each call.
         """
         num_rows, length = self.input_ids.shape
         if self.position_ids is None:
@@ -148,6 +150,6 @@ class Batch:
         return np.append(np.flatnonzero(self.position_ids == 0), num_rows * length).astype(np.int32)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name, those that are None left out."""
+        """The arrays by name, without those that are None."""
         named: dict[str, Any] = vars(self)
         return {name: array for name, array in named.items() if array is not None}

@@ -21,7 +21,7 @@ ROOMS = {
     "build": ({"format", "sources", "tokenize"}, ["units", "staging", "publish", "vocabulary", "dataset"]),
     "read": (
         {"format"},
-        ["kernels", "order", "index", "stream", "windows", "pieces", "pairs", "samples", "masking", "loader"],
+        ["kernels", "order", "stream", "index", "windows", "pieces", "pairs", "samples", "words", "masking", "loader"],
     ),
     "look": ({"format", "read", "tokenize"}, ["facts", "show", "bench"]),
 }

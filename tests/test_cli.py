@@ -161,24 +161,26 @@ def test_a_path_that_is_no_dataset(tmp_path):
 
 
 def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
-    found = json.loads(invoke("inspect", dataset.path, "--json", "--length", 32, "--global-batch-size", 10).stdout)
-    assert list(found) == [
+    facts = json.loads(invoke("inspect", dataset.path, "--json", "--length", 32, "--global-batch-size", 10).stdout)
+    assert list(facts) == [
         "path", "dataset_id", "documents", "sentences", "tokens", "token_dtype", "bytes", "tokenizer", "splits",
         "steps_for", "tokens_per_document", "settings", "counts",
     ]  # fmt: skip
-    assert found["documents"] == len(dataset) == sum(split["documents"] for split in found["splits"].values())
-    assert found["tokens"] == dataset.num_tokens == sum(split["tokens"] for split in found["splits"].values())
+    assert facts["documents"] == len(dataset) == sum(split["documents"] for split in facts["splits"].values())
+    assert facts["tokens"] == dataset.num_tokens == sum(split["tokens"] for split in facts["splits"].values())
     lengths = [len(document) for document in dataset]
-    spread = found["tokens_per_document"]
+    spread = facts["tokens_per_document"]
     assert (spread["min"], spread["max"]) == (min(lengths), max(lengths))
     assert sum(bar["documents"] for bar in spread["histogram"]) == len(lengths)
     for bar in spread["histogram"]:
         assert bar["documents"] == sum(bar["from"] <= length <= bar["to"] for length in lengths)
-    assert found["bytes"] == sum(path.stat().st_size for path in dataset.path.glob("*.npy"))
+    assert facts["bytes"] == sum(path.stat().st_size for path in dataset.path.glob("*.npy"))
     samples = bertdata.Loader(dataset, length=32).num_samples
-    assert found["splits"]["train"]["samples_per_epoch"] == samples
-    assert found["splits"]["train"]["steps_per_epoch"] == samples / 10
+    assert facts["splits"]["train"]["samples_per_epoch"] == samples
+    assert facts["splits"]["train"]["steps_per_epoch"] == samples / 10
     text = invoke("inspect", dataset.path).stdout
+    assert f"tokens per document: min {min(lengths):,}, median" in text
+    assert f", max {max(lengths):,}\n" in text
     assert dataset.dataset_id in text
     assert f"{dataset.num_tokens:,}" in text
     assert refused("inspect", dataset.path, "--length", 2, code=2)
@@ -191,7 +193,7 @@ def test_show_prints_samples_as_a_trainer_gets_them(dataset):
     batch = bertdata.Loader(dataset, length=24).read(np.array([3]))
     selected = [line for line in masked if line.endswith(("masked", "random", "kept"))]
     assert [int(line.split()[0]) for line in selected] == batch.masked_positions[0].tolist()
-    assert "sample 100000 of" in refused("show", dataset.path, "--sample", 100_000, code=2)
+    assert "--sample is 100000; give a position from 0 to" in refused("show", dataset.path, "--sample", 100_000, code=2)
     assert "no split 'dev'" in refused("show", dataset.path, "--split", "dev", code=2)
 
 
@@ -253,16 +255,16 @@ def test_bench_measures_what_it_says(dataset):
     command = [sys.executable, "-m", "bertdata", "bench", str(dataset.path), "--seconds", "0.01", "--processes", "2"]
     done = subprocess.run([*command, "--cold", "--json"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["dataset_id"] == dataset.dataset_id
-    assert found["warm"].keys() == {"windows", "documents", "packed", "pairs"}
-    for rates in found["warm"].values():
+    measured = json.loads(done.stdout)
+    assert measured["dataset_id"] == dataset.dataset_id
+    assert measured["warm"].keys() == {"windows", "documents", "packed", "pairs"}
+    for rates in measured["warm"].values():
         assert rates.keys() == {"exact", "bernoulli", "whole_word", "span"}
         assert min(rates.values()) > 0
-    assert min(found["opening"].values()) > 0
-    assert found["processes"]["number"] == 2
-    assert found["processes"]["pss"] > found["processes"]["private"] > 0
-    assert found["cold"].keys() == {"blocks", "full"}
-    text = bench.text(found)
+    assert min(measured["opening"].values()) > 0
+    assert measured["processes"]["number"] == 2
+    assert measured["processes"]["pss"] > measured["processes"]["private"] > 0
+    assert measured["cold"].keys() == {"blocks", "full"}
+    text = bench.text(measured)
     assert "2 processes together" in text
     assert "cold, shuffle blocks" in text

@@ -374,7 +374,7 @@ def test_another_version_is_refused(sound):
     path = sound / "manifest.json"
     seal(path, unsealed(path.read_bytes()) | {"format_version": 2})
     for read in (bertdata.open, verify):
-        with pytest.raises(DatasetError, match="manifest.json has format version 2 and this library reads 1"):
+        with pytest.raises(DatasetError, match="manifest.json has format version 2, and this library reads version 1"):
             read(sound)
 
 
@@ -470,6 +470,28 @@ def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, 
     use(out)
 
 
+@pytest.mark.parametrize("piece", [1, 2, 1 << 20])
+@pytest.mark.parametrize(
+    ("bits", "fault"),
+    [
+        ("1001111", None),
+        ("1001101", None),
+        ("0001111", "the first token of document 0 does not begin a word"),
+        ("1001011", "the first token of document 1 does not begin a word"),
+        ("1000111", "the separator of document 0 does not begin a word"),
+        ("1001110", "the separator of document 1 does not begin a word"),
+        ("10011111", "a bit after the last token is 1"),
+    ],
+)
+def test_words_that_break_a_rule_are_named(sound, monkeypatch, bits, fault, piece):
+    """Tokens 10 11 12 [SEP] 1 20 [SEP]; bits from the lowest on."""
+    monkeypatch.setattr("bertdata.format.verify._PIECE", piece)
+    content = header("|u1", 1) + bytes([int(bits[::-1], 2)])
+    put_array(sound, "words", content, dtype="|u1", length=1)
+    faults = verify(sound)
+    assert faults == ([f"{sound / 'train-00000.words.npy'}: {fault}"] if fault else [])
+
+
 @pytest.mark.parametrize(("ends", "bad"), [([2, 2, 4], 1), ([3, 2, 4], 1), ([2**64 - 1, 4], 0), ([5, 4], 0)])
 def test_documents_of_damaged_offsets_are_refused(tmp_path, ends, bad):
     dataset = bertdata.open(write_dataset(tmp_path / "out", [([10, 11, 12, 3], ends, None)]))
@@ -532,7 +554,7 @@ def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token, m
             assert loader.read(np.array([position])).input_ids.max() < 300
         except DatasetError as error:
             refusals.append(str(error))
-    assert refusals == [f"{out} is damaged; bertdata verify says where"]
+    assert refusals == [f"{out} is damaged; bertdata verify {out} says where"]
     with pytest.raises(DatasetError, match="bertdata verify"):
         dataset.token_counts("train")
 

@@ -108,7 +108,7 @@ def test_permute_blocks_equals_its_twin(seed, num_samples, block, positions):
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 300])
-def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_windows(block):
+def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_groups(block):
     for num_samples in (
         1,
         2,
@@ -128,12 +128,12 @@ def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_windows(bloc
             _, ids = order.sample_ids(positions, num_samples=num_samples, seed=3, block=block)
             assert np.array_equal(np.sort(ids), np.arange(num_samples))
             size = min(block, num_samples)
-            windows = max(1, num_samples // size // 64)
-            window_of = np.empty(num_samples, np.int64)
-            window_of[ids] = np.minimum(np.arange(num_samples) // (64 * size), windows - 1)
+            groups = max(1, num_samples // size // 64)
+            group_of = np.empty(num_samples, np.int64)
+            group_of[ids] = np.minimum(np.arange(num_samples) // (64 * size), groups - 1)
             whole = num_samples // size * size
-            assert (np.diff(window_of[:whole].reshape(-1, size), axis=1) == 0).all()
-            assert (window_of[whole:] == windows - 1).all()
+            assert (np.diff(group_of[:whole].reshape(-1, size), axis=1) == 0).all()
+            assert (group_of[whole:] == groups - 1).all()
 
 
 def test_blocks_and_what_is_in_them_are_shuffled():
@@ -189,14 +189,14 @@ def test_windows_equal_their_twin(data):
     chosen = data.draw(st.lists(rows, max_size=6), "epochs and samples")
     epochs, ids = (np.array([row[i] for row in chosen], np.int64) for i in (0, 1))
 
-    spans = np.empty((len(chosen) * (min(len(sizes), text_length) + 1), 5), np.int64)
+    spans = np.empty(len(chosen) * (min(len(sizes), text_length) + 1), kernels.SPAN)
     filled = np.empty(len(chosen), np.int64)
     out = np.full((len(chosen) + 2, text_length + 2), -7, np.int64)  # the first and last row are not the kernels'
     addresses = np.array([shard.ctypes.data for shard in shards])
-    count = kernels.window_rows(
-        epochs, ids, np.uint64(seed), text_length, starts, addresses, shards[0].itemsize, 2, 3, out[1:-1], filled, spans
-    )
-    largest = kernels.fill_rows(spans[:count], dtype(0), 1, filled, out[1:-1])
+    table = kernels.TokenTable(starts, addresses, shards[0].itemsize, separator=1, cls=2, sep=3)
+    frames = kernels.Frames(out[1:-1], filled, spans)
+    count = kernels.window_rows(epochs, ids, np.uint64(seed), table, frames)
+    largest, padding = kernels.fill_rows(frames, count, dtype(0), 1)
 
     expected = []
     for epoch, sample_id in chosen:
@@ -204,6 +204,7 @@ def test_windows_equal_their_twin(data):
         expected.append([2, *text, 3] + [1] * (text_length - len(text)))
     assert out[1:-1].tolist() == expected
     assert filled.tolist() == [len(row) - 2 - row[1:].count(1) for row in expected]
+    assert padding == sum(row[1:].count(1) for row in expected)
     assert largest == max((token for row in expected for token in row[1:] if token > 6), default=0)
     assert (out[[0, -1]] == -7).all()
 
@@ -228,19 +229,19 @@ def test_masks_equal_their_twin(data, policy):
     ids = data.draw(st.lists(st.integers(0, 2**62), min_size=len(rows), max_size=len(rows)), "sample ids")
     p = data.draw(st.one_of(st.sampled_from([0.0, 0.15, 0.5, 1.0]), st.floats(0, 1)), "probability")
     shares = data.draw(st.sampled_from([(0.8, 0.1), (1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (0.3, 0.7)]), "shares")
-    least, more = data.draw(st.integers(0, 3), "least"), data.draw(st.sampled_from([None, 0, 5, 20]), "more")
-    rule = {"rounding": data.draw(st.sampled_from(["nearest", "even", "floor"])), "least": least}
-    rule["most"] = None if more is None else least + more
+    min_targets, more = data.draw(st.integers(0, 3), "min"), data.draw(st.sampled_from([None, 0, 5, 20]), "more")
+    rule = {"rounding": data.draw(st.sampled_from(["nearest", "even", "floor"])), "min_targets": min_targets}
+    rule["max_targets"] = None if more is None else min_targets + more
     everything = data.draw(st.booleans(), "from the whole vocabulary")
     continues = data.draw(st.sets(st.integers(0, vocab_size - 1)), "continues")
     inside = [data.draw(st.sets(st.integers(1, length)), "places that go on with a word") for _ in rows]
 
     masking = Masking(
-        probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1], rounding=rule["rounding"],
-        min_targets=rule["least"], max_targets=rule["most"], random_from="vocabulary" if everything else "ordinary",
+        probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1],
+        random_from="vocabulary" if everything else "ordinary", **rule,
     )  # fmt: skip
-    goes_on = np.isin(np.arange(vocab_size), sorted(continues))
-    masker = Masker(masking, tokens, length=length, seed=seed, continues=goes_on)
+    continuing = np.isin(np.arange(vocab_size), sorted(continues))
+    masker = Masker(masking, tokens, length=length, seed=seed, continuing_ids=continuing)
     assert masker.num_slots == keys.num_slots(length=length, p=p, policy=policy, **rule)
     whole = [[2, *row, 3] for row in rows]
     matrix = np.zeros((len(rows), length), np.int64)

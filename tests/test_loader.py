@@ -420,7 +420,7 @@ def test_a_rank_may_get_no_row(dataset):
         ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2"),
         ({"rank": -1}, "rank is -1"),
         ({"epochs": 0}, "epochs is 0"),
-        ({"split": "dev"}, "no split 'dev', only train, validation, test"),
+        ({"split": "dev"}, "no split 'dev'; it has train, validation, test"),
     ],
 )
 def test_wrong_arguments_are_named(dataset, change, said):
@@ -454,9 +454,13 @@ def test_wrong_masking_is_named(wrong):
 @pytest.mark.parametrize(
     ("missing", "masking", "said"),
     [
-        ({"mask": None}, Masking(), "no mask token"),
-        ({"cls": None}, None, r"no \[CLS\] and \[SEP\]"),
-        ({"sep": None}, None, r"no \[CLS\] and \[SEP\]"),
+        (
+            {"mask": None},
+            Masking(),
+            r"no \[MASK\], so nothing .* bertdata build --special-tokens",
+        ),
+        ({"cls": None}, None, r"no \[CLS\], and every row .* bertdata build --special-tokens"),
+        ({"sep": None}, None, r"no \[SEP\], and every row .* bertdata build --special-tokens"),
         ({"special_ids": tuple(range(9))}, Masking(), "only special tokens"),
     ],
 )

@@ -29,6 +29,7 @@ from bertdata.errors import BertdataError, DatasetError, InputError
 from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record
 from bertdata.format.verify import verify
+from bertdata.read.words import continuing_ids
 from bertdata.sources import documents
 from bertrain.runtime import checkpoint
 
@@ -274,10 +275,10 @@ def test_links_and_pipes_in_a_dataset_are_refused(small, tmp_path):
         kept = tmp_path / "elsewhere"
         os.replace(path, kept)
         path.symlink_to(kept)
-        assert "is a symbolic link; put the file itself in its place" in fault_of(small)
+        assert "is a symbolic link; replace it by the file itself" in fault_of(small)
         path.unlink()
         os.mkfifo(path)
-        assert "is no ordinary file" in fault_of(small)
+        assert "is not an ordinary file" in fault_of(small)
         path.unlink()
         os.replace(kept, path)
     assert verify(small) == []
@@ -299,12 +300,12 @@ def test_nothing_is_written_through_a_link_in_the_output(tmp_path, corpus, vocab
 def test_large_and_nested_records_are_refused(content, tmp_path):
     path = tmp_path / "record.json"
     path.write_bytes(content)
-    with pytest.raises(DatasetError, match="is damaged: it is not a record of ours"):
+    with pytest.raises(DatasetError, match="is damaged: it is not a JSON object with a checksum"):
         read_record(path)
 
 
 def test_a_record_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "MOST_RECORD_BYTES", 1000)
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 1000)
     (tmp_path / "record.json").write_bytes(b" " * 1001)
     with pytest.raises(DatasetError, match="it has more than 1,000 bytes"):
         read_record(tmp_path / "record.json")
@@ -404,7 +405,7 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
     opened = bertdata.open(small)
     (small / "tokenizer.json").write_bytes((small / "tokenizer.json").read_bytes() + b" ")
     with pytest.raises(DatasetError, match=r"tokenizer.json is not the file that manifest.json names"):
-        opened.continues()
+        continuing_ids(opened)
 
 
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch):

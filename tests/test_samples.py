@@ -23,6 +23,7 @@ from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.format.verify import verify
 from bertdata.read import index, kernels, order, pieces
 from bertdata.read.stream import TokenStream
+from bertdata.read.words import continuing_ids
 from bertdata.types import SpecialTokens
 
 DERIVED = ["documents", "packed", "pairs"]
@@ -30,7 +31,7 @@ DERIVED = ["documents", "packed", "pairs"]
 
 def documents_of(dataset, split="train"):
     """Documents as lists of sentences, lists of ids, without separators."""
-    found = []
+    documents = []
     for number, shard in enumerate(dataset.splits[split].shards):
         tokens = dataset.tokens(split, number).tolist()
         ends = dataset.array(shard.name, "documents").tolist()
@@ -40,8 +41,8 @@ def documents_of(dataset, split="train"):
             inner = [cut for cut in cuts if start <= cut < stop] + [stop]
             sentences = [tokens[a:b] for a, b in zip(inner, inner[1:], strict=False)]
             sentences[-1] = sentences[-1][: len(sentences[-1]) - has_separator]
-            found.append(sentences)
-    return found
+            documents.append(sentences)
+    return documents
 
 
 def flat(documents):
@@ -82,15 +83,15 @@ def any_dataset(request, dataset, tmp_path):
 @pytest.mark.parametrize("length", [3, 4, 17, 64, 5000])
 def test_documents_are_never_two_in_a_row(dataset, length):
     loader = Loader(dataset, length=length, samples="documents", masking=None)
-    found, pieces = all_rows(loader), rows.pieces(flat(documents_of(dataset)), length - 2)
+    batch, pieces = all_rows(loader), rows.pieces(flat(documents_of(dataset)), length - 2)
     assert loader.num_samples == len(pieces)
-    for row, piece in zip(found["input_ids"].tolist(), pieces, strict=True):
+    for row, piece in zip(batch["input_ids"].tolist(), pieces, strict=True):
         assert row == [2, *piece, 3] + [0] * (length - 2 - len(piece))
     used = sum(len(piece) + 2 for piece in pieces)
     assert loader.facts["pad_share"] == pytest.approx(1 - used / (length * len(pieces)))
-    mask = found.get("attention_mask", np.ones_like(found["input_ids"]))
+    mask = batch.get("attention_mask", np.ones_like(batch["input_ids"]))
     assert mask.sum() == used
-    assert "position_ids" not in found
+    assert "position_ids" not in batch
 
 
 @pytest.mark.parametrize("together", [1, 50, 1 << 19])
@@ -98,11 +99,11 @@ def test_documents_are_never_two_in_a_row(dataset, length):
 def test_packed_rows_equal_their_twin(dataset, monkeypatch, length, together):
     monkeypatch.setattr(pieces, "PACKED_TOGETHER", together)
     loader = Loader(dataset, length=length, samples="packed", masking=None)
-    found = all_rows(loader)
+    batch = all_rows(loader)
     expected = rows.packed(flat(documents_of(dataset)), length=length, together=together)
     assert loader.num_samples == len(expected)
     used = 0
-    for ids, positions, row in zip(found["input_ids"], found["position_ids"], expected, strict=True):
+    for ids, positions, row in zip(batch["input_ids"], batch["position_ids"], expected, strict=True):
         twin = rows.packed_row(row, length=length, cls=2, sep=3, pad=0)
         assert (ids.tolist(), positions.tolist()) == twin
         used += sum(len(piece) + 2 for piece in row)
@@ -159,18 +160,18 @@ def test_pairs_equal_their_twin(any_dataset, length, short_seq_prob):
     pairs = rows.segment(documents, length=length, short_seq_prob=short_seq_prob, seed=seed)
     assert loader.num_samples == len(pairs)
     for epoch in (0, 2):
-        found = all_rows(loader, epoch)
+        batch = all_rows(loader, epoch)
         for sample_id, pair in enumerate(pairs):
             a, b, is_random = rows.pair_row(
                 pair, documents, sample_id=sample_id, epoch=epoch, length=length, seed=seed
             )  # fmt: skip
             rest = [0] * (length - len(a) - len(b) - 3)
-            assert found["input_ids"][sample_id].tolist() == [2, *a, 3, *b, 3] + rest
-            assert found["token_type_ids"][sample_id].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + rest
-            assert found["next_sentence_label"][sample_id] == is_random
+            assert batch["input_ids"][sample_id].tolist() == [2, *a, 3, *b, 3] + rest
+            assert batch["token_type_ids"][sample_id].tolist() == [0] * (len(a) + 2) + [1] * (len(b) + 1) + rest
+            assert batch["next_sentence_label"][sample_id] == is_random
     facts, n = loader.facts, len(pairs)
-    found = all_rows(loader)
-    places = found.get("attention_mask", np.ones_like(found["input_ids"])).sum()
+    batch = all_rows(loader)
+    places = batch.get("attention_mask", np.ones_like(batch["input_ids"])).sum()
     if n <= 4096:
         assert facts["pad_share"] == pytest.approx(1 - places / (n * length))
     whole = [rows.pair_row(pair, documents, sample_id=s, epoch=0, length=10**6, seed=seed)
@@ -215,7 +216,7 @@ def test_masks_and_invariance(dataset, how):
 
 @pytest.mark.parametrize("how", ["windows", *DERIVED])
 def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
-    """In blocks: the ranges asked for hold every token of the window's rows, but for segments from elsewhere."""
+    """In blocks: the ranges asked for hold every token of the group's rows, but for segments from elsewhere."""
     monkeypatch.setattr(order, "BLOCK_TOKENS", 30)
     asked = []
     monkeypatch.setattr(TokenStream, "read_ahead", lambda self, ranges: asked.append(ranges))
@@ -223,13 +224,13 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     stream = [int(t) for number in range(len(loader.shards.splits["train"].shards))
               for t in dataset.tokens("train", number)]  # fmt: skip
     n, block = loader.num_samples, 2
-    windows = {order.window(p, num_samples=n, block=block) for p in range(2 * n)}
-    assert len(windows) >= 4
-    for epoch, window in windows:
+    groups = {order.group_of(p, num_samples=n, block=block) for p in range(2 * n)}
+    assert len(groups) >= 4
+    for epoch, group in groups:
         positions = [p for p in range(epoch * n, epoch * n + n)
-                     if order.window(p, num_samples=n, block=block) == (epoch, window)]  # fmt: skip
+                     if order.group_of(p, num_samples=n, block=block) == (epoch, group)]  # fmt: skip
         ids = order.sample_ids(np.array(positions), num_samples=n, seed=0, block=block)[1]
-        blocks = order.blocks(epoch, window, num_samples=n, seed=0, block=block)
+        blocks = order.blocks_of(epoch, group, num_samples=n, seed=0, block=block)
         assert sorted(ids.tolist()) == sorted(s for first, stop in blocks for s in range(first, stop))
         for first, stop in blocks:
             at = [p for p, s in zip(positions, ids, strict=True) if first <= s < stop]
@@ -247,9 +248,9 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     loader = Loader(dataset, length=17, samples=how, shuffle="blocks", masking=None, global_batch_size=8)
     for _ in range(2 * n // 8):
         next(loader)
-    expected = [order.blocks(*window, num_samples=n, seed=0, block=block) for window in sorted(windows)]
+    expected = [order.blocks_of(*group, num_samples=n, seed=0, block=block) for group in sorted(groups)]
     ranges = [[loader._samples.ranges(e, *b) for b in blocks]
-              for (e, _), blocks in zip(sorted(windows), expected, strict=True)]  # fmt: skip
+              for (e, _), blocks in zip(sorted(groups), expected, strict=True)]  # fmt: skip
     assert asked[: sum(map(len, ranges))] == [r for blocks in ranges for r in blocks]
 
 
@@ -354,6 +355,23 @@ def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
         path.write_bytes(good)
 
 
+def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
+    """The room for spans comes from the record of the index, and its arrays may be damaged."""
+    room = Loader(dataset, length=1000, samples="packed")._samples._spans_per_row
+    for path in cache.glob("*.npy"):
+        content = path.read_bytes()
+        numbers = np.frombuffer(content[128:], np.uint64).copy()
+        if path.name.endswith(".pieces.npy"):
+            numbers = numbers >> np.uint64(16) << np.uint64(16) | np.uint64(1)  # one token each
+        else:
+            numbers[1] = room + 1  # sample 0 is the first so many pieces
+        path.write_bytes(content[:128] + numbers.tobytes())
+    samples, zero = Loader(dataset, length=1000, samples="packed")._samples, np.zeros(1, np.int64)
+    assert 3 * (room + 1) < 1000
+    with pytest.raises(DatasetError, match="the sampling index is damaged; delete its directory"):
+        samples.rows(zero, zero)
+
+
 def test_a_cache_that_cannot_be_written_is_named(dataset, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "file" / "cache"))
@@ -392,9 +410,9 @@ def test_where_the_cache_is(monkeypatch):
     ("change", "said"),
     [
         ({"samples": "rows"}, "samples is 'rows'; give one of windows, documents, packed, pairs"),
-        ({"samples": "pairs", "length": 4}, "length is 4; a pair needs"),
+        ({"samples": "pairs", "length": 4}, "length is 4; give at least 5"),
         ({"samples": "pairs", "short_seq_prob": 1.5}, "short_seq_prob is 1.5"),
-        ({"samples": "packed", "length": 70000}, "length is 70000; rows of documents have at most 65536 places"),
+        ({"samples": "packed", "length": 70000}, "length is 70000; give at most 65536"),
     ],
 )
 def test_wrong_arguments_are_named(dataset, change, said):
@@ -404,17 +422,17 @@ def test_wrong_arguments_are_named(dataset, change, said):
 
 def test_pairs_need_sentences_and_two_documents(tmp_path):
     without = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3], [2, 4], None)]))
-    with pytest.raises(UsageError, match="build it with --sentences line"):
+    with pytest.raises(UsageError, match="build it again with --sentences line"):
         Loader(without, length=8, samples="pairs")
     alone = bertdata.open(write_dataset(tmp_path / "b", [([7, 8, 3], [3], [1, 3])]))
-    with pytest.raises(UsageError, match="has one document"):
+    with pytest.raises(UsageError, match="has one document; pairs need at least two"):
         Loader(alone, length=8, samples="pairs")
 
 
 def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
     damaged = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3, 9, 3], [4, 2, 6], [4, 2, 6])]))
     for how in DERIVED:
-        with pytest.raises(DatasetError, match="damaged; bertdata verify says where"):
+        with pytest.raises(DatasetError, match="is damaged; bertdata verify .* says where"):
             Loader(damaged, length=8, samples=how)
     assert names(cache) == []
 
@@ -422,7 +440,7 @@ def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
 def test_whole_words_of_a_dataset(dataset):
     """A masked ## token brings its word along."""
     loader = Loader(dataset, length=64, masking=Masking(policy="whole_word", mask_fraction=1.0, random_fraction=0.0))
-    continues = dataset.continues()
+    continues = continuing_ids(dataset)
     spelled = json.loads((dataset.path / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(np.flatnonzero(continues)) == sorted(n for token, n in spelled.items() if token.startswith("##"))
     plain = Loader(dataset, length=64, masking=None).read(np.arange(200)).input_ids
@@ -435,7 +453,7 @@ def test_whole_words_of_a_dataset(dataset):
 @pytest.mark.parametrize(
     ("vocabulary", "expected"),
     [
-        ({"a": 0, "Ġb": 1, "Ċ": 2, "c": 3}, [0, 3]),
+        ({"a": 0, "Ġb": 1, "Ċ": 2, "c": 3, "ĉĉ": 4, "aĠ": 5}, [0, 3, 5]),
         ([["a", 0.0], ["▁b", -1.0], ["c", -2.0]], [0, 2]),
         ({"a": 0, "b": 1}, []),
     ],
@@ -443,9 +461,17 @@ def test_whole_words_of_a_dataset(dataset):
 def test_marks_of_words_in_other_vocabularies(tmp_path, vocabulary, expected):
     spelled = json.dumps({"model": {"vocab": vocabulary}})
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], tokenizer=spelled))
-    assert np.flatnonzero(dataset.continues()).tolist() == expected
-    dataset = bertdata.open(write_dataset(tmp_path / "other", [([7, 3], [2], None)], tokenizer="{}"))
-    with pytest.raises(DatasetError, match=r"tokenizer\.json cannot be read"):
+    assert np.flatnonzero(continuing_ids(dataset)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    ["{}", "[]", "", '{"model": {"vocab": 5}}', '{"model": {"vocab": [5]}}', '{"model": {"vocab": {"a": 300}}}',
+     '{"model": {"vocab": {"a": "0"}}}'],
+)  # fmt: skip
+def test_a_tokenizer_that_tells_no_words_is_named(tmp_path, tokenizer):
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], tokenizer=tokenizer))
+    with pytest.raises(DatasetError, match=r"tokenizer\.json is not a tokenizer"):
         Loader(dataset, length=8, masking=Masking(policy="whole_word"))
 
 
@@ -485,14 +511,14 @@ def test_next_sentences_are_balanced(sentences_of_three):
     for seed in range(40):
         loader = Loader(sentences_of_three, length=23, samples="pairs", seed=seed, short_seq_prob=0.0, masking=None)
         pairs = rows.segment(documents, length=23, short_seq_prob=0.0, seed=seed)
-        found = all_rows(loader, epoch=seed % 3)
+        batch = all_rows(loader, epoch=seed % 3)
         for sample_id, (_, a, _b) in enumerate(pairs):
-            label, ids = found["next_sentence_label"][sample_id], found["input_ids"][sample_id]
+            label, ids = batch["next_sentence_label"][sample_id], batch["input_ids"][sample_id]
             if a[0] <= 33:  # seven sentences make 20 tokens, and there were as many
                 follows.append(label)
                 sizes[len(a) - 1] += 1
             if label and len(a) < 6:
-                second = ids[found["token_type_ids"][sample_id] == 1]
+                second = ids[batch["token_type_ids"][sample_id] == 1]
                 first = second[second >= 1000][0] - 1000 - (second[0] < 1000)  # its front may be cut off
                 assert first // 40 != pairs[sample_id][0] or first % 40 == 39
                 starts[first] += 1
@@ -577,12 +603,12 @@ def chinese(tmp_path_factory):
 
 def begins(dataset, split="train"):
     """Of each token of a split, whether it begins a word."""
-    found = []
+    bits_of_tokens = []
     for number, shard in enumerate(dataset.splits[split].shards):
         bits = np.unpackbits(dataset.array(shard.name, "words"), bitorder="little")
-        found += bits[: dataset.tokens(split, number).size].tolist()
+        bits_of_tokens += bits[: dataset.tokens(split, number).size].tolist()
         assert not bits[dataset.tokens(split, number).size :].any()
-    return found
+    return bits_of_tokens
 
 
 def test_where_words_begin_is_stored(chinese):
@@ -637,7 +663,7 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
             changed, chosen, _ = keys.mask(
                 row, length=19, seed=8, variant=0, sample_id=int(rows_.sample_ids[b]),
                 special={*special.special_ids, special.unk}, mask_id=special.mask, vocab_size=special.vocab_size,
-                p=0.3, policy=policy, continues=np.flatnonzero(dataset.continues()).tolist(), inside=inside,
+                p=0.3, policy=policy, continues=np.flatnonzero(continuing_ids(dataset)).tolist(), inside=inside,
             )  # fmt: skip
             assert batch.input_ids[b, : len(row)].tolist() == changed
             assert batch.masked_positions[b, : len(chosen)].tolist() == chosen

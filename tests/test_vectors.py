@@ -33,8 +33,8 @@ def test_keys_and_draws():
 def test_permutations(vector):
     seed, epoch, num_samples = vector["seed"], vector["epoch"], vector["num_samples"]
     positions = np.arange(8) + epoch * num_samples
-    epochs, found = order.sample_ids(positions, num_samples=num_samples, seed=seed)
-    assert found.tolist() == vector["first"]
+    epochs, sample_ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
+    assert sample_ids.tolist() == vector["first"]
     assert epochs.tolist() == [epoch] * 8
     twin = [keys.permute(x, num_samples=num_samples, seed=seed, epoch=epoch) for x in range(8)]
     assert twin == vector["first"]
@@ -44,8 +44,8 @@ def test_permutations(vector):
 def test_permutations_in_blocks(vector):
     seed, num_samples, block = vector["seed"], vector["num_samples"], vector["block"]
     positions = np.array(vector["positions"]) + vector["epoch"] * num_samples
-    epochs, found = order.sample_ids(positions, num_samples=num_samples, seed=seed, block=block)
-    assert found.tolist() == vector["samples"]
+    epochs, sample_ids = order.sample_ids(positions, num_samples=num_samples, seed=seed, block=block)
+    assert sample_ids.tolist() == vector["samples"]
     assert set(epochs.tolist()) == {vector["epoch"]}
 
 
@@ -53,10 +53,11 @@ def test_permutations_in_blocks(vector):
 def test_phases(vector):
     seed, variant, num_tokens, phase = vector
     assert keys.phase(seed=seed, variant=variant, num_tokens=num_tokens) == phase
-    spans, filled, ids = np.empty((2, 5), np.int64), np.empty(1, np.int64), np.empty((1, 3), np.int64)
     starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
-    kernels.window_rows(zero + variant, zero, np.uint64(seed), 1, starts, zero, 1, 2, 3, ids, filled, spans)
-    assert spans[0, 0] == phase
+    table = kernels.TokenTable(starts, zero, 1, separator=1, cls=2, sep=3)
+    frames = kernels.Frames(np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(2, kernels.SPAN))
+    kernels.window_rows(zero + variant, zero, np.uint64(seed), table, frames)
+    assert frames.spans["start"][0] == frames.spans["address"][0] == phase
 
 
 @pytest.mark.parametrize("vector", VECTORS["mask"], ids=lambda vector: f"{vector['policy']}-{len(vector)}")
@@ -64,22 +65,22 @@ def test_masks(vector):
     row, special, continues = vector["row"], vector["special"], vector.get("continues", [])
     common = {name: vector[name] for name in ("seed", "variant", "sample_id", "mask_id", "vocab_size", "policy")}
     masking = {name: vector[name] for name in vars(Masking()) if name in vector}
-    rule = {"rounding": masking.get("rounding", "nearest"), "least": masking.get("min_targets", 0)}
-    rule |= {"most": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
+    rule = {"rounding": masking.get("rounding", "nearest"), "min_targets": masking.get("min_targets", 0)}
+    rule |= {"max_targets": masking.get("max_targets"), "p": masking.get("probability", 0.15)}
     rule |= {"everything": masking.get("random_from") == "vocabulary", "continues": continues}
     rule |= {"shares": (masking.get("mask_fraction", 0.8), masking.get("random_fraction", 0.1))}
     masked, positions, targets = keys.mask(row, length=len(row), special=set(special), **common, **rule)
     expected = [vector["masked"], vector["positions"], vector["targets"]]
     assert [list(masked), list(positions), list(targets)] == expected
     tokens = SpecialTokens(vocab_size=vector["vocab_size"], unk=1, mask=4, special_ids=tuple(special))
-    goes_on = np.isin(np.arange(vector["vocab_size"]), continues)
-    masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], continues=goes_on)
+    continuing = np.isin(np.arange(vector["vocab_size"]), continues)
+    masker = Masker(Masking(**masking), tokens, length=len(row), seed=vector["seed"], continuing_ids=continuing)
     ids = np.array([row])
     names = np.array([vector["variant"]]), np.array([vector["sample_id"]])
     found_positions, found_targets = masker.apply(ids, np.array([len(row) - 2]), *names)
     used = found_targets[0] != bertdata.IGNORE_INDEX
-    found = [ids[0].tolist(), found_positions[0][used].tolist(), found_targets[0][used].tolist()]
-    assert found == expected
+    masked_row = [ids[0].tolist(), found_positions[0][used].tolist(), found_targets[0][used].tolist()]
+    assert masked_row == expected
 
 
 @pytest.mark.parametrize("vector", VECTORS["pack"], ids=str)

@@ -1,1 +1,1 @@
-"""The bytes of a dataset: arrays, records, shards, manifest. Both wings meet here."""
+"""The files of a dataset: arrays, records, shards, manifest. What writes datasets and what reads them meet here."""

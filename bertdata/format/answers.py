@@ -1,7 +1,8 @@
-"""A teacher's answers for the masked places of a stream: written once, in units, and read beside its batches.
+"""A teacher cache: a teacher's answers for the masked places of a stream, written once and read beside its batches.
 
-docs/format.md is the contract. A row of the cache belongs to a position of the stream, so a student reads it front to
-back; a unit is a fixed number of rows, made by any rank, and the cache is complete when cache.json is there.
+A row of the cache belongs to a position of the stream, so a student reads the cache from front to back. The rows are
+stored in units of a fixed number of rows, which any rank can write. The cache is complete when cache.json is there.
+docs/format.md defines it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError
+from bertdata.errors import DatasetError, UsageError, damaged
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import (
     HEADER_BYTES,
@@ -25,21 +26,22 @@ from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 
 CACHE, PLAN = "cache.json", "plan.json"
 FORMAT = "bertdata-teacher"
-LEAST = -65504.0  # of a float16; stands for the log of 0
-_LEAST_BITS = 0xFBFF  # its bits; what is above is infinite or no number
+LEAST = -65504.0  # the smallest finite float16; stands for the log of 0
+_LEAST_BITS = 0xFBFF  # the bits of LEAST; larger bits are infinite or not a number
 _HEADER = ("teacher", "tokenizer", "stream", "epoch_samples", "epoch_tokens", "samples", "slots", "vocab_size", "top_k",
            "id_dtype", "unit_samples", "batch_samples")  # fmt: skip
 
 
 class Answers(NamedTuple):
-    """What a teacher says to B rows of K slots, as it is stored. Zeros in unused slots."""
+    """A teacher's answers for B rows of K slots, as they are stored. Unused slots hold zeros."""
 
-    ids: NDArray[Any]  # [B, K, k] uint16 or uint32, the most probable first
-    logprobs: NDArray[np.float16]  # [B, K, k]
+    ids: NDArray[Any]  # [B, K, k] uint16 or uint32: the most probable ids, in descending order
+    logprobs: NDArray[np.float16]  # [B, K, k]: natural logs of their probabilities
     tails: NDArray[np.float16]  # [B, K]: log of the probability of all other tokens
 
 
 def is_teacher_cache(path: str | Path) -> bool:
+    """Whether a directory holds a teacher cache, complete or not."""
     return Path(path, CACHE).exists() or Path(path, PLAN).exists()
 
 
@@ -58,14 +60,14 @@ def rows_of(header: Mapping[str, Any], number: int) -> tuple[int, int]:
 
 
 def shapes(header: Mapping[str, Any], rows: int) -> dict[str, tuple[str, int]]:
-    """dtype and length of each array of so many rows."""
+    """The dtype and length of each array of a unit with `rows` rows, by name."""
     slots = rows * header["slots"]
     entries = slots * header["top_k"]
     return {"ids": (header["id_dtype"], entries), "logprobs": ("<f2", entries), "tails": ("<f2", slots)}
 
 
 def num_bytes(header: Mapping[str, Any], units: Iterable[int] | None = None) -> int:
-    """What the array files of some units take, or of all, to the byte."""
+    """The exact bytes that the array files of some units take; None: of all units."""
     total = 0
     for number in range(num_units(header)) if units is None else units:
         first, stop = rows_of(header, number)
@@ -75,24 +77,24 @@ def num_bytes(header: Mapping[str, Any], units: Iterable[int] | None = None) -> 
 
 
 def begin(directory: Path, header: dict[str, Any]) -> None:
-    """Writes the plan of a new cache, also over one that nothing came of; a complete one stays as it is.
+    """Writes plan.json for a new cache. It replaces a plan that has no unit, and leaves a complete cache as it is.
 
-    Raises UsageError, naming both values, if the directory holds a cache, or a part of one, with another header.
+    Raises UsageError, which names both values, if the directory holds units or a cache with another header.
     """
     complete = (directory / CACHE).exists()
     if complete or next(directory.glob("unit-*"), None):
-        known = read_header(directory, CACHE if complete else PLAN)
-        if differing := _differing(known, header):
-            raise UsageError(f"{directory} holds another cache: {differing}; give another --out")
+        old_header = read_header(directory, CACHE if complete else PLAN)
+        if differences := _differences(old_header, header):
+            raise UsageError(f"{directory} holds another cache: {differences}; give another --out")
     if complete:
-        (directory / PLAN).unlink(missing_ok=True)  # a kill may have come between
+        (directory / PLAN).unlink(missing_ok=True)  # a kill can leave it
     else:
         write_record(directory / PLAN, header)
 
 
 def missing_units(directory: Path, header: Mapping[str, Any]) -> list[int]:
-    """The units that are not there whole; a commit record is written after its arrays. O(units) system calls."""
-    found = []
+    """The numbers of the units that are missing or incomplete. O(units) system calls."""
+    missing = []
     for number in range(num_units(header)):
         first, stop = rows_of(header, number)
         try:
@@ -100,17 +102,17 @@ def missing_units(directory: Path, header: Mapping[str, Any]) -> list[int]:
             for name, (dtype, length) in shapes(header, stop - first).items():
                 open_array(array_path(directory, unit_name(number), name), dtype, length)
         except DatasetError:
-            found.append(number)
-    return found
+            missing.append(number)
+    return missing
 
 
 def write_unit(
     directory: Path, header: Mapping[str, Any], number: int, pieces: Iterable[tuple[Answers, dict[str, Any]]]
 ) -> None:
-    """Writes the answers of a unit, piece after piece in order of position, and its commit record last.
+    """Writes the answers of a unit, and its commit record last.
 
-    With each piece come its counts: samples, targets, and the sums entropy and tail_mass. Raises OSError on a full
-    disk; what is left of the unit is written again.
+    pieces: in order of position, each with its counts: samples, targets, and the sums entropy and tail_mass. Raises
+    OSError on a full disk; the unit is then missing, and the next run writes it again.
     """
     first, stop = rows_of(header, number)
     expected = shapes(header, stop - first)
@@ -120,10 +122,10 @@ def write_unit(
     }
     counts: dict[str, Any] = {"samples": 0, "targets": 0, "entropy": 0.0, "tail_mass": 0.0}
     try:
-        for answers, seen in pieces:
+        for answers, piece_counts in pieces:
             for name, values in answers._asdict().items():
                 arrays[name].append(values)
-            counts = {name: counts[name] + seen[name] for name in counts}
+            counts = {name: counts[name] + piece_counts[name] for name in counts}
         assert all(arrays[name].length == length for name, (_, length) in expected.items())  # noqa: S101
         entries = {name: array.commit() for name, array in arrays.items()}
     except BaseException:
@@ -136,7 +138,7 @@ def write_unit(
 
 
 def publish(directory: Path, header: dict[str, Any]) -> None:
-    """Writes cache.json over the units, all of which must be there, and removes the plan."""
+    """Writes cache.json, when all units are there, and removes the plan."""
     records = (read_record(directory / f"{unit_name(number)}.json") for number in range(num_units(header)))
     units = [without_crc32(record) for record in records]
     write_record(directory / CACHE, header | {"units": units})
@@ -145,19 +147,21 @@ def publish(directory: Path, header: dict[str, Any]) -> None:
 
 
 def without_crc32(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What cache.json says of a unit whose commit record this is."""
+    """The entry of a unit in cache.json, from its commit record."""
     entries = record["arrays"].items()
     arrays = {name: {key: entry[key] for key in ("dtype", "length", "sha256")} for name, entry in entries}
     return {"arrays": arrays, "counts": record["counts"]}
 
 
 def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
-    """A header, and in cache.json the units. Raises DatasetError unless it is whole and of a known kind."""
+    """Reads cache.json, header and units, or plan.json. Raises DatasetError if it is missing or damaged."""
     path = directory / name
     if name == CACHE and not path.exists():
         if (directory / PLAN).exists():
-            raise DatasetError(f"{directory} holds an unfinished cache; the same bertrain.teacher finishes it")
-        raise DatasetError(f"{directory} is not a teacher's cache: it has no {CACHE}; bertrain.teacher makes one")
+            raise DatasetError(
+                f"{directory} holds an unfinished teacher cache; run the same bertrain.teacher again to finish it"
+            )
+        raise DatasetError(f"{directory} is not a teacher cache: it has no {CACHE}; make one with bertrain.teacher")
     header = read_record(path)
     try:
         if header["format"] != FORMAT or any(key not in header for key in _HEADER):
@@ -182,9 +186,9 @@ def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
 
 
 class TeacherCache:
-    """A complete cache, opened: one small file is read. Units are mapped as they are reached, one at a time.
+    """A complete teacher cache. Opening reads cache.json alone; a unit is mapped when it is reached, one at a time.
 
-    .header is what cache.json says. Raises DatasetError if the directory holds no complete cache.
+    .header: the contents of cache.json. Raises DatasetError if the directory holds no complete cache.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -193,48 +197,49 @@ class TeacherCache:
 
     @property
     def variants(self) -> int | None:
+        """The variants of the stream that the answers belong to."""
         return self.header["stream"].get("variants")
 
     def check(self, stream: Mapping[str, Any], tokenizer: str) -> None:
-        """Raises UsageError, naming both values, if the answers are not those to this stream.
+        """Raises UsageError, which names both values, if the answers belong to another stream.
 
-        stream: a loader's state without position. tokenizer: SHA-256 of the dataset's tokenizer.json.
+        stream: the state of a loader without position. tokenizer: SHA-256 of the dataset's tokenizer.json.
         """
-        kept = {"tokenizer": self.header["tokenizer"]} | self.header["stream"]
-        if differing := _differing(kept, {"tokenizer": tokenizer} | dict(stream)):
+        cached = {"tokenizer": self.header["tokenizer"]} | self.header["stream"]
+        if differences := _differences(cached, {"tokenizer": tokenizer} | dict(stream)):
             raise UsageError(
-                f"the answers in {self.path} are to other masked samples than this run's: {differing}; give the run "
-                "what they were made with, or make others with bertrain.teacher"
+                f"the teacher cache {self.path} was made for other masked samples than those of this run: "
+                f"{differences}; give the run the same options, or make another cache with bertrain.teacher"
             )
 
     def read(self, positions: NDArray[np.int64], vocab_size: int) -> Answers:
-        """The answers for positions of the stream, int64 [B], best ascending: copies, O(k) a slot.
+        """Copies the answers for positions of the stream, int64 [B]; ascending positions are read fastest.
 
-        Raises UsageError past the end of the cache, DatasetError for damage that is in the way.
+        Raises UsageError for a position after the end of the cache, DatasetError for damage.
         """
         header = self.header
         slots, top_k = header["slots"], header["top_k"]
         shape = positions.size, slots, top_k
-        found = Answers(np.empty(shape, header["id_dtype"]), np.empty(shape, "<f2"), np.empty(shape[:2], "<f2"))
+        out = Answers(np.empty(shape, header["id_dtype"]), np.empty(shape, "<f2"), np.empty(shape[:2], "<f2"))
         if positions.size and positions.max() >= header["samples"]:
             raise UsageError(
-                f"{self.path} holds the answers to {header['samples']:,} samples, and the run reads "
-                f"{int(positions.max()) + 1:,}; take fewer steps, or make the cache with more --max-samples, or with "
-                "--variants, after which masks come round"
+                f"the teacher cache {self.path} has answers for {header['samples']:,} samples, and the run reads "
+                f"{int(positions.max()) + 1:,}; run fewer steps, or make the cache with a larger --max-samples, or "
+                "with --variants, after which the masks repeat"
             )
-        for first, stop in _stretches(positions, header["unit_samples"]):
+        for first, stop in _runs(positions, header["unit_samples"]):
             arrays = self._of(int(positions[first]) // header["unit_samples"])
             start = int(positions[first]) % header["unit_samples"] * slots
             end = start + (stop - first) * slots
-            found.ids[first:stop] = arrays["ids"][start * top_k : end * top_k].reshape(-1, slots, top_k)
-            found.logprobs[first:stop] = arrays["logprobs"][start * top_k : end * top_k].reshape(-1, slots, top_k)
-            found.tails[first:stop] = arrays["tails"][start:end].reshape(-1, slots)
-        if found.ids.size and (found.ids.max() >= vocab_size or not all(map(_are_logs, found[1:]))):
-            raise DatasetError(f"{self.path} is damaged; bertdata verify says where")
-        return found
+            out.ids[first:stop] = arrays["ids"][start * top_k : end * top_k].reshape(-1, slots, top_k)
+            out.logprobs[first:stop] = arrays["logprobs"][start * top_k : end * top_k].reshape(-1, slots, top_k)
+            out.tails[first:stop] = arrays["tails"][start:end].reshape(-1, slots)
+        if out.ids.size and (out.ids.max() >= vocab_size or not all(map(_are_logs, out[1:]))):
+            raise damaged(self.path)
+        return out
 
     def _of(self, number: int) -> dict[str, Any]:
-        """The arrays of a unit; those of the one before are let go."""
+        """The arrays of a unit. Those of the unit before are closed."""
         if number != self._unit:
             first, stop = rows_of(self.header, number)
             self._arrays = {
@@ -246,27 +251,27 @@ class TeacherCache:
 
 
 def _are_logs(values: NDArray[np.float16]) -> bool:
-    """Whether all are finite and none is above 0; by their bits, as float16 is slow to compare."""
+    """Whether all are finite and at most 0. It compares bits, because comparing float16 is slow."""
     return bool(values.view(np.int16).max() <= 0 and values.view(np.uint16).max() <= _LEAST_BITS)
 
 
-def _stretches(positions: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
-    """Where in `positions` stretches of neighbours that lie in one unit begin and end."""
+def _runs(positions: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
+    """Where runs of consecutive positions of one unit begin and end in `positions`."""
     units = positions // size
     cuts = np.flatnonzero((np.diff(positions) != 1) | (np.diff(units) != 0)) + 1
     bounds = [0, *cuts.tolist(), positions.size]
     return zip(bounds, bounds[1:], strict=False) if positions.size else iter(())
 
 
-def _differing(known: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> str:
-    """What two headers do not agree about, both values named; empty if they agree."""
-    found = []
-    for name in dict.fromkeys([*known, *given]):
-        was, now = known.get(name), given.get(name)
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> str:
+    """Names the members in which two headers differ, with both values; empty if they are the same."""
+    differences = []
+    for name in dict.fromkeys([*old, *new]):
+        was, now = old.get(name), new.get(name)
         if name == "units" or was == now:
             continue
         if isinstance(was, Mapping) and isinstance(now, Mapping):
-            found.append(_differing(was, now, f"{prefix}{name}."))
+            differences.append(_differences(was, now, f"{prefix}{name}."))
         else:
-            found.append(f"{prefix}{name} was {was!r} and is {now!r}")
-    return "; ".join(found)
+            differences.append(f"{prefix}{name} was {was!r} and is {now!r}")
+    return "; ".join(differences)

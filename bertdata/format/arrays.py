@@ -20,21 +20,22 @@ from bertdata.errors import DatasetError
 from bertdata.files import TEMPORARY, open_plain
 
 HEADER_BYTES = 128
-BLOCK_BYTES = 1 << 20  # of a CRC-32
+BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
 
 
 def npy_header(dtype: str, length: int) -> bytes:
-    """The 128 bytes before the data. Works for any length below 10**60."""
+    """The 128 bytes before the data, for any length below 10**60."""
     fields = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
     return b"\x93NUMPY\x01\x00\x76\x00" + fields.encode().ljust(117) + b"\n"
 
 
 def array_path(directory: Path, shard: str, array: str) -> Path:
+    """The file of an array, such as train-00000.tokens.npy."""
     return directory / f"{shard}.{array}.npy"
 
 
 def digest(path: Path) -> tuple[str, list[int]]:
-    """SHA-256 of a file in hex, and the CRC-32 of each of its 1 MiB blocks. One pass, about 0.4 GB/s."""
+    """The SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block. One pass, about 0.4 GB/s."""
     sha256, crcs = hashlib.sha256(), []
     with open_plain(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -44,7 +45,7 @@ def digest(path: Path) -> tuple[str, list[int]]:
 
 
 class ArrayWriter:
-    """Appends to one array file under its temporary name; `commit` makes it appear."""
+    """Writes one array file under a temporary name; `commit` gives it its own name."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.path, self.dtype, self.length = path, dtype, 0
@@ -52,11 +53,12 @@ class ArrayWriter:
         self._file.write(bytes(HEADER_BYTES))
 
     def append(self, values: NDArray[Any]) -> None:
+        """Adds numbers at the end; they are cast to the dtype of the array."""
         self._file.write(np.ascontiguousarray(values, self.dtype).data)
         self.length += values.size
 
     def commit(self) -> dict[str, Any]:
-        """Returns the array's entry in the commit record."""
+        """Finishes the file, and returns its entry in the commit record."""
         self._file.seek(0)
         self._file.write(npy_header(self.dtype, self.length))
         self._file.flush()
@@ -68,15 +70,16 @@ class ArrayWriter:
 
     def discard(self) -> None:
         """Removes the temporary file of an array that will not be finished."""
-        with contextlib.suppress(OSError):  # a full disk fails again as the buffer is flushed
+        with contextlib.suppress(OSError):  # closing flushes the buffer, which a full disk refuses again
             self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
 
 
 class Unmapped:
-    """The numbers of an array file on a file system that maps no files, read (pread) at each use.
+    """An array file on a file system that cannot map files into memory: numbers are read (pread) at each use.
 
-    As an array of one dimension: size, dtype, slices, and arrays of indices. Raises DatasetError if the file fails.
+    It has what is used of an array of one dimension: size, dtype, itemsize, nbytes, slices and arrays of indices.
+    Reading raises DatasetError if the file cannot be read.
     """
 
     def __init__(self, path: Path, file: IO[Any], dtype: str, length: int) -> None:
@@ -86,16 +89,16 @@ class Unmapped:
         weakref.finalize(self, os.close, self._fd)
 
     def read(self, start: int, out: NDArray[Any]) -> None:
-        """The numbers from `start` on → out, contiguous and of this dtype."""
-        place, rest = HEADER_BYTES + start * self.itemsize, memoryview(out.data).cast("B")
+        """Reads out.size numbers from `start` on into `out`, which is contiguous and of this dtype."""
+        offset, rest = HEADER_BYTES + start * self.itemsize, memoryview(out.data).cast("B")
         while rest:
             try:
-                count = os.preadv(self._fd, [rest], place)
+                count = os.preadv(self._fd, [rest], offset)
             except OSError as error:
                 raise DatasetError(f"{self.path} cannot be read: {error.strerror}") from None
             if count == 0:
-                raise DatasetError(f"{self.path} ends at byte {place}: it was cut short")
-            place, rest = place + count, rest[count:]
+                raise DatasetError(f"{self.path} ends at byte {offset}: it was cut short")
+            offset, rest = offset + count, rest[count:]
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
@@ -111,10 +114,10 @@ class Unmapped:
 
 
 def open_array(path: Path, dtype: str, length: int) -> Any:
-    """A read-only memory map of an array file, checked for size and header: O(1), a handful of system calls.
+    """A read-only memory map of an array file, whose size and header are checked: a few system calls.
 
-    An Unmapped where the file system maps none. Raises DatasetError, naming the byte counts, if the file is not exactly
-    what its record says.
+    Returns an Unmapped where the file system cannot map files. Raises DatasetError if the file cannot be opened, or if
+    its size or header is not that of `length` numbers of `dtype`.
     """
     expected = HEADER_BYTES + np.dtype(dtype).itemsize * length
     try:
@@ -123,7 +126,9 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
             if size != expected:
                 raise DatasetError(f"{path} has {size} bytes and should have {expected}: it was cut short or replaced")
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
-                raise DatasetError(f"{path}: its first {HEADER_BYTES} bytes do not say {length} numbers of {dtype}")
+                raise DatasetError(
+                    f"{path}: its first {HEADER_BYTES} bytes are not the header of {length} numbers of {dtype}"
+                )
             try:
                 pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             except OSError as error:
@@ -132,7 +137,7 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
                 return Unmapped(path, file, dtype, length)
     except OSError as error:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if error.errno == errno.EMFILE and soft < hard:  # a map keeps a descriptor
+        if error.errno == errno.EMFILE and soft < hard:  # each map keeps a descriptor open
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return open_array(path, dtype, length)
         advice = "; raise ulimit -n, or build with a larger --shard-size" * (error.errno == errno.EMFILE)
@@ -141,7 +146,7 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
 
 
 def pages_of(array: NDArray[Any]) -> mmap.mmap:
-    """The memory map under an array of `open_array`, header included."""
+    """The memory map of an array that `open_array` returned, header included."""
     base = array.base
     pages: Any = base.obj if isinstance(base, memoryview) else base
     return pages  # type: ignore[no-any-return]

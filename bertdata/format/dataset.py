@@ -1,15 +1,9 @@
-"""A published dataset, opened: read-only memory maps and the facts of its manifest.
-
-Opening costs a few system calls per array whatever the corpus holds, and no page of tokens is read until it is used;
-every process that opens the dataset shares the same pages. A Dataset pickles as its path and id, and opens its files
-anew on the other side, where another dataset in the same place is refused.
-"""
+"""An opened dataset: read-only memory maps of its arrays, and its manifest."""
 
 from __future__ import annotations
 
 import bisect
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -19,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError
+from bertdata.errors import DatasetError, damaged
 from bertdata.files import open_plain
 from bertdata.format.arrays import (
     array_path,
@@ -28,11 +22,20 @@ from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_m
 from bertdata.format.shard import open_shard
 from bertdata.types import SpecialTokens
 
-PATIENCE_S = 5.0  # while a build puts a new dataset in the place of an old one
+PATIENCE_S = 5.0  # how long to wait for a build that is replacing the dataset
 
 
 class Dataset:
-    """`bertdata.open(path)`. len() counts documents; iteration gives each one's ids."""
+    """A published dataset; `bertdata.open(path)` opens one.
+
+    len() is the number of documents; an index or an iteration gives the ids of a document.
+
+    Opening takes a few system calls for each array, however large the dataset is. Tokens are read from the disk when
+    they are used, and all processes that open the dataset share the memory. A Dataset pickles as its path and
+    dataset_id; unpickling opens the files again, and refuses another dataset in the same place.
+
+    Raises DatasetError if the directory holds no dataset, or if a file is missing or of a wrong size.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -53,7 +56,7 @@ class Dataset:
 
     @property
     def splits(self) -> Mapping[str, Split]:
-        """Name → Split, in the order train, validation, test; a split without documents is absent."""
+        """The splits by name, in the order train, validation, test; one without documents is absent."""
         return self._manifest.splits
 
     @property
@@ -66,26 +69,29 @@ class Dataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens stored, separators included."""
+        """Tokens of all splits, separators included."""
         return sum(split.num_tokens for split in self.splits.values())
 
     def tokens(self, split: str, shard: int) -> NDArray[Any]:
-        """All tokens of one shard of a split: uint16 or uint32 [num_tokens], a view of the file."""
+        """All tokens of shard number `shard` of a split: uint16 or uint32 [num_tokens], a view of the file."""
         return self._arrays[self.splits[split].shards[shard].name, "tokens"]
 
     def array(self, shard: str, name: str) -> NDArray[Any]:
-        """One array of a shard by name, such as array("train-00000", "documents"); a view of the file."""
+        """An array of a shard, both by name, such as array("train-00000", "documents"); a view of the file."""
         return self._arrays[shard, name]
 
     def document(self, index: int) -> NDArray[Any]:
-        """The ids of document `index` in manifest order, without separator: a read-only view, uint16 or uint32 [n]."""
+        """The ids of a document, without separator: uint16 or uint32 [n], a read-only view of the file.
+
+        index: of all documents, in the order of splits and shards; a negative one counts from the end.
+        """
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
         index %= len(self)
-        at = bisect.bisect_right(self._first_documents, index) - 1
-        shard = self._shards[at]
+        number = bisect.bisect_right(self._first_documents, index) - 1
+        shard = self._shards[number]
         offsets = self._arrays[shard.name, "documents"]
-        local = index - self._first_documents[at]
+        local = index - self._first_documents[number]
         start, stop = int(offsets[local]), int(offsets[local + 1])
         if not start < stop <= shard.num_tokens:
             raise DatasetError(
@@ -104,7 +110,7 @@ class Dataset:
         return (self.document(index) for index in range(len(self)))
 
     def token_counts(self, split: str, *, sample_tokens: int = 10_000_000) -> NDArray[np.int64]:
-        """How often each id occurs, int64 [vocab_size], over at most about `sample_tokens` evenly spaced tokens."""
+        """How often each id occurs, int64 [vocab_size], in evenly spaced tokens, about `sample_tokens` at most."""
         vocab_size = self.special_tokens.vocab_size
         step = 1 + self.splits[split].num_tokens // sample_tokens
         counts = np.zeros(vocab_size, np.int64)
@@ -113,12 +119,15 @@ class Dataset:
             for start in range(0, tokens.size, 4096 * step):
                 piece = tokens[start : start + 4096]
                 if piece.max() >= vocab_size:
-                    raise DatasetError(f"{self.path} is damaged; bertdata verify says where")
+                    raise damaged(self.path)
                 counts += np.bincount(piece, minlength=vocab_size)
         return counts
 
     def tokenizer_file(self, name: str) -> bytes:
-        """tokenizer.json or tokenizer_config.json. Raises DatasetError unless it is the one of this dataset."""
+        """The contents of tokenizer.json or tokenizer_config.json.
+
+        Raises DatasetError if it cannot be read, or is not the file of this dataset.
+        """
         path = self.path / name
         try:
             with open_plain(path, "rb") as file:
@@ -129,34 +138,12 @@ class Dataset:
             raise DatasetError(f"{path} is not the file that {MANIFEST} names; it was changed, or replaced by a build")
         return content
 
-    def continues(self) -> NDArray[np.bool_]:
-        """By id, bool [vocab_size]: whether it goes on with the word before it.
-
-        That is told by its spelling: the continuing prefix of WordPiece ("##"), or the lack of the mark that begins
-        words in byte-level and SentencePiece vocabularies ("Ġ", "▁"). In a vocabulary without marks every token is a
-        word. Raises DatasetError if the tokenizer cannot be read.
-        """
-        name = "tokenizer.json"
-        try:
-            model = json.loads(self.tokenizer_file(name))["model"]
-            spelled = model["vocab"] if isinstance(model["vocab"], dict) else [token for token, _ in model["vocab"]]
-            ids = spelled if isinstance(spelled, dict) else {token: number for number, token in enumerate(spelled)}
-            prefix = model.get("continuing_subword_prefix")
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise DatasetError(f"{self.path / name} cannot be read; bertdata verify says why") from None
-        begins = ("Ġ", "▁", "Ċ", "ĉ")  # the last two: a line end and a tab in byte-level vocabularies
-        marked = any(token.startswith(begins) for token in ids)
-        found = np.zeros(self.special_tokens.vocab_size, np.bool_)
-        for token, token_id in ids.items():
-            found[token_id] = token.startswith(prefix) if prefix else marked and not token.startswith(begins)
-        return found
-
 
 def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:
-    """A manifest and the arrays it names, by shard and name: never those of two builds.
+    """The manifest, and the arrays that it names by (shard, array): never the files of two builds.
 
-    A build that replaces a dataset takes the manifest away before it touches another file (docs/format.md), so arrays
-    that were opened while one manifest stayed in its place are its own. If it did not stay, there will soon be another.
+    A build that replaces a dataset removes the manifest before it touches another file (docs/format.md). So arrays that
+    were opened while the same manifest stayed in place belong to it. If it did not stay, this waits for the new one.
     """
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -174,12 +161,12 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:
         if fault is None and stayed:
             return manifest, arrays
         if stayed or time.monotonic() > deadline:
-            raise fault or DatasetError(f"{directory} is being replaced again and again; open it when builds are done")
+            raise fault or DatasetError(f"{directory} is being replaced by a build; open it when the build is done")
         time.sleep(0.02)
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Another for every file that ever was here."""
+    """(inode, modification time, size): changes when the file is replaced. None: there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -190,5 +177,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 def _reopen(path: str, dataset_id: str) -> Dataset:
     dataset = Dataset(path)
     if dataset.dataset_id != dataset_id:
-        raise DatasetError(f"{path} now holds dataset {dataset.dataset_id}, not {dataset_id}; it was rebuilt meanwhile")
+        raise DatasetError(
+            f"{path} now holds dataset {dataset.dataset_id}, not {dataset_id}: it was rebuilt meanwhile; open it again"
+        )
     return dataset

@@ -1,4 +1,7 @@
-"""The index of a dataset: manifest.json ⇄ plain frozen objects. Written last; its presence publishes the dataset."""
+"""The manifest of a dataset: manifest.json ⇄ plain frozen objects.
+
+It is written last: a directory without a manifest is not a dataset.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,19 @@ ARRAY_DTYPES = {"tokens": ("<u2", "<u4"), "documents": ("<u8",), "sentences": ("
 
 @dataclass(frozen=True)
 class Shard:
+    """What the manifest says about one shard."""
+
     name: str
     num_documents: int
     num_tokens: int  # separators included
-    num_sentences: int | None  # None: no sentences were stored
+    num_sentences: int | None  # None: sentences are not stored
     arrays: Mapping[str, Mapping[str, Any]]  # name → dtype, length, sha256
 
 
 @dataclass(frozen=True)
 class Split:
+    """The shards of train, validation or test, in order. It has at least one."""
+
     shards: tuple[Shard, ...]
 
     @property
@@ -44,7 +51,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Manifest:
-    token_dtype: str
+    """What manifest.json holds; docs/format.md explains each member."""
+
+    token_dtype: str  # "<u2" or "<u4"
     special_tokens: SpecialTokens
     tokenizer: Mapping[str, str]  # file name → SHA-256
     settings: Mapping[str, Any]
@@ -53,6 +62,7 @@ class Manifest:
 
     @property
     def dataset_id(self) -> str:
+        """SHA-256, in hex, of everything that decides what a reader gets."""
         arrays = [
             [split, array, entry["dtype"], entry["length"], entry["sha256"]]
             for split, shards in self.splits.items()
@@ -70,6 +80,7 @@ class Manifest:
         return hashlib.sha256(canonical(identity)).hexdigest()
 
     def write(self, directory: Path) -> None:
+        """Writes manifest.json, which publishes the dataset."""
         special = self.special_tokens
         shards = {name: [dict(vars(shard)) for shard in split.shards] for name, split in self.splits.items()}
         record = {
@@ -90,11 +101,11 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises DatasetError unless manifest.json is whole, of a known version, and consistent with itself."""
+    """Reads manifest.json. Raises DatasetError if it is missing, damaged, of another version, or contradicts itself."""
     path = directory / MANIFEST
     if not path.exists():
         if not directory.exists():
-            raise DatasetError(f"{directory} does not exist; bertdata build makes it")
+            raise DatasetError(f"{directory} does not exist; make a dataset with bertdata build")
         if (directory / ".build").exists():
             raise DatasetError(f"{directory} holds an unfinished build; run the same bertdata build again to finish it")
         raise DatasetError(f"{directory} is not a dataset: it has no {MANIFEST}")
@@ -105,11 +116,12 @@ def read_manifest(directory: Path) -> Manifest:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DatasetError(f"{path} is damaged: {type(error).__name__} {error}") from None
     if dataset_id != record.get("dataset_id"):
-        raise DatasetError(f"{path} is damaged: its contents do not give the dataset_id it states")
+        raise DatasetError(f"{path} is damaged: its contents do not match its dataset_id")
     return manifest
 
 
 def _parse(record: dict[str, Any]) -> Manifest:
+    """Raises ValueError, KeyError, TypeError and the like for a record that breaks a rule."""
     special = SpecialTokens(
         vocab_size=record["vocab_size"], special_ids=tuple(record["special_ids"]), **record["special_tokens"]
     )
@@ -143,7 +155,7 @@ def _parse(record: dict[str, Any]) -> Manifest:
 def _check_shard(shard: Shard, split: str, token_dtype: str) -> None:
     if not re.fullmatch(rf"{split}-[0-9]{{5,}}", shard.name):
         raise ValueError(f"shard name {shard.name!r}")
-    for array, entry in shard.arrays.items():  # those of unknown names too, which are verified
+    for array, entry in shard.arrays.items():  # also those of unknown names, which verify reads
         named = re.fullmatch(r"[a-z0-9_-]+", array) and re.fullmatch(r"[<|][a-z][1248]", entry["dtype"])
         if not named or type(entry["length"]) is not int:
             raise ValueError(f"array {array!r} of shard {shard.name}")

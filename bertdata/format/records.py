@@ -1,4 +1,4 @@
-"""JSON records, each sealed with a checksum of its own."""
+"""JSON records that hold their own checksum."""
 
 from __future__ import annotations
 
@@ -11,39 +11,43 @@ from bertdata.errors import DatasetError
 from bertdata.files import open_plain, write_file
 
 FORMAT_VERSION = 1
-MOST_RECORD_BYTES = 1 << 27  # of a JSON record: about 100,000 shards
+MAX_RECORD_BYTES = 1 << 27  # enough for a manifest of about 100,000 shards
 
 
 def canonical(record: Any) -> bytes:
+    """The form of a JSON value that is hashed: docs/format.md, JSON records."""
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Writes a JSON object sealed with its own checksum."""
+    """Writes a JSON object with its checksum, whole or not at all."""
     sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
     write_file(path, json.dumps(sealed, indent=1).encode() + b"\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """The object written by write_record. Raises DatasetError if the file is missing, damaged or of another version."""
+    """Reads what write_record wrote, without the checksum.
+
+    Raises DatasetError if the file is missing, damaged, or of another format version.
+    """
     try:
         with open_plain(path, "rb") as file:
-            content = file.read(MOST_RECORD_BYTES + 1)
-        if len(content) > MOST_RECORD_BYTES:
-            raise DatasetError(f"{path} is damaged: it has more than {MOST_RECORD_BYTES:,} bytes")
+            content = file.read(MAX_RECORD_BYTES + 1)
+        if len(content) > MAX_RECORD_BYTES:
+            raise DatasetError(f"{path} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes")
         record = json.loads(content)
         checksum = record.pop("checksum")
         if hashlib.sha256(canonical(record)).hexdigest() != checksum:
-            raise DatasetError(f"{path} is damaged: its contents do not give the checksum it states")
+            raise DatasetError(f"{path} is damaged: its contents do not match its checksum")
         version = record["format_version"]
     except FileNotFoundError:
         raise DatasetError(f"{path} is missing") from None
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DatasetError(f"{path} is damaged: it is not a record of ours") from None
+        raise DatasetError(f"{path} is damaged: it is not a JSON object with a checksum") from None
     if version != FORMAT_VERSION:
         raise DatasetError(
-            f"{path} has format version {version!r} and this library reads {FORMAT_VERSION}; upgrade bertdata"
+            f"{path} has format version {version!r}, and this library reads version {FORMAT_VERSION}; upgrade bertdata"
         )
     return record

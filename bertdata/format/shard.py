@@ -1,4 +1,4 @@
-"""One shard: documents → the arrays of a shard and its commit record, and back."""
+"""Writes documents as the arrays of a shard and its commit record, and opens them again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bertdata.format.records import FORMAT_VERSION, write_record
 
 
 class ShardWriter:
-    """Appends documents to the arrays of one shard; `commit` makes it appear, its record last."""
+    """Writes the documents of one shard. `commit` finishes the shard; its commit record comes last."""
 
     def __init__(
         self, directory: Path, name: str, *, split: str, token_dtype: str, sentences: bool, words: bool = False
@@ -32,7 +32,7 @@ class ShardWriter:
         self._arrays = {array: ArrayWriter(array_path(directory, name, array), dtypes[array]) for array in dtypes}
         for array in dtypes.keys() - {"tokens", "words"}:
             self._arrays[array].append(np.zeros(1, np.uint64))
-        self._word_starts = np.zeros(0, np.bool_)  # fewer than 8, which do not fill a byte yet
+        self._word_starts = np.zeros(0, np.bool_)  # up to 7, which do not fill a byte yet
 
     def append(
         self,
@@ -41,9 +41,10 @@ class ShardWriter:
         sentences: NDArray[np.uint64] | None = None,
         word_starts: NDArray[np.bool_] | None = None,
     ) -> None:
-        """tokens [n]; documents and sentences: where each ends in `tokens`, ascending, the last one n.
+        """Adds documents. tokens [n]: their ids, separators included.
 
-        word_starts bool [n]: whether each token begins a word.
+        documents, sentences: where each ends in `tokens`, ascending; the last is n. word_starts bool [n]: whether each
+        token begins a word.
         """
         before = np.uint64(self._arrays["tokens"].length)
         self._arrays["tokens"].append(tokens)
@@ -57,6 +58,7 @@ class ShardWriter:
             self._word_starts = waiting[whole:]
 
     def commit(self, *, input_range: tuple[int, int], counts: dict[str, int]) -> dict[str, Any]:
+        """Finishes the files, then writes the commit record, and returns it."""
         if "words" in self._arrays:
             self._arrays["words"].append(np.packbits(self._word_starts, bitorder="little"))
         record = {
@@ -71,12 +73,13 @@ class ShardWriter:
         return record
 
     def discard(self) -> None:
+        """Removes the temporary files of a shard that will not be finished."""
         for array in self._arrays.values():
             array.discard()
 
 
 def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:
-    """The arrays of a shard by name, checked for size, header, first and last offset. Raises DatasetError."""
+    """Opens the arrays of a shard, by name. Raises DatasetError for a wrong size, header, first or last offset."""
     arrays = {}
     for name in ARRAY_DTYPES.keys() & shard.arrays.keys():
         entry, path = shard.arrays[name], array_path(directory, shard.name, name)

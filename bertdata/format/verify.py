@@ -1,4 +1,7 @@
-"""Re-reads a dataset or a teacher's cache and checks every rule of docs/format.md. About 0.2 GB/s, in a few MiB."""
+"""Reads every byte of a dataset or a teacher's cache, and checks every rule of docs/format.md.
+
+About 0.2 GB/s, in a few MiB of memory.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,14 @@ from bertdata.format.records import read_record
 from bertdata.format.shard import open_shard
 from bertdata.types import SpecialTokens
 
-_PIECE = 1 << 20  # numbers looked at at a time
+_PIECE = 1 << 20  # numbers that are checked at a time
 
 
 def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """Every fault found, a sentence each, naming shard, array and byte range; an empty list for a sound dataset.
+    """Returns every fault, a sentence each that names the file and the place; an empty list for a sound dataset.
 
-    Raises DatasetError if there is no manifest to start from. `progress` is told bytes done and in all.
+    progress: called with the bytes that are done and the bytes in all. Raises DatasetError if the manifest, or the
+    header of a cache, cannot be read.
     """
     directory = Path(path)
     if answers.is_teacher_cache(directory):
@@ -50,40 +54,40 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
     total = sum(file.stat().st_size for file in paths if file.exists())
     done = 0
     for split, shard in shards:
-        blocks: dict[str, list[int]] = {}
+        crc32_of: dict[str, list[int]] = {}
         try:
-            blocks = _block_digests(directory, split, shard)
+            crc32_of = _recorded_crc32(directory, split, shard)
         except DatasetError as error:
             faults.append(str(error))
-        found: list[str] = []
+        shard_faults: list[str] = []
         for array, entry in shard.arrays.items():
             file = array_path(directory, shard.name, array)
-            found += _array_faults(file, entry, blocks.get(array))
+            shard_faults += _array_faults(file, entry, crc32_of.get(array))
             done += file.stat().st_size if file.exists() else 0
             progress(done, total)
-        faults += found  # the contents of damaged arrays would only say so again
-        if not found:
-            faults += _content_faults(directory, shard, manifest.special_tokens)
+        if not shard_faults:  # else the contents would only say again that the files are damaged
+            shard_faults += _content_faults(directory, shard, manifest.special_tokens)
+        faults += shard_faults
     return faults
 
 
-def _block_digests(directory: Path, split: str, shard: Shard) -> dict[str, list[int]]:
-    """The CRC-32 of each block of each array, from a commit record that agrees with the manifest."""
+def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list[int]]:
+    """The CRC-32 of each block of each array, by array, from a commit record that agrees with the manifest."""
     path = directory / f"{shard.name}.json"
     record = read_record(path)
     try:
         if record["split"] != split:
-            raise DatasetError(f"{path} and the manifest do not agree about the split")
+            raise DatasetError(f"{path} and the manifest disagree about the split")
         for array, entry in shard.arrays.items():
             if any(record["arrays"][array][key] != entry[key] for key in ("dtype", "length", "sha256")):
-                raise DatasetError(f"{path} and the manifest do not agree about array {array}")
+                raise DatasetError(f"{path} and the manifest disagree about array {array}")
         return {array: list(record["arrays"][array]["crc32"]) for array in shard.arrays}
     except (KeyError, TypeError, IndexError):
         raise DatasetError(f"{path} is damaged: it is not the record of this shard") from None
 
 
-def _array_faults(file: Path, entry: Mapping[str, Any], stated: list[int] | None) -> Iterator[str]:
-    """Compares a file with its digests: those of the manifest and, if known, the CRC-32 stated of each block."""
+def _array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | None) -> Iterator[str]:
+    """Compares a file with its SHA-256 and, if the commit record gave them, with the CRC-32 of its blocks."""
     try:
         sha256, crc32 = digest(file)
     except OSError as error:
@@ -93,14 +97,14 @@ def _array_faults(file: Path, entry: Mapping[str, Any], stated: list[int] | None
         yield str(error)
         return
     if sha256 == entry["sha256"]:
-        if stated not in (None, crc32):
-            yield f"{file} is sound, but its CRC-32 are not those of its commit record"
+        if recorded not in (None, crc32):
+            yield f"{file} is sound, but the CRC-32 in its commit record are not those of the file"
         return
     size = file.stat().st_size
     expected = HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
     if size != expected:
         yield f"{file} has {size:,} bytes and should have {expected:,}"
-    blocks = [number for number, (a, b) in enumerate(zip(crc32, stated or [], strict=False)) if a != b]
+    blocks = [number for number, (a, b) in enumerate(zip(crc32, recorded or [], strict=False)) if a != b]
     for number in blocks:
         start = number * BLOCK_BYTES
         yield f"{file}: bytes {start:,} to {min(start + BLOCK_BYTES, size):,} are damaged (CRC-32)"
@@ -109,65 +113,98 @@ def _array_faults(file: Path, entry: Mapping[str, Any], stated: list[int] | None
 
 
 def _content_faults(directory: Path, shard: Shard, special: SpecialTokens) -> Iterator[str]:
-    """Checks what the numbers of an undamaged shard say."""
+    """Checks the numbers of an undamaged shard; of each kind of fault only the first is reported."""
     try:
         arrays = open_shard(directory, shard)
     except DatasetError as error:
         yield str(error)
         return
-    tokens, documents, sentences = arrays["tokens"], arrays["documents"], arrays.get("sentences")
-    where = array_path(directory, shard.name, "tokens")
+    documents = arrays["documents"]
+
+    def file(array: str) -> Path:
+        return array_path(directory, shard.name, array)
+
+    tokens_fault = _tokens_fault(arrays["tokens"], shard.num_documents, special)
+    if tokens_fault:
+        yield f"{file('tokens')}: {tokens_fault}"
+    for array in ("documents", "sentences"):
+        fall = _first_fall(arrays[array]) if array in arrays else None
+        if fall is not None:
+            yield f"{file(array)}: offset {fall + 1} is not above offset {fall}"
+            return
+    if special.separator is not None:
+        for start, offsets in _in_pieces(documents[1:]):
+            missing = np.flatnonzero(arrays["tokens"][offsets - np.uint64(1)] != special.separator)
+            if missing.size:
+                yield f"{file('tokens')}: document {start + int(missing[0])} does not end with the separator"
+                break
+        for start, offsets in _in_pieces(documents, overlap=1):
+            empty = np.flatnonzero(np.diff(offsets) == 1)
+            if empty.size:
+                yield f"{file('documents')}: document {start + int(empty[0])} holds nothing but the separator"
+                break
+    if "sentences" in arrays:
+        sentences = arrays["sentences"]
+        for _, offsets in _in_pieces(documents):
+            if not np.array_equal(sentences[np.searchsorted(sentences, offsets)], offsets):
+                yield f"{file('sentences')}: a document does not begin with a sentence"
+                break
+    if "words" in arrays:
+        words_fault = _words_fault(arrays["words"], documents, has_separator=special.separator is not None)
+        if words_fault:
+            yield f"{file('words')}: {words_fault}"
+
+
+def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens) -> str | None:
+    """The first id that must not be stored, or a wrong number of separators."""
     forbidden = np.zeros(special.vocab_size, np.bool_)
     forbidden[list(special.special_ids)] = True
     for allowed in (special.unk, special.separator):
         if allowed is not None:
             forbidden[allowed] = False
-    num_separators = 0
-    for start in range(0, tokens.size, _PIECE):
-        piece = tokens[start : start + _PIECE]
-        large = np.flatnonzero(piece >= special.vocab_size)
+    num_separators, fault = 0, None
+    for start, ids in _in_pieces(tokens):
+        large = np.flatnonzero(ids >= special.vocab_size)
         if large.size:
-            at = start + int(large[0])
-            yield f"{where}: token {at} is {tokens[at]}, outside the vocabulary of {special.vocab_size}"
-            return
-        wrong = np.flatnonzero(forbidden[piece])
-        if wrong.size:
-            at = start + int(wrong[0])
-            yield f"{where}: token {at} is {tokens[at]}, a special id that must not be stored"
+            token = start + int(large[0])
+            return f"token {token} is {ids[large[0]]}, outside the vocabulary of {special.vocab_size}"
+        wrong = np.flatnonzero(forbidden[ids])
+        if wrong.size and not fault:
+            fault = f"token {start + int(wrong[0])} is {ids[wrong[0]]}, a special id that must not be stored"
         if special.separator is not None:
-            num_separators += int((piece == special.separator).sum())
-    if special.separator is not None and num_separators != shard.num_documents:
-        yield f"{where}: {num_separators} separators for {shard.num_documents} documents"
-    for array in ("documents", "sentences"):
-        fall = _first_fall(arrays[array]) if array in arrays else None
-        if fall is not None:
-            yield f"{array_path(directory, shard.name, array)}: offset {fall + 1} is not above offset {fall}"
-            return
-    if special.separator is not None:
-        for start in range(1, documents.size, _PIECE):
-            ends = documents[start : start + _PIECE] - np.uint64(1)
-            missing = np.flatnonzero(tokens[ends] != special.separator)
-            if missing.size:
-                yield f"{where}: document {start - 1 + int(missing[0])} does not end with the separator"
-                break
-        for start in range(0, documents.size - 1, _PIECE):
-            empty = np.flatnonzero(np.diff(documents[start : start + _PIECE + 1]) == 1)
-            if empty.size:
-                file = array_path(directory, shard.name, "documents")
-                yield f"{file}: document {start + int(empty[0])} holds nothing but the separator"
-                break
-    if sentences is not None:
-        for start in range(0, documents.size, _PIECE):
-            piece = documents[start : start + _PIECE]
-            if not np.array_equal(sentences[np.searchsorted(sentences, piece)], piece):
-                yield f"{array_path(directory, shard.name, 'sentences')}: a document does not begin with a sentence"
-                break
+            num_separators += int((ids == special.separator).sum())
+    if fault or special.separator is None or num_separators == num_documents:
+        return fault
+    return f"{num_separators} separators for {num_documents} documents"
+
+
+def _words_fault(words: NDArray[np.uint8], documents: NDArray[np.uint64], *, has_separator: bool) -> str | None:
+    """The first document that does not begin with a word, separator that is none, or bit after the last token."""
+
+    def inside(tokens: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Which of these tokens do not begin a word."""
+        return np.flatnonzero(words[tokens >> np.uint64(3)] >> (tokens & np.uint64(7)).astype(np.uint8) & 1 == 0)
+
+    for start, offsets in _in_pieces(documents, overlap=1):
+        first_tokens, last_tokens = inside(offsets[:-1]), inside(offsets[1:] - np.uint64(1))
+        if first_tokens.size:
+            return f"the first token of document {start + int(first_tokens[0])} does not begin a word"
+        if has_separator and last_tokens.size:
+            return f"the separator of document {start + int(last_tokens[0])} does not begin a word"
+    if int(words[-1]) >> (int(documents[-1]) - 8 * (words.size - 1)):
+        return "a bit after the last token is 1"
+    return None
+
+
+def _in_pieces(array: Any, *, overlap: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yields parts of an array with where they begin; each also holds the first `overlap` numbers of the next."""
+    for start in range(0, array.size - overlap, _PIECE):
+        yield start, array[start : start + _PIECE + overlap]
 
 
 def _first_fall(offsets: NDArray[np.uint64]) -> int | None:
     """The first index whose successor is not larger."""
-    for start in range(0, offsets.size - 1, _PIECE):
-        piece = offsets[start : start + _PIECE + 1]
+    for start, piece in _in_pieces(offsets, overlap=1):
         falls = np.flatnonzero(piece[1:] <= piece[:-1])
         if falls.size:
             return start + int(falls[0])
@@ -175,23 +212,24 @@ def _first_fall(offsets: NDArray[np.uint64]) -> int | None:
 
 
 def _cache_faults(directory: Path, progress: Callable[[int, int], None]) -> Iterator[str]:
+    """As `verify`, for a teacher's cache."""
     header = answers.read_header(directory)
     total, done = answers.num_bytes(header), 0
     for number, unit in enumerate(header["units"]):
-        name, stated = answers.unit_name(number), dict[str, Any]()
+        name, crc32_of = answers.unit_name(number), dict[str, Any]()
         path = directory / f"{name}.json"
         try:
             record = read_record(path)
-            stated = {array: record["arrays"][array]["crc32"] for array in answers.Answers._fields}
+            crc32_of = {array: record["arrays"][array]["crc32"] for array in answers.Answers._fields}
             if unit != answers.without_crc32(record):
-                yield f"{path} and {answers.CACHE} do not agree"
+                yield f"{path} and {answers.CACHE} disagree"
         except DatasetError as error:
             yield str(error)
         except (KeyError, TypeError):
             yield f"{path} is damaged: it is not the record of this unit"
         sound = True
         for array in answers.Answers._fields:
-            for fault in _array_faults(array_path(directory, name, array), unit["arrays"][array], stated.get(array)):
+            for fault in _array_faults(array_path(directory, name, array), unit["arrays"][array], crc32_of.get(array)):
                 sound = False
                 yield fault
         if sound:
@@ -201,7 +239,7 @@ def _cache_faults(directory: Path, progress: Callable[[int, int], None]) -> Iter
 
 
 def _answer_faults(directory: Path, header: Mapping[str, Any], number: int) -> Iterator[str]:
-    """Checks what the numbers of an undamaged unit say, some slots at a time; of each kind of fault the first."""
+    """Checks the numbers of an undamaged unit, some slots at a time; reports the first wrong slot."""
     first, stop = answers.rows_of(header, number)
     name, top_k, num_used = answers.unit_name(number), header["top_k"], 0
     arrays = {
@@ -217,21 +255,20 @@ def _answer_faults(directory: Path, header: Mapping[str, Any], number: int) -> I
         unused = ~(ids.any(1) | logprobs.any(1) | (tails != 0))
         num_used += int((~unused).sum())
         total = np.exp(logprobs).sum(1) + np.exp(tails)
-        in_order = np.sort(ids, 1)
-        for said, wrong in (
+        sorted_ids = np.sort(ids, 1)
+        for fault, wrong in (
             ("an id outside the vocabulary", (ids >= header["vocab_size"]).any(1)),
-            ("one id twice", (in_order[:, 1:] == in_order[:, :-1]).any(1)),
-            ("log-probabilities that are no falling row of finite numbers up to 0",
+            ("one id twice", (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(1)),
+            ("log-probabilities that are not finite, above 0, or not in descending order",
              ~np.isfinite(logprobs).all(1) | (logprobs > 0).any(1) | (np.diff(logprobs) > 0).any(1)),
-            ("a tail that is no finite number up to 0", ~np.isfinite(tails) | (tails > 0)),
+            ("a tail that is not finite, or above 0", ~np.isfinite(tails) | (tails > 0)),
             ("probabilities that do not add up to 1", ~(np.abs(total - 1) < 0.01)),
         ):  # fmt: skip
-            found = np.flatnonzero(wrong & ~unused)
-            if found.size:
-                at = start + int(found[0])
-                place = f"position {first + at // header['slots']}, slot {at % header['slots']}"
-                yield f"{directory / name}: {place} has {said}"
+            wrong_slots = np.flatnonzero(wrong & ~unused)
+            if wrong_slots.size:
+                row, slot = divmod(start + int(wrong_slots[0]), header["slots"])
+                yield f"{directory / name}: position {first + row}, slot {slot} has {fault}"
                 return
-    if num_used != header["units"][number]["counts"]["targets"]:
-        stated = header["units"][number]["counts"]["targets"]
-        yield f"{directory / name}: {num_used} slots are used, and its record says {stated}"
+    recorded = header["units"][number]["counts"]["targets"]
+    if num_used != recorded:
+        yield f"{directory / name}: {num_used} slots are used, and its record says {recorded}"

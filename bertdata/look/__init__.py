@@ -1,1 +1,1 @@
-"""What people look at: facts, samples, speed."""
+"""What inspect, show and bench print: facts, samples, speed."""

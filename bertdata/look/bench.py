@@ -1,6 +1,6 @@
-"""How fast this machine reads a dataset, and what memory that takes: `bertdata bench`.
+"""What bench prints: how fast this machine reads a dataset, and how much memory that takes.
 
-Measurements are made in processes of their own, which open the dataset anew. Rates count all places of a row.
+Each measurement runs in its own process, which opens the dataset again. Rates are places a second, padding included.
 """
 
 from __future__ import annotations
@@ -23,54 +23,60 @@ from bertdata.types import Masking
 
 
 def run(path: str, *, length: int, rows: int, seconds: float, processes: int, cold: bool) -> dict[str, Any]:
-    """All measurements as one JSON-able object; about 20 x `seconds`. cold: evicts the dataset from the page cache."""
+    """All measurements as one JSON-able object; takes about 20 times `seconds`.
+
+    rows, length: of a batch. processes: how many read together. cold: also measure reading from the disk, for which the
+    dataset is dropped from the page cache. Raises UsageError if there is no split train.
+    """
     dataset = Dataset(path)
-    known = [name for name in SAMPLE_KINDS if name != "pairs" or _has_pairs(dataset)]
+    kinds = [name for name in SAMPLE_KINDS if name != "pairs" or _has_pairs(dataset)]
     options: dict[str, Any] = {"length": length, "global_batch_size": rows}
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "path": path, "dataset_id": dataset.dataset_id, "tokens": dataset.num_tokens, "split": "train",
         "length": length, "rows": rows, "seconds": seconds, "cores": len(os.sched_getaffinity(0)),
     }  # fmt: skip
     if "train" not in dataset.splits:
-        raise UsageError(f"{path} has no split train to read; build it with a smaller --validation")
+        raise UsageError(f"{path} has no split train, which bench reads; build it again with a smaller --validation")
     del dataset
-    if cold:  # first, as the others warm it
-        found["cold"] = {shuffle: _alone(_cold, path, options, shuffle, seconds) for shuffle in ("blocks", "full")}
-    found["warm"] = _alone(_warm, path, options, known, seconds)
-    found["opening"] = _alone(_opening, path, options)
-    found["processes"] = read_together(path, options, processes, seconds)
-    return found
+    if cold:  # first, because the other measurements bring the dataset into memory
+        measured["cold"] = {shuffle: _alone(_cold, path, options, shuffle, seconds) for shuffle in ("blocks", "full")}
+    measured["warm"] = _alone(_warm, path, options, kinds, seconds)
+    measured["opening"] = _alone(_opening, path, options)
+    measured["processes"] = read_together(path, options, processes, seconds)
+    return measured
 
 
 def _has_pairs(dataset: Dataset) -> bool:
+    """Whether pairs can be made: sentences are stored, and there are two documents."""
     shards = [shard for split in dataset.splits.values() for shard in split.shards]
     return all(shard.num_sentences is not None for shard in shards) and dataset.num_documents > 1
 
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that share nothing with this one but files."""
+    """New processes, which share nothing but files with this one."""
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         yield pool
 
 
 def _alone(function: Any, *arguments: Any) -> Any:
+    """Calls a function in a new process."""
     with _pool(1) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def _rate(loader: Loader, seconds: float) -> float:
-    """Places a second."""
+    """Places a second, measured for `seconds`."""
     start, count = time.perf_counter(), 0
     while (passed := time.perf_counter() - start) < seconds:
         count += next(loader).input_ids.size
     return count / passed
 
 
-def _warm(path: str, options: dict[str, Any], known: list[str], seconds: float) -> dict[str, dict[str, float]]:
-    """By samples and policy: the median of five stretches."""
-    rates: dict[str, dict[str, float]] = {name: {} for name in known}
-    for name in known:
+def _warm(path: str, options: dict[str, Any], kinds: list[str], seconds: float) -> dict[str, dict[str, float]]:
+    """Rates by kind of samples and masking policy: the median of five measurements."""
+    rates: dict[str, dict[str, float]] = {name: {} for name in kinds}
+    for name in kinds:
         for policy in MASKING_POLICIES:
             loader = Loader(Dataset(path), **options, samples=name, masking=Masking(policy=policy))
             next(loader)  # compiles
@@ -79,7 +85,7 @@ def _warm(path: str, options: dict[str, Any], known: list[str], seconds: float) 
 
 
 def _opening(path: str, options: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds to open the dataset and the loader, and from there to the first batch; kernels loaded."""
+    """Milliseconds to open the dataset and a loader, and then to the first batch. Kernels are loaded before."""
     next(Loader(Dataset(path), **options))
     opening, first = [], []
     for _ in range(20):
@@ -93,22 +99,20 @@ def _opening(path: str, options: dict[str, Any]) -> dict[str, float]:
 
 
 def evict(directory: str | Path) -> None:
-    """Asks the system to forget what it keeps of a directory's files; pages that are mapped somewhere stay."""
+    """Drops the files of a directory from the page cache; pages that a process has mapped stay."""
     for file in Path(directory).iterdir():
         if file.is_file():
             fd = os.open(file, os.O_RDONLY)
             try:
-                os.fsync(fd)  # what is not written yet cannot be forgotten
+                os.fsync(fd)  # pages that are not written yet cannot be dropped
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
 
 
 def _cold(path: str, options: dict[str, Any], shuffle: str, seconds: float) -> dict[str, float]:
-    """Rate over a stretch of `seconds` that begins with nothing in memory, and bytes read from the disk."""
-    warmed = Loader(Dataset(path), **options)
-    next(warmed)  # kernels
-    del warmed
+    """The rate over `seconds`, at first with nothing in memory, and bytes read from the disk for each one used."""
+    next(Loader(Dataset(path), **options))  # loads the kernels
     evict(path)
     loader = Loader(Dataset(path), **options, shuffle=shuffle)
     before = read_bytes()
@@ -120,14 +124,16 @@ def _cold(path: str, options: dict[str, Any], shuffle: str, seconds: float) -> d
 
 
 def read_bytes() -> int:
+    """Bytes that this process has read from the disk."""
     with open("/proc/self/io") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: its own, what it shares with others, and PSS, which divides that among them.
+    """Memory of this process in bytes: private, shared with other processes, and PSS.
 
-    Pages of a file that nobody else has mapped are neither: nothing is lost when the system drops them.
+    PSS is the private memory and, of each shared page, the part that falls to this process. Pages of a file that only
+    this process has mapped are in neither of the first two: the system can drop them at any time.
     """
     with open("/proc/self/smaps_rollup") as file:
         sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in list(file)[1:]}
@@ -136,14 +142,17 @@ def memory() -> dict[str, int]:
 
 
 def read_together(path: str, options: dict[str, Any], processes: int, seconds: float) -> dict[str, Any]:
-    """Several readers at once, each a rank of one job. Memory beyond that of a process that only has the kernels."""
+    """Several readers at once, each a rank of one job: the sums of their rates and of their memory.
+
+    bare_*: their memory before they opened the dataset.
+    """
     manager = get_context("spawn").Manager()
-    barrier = manager.Barrier(processes, timeout=60 + 2 * seconds)  # should one of them fail
+    barrier = manager.Barrier(processes, timeout=60 + 2 * seconds)  # ends if one of them fails
     with _pool(processes) as pool:
         parts = [pool.submit(_reader, path, options, rank, processes, seconds, barrier) for rank in range(processes)]
-        found = [part.result() for part in parts]
+        results = [part.result() for part in parts]
     manager.shutdown()
-    totals = {name: sum(part[name] for part in found) for name in found[0]}
+    totals = {name: sum(result[name] for result in results) for name in results[0]}
     return {"number": processes} | totals
 
 
@@ -151,7 +160,7 @@ def _reader(
     path: str, options: dict[str, Any], rank: int, world_size: int, seconds: float, barrier: Any
 ) -> dict[str, float]:
     barrier.wait()
-    bare = memory()  # of a process that imported the same
+    bare = memory()
     barrier.wait()
     loader = Loader(Dataset(path), **options, rank=rank, world_size=world_size)
     next(loader)
@@ -159,21 +168,21 @@ def _reader(
     rate = _rate(loader, seconds)
     barrier.wait()
     used = memory()
-    barrier.wait()  # nobody goes before all have counted what they share
+    barrier.wait()  # all measure their memory before the first one ends
     return {"rate": rate} | used | {f"bare_{name}": size for name, size in bare.items()}
 
 
-def text(found: dict[str, Any]) -> str:
+def text(measured: dict[str, Any]) -> str:
     """The measurements for a terminal."""
     lines = [
-        f"{found['path']}: {found['tokens']:,} tokens, split {found['split']}, batches of {found['rows']} x "
-        f"{found['length']}, {found['cores']} cores",
+        f"{measured['path']}: {measured['tokens']:,} tokens, split {measured['split']}, "
+        f"batches of {measured['rows']} x {measured['length']}, {measured['cores']} cores",
         "",
         "  one process, warm, Mtok/s" + "".join(f"{policy:>13}" for policy in MASKING_POLICIES),
     ]
-    for name, rates in found["warm"].items():
+    for name, rates in measured["warm"].items():
         lines.append(f"  {name:<25}" + "".join(f"{rate / 1e6:>13.0f}" for rate in rates.values()))
-    opening, together = found["opening"], found["processes"]
+    opening, together = measured["opening"], measured["processes"]
     lines += [
         "",
         f"  opening {opening['open_ms']:.1f} ms, then the first batch {opening['first_batch_ms']:.1f} ms",
@@ -187,7 +196,7 @@ def text(found: dict[str, Any]) -> str:
         ("shared", "mapped and shared, each once"),
     ):
         lines.append(f"  {what:<36}{together[name] / 1e6:>9,.0f} MB{together['bare_' + name] / 1e6:>9,.0f} MB")
-    for shuffle, rates in found.get("cold", {}).items():
+    for shuffle, rates in measured.get("cold", {}).items():
         lines.append(
             f"  cold, shuffle {shuffle}: {rates['rate'] / 1e6:.1f} Mtok/s, {rates['disk_bytes_per_byte']:.2f} bytes "
             "from the disk for each byte used"

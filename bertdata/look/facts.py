@@ -1,4 +1,4 @@
-"""What inspect prints: facts of a dataset or teacher cache as one JSON-able object, and that object as text."""
+"""What inspect prints: facts about a dataset or a teacher cache, as a JSON-able object and as text."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.errors import DatasetError
+from bertdata.errors import damaged
 from bertdata.format import answers
-from bertdata.format.arrays import (
-    HEADER_BYTES,
-)
+from bertdata.format.arrays import HEADER_BYTES
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
 
-_BAR = 40
+_BAR = 40  # columns of the longest bar of the histogram
 _SHARES = {
     "pad_share": "of the places padding",
     "crop_share": "of the text cut off",
@@ -27,9 +25,10 @@ _SHARES = {
 def facts(
     dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows"
 ) -> dict[str, Any]:
-    """Everything `bertdata inspect` knows. Reads the documents arrays, 8 bytes a document, and no tokens.
+    """All facts about a dataset. Reads the offsets of documents, 8 bytes each, and no tokens.
 
-    Samples that need an index have it made.
+    samples, length, global_batch_size, world_size: for the numbers of samples and steps. Samples that need an index
+    make it.
     """
     manifest, special = dataset.manifest, dataset.special_tokens
     splits: dict[str, Any] = {}
@@ -85,13 +84,13 @@ def _sum_or_none(values: list[Any]) -> int | None:
 
 
 def _lengths(dataset: Dataset) -> dict[str, Any]:
-    """Tokens per document, separators not counted: extremes, quantiles, and a histogram over powers of two."""
+    """Tokens per document, without separators: min, max, mean, quantiles, and a histogram over powers of two."""
     shards = [shard for split in dataset.splits.values() for shard in split.shards]
     has_separator = dataset.special_tokens.separator is not None
     lengths = np.concatenate([np.diff(dataset.array(shard.name, "documents").astype(np.int64)) for shard in shards])
     lengths -= has_separator
     if lengths.min() < 1:
-        raise DatasetError(f"{dataset.path} is damaged; bertdata verify says where")
+        raise damaged(dataset.path)
     bins = np.bincount(np.floor(np.log2(lengths)).astype(np.int64))
     quantiles = np.quantile(lengths, [0.05, 0.5, 0.95], method="lower")
     return {
@@ -105,62 +104,62 @@ def _lengths(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def text(found: dict[str, Any]) -> str:
-    """The facts for a terminal, 100 columns wide."""
+def text(about: dict[str, Any]) -> str:
+    """The facts as text for a terminal, 100 columns wide."""
     tokenizer, counts, steps, spread = (
-        found["tokenizer"],
-        found["counts"],
-        found["steps_for"],
-        found["tokens_per_document"],
+        about["tokenizer"],
+        about["counts"],
+        about["steps_for"],
+        about["tokens_per_document"],
     )
     specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
     lines = [
-        f"{found['path']}",
-        f"  dataset_id   {found['dataset_id']}",
-        f"  documents    {found['documents']:,}",
-        f"  sentences    {'not stored' if found['sentences'] is None else format(found['sentences'], ',')}",
-        f"  tokens       {found['tokens']:,} {found['token_dtype']}, separators included",
-        f"  size         {found['bytes']:,} bytes, {found['bytes'] / found['tokens']:.2f} a token",
+        f"{about['path']}",
+        f"  dataset_id   {about['dataset_id']}",
+        f"  documents    {about['documents']:,}",
+        f"  sentences    {'not stored' if about['sentences'] is None else format(about['sentences'], ',')}",
+        f"  tokens       {about['tokens']:,} {about['token_dtype']}, separators included",
+        f"  size         {about['bytes']:,} bytes, {about['bytes'] / about['tokens']:.2f} a token",
         f"  tokenizer    {tokenizer['vocab_size']:,} ids, {specials or 'no special tokens'}",
         f"               SHA-256 {tokenizer['files'].get('tokenizer.json', '?')}",
         "",
         f"  split        shards    documents        tokens   samples of {steps['length']}   steps an epoch "
         f"(batch {steps['global_batch_size']}, {steps['world_size']} ranks)",
     ]
-    for name, split in found["splits"].items():
+    for name, split in about["splits"].items():
         lines.append(
             f"  {name:<12}{split['shards']:>7}{split['documents']:>13,}{split['tokens']:>14,}"
             f"{split['samples_per_epoch']:>15,}{split['steps_per_epoch']:>17,.1f}"
         )
-    for name, split in found["splits"].items():
+    for name, split in about["splits"].items():
         shares = [f"{split[share]:.2%} {what}" for share, what in _SHARES.items() if share in split]
         if shares:
             lines.append(f"  {name}: {steps['samples']}, {', '.join(shares)}")
     lines += [
         "",
-        f"  tokens per document: least {spread['min']:,}, median {spread['median']:,}, mean {spread['mean']:,}, "
-        f"most {spread['max']:,}",
+        f"  tokens per document: min {spread['min']:,}, median {spread['median']:,}, mean {spread['mean']:,}, "
+        f"max {spread['max']:,}",
     ]
-    most = max(entry["documents"] for entry in spread["histogram"])
+    largest = max(entry["documents"] for entry in spread["histogram"])
     for entry in spread["histogram"]:
-        bar = "█" * math.ceil(_BAR * entry["documents"] / most)
+        bar = "█" * math.ceil(_BAR * entry["documents"] / largest)
         lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
     literals = ", ".join(f"{token} {count:,} times" for token, count in counts["special_literals"].items())
-    skipped = counts.get("skipped_rows", 0)  # datasets of before rows could be skipped
+    skipped = counts.get("skipped_rows", 0)  # older datasets do not have it: no row was skipped
     num_read = counts["documents"] + counts["dropped_documents"]
     lines += [
         "",
         f"  text read    {counts['text_bytes']:,} bytes in {num_read:,} documents",
-        f"  dropped      {counts['dropped_documents']:,} documents that gave no token, {skipped:,} bad rows",
+        f"  dropped      {counts['dropped_documents']:,} documents without a token, {skipped:,} bad rows",
         f"  replaced     {counts['replaced_characters']:,} invalid UTF-8 sequences (by U+FFFD), "
         f"{counts['special_ids_replaced']:,} special ids (by the unknown id)",
-        f"  kept as text {literals or 'no spelling of a special token stood in it'}",
+        f"  kept as text {literals or 'no special token was spelled in the text'}",
     ]
     return "\n".join(lines)
 
 
 def cache_facts(path: str) -> dict[str, Any]:
-    """Everything `bertdata inspect` knows of a teacher's cache. Reads cache.json alone."""
+    """All facts about a teacher cache. Reads cache.json alone."""
     header = answers.TeacherCache(path).header
     counts = {name: sum(unit["counts"][name] for unit in header["units"]) for name in header["units"][0]["counts"]}
     tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
@@ -181,30 +180,30 @@ def cache_facts(path: str) -> dict[str, Any]:
     }
 
 
-def cache_text(found: dict[str, Any]) -> str:
-    """The same for a terminal."""
-    teacher, stream, slots = found["teacher"], found["stream"], found["samples"] * found["slots"]
+def cache_text(about: dict[str, Any]) -> str:
+    """The facts of a teacher cache as text for a terminal."""
+    teacher, stream, slots = about["teacher"], about["stream"], about["samples"] * about["slots"]
     masks = f"{stream['masking']['policy']}, {stream['masking']['probability']:.0%}"
-    epochs = f"{found['epochs']:.3g} epochs, each with masks of its own"
-    if found["variants"]:
-        epochs = f"{found['epochs']:.3g} of {found['variants']} epochs, after which masks come round"
+    epochs = f"{about['epochs']:.3g} epochs, each with its own masks"
+    if about["variants"]:
+        epochs = f"{about['epochs']:.3g} of {about['variants']} epochs, after which the masks repeat"
     lines = [
-        f"{found['path']}",
+        f"{about['path']}",
         f"  teacher      {teacher['parameters']:,} parameters, {teacher['precision']}, SHA-256 {teacher['sha256']}",
         f"  dataset_id   {stream['dataset_id']}",
-        f"  tokenizer    SHA-256 {found['tokenizer']}",
+        f"  tokenizer    SHA-256 {about['tokenizer']}",
         f"  stream       {stream['samples']} of {stream['length']}, split {stream['split']}, seed {stream['seed']}, "
         f"order {stream['shuffle']}, masks {masks}",
-        f"  coverage     {found['samples']:,} samples, {epochs}",
-        f"  targets      {found['targets']:,}, {found['targets'] / slots:.1%} of {found['slots']} slots a sample",
-        f"  size         {found['bytes']:,} bytes in {found['units']:,} units, "
-        f"{found['bytes_per_corpus_token']:.2f} a token of the corpus",
-        f"  kept         {found['top_k']} tokens a target; the others have {found['mean_tail_mass']:.2%} of the "
+        f"  coverage     {about['samples']:,} samples, {epochs}",
+        f"  targets      {about['targets']:,}, {about['targets'] / slots:.1%} of {about['slots']} slots a sample",
+        f"  size         {about['bytes']:,} bytes in {about['units']:,} units, "
+        f"{about['bytes_per_corpus_token']:.2f} a token of the corpus",
+        f"  kept         {about['top_k']} tokens a target; the others have {about['mean_tail_mass']:.2%} of the "
         "probability on average",
-        f"  entropy      {found['mean_entropy']:.3f} nats on average",
+        f"  entropy      {about['mean_entropy']:.3f} nats on average",
     ]
     return "\n".join(lines)
 
 
-def as_json(found: dict[str, Any]) -> str:
-    return json.dumps(found, indent=1, ensure_ascii=False)
+def as_json(about: dict[str, Any]) -> str:
+    return json.dumps(about, indent=1, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What show prints: samples as a trainer gets them, decoded."""
+"""What show prints: samples as a trainer gets them, as text."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from bertdata.types import IGNORE_INDEX, Masking
 def shown(
     dataset: Dataset, *, samples: str, split: str, first: int, count: int, length: int, seed: int, policy: str | None
 ) -> str:
-    """Decoded samples by position: as text, or with a masking policy a table of input, target and mask side by side."""
+    """Samples by position, decoded. With a masking policy each is a table of input, target and what the mask did.
+
+    first, count: positions of the first epoch. policy: one of choices.MASKING_POLICIES; None: rows are not masked.
+    Raises UsageError for a split or a position that does not exist.
+    """
     from bertdata.tokenize.load import load
 
     if split not in dataset.splits:
-        raise UsageError(f"{dataset.path} has no split {split!r}, only {', '.join(dataset.splits)}")
-    decode = load(str(dataset.path))
+        raise UsageError(f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}")
+    tokenizer = load(str(dataset.path))
     masking = Masking(policy=policy) if policy else None
     loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)
     if not 0 <= first < loader.num_samples:
-        raise UsageError(f"sample {first} of {loader.num_samples}; give 0 to {loader.num_samples - 1}")
+        raise UsageError(f"--sample is {first}; give a position from 0 to {loader.num_samples - 1}")
     blocks = []
     for position in range(first, min(first + count, loader.num_samples)):
         batch = loader.read(np.array([position]))
@@ -37,16 +41,17 @@ def shown(
             lines.append(f"  {'place':>5}  {'input':<20}{'target':<20}mask")
             for place, token in enumerate(ids):
                 target = labels[place]
-                shown = decode.spell(int(target)) if target != IGNORE_INDEX else ""
+                target_token = tokenizer.spell(int(target)) if target != IGNORE_INDEX else ""
                 kind = "" if target == IGNORE_INDEX else _kind(int(token), int(target), dataset.special_tokens.mask)
-                lines.append(f"  {place:>5}  {decode.spell(int(token)):<20}{shown:<20}{kind}".rstrip())
+                lines.append(f"  {place:>5}  {tokenizer.spell(int(token)):<20}{target_token:<20}{kind}".rstrip())
         else:
-            lines.append(decode.decode(ids.tolist()))
+            lines.append(tokenizer.decode(ids.tolist()))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
 def _kind(token: int, target: int, mask_id: int | None) -> str:
+    """What the mask did to a selected place."""
     if token == mask_id:
         return "masked"
     return "kept" if token == target else "random"

@@ -1,1 +1,1 @@
-"""A dataset → masked batches."""
+"""Reads a dataset as masked batches."""

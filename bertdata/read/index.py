@@ -1,7 +1,8 @@
-"""What a way of sampling must know of a dataset and is computed from it once: arrays in a cache, memory-mapped.
+"""Sampling indexes, computed once and cached on disk as memory-mapped arrays.
 
-The cache is $BERTDATA_CACHE, else bertdata/ in $XDG_CACHE_HOME, else ~/.cache/bertdata. An index is found by what it
-was made of, appears when it is whole, is the same whoever makes it, and can be deleted at any time.
+The cache directory is $BERTDATA_CACHE, else bertdata/ in $XDG_CACHE_HOME, else ~/.cache/bertdata. The name of an index
+is a hash of everything that decides its contents, so two processes that make the same index write the same bytes. An
+index appears when it is complete. The directory can be deleted at any time; what is needed is made again.
 """
 
 from __future__ import annotations
@@ -18,40 +19,50 @@ from numpy.typing import NDArray
 
 from bertdata.errors import BuildError, DatasetError
 from bertdata.files import fsync_directory, make_directory
-from bertdata.format.arrays import (
-    ArrayWriter,
-    array_path,
-    open_array,
-)
+from bertdata.format.arrays import ArrayWriter, array_path, open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, read_record, write_record
+from bertdata.read.stream import TokenStream
 
+INDEX_VERSION = 2  # raised when the contents of an index change
 Append = Callable[[str, NDArray[Any]], None]
+"""append(name, values): adds values to the end of an array of the index."""
 
 
 def cache_directory() -> Path:
-    if found := os.environ.get("BERTDATA_CACHE"):
-        return Path(found)
+    if directory := os.environ.get("BERTDATA_CACHE"):
+        return Path(directory)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertdata"
 
 
-def derived(
+def index_identity(stream: TokenStream, kind: str) -> dict[str, Any]:
+    """What decides the contents of every index of a split; a kind of samples adds what else it depends on."""
+    return {
+        "version": INDEX_VERSION,
+        "dataset_id": stream.dataset.dataset_id,
+        "split": stream.split,
+        "samples": kind,
+        "length": stream.length,
+    }
+
+
+def open_index(
     identity: dict[str, Any], dtypes: dict[str, str], make: Callable[[Append], dict[str, Any]]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Arrays by name, and facts about them: read-only maps of an index, which is made if there is none.
+    """Returns the arrays of an index by name, read-only memory maps, and facts about them. Makes it if there is none.
 
-    identity: JSON-able; all that decides what is in the index. dtypes: of the arrays by name. make: calls append(name,
-    values) in order, and returns the facts. Raises BuildError if the index cannot be written.
+    identity: JSON-able; everything that decides the contents. dtypes: of the arrays, by name. make: calls append for
+    the values of each array in order, and returns the facts. Raises BuildError if the index cannot be written.
     """
     directory, name = cache_directory(), hashlib.sha256(canonical(identity)).hexdigest()[:32]
     try:
-        return _opened(directory, name, dtypes)
-    except DatasetError:  # missing, cut short or of another version
+        return _read(directory, name, dtypes)
+    except DatasetError:  # missing, cut short, or of another version
         pass
     try:
         make_directory(directory)
-        own = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=directory))
+        temporary = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=directory))
         try:
-            writers = {array: ArrayWriter(array_path(own, name, array), dtype) for array, dtype in dtypes.items()}
+            writers = {array: ArrayWriter(array_path(temporary, name, array), dtype) for array, dtype in dtypes.items()}
             try:
                 facts = make(lambda array, values: writers[array].append(values))
                 lengths = {array: writer.commit()["length"] for array, writer in writers.items()}
@@ -60,22 +71,22 @@ def derived(
                     writer.discard()
                 raise
             for array in dtypes:
-                os.replace(array_path(own, name, array), array_path(directory, name, array))
+                os.replace(array_path(temporary, name, array), array_path(directory, name, array))
             fsync_directory(directory)
             record = {"format_version": FORMAT_VERSION, "identity": identity, "lengths": lengths, "facts": facts}
-            write_record(own / f"{name}.json", record)
-            os.replace(own / f"{name}.json", directory / f"{name}.json")
+            write_record(temporary / f"{name}.json", record)
+            os.replace(temporary / f"{name}.json", directory / f"{name}.json")
         finally:
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise BuildError(
-            f"the index of samples cannot be written to {directory}: {error.strerror or error}; "
+            f"the sampling index cannot be written to {directory}: {error.strerror or error}; "
             "set BERTDATA_CACHE to a directory with room"
         ) from None
-    return _opened(directory, name, dtypes)
+    return _read(directory, name, dtypes)
 
 
-def _opened(directory: Path, name: str, dtypes: dict[str, str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def _read(directory: Path, name: str, dtypes: dict[str, str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     record = read_record(directory / f"{name}.json")
     arrays = {
         array: open_array(array_path(directory, name, array), dtype, record["lengths"][array])[:]

@@ -1,36 +1,46 @@
-"""Every compiled loop of the read path, in one file, because numba's cache does not notice a change in another.
+"""Every compiled loop of the read path.
 
-Contract: Python validates and allocates, kernels only loop. A kernel never raises. An offset that comes from a file is
-clamped to the array it indexes and reported through the return value. Arithmetic of keys is uint64, modulo 2**64;
-docs/determinism.md defines it and tests/reference/ holds a slow twin of each kernel.
+All are in one file, because numba's cache does not notice a change in an imported kernel.
 
-Letters: B rows, T places of a row, K slots for masked places, S tokens of a split, C tokens of text in a row.
+Python checks the arguments and allocates the arrays; a kernel only loops, and never raises. What a kernel reads from a
+file is checked against the array that it points into, and damage is reported through the return value. Keys are uint64,
+and their arithmetic is modulo 2**64; docs/determinism.md defines it, and tests/reference/ holds a slow twin of each
+kernel.
+
+Kernels take their arguments as named records. A NamedTuple groups arrays and numbers that belong together. A structured
+dtype (SPAN, PAIR) is a row of a table with named columns.
+
+Letters in shapes: B rows, T places of a row, K slots for masked places, V ids of the vocabulary.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, types, uint64
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from bertdata import keys
 from bertdata.jit import jit
 from bertdata.types import IGNORE_INDEX
 
 _inline = functools.partial(jit, inline="always")
-U0, U1, U32 = np.uint64(0), np.uint64(1), np.uint64(32)
+U0, U1, U2, U6, U32, U63 = (np.uint64(number) for number in (0, 1, 2, 6, 32, 63))
 LOW32 = np.uint64(0xFFFFFFFF)
-SELECT = np.uint64(1 << 32)  # draws from here on select places; draw t < 2**32 decides what becomes of place t
 ROUNDS = 8
 GOLDEN = np.uint64(keys.GOLDEN)
-PHASE, ORDER, MASK, BLOCKS, WINDOW, PAIRS = (
+# The words of a key that say what it is for. "window" names groups of blocks: the word may not change any more.
+PHASE, ORDER, MASK, BLOCKS, GROUP, PAIRS = (
     np.uint64(keys.purpose(name)) for name in ("phase", "order", "mask", "blocks", "window", "pairs")
 )
-WINDOW_BLOCKS = 64
+GROUP_BLOCKS = 64  # blocks of a group; the last group of an epoch may have up to 127 and a part
+
+
+# ------------------------------------------------------------------------------------------------------- keys and draws
 
 
 @_inline()
@@ -52,32 +62,44 @@ def draw(key, index):
 
 @_inline()
 def below(x, n):
-    """High half of the 128-bit product x * n."""
+    """x scaled to [0, n): the high half of the 128-bit product x * n."""
     x_lo, x_hi, n_lo, n_hi = x & LOW32, x >> U32, n & LOW32, n >> U32
     cross = x_hi * n_lo + ((x_lo * n_lo) >> U32)
     other = x_lo * n_hi + (cross & LOW32)
     return x_hi * n_hi + (cross >> U32) + (other >> U32)
 
 
+@_inline()
+def below32(x, n):
+    """The high half of x scaled to [0, n), for n up to 2**32."""
+    return ((x >> U32) * n) >> U32
+
+
 @jit()
-def key3(seed, what, variant):
-    """key(seed, purpose, variant)."""
-    return absorb(absorb(absorb(U0, seed), what), variant)
+def key3(seed, purpose, variant):
+    """key(seed, purpose, variant) of docs/determinism.md."""
+    return absorb(absorb(absorb(U0, seed), purpose), variant)
+
+
+# ---------------------------------------------------------------------------------------------------------------- order
 
 
 @jit()
 def num_bits(n):
-    """Of the smallest power of two that is no less than n, and 64."""
+    """b such that 2**b is the smallest power of two that is at least n and at least 64."""
     bits = uint64(6)
-    while bits < uint64(63) and (n - U1) >> bits != U0:
+    while bits < U63 and (n - U1) >> bits != U0:
         bits += U1
     return bits
 
 
 @jit()
 def permuted(key, n, bits, x):
-    """Where a keyed permutation of [0, n) takes x: a Feistel network of `bits` bits, walked back into range."""
-    lo = bits // uint64(2)
+    """Where a keyed permutation of [0, n) takes x.
+
+    It is a Feistel network on numbers of `bits` bits, repeated until the result is below n.
+    """
+    lo = bits // U2
     hi = bits - lo
     lo_mask = (U1 << lo) - U1
     while True:
@@ -95,45 +117,52 @@ def permuted(key, n, bits, x):
 
 @jit()
 def permute(positions, num_samples, seed, epochs, sample_ids):
-    """Positions of the endless stream → their epoch and sample id. int64 [B] each; about 45 ns a sample."""
+    """Writes the epoch and the sample id of each position of the endless stream. int64 [B] each; 45 ns a sample."""
     n = uint64(num_samples)
     bits = num_bits(n)
-    last_epoch, key = np.int64(-1), U0
+    epoch, start, key = np.int64(0), np.int64(0), key3(seed, ORDER, U0)
     for i in range(positions.size):
-        epoch = positions[i] // num_samples
-        if epoch != last_epoch:
-            key, last_epoch = key3(seed, ORDER, uint64(epoch)), epoch
+        if not 0 <= positions[i] - start < num_samples:
+            epoch = positions[i] // num_samples
+            start, key = epoch * num_samples, key3(seed, ORDER, uint64(epoch))
         epochs[i] = epoch
-        sample_ids[i] = np.int64(permuted(key, n, bits, uint64(positions[i] - epoch * num_samples)))
+        sample_ids[i] = np.int64(permuted(key, n, bits, uint64(positions[i] - start)))
 
 
 @jit()
 def permute_blocks(positions, num_samples, block, seed, epochs, sample_ids):
-    """As `permute`, but blocks of `block` samples stay within WINDOW_BLOCKS blocks of the order; twice the cost."""
+    """As `permute`, for an order in blocks of `block` samples; twice the cost.
+
+    Whole blocks are permuted. Each GROUP_BLOCKS of them that then follow one another are a group, and the samples of a
+    group are permuted.
+    """
     num_blocks = num_samples // block
-    window = WINDOW_BLOCKS * block
-    num_windows = max(1, num_blocks // WINDOW_BLOCKS)
+    group_samples = GROUP_BLOCKS * block
+    num_groups = max(1, num_blocks // GROUP_BLOCKS)
     block_bits = num_bits(uint64(max(1, num_blocks)))
-    last_epoch, last_window, block_key, window_key = np.int64(-1), np.int64(-1), U0, U0
-    start, size, window_bits = np.int64(0), np.int64(1), U0
+    last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0
+    start, size, group_bits = np.int64(0), np.int64(1), U0
     for i in range(positions.size):
         epoch = positions[i] // num_samples
         x = positions[i] - epoch * num_samples
-        j = min(x // window, num_windows - 1)
-        if epoch != last_epoch or j != last_window:
+        group = min(x // group_samples, num_groups - 1)
+        if epoch != last_epoch or group != last_group:
             block_key = key3(seed, BLOCKS, uint64(epoch))
-            window_key = absorb(key3(seed, WINDOW, uint64(epoch)), uint64(j))
-            start = j * window
-            size = num_samples - start if j == num_windows - 1 else window
-            window_bits = num_bits(uint64(size))
-            last_epoch, last_window = epoch, j
-        y = np.int64(permuted(window_key, uint64(size), window_bits, uint64(x - start)))
+            group_key = absorb(key3(seed, GROUP, uint64(epoch)), uint64(group))
+            start = group * group_samples
+            size = num_samples - start if group == num_groups - 1 else group_samples
+            group_bits = num_bits(uint64(size))
+            last_epoch, last_group = epoch, group
+        y = np.int64(permuted(group_key, uint64(size), group_bits, uint64(x - start)))
         epochs[i] = epoch
         sample_ids[i] = start + y
         if start + y < num_blocks * block:
-            number = uint64(j * WINDOW_BLOCKS + y // block)
+            number = uint64(group * GROUP_BLOCKS + y // block)
             number = permuted(block_key, uint64(num_blocks), block_bits, number)
             sample_ids[i] = np.int64(number) * block + y % block
+
+
+# --------------------------------------------------------------------------------------------------- machine primitives
 
 
 @intrinsic
@@ -148,7 +177,7 @@ def _pointer(typing: Any, address: Any, like: Any) -> Any:
 
 @intrinsic
 def _prefetch(typing: Any, address: Any) -> Any:
-    """Asks for the 64 bytes at an address, which need not be there, without waiting for them."""
+    """Asks the processor to load the 64 bytes at an address, and does not wait. The address may be invalid."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
@@ -162,38 +191,94 @@ def _prefetch(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def _trailing_zeros(typing: Any, word: Any) -> Any:
+    """The number of the lowest bit that is set, in a word that is not 0."""
+
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), generate
 
 
-PREFETCHED = 1024  # bytes of a slice; the processor sees for itself that a longer one goes on
+@intrinsic
+def _count_ones(typing: Any, word: Any) -> Any:
+    """The number of bits that are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), generate
 
 
-@jit()
-def _add_span(spans, number, at, address, row, place, length, itemsize):
-    """Notes that `length` tokens from an address belong at a place of a row, and asks memory for them.
+@_inline()
+def _is_set(bits, place):
+    """Whether bit `place` of a uint64 array is set."""
+    return bits[uint64(place) >> U6] >> (uint64(place) & U63) & U1
 
-    at: where the first of them is in the stream.
-    """
-    spans[number, 0] = address
-    spans[number, 1] = row
-    spans[number, 2] = place
-    spans[number, 3] = length
-    spans[number, 4] = at
-    for line in range(address & ~63, address + min(length * itemsize, PREFETCHED), 64):
+
+@_inline()
+def _set(bits, place):
+    bits[uint64(place) >> U6] |= U1 << (uint64(place) & U63)
+
+
+# -------------------------------------------------------------------------------------- samples: where tokens come from
+
+
+class TokenTable(NamedTuple):
+    """The tokens of a split in memory: its shards end to end are one stream. One for each Loader."""
+
+    starts: NDArray[np.int64]  # [num_shards + 1]: where each shard begins in the stream, then the length of the stream
+    addresses: NDArray[np.int64]  # [num_shards]: memory address of the first token of each shard, 0 if it is not mapped
+    itemsize: int  # bytes of a token: 2 or 4
+    separator: int  # tokens after the text of each document: 1, or 0 if the dataset has no separator
+    cls: int  # id of [CLS]
+    sep: int  # id of [SEP]
+
+
+SPAN = np.dtype(
+    [
+        ("address", np.int64),  # memory address of the first token
+        ("row", np.int64),  # row of the batch
+        ("place", np.int64),  # place in the row of the first token
+        ("length", np.int64),  # tokens
+        ("start", np.int64),  # where the first token is in the stream
+    ]
+)
+"""Tokens that lie side by side in one shard and belong side by side in one row."""
+
+
+class Frames(NamedTuple):
+    """The rows of a batch before their text is copied: special tokens are there, spans say what belongs between."""
+
+    ids: NDArray[np.int64]  # [B, T]
+    filled: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
+    spans: NDArray[Any]  # SPAN [at least as many as the rows can have]
+
+
+PREFETCHED = 1024  # bytes of a span that are prefetched; the processor itself goes on with a longer one
+
+
+@_inline()
+def _add_span(table, frames, number, shard, start, length, row, place):
+    """Writes span `number` and prefetches its tokens. Returns number + 1."""
+    address = table.addresses[shard] + (start - table.starts[shard]) * table.itemsize
+    span = frames.spans[number]
+    span["address"] = address
+    span["row"] = row
+    span["place"] = place
+    span["length"] = length
+    span["start"] = start
+    for line in range(address & ~63, address + min(length * table.itemsize, PREFETCHED), 64):
         _prefetch(line)
     return number + 1
 
 
 @jit()
-def _shard_at(starts, at):
-    """The last shard that begins at or before a token of the stream."""
+def _shard_of(starts, start):
+    """The number of the shard that holds token `start` of the stream, by bisection."""
     lo, hi = 0, starts.size - 1
     while hi - lo > 1:
         middle = (lo + hi) // 2
-        if starts[middle] <= at:
+        if starts[middle] <= start:
             lo = middle
         else:
             hi = middle
@@ -207,14 +292,9 @@ def phase(seed, epoch, total):
 
 
 @jit()
-def window_rows(epochs, sample_ids, seed, text_length, starts, addresses, itemsize, cls, sep, ids, filled, spans):
-    """Samples → the frames of their rows and what belongs between.
-
-    starts int64 [num_shards + 1]: place of each shard in the split's stream; addresses int64 [num_shards]. ids int64
-    [B, T] gets [CLS] and [SEP]; spans int64 [max_spans, 5] gets (address, row, place, length, place in the stream);
-    filled int64 [B] the tokens of each row between its ends. Returns the number of spans.
-    """
-    total = starts[-1]
+def window_rows(epochs, sample_ids, seed, table, frames):
+    """Lays out samples that are windows. epochs, sample_ids int64 [B]. Returns the number of spans."""
+    total, text_length = table.starts[-1], frames.ids.shape[1] - 2
     last_epoch, first, num_spans = np.int64(-1), np.int64(0), 0
     for b in range(sample_ids.size):
         if epochs[b] != last_epoch:
@@ -222,73 +302,87 @@ def window_rows(epochs, sample_ids, seed, text_length, starts, addresses, itemsi
             first = phase(seed, last_epoch, total)
         start = sample_ids[b] * text_length
         left = min(text_length, total - start)
-        filled[b] = left
-        ids[b, 0] = cls
-        ids[b, left + 1] = sep
-        at = first + start
-        at = at - total if at >= total else at
-        shard = _shard_at(starts, at)
+        frames.filled[b] = left
+        frames.ids[b, 0] = table.cls
+        frames.ids[b, left + 1] = table.sep
+        start += first
+        start = start - total if start >= total else start
+        shard = _shard_of(table.starts, start)
         place = 1
         while left > 0:
-            take = min(left, starts[shard + 1] - at)
-            address = addresses[shard] + (at - starts[shard]) * itemsize
-            num_spans = _add_span(spans, num_spans, at, address, b, place, take, itemsize)
-            place += take
-            left -= take
-            at += take
+            length = min(left, table.starts[shard + 1] - start)
+            num_spans = _add_span(table, frames, num_spans, shard, start, length, b, place)
+            place += length
+            left -= length
+            start += length
             shard += 1
-            if shard == starts.size - 1:
-                shard, at = 0, 0
+            if shard == table.starts.size - 1:
+                shard, start = 0, 0
     return num_spans
 
 
-@jit()
-def _add_piece(spans, number, at, length, row, place, starts, addresses, itemsize):
-    """Adds `length` tokens from `at` on, all of one shard; -1 if there are none such."""
-    if not (0 <= at < starts[-1] and length > 0):
+@_inline()
+def _add_piece(table, frames, number, start, length, row, place):
+    """Adds a span whose place in the stream comes from an index: -1 if no shard holds all of it."""
+    if not (0 <= start < table.starts[-1] and length > 0):
         return np.int64(-1)
-    shard = _shard_at(starts, at)
-    if length > starts[shard + 1] - at:
+    shard = _shard_of(table.starts, start)
+    if length > table.starts[shard + 1] - start:
         return np.int64(-1)
-    address = addresses[shard] + (at - starts[shard]) * itemsize
-    return _add_span(spans, number, at, address, row, place, length, itemsize)
+    return _add_span(table, frames, number, shard, start, length, row, place)
+
+
+def pack_pieces(starts, lengths):
+    """Pieces as an index stores them, uint64: where the first token is in the stream, then 16 bits of length."""
+    return (starts << 16 | lengths).astype(np.uint64)
+
+
+def piece_start(piece):
+    """Where a piece begins in the stream; piece is a number or an array, uint64."""
+    return piece >> np.uint64(16)
+
+
+def piece_length(piece):
+    """The tokens of a piece; piece is a number or an array, uint64."""
+    return piece & np.uint64(0xFFFF)
+
+
+_piece_start, _piece_length = _inline()(piece_start), _inline()(piece_length)
 
 
 @jit()
-def piece_rows(
-    sample_ids, bounds, pieces, starts, addresses, itemsize, cls, sep, ids, filled, position_ids, spans
-):  # fmt: skip
-    """As window_rows, for rows of one or more pieces of documents, each between a [CLS] and a [SEP] of its own.
+def piece_rows(sample_ids, pieces, bounds, table, frames, position_ids):
+    """Lays out rows of one or more pieces of documents, each between a [CLS] and a [SEP] of its own.
 
-    pieces uint64: place in the stream << 16 | length. bounds uint64 [N + 1]: row k is pieces bounds[k] to
-    bounds[k + 1]; empty: it is piece k. position_ids int64 [B, T], or [0, 0] if not wanted, counts from 0 in each piece
-    and in the padding. Returns -1 if an index points out of its array.
+    pieces uint64 [P]: see `pack_pieces`. bounds uint64 [N + 1]: row k holds pieces bounds[k] to bounds[k + 1]; if it is
+    empty, row k holds piece k. position_ids int64 [B, T], or [0, 0] if they are not wanted: they count from 0 in each
+    piece, and from 0 again in the padding. Returns the number of spans, or -1 if the index points out of its array.
     """
-    num_spans, length = 0, ids.shape[1]
+    num_spans, length = 0, frames.ids.shape[1]
     for b in range(sample_ids.size):
         k = sample_ids[b]
         if bounds.size:
-            first, last = np.int64(bounds[k]), np.int64(bounds[k + 1])
+            first, stop = np.int64(bounds[k]), np.int64(bounds[k + 1])
         else:
-            first, last = k, k + 1
-        if not 0 <= first < last <= pieces.size:
+            first, stop = k, k + 1
+        if not 0 <= first < stop <= pieces.size or num_spans + stop - first > frames.spans.size:
             return -1
         place = 0
-        for piece in pieces[first:last]:
-            size = np.int64(piece & uint64(0xFFFF))
+        for piece in pieces[first:stop]:
+            size = np.int64(_piece_length(piece))
             if place + size + 2 > length:
                 return -1
-            at = np.int64(piece >> uint64(16))
-            num_spans = _add_piece(spans, num_spans, at, size, b, place + 1, starts, addresses, itemsize)
+            start = np.int64(_piece_start(piece))
+            num_spans = _add_piece(table, frames, num_spans, start, size, b, place + 1)
             if num_spans < 0:
                 return -1
-            ids[b, place] = cls
-            ids[b, place + size + 1] = sep
+            frames.ids[b, place] = table.cls
+            frames.ids[b, place + size + 1] = table.sep
             if position_ids.size:
                 for t in range(size + 2):
                     position_ids[b, place + t] = t
             place += size + 2
-        filled[b] = place - 2
+        frames.filled[b] = place - 2
         if position_ids.size:
             for t in range(length - place):
                 position_ids[b, place + t] = t
@@ -297,13 +391,17 @@ def piece_rows(
 
 @jit()
 def pack(sizes, order, capacity, rows):
-    """Best fit: piece order[0], order[1], ... goes into the fullest row with room, of those the last one changed.
+    """Puts pieces into rows by best fit.
 
-    sizes int64 [P], each at most capacity; rows int64 [P] gets the row of each piece. Returns the number of rows.
+    Pieces come in the order order[0], order[1], ... Each goes into the row with the least room that is enough; of
+    several such rows into the one that was changed last; if there is none, it begins a row.
+
+    sizes, order int64 [P]: places of each piece, at most `capacity`, and the order. rows int64 [P] gets the row of each
+    piece. Returns the number of rows. O(P · capacity / 64) at worst.
     """
-    tops = np.full(capacity + 1, -1, np.int64)  # of the stack of rows with so much room
-    under = np.empty(sizes.size, np.int64)
-    with_room = np.zeros((capacity >> 6) + 1, np.uint64)  # bit r: there is a row with room r
+    tops = np.full(capacity + 1, -1, np.int64)  # by room: the row on top of the stack of rows with that much room
+    under = np.empty(sizes.size, np.int64)  # by row: the row under it in its stack
+    with_room = np.zeros((capacity >> 6) + 1, np.uint64)  # bit r: the stack of room r is not empty
     num_rows = 0
     for i in order:
         room = sizes[i]
@@ -328,200 +426,312 @@ def pack(sizes, order, capacity, rows):
     return num_rows
 
 
-@intrinsic
-def _count_ones(typing: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
+# ----------------------------------------------------------------------------------------------- samples that are pairs
 
-    return types.int64(types.uint64), generate
+
+PAIR = np.dtype(
+    [
+        ("a_start", np.int64),  # where segment A begins in the stream
+        ("a_stop", np.int64),  # where A ends; a B that is not random begins here
+        ("b_stop", np.int64),  # where B ends; 0 if B is random
+        ("b_wanted", np.int64),  # tokens that a random B should have; 0 if B is not random
+        ("first_sentence", np.int64),  # the first sentence of A's document, counted over the split
+        ("num_sentences", np.int64),  # sentences of A's document
+    ]
+)
+"""A sample of `pairs` as its index stores it: all but which other document a random B comes from."""
+
+
+class DocumentRange(NamedTuple):
+    """Documents of one shard that follow one another, and what comes before them in the split."""
+
+    documents: NDArray[np.uint64]  # [D + 1]: offsets of the shard
+    sentences: NDArray[np.uint64]  # [S + 1]: offsets of the shard, from documents[0] to documents[-1]
+    first_document: int  # documents before these
+    first_sentence: int  # sentences before these
+    shard_start: int  # tokens before the shard
+    separator: int  # as in TokenTable
+
+
+class PairRules(NamedTuple):
+    """How documents are cut into pairs; docs/determinism.md, pairs."""
+
+    max_tokens: int  # text of a pair: T - 3
+    short_below: np.uint64  # a document gets a shorter target if the high 32 bits of its draw are below this
+    seed: np.uint64
+
+
+class PairIndex(NamedTuple):
+    """What `segment` made of a split."""
+
+    pairs: NDArray[Any]  # PAIR [N]
+    sentences: NDArray[np.uint64]  # [Q + 1]: see `pack_sentence`; the last is the end of the stream, as a document
+
+
+class PairColumns(NamedTuple):
+    """What a batch of pairs has besides its rows. int64."""
+
+    token_type_ids: NDArray[np.int64]  # [B, T]: 1 for B and the [SEP] after it
+    next_sentence_label: NDArray[np.int64]  # [B]: 1 where B is from another document
+    cropped: NDArray[np.int64]  # [B]: tokens that were cut off, because A and B did not fit
+
+
+def pack_sentence(start, begins_document):
+    """A sentence as an index stores it, uint64: where it begins in the stream, then whether a document begins there."""
+    return np.uint64(start) << U1 | np.uint64(begins_document)
+
+
+_pack_sentence = _inline()(pack_sentence)
+
+
+@_inline()
+def _sentence_start(sentence):
+    return np.int64(sentence >> U1)
+
+
+@_inline()
+def _begins_document(sentence):
+    return np.int64(sentence & U1)
 
 
 @jit()
-def segment(
-    documents, sentences, first_document, first_sentence, start, separator, most, short_below, seed, pairs, flagged
-):  # fmt: skip
-    """Cuts the documents of a shard into pairs of segments as BERT does (Devlin et al., 2019).
+def segment(part, rules, pairs, sentences):
+    """Cuts documents into pairs of segments as BERT does (Devlin et al., 2019).
 
-    documents uint64 [D + 1], sentences uint64 [S + 1]: offsets of the shard. first_document, first_sentence, start: how
-    many documents, sentences and tokens are before the shard; separator: whether documents end in one. most: tokens of
-    a pair. pairs int64 [S, 5] gets (A's start, A's end = B's start, B's end or, if B is random, minus the tokens it
-    should have, the document's first sentence, its number of sentences); flagged uint64 [S] gets
-    start << 1 | whether a document begins. Returns the number of pairs, -1 if offsets do not fit each other.
+    part: a DocumentRange of S sentences. rules: PairRules. pairs PAIR [S] and sentences uint64 [S] are overwritten.
+    Returns the number of pairs, or -1 if offsets do not fit each other.
     """
-    num_pairs, s, num_sentences = 0, 0, sentences.size - 1
-    for d in range(documents.size - 1):
-        stop = documents[d + 1]
-        before = s
-        while s < num_sentences and sentences[s] < stop:
-            if sentences[s + 1] <= sentences[s]:
+    num_pairs, s, num_sentences = 0, 0, part.sentences.size - 1
+    for d in range(part.documents.size - 1):
+        document_stop = part.documents[d + 1]
+        document_first = s
+        while s < num_sentences and part.sentences[s] < document_stop:
+            if part.sentences[s + 1] <= part.sentences[s]:
                 return np.int64(-1)
-            flagged[s] = (uint64(start) + sentences[s]) << U1 | uint64(s == before)
+            sentences[s] = _pack_sentence(uint64(part.shard_start) + part.sentences[s], s == document_first)
             s += 1
-        if s == before or sentences[before] != documents[d] or sentences[s] != stop:
+        if (
+            s == document_first
+            or part.sentences[document_first] != part.documents[d]
+            or part.sentences[s] != document_stop
+        ):
             return np.int64(-1)
-        key = absorb(key3(seed, PAIRS, U0), uint64(first_document + d))
-        target = most
-        if draw(key, U0) >> U32 < short_below:
-            target = 2 + np.int64(below(draw(key, U1), uint64(most - 1)))
-        drawn = uint64(2)
-        i = first = before
-        tokens = np.int64(0)
+        key = absorb(key3(rules.seed, PAIRS, U0), uint64(part.first_document + d))
+        target = rules.max_tokens
+        if draw(key, U0) >> U32 < rules.short_below:
+            target = 2 + np.int64(below(draw(key, U1), uint64(rules.max_tokens - 1)))
+        drawn = U2
+        i = first = document_first  # sentences first to i are taken
+        num_tokens = np.int64(0)
         while i < s:
-            tokens += np.int64(sentences[i + 1] - sentences[i])
+            num_tokens += np.int64(part.sentences[i + 1] - part.sentences[i])
             if i == s - 1:
-                tokens -= separator
-            if i < s - 1 and tokens < target:
+                num_tokens -= part.separator
+            if i < s - 1 and num_tokens < target:
                 i += 1
                 continue
-            size = i + 1 - first
-            a_size = 1
-            if size > 1:
-                a_size += np.int64(below(draw(key, drawn), uint64(size - 1)))
-            is_random = size == 1 or draw(key, drawn + U1) >> uint64(63) == U0
-            drawn += uint64(2)
-            a_stop = np.int64(sentences[first + a_size])
-            if first + a_size == s:
-                a_stop -= separator
-            pairs[num_pairs, 0] = start + np.int64(sentences[first])
-            pairs[num_pairs, 1] = start + a_stop
+            taken = i + 1 - first
+            a_sentences = 1
+            if taken > 1:
+                a_sentences += np.int64(below(draw(key, drawn), uint64(taken - 1)))
+            is_random = taken == 1 or draw(key, drawn + U1) >> U63 == U0
+            drawn += U2
+            a_start = np.int64(part.sentences[first])
+            a_stop = np.int64(part.sentences[first + a_sentences])
+            if first + a_sentences == s:
+                a_stop -= part.separator
+            pair = pairs[num_pairs]
+            pair["a_start"] = part.shard_start + a_start
+            pair["a_stop"] = part.shard_start + a_stop
             if is_random:
-                pairs[num_pairs, 2] = -max(1, target - (a_stop - np.int64(sentences[first])))
-                i = first + a_size - 1  # what would have been B begins the next pair
+                pair["b_stop"] = 0
+                pair["b_wanted"] = max(1, target - (a_stop - a_start))
+                i = first + a_sentences - 1  # what would have been B begins the next pair
             else:
-                pairs[num_pairs, 2] = start + np.int64(sentences[i + 1]) - (separator if i == s - 1 else 0)
-            pairs[num_pairs, 3] = first_sentence + before
-            pairs[num_pairs, 4] = s - before
+                b_stop = np.int64(part.sentences[i + 1]) - (part.separator if i == s - 1 else 0)
+                pair["b_stop"] = part.shard_start + b_stop
+                pair["b_wanted"] = 0
+            pair["first_sentence"] = part.first_sentence + document_first
+            pair["num_sentences"] = s - document_first
             num_pairs += 1
             i += 1
-            first, tokens = i, np.int64(0)
+            first, num_tokens = i, np.int64(0)
     return num_pairs if s == num_sentences else np.int64(-1)
 
 
 @jit()
-def _cut(key, stream, start, excess):
-    """The start of a segment that loses `excess` tokens, each from the front or the back."""
+def _cut_front(key, segment, excess):
+    """How many of `excess` tokens that a segment (1: A, 2: B) loses are at its front; the others are at its end."""
     front = 0
     for word in range((excess + 63) >> 6):
-        bits = draw(key, (stream << U32) + uint64(word))
+        bits = draw(key, (segment << U32) + uint64(word))
         if excess - (word << 6) < 64:
             bits &= (U1 << uint64(excess & 63)) - U1
         front += _count_ones(bits)
-    return start + front
+    return front
 
 
 @jit()
-def pair_rows(
-    epochs, sample_ids, seed, pairs, flagged, separator, starts, addresses, itemsize, cls, sep, ids, filled,
-    token_type_ids, labels, cropped, spans,
-):  # fmt: skip
-    """As window_rows, for [CLS] A [SEP] B [SEP].
+def pair_rows(epochs, sample_ids, seed, index, table, frames, columns):
+    """Lays out rows [CLS] A [SEP] B [SEP]; filled counts A, [SEP] and B.
 
-    pairs and flagged are those of `segment`, flagged with the end of the stream, as a document, after it. filled counts
-    A, [SEP] and B. token_type_ids int64 [B, T]: 1 for B and its [SEP]. labels int64 [B]: 1 where B is from another
-    document. cropped int64 [B]: tokens cut off. Returns the number of spans, -1 if an index points out of its array.
+    index: PairIndex. columns: PairColumns, overwritten. Returns the number of spans, or -1 if the index points out of
+    its array.
     """
-    num_spans, most = 0, ids.shape[1] - 3
-    num_sentences = flagged.size - 1
+    pairs, sentences, ids = index.pairs, index.sentences, frames.ids
+    token_type_ids, next_sentence_label, cropped = columns.token_type_ids, columns.next_sentence_label, columns.cropped
+    num_spans, max_tokens, total = 0, ids.shape[1] - 3, table.starts[-1]
+    num_sentences = sentences.size - 1
     for b in range(sample_ids.size):
         pair = pairs[sample_ids[b]]
-        a, a_stop, b_stop, first, size = pair[0], pair[1], pair[2], pair[3], pair[4]
+        a_start, a_stop, b_stop, b_wanted = pair["a_start"], pair["a_stop"], pair["b_stop"], pair["b_wanted"]
         key = absorb(key3(seed, PAIRS, uint64(epochs[b]) + U1), uint64(sample_ids[b]))
-        at = a_stop
-        labels[b] = b_stop < 0
-        if b_stop < 0:
+        b_start = a_stop
+        next_sentence_label[b] = b_wanted > 0
+        if b_wanted > 0:
+            first, size = pair["first_sentence"], pair["num_sentences"]
             if not (first >= 0 and size > 0 and first + size <= num_sentences and size < num_sentences):
                 return -1
             x = np.int64(below(draw(key, U0), uint64(num_sentences - size)))
             x += size if x >= first else 0
-            at = np.int64(flagged[x] >> U1)
+            b_start = _sentence_start(sentences[x])
             while True:
                 x += 1
-                begins = np.int64(flagged[x] & U1)
-                stop = np.int64(flagged[x] >> U1) - begins * separator
-                if begins or stop - at >= -b_stop or x == num_sentences:
+                begins = _begins_document(sentences[x])
+                b_stop = _sentence_start(sentences[x]) - begins * table.separator
+                if begins or b_stop - b_start >= b_wanted or x == num_sentences:
                     break
-            b_stop = stop
-        if not (0 <= a < a_stop <= starts[-1] and 0 <= at < b_stop <= starts[-1]):
+        if not (0 <= a_start < a_stop <= total and 0 <= b_start < b_stop <= total):
             return -1
-        a_length, b_length = a_stop - a, b_stop - at
-        excess = cropped[b] = max(0, a_length + b_length - most)
-        if excess:  # one by one from the longer, from B if they are equal
+        a_length, b_length = a_stop - a_start, b_stop - b_start
+        excess = cropped[b] = max(0, a_length + b_length - max_tokens)
+        if excess:  # tokens are taken one by one from the longer segment, from B if they are equal
             from_a = min(excess, max(0, a_length - b_length))
             from_b = min(excess, max(0, b_length - a_length))
             rest = excess - from_a - from_b
             from_a, from_b = from_a + rest // 2, from_b + (rest + 1) // 2
-            a, a_length = _cut(key, U1, a, from_a), a_length - from_a
-            at, b_length = _cut(key, uint64(2), at, from_b), b_length - from_b
+            a_start, a_length = a_start + _cut_front(key, U1, from_a), a_length - from_a
+            b_start, b_length = b_start + _cut_front(key, U2, from_b), b_length - from_b
         place = a_length + 2
-        filled[b] = a_length + b_length + 1
-        num_spans = _add_piece(spans, num_spans, a, a_length, b, 1, starts, addresses, itemsize)
+        frames.filled[b] = a_length + b_length + 1
+        num_spans = _add_piece(table, frames, num_spans, a_start, a_length, b, 1)
         if num_spans < 0:
             return -1
-        num_spans = _add_piece(spans, num_spans, at, b_length, b, place, starts, addresses, itemsize)
+        num_spans = _add_piece(table, frames, num_spans, b_start, b_length, b, place)
         if num_spans < 0:
             return -1
-        ids[b, 0] = cls
-        ids[b, place - 1] = sep
-        ids[b, place + b_length] = sep
+        ids[b, 0] = table.cls
+        ids[b, place - 1] = table.sep
+        ids[b, place + b_length] = table.sep
         token_type_ids[b] = 0
         token_type_ids[b, place : place + b_length + 1] = 1
     return num_spans
 
 
-@jit()
-def fill_rows(spans, like, pad, filled, ids):
-    """Copies spans into rows and pads the rows: tokens of the type of `like` → ids int64 [B, T].
+# ---------------------------------------------------------------------------------------------------------- rows of ids
 
-    spans int64 [n, 5] are those of a kernel above: their addresses are not checked here. Returns the largest id.
+
+@jit()
+def fill_rows(frames, num_spans, like, pad):
+    """Copies the tokens of the first `num_spans` spans into their rows, and pads the rows.
+
+    like: a number of the dtype of the tokens. The addresses of spans are not checked here. Returns the largest id, and
+    how many places of all rows are padding.
     """
-    largest = np.int64(0)
-    for i in range(spans.shape[0]):
-        row, place, length = spans[i, 1], spans[i, 2], spans[i, 3]
-        tokens = carray(_pointer(spans[i, 0], like), length)
-        out = ids[row, place : place + length]
-        most = like
+    ids = frames.ids
+    largest, padding = np.int64(0), np.int64(0)
+    for i in range(num_spans):
+        span = frames.spans[i]
+        place, length = span["place"], span["length"]
+        tokens = carray(_pointer(span["address"], like), length)
+        out = ids[span["row"], place : place + length]
+        largest_of_span = like
         for t in range(length):
             out[t] = tokens[t]
-            most = max(most, tokens[t])
-        largest = max(largest, np.int64(most))
+            largest_of_span = max(largest_of_span, tokens[t])
+        largest = max(largest, np.int64(largest_of_span))
     for b in range(ids.shape[0]):
-        ids[b, filled[b] + 2 :] = pad
-    return largest
+        stop = frames.filled[b] + 2
+        ids[b, stop:] = pad
+        padding += ids.shape[1] - stop
+    return largest, padding
 
 
 @jit()
-def word_flags(spans, starts, addresses, goes_on):
-    """Where the tokens of spans do not begin a word: goes_on uint8 [B, T] gets 1 there.
+def attend(filled, attention_mask):
+    """Writes 1 to attention_mask, int64 [B, T], at the filled places of each row, and 0 at the padding."""
+    for b in range(filled.size):
+        attention_mask[b, : filled[b] + 2] = 1
+        attention_mask[b, filled[b] + 2 :] = 0
 
-    addresses int64 [num_shards]: of the bits that say so, one for each token of a shard, from the lowest of a byte on.
+
+@jit()
+def mark_inside_words(frames, num_spans, starts, word_addresses, inside_word):
+    """Writes 1 to inside_word, uint8 [B, T], where a token of a span goes on with the word before it.
+
+    starts: as in TokenTable. word_addresses int64 [num_shards]: memory address of the words array of each shard, which
+    has one bit for each token, from the lowest bit of a byte on: 1 where a word begins.
     """
-    for i in range(spans.shape[0]):
-        row, place, length, at = spans[i, 1], spans[i, 2], spans[i, 3], spans[i, 4]
-        shard = _shard_at(starts, at)
-        first = at - starts[shard]
-        words = carray(_pointer(addresses[shard], np.uint8(0)), (first + length + 7) >> 3)
+    for i in range(num_spans):
+        span = frames.spans[i]
+        row, place, length = span["row"], span["place"], span["length"]
+        shard = _shard_of(starts, span["start"])
+        first = span["start"] - starts[shard]
+        words = carray(_pointer(word_addresses[shard], np.uint8(0)), (first + length + 7) >> 3)
         for t in range(length):
-            goes_on[row, place + t] = words[(first + t) >> 3] >> np.uint8((first + t) & 7) & 1 ^ 1
+            inside_word[row, place + t] = words[(first + t) >> 3] >> np.uint8((first + t) & 7) & 1 ^ 1
 
 
-EXACT, BERNOULLI, WHOLE_WORD, SPAN = range(4)  # as types.MASKING_POLICIES lists them
-MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # what an id may be: a candidate, one that goes on with a word
+# ---------------------------------------------------------------------------------------------------------------- masks
+
+
+EXACT, BERNOULLI, WHOLE_WORD, SPANS = range(4)  # as choices.MASKING_POLICIES lists them
+MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it goes on with a word
+SELECT = np.uint64(1 << 32)  # draws from this one on select places; draw t, below it, says what becomes of place t
+
+
+class MaskRules(NamedTuple):
+    """A masking policy for one vocabulary and row length. One for each Loader."""
+
+    policy: int  # EXACT, BERNOULLI, WHOLE_WORD or SPANS
+    seed: np.uint64
+    quota: NDArray[np.int64]  # [T + 1]: places to select, by the number of filled places of the row
+    select_below: np.uint64  # BERNOULLI: a place is selected if 32 bits of its draw are below this
+    lengths_below: NDArray[np.uint64]  # SPANS, [9]: a span has one word more for each bound that its 32 bits reach
+    kinds: NDArray[np.uint8]  # [V]: MASKABLE and CONTINUES of each id
+    mask_id: int
+    mask_below: np.uint64  # a selected place becomes [MASK] if 32 bits of its draw are below this
+    random_below: np.uint64  # else a random id if they are below this, else it keeps its id
+    pool: NDArray[np.int64]  # ids to draw a random one from
+    every_place: NDArray[np.int64]  # [T]: 0, 1, 2, ...
+
+
+class MaskRows(NamedTuple):
+    """The rows of a batch to mask. ids change in place; the last two are overwritten."""
+
+    ids: NDArray[np.int64]  # [B, T], each below V
+    filled: NDArray[np.int64]  # [B], as in Frames
+    epochs: NDArray[np.int64]  # [B]
+    sample_ids: NDArray[np.int64]  # [B]
+    inside_word: NDArray[np.uint8]  # [B, T]: 1 where a place goes on with a word whatever its id; [0, 0]: nowhere
+    masked_positions: NDArray[np.int64]  # [B, K]
+    targets: NDArray[np.int64]  # [B, K]
 
 
 @jit()
-def _select_exact(key, m, c, selected):
-    """c of [0, m), all subsets equally likely (Floyd's method)."""
-    for j in range(c):
-        last = uint64(m - c + j)
-        t = ((draw(key, SELECT + uint64(j)) >> U32) * (last + U1)) >> U32
-        if selected[t >> uint64(6)] >> (t & uint64(63)) & U1:
+def _select_exact(key, num_candidates, quota, selected):
+    """Selects `quota` of the numbers [0, num_candidates), all subsets equally likely (Floyd's method)."""
+    for j in range(quota):
+        last = uint64(num_candidates - quota + j)
+        t = below32(draw(key, SELECT + uint64(j)), last + U1)
+        if _is_set(selected, t):
             t = last
-        selected[t >> uint64(6)] |= U1 << (t & uint64(63))
+        _set(selected, t)
 
 
 @jit()
 def _select_bernoulli(key, n, select_below, selected):
-    """Each of the places [1, n - 1) by its own draw."""
+    """Selects each of the places [1, n - 1) by its own draw."""
     for word in range((n + 62) >> 6):
         bits = U0
         for t in range(max(1, word << 6), min(n - 1, (word + 1) << 6)):
@@ -530,107 +740,108 @@ def _select_bernoulli(key, n, select_below, selected):
 
 
 @jit()
-def _words(row, n, kinds, goes_on, starts, stops):
-    """Where the words of a row begin and end, how many there are, and how many candidates."""
-    num_words, m, before = 0, 0, np.uint8(0)
+def _find_words(row, n, kinds, inside_word, starts, stops):
+    """Writes where the words of a row begin and end. Returns the number of words, and of candidates."""
+    num_words, num_candidates, kind_before = 0, 0, np.uint8(0)
     for t in range(1, n - 1):
         kind = kinds[uint64(row[t])]
         if kind & MASKABLE:
-            m += 1
-            continues = kind & CONTINUES or (goes_on.size and goes_on[t])
-            if not (continues and before & MASKABLE):
+            num_candidates += 1
+            continues = kind & CONTINUES or (inside_word.size and inside_word[t])
+            if not (continues and kind_before & MASKABLE):
                 starts[num_words] = t
                 num_words += 1
             stops[num_words - 1] = t + 1
-        before = kind
-    return num_words, m
+        kind_before = kind
+    return num_words, num_candidates
 
 
 @jit()
-def _add_places(start, stop, selected):
+def _select_range(start, stop, selected):
     for t in range(start, stop):
-        selected[uint64(t) >> uint64(6)] |= U1 << uint64(t & 63)
+        _set(selected, t)
 
 
 @jit()
-def _select_words(key, num_words, c, starts, stops, selected):
-    """Words in random order, each if it still fits in c."""
-    left = c
+def _select_words(key, num_words, quota, starts, stops, selected):
+    """Goes through the words in random order, and selects each that still fits into the quota of places."""
+    left = quota
     for j in range(num_words):
         if left == 0:
             break
-        r = j + np.int64(((draw(key, SELECT + uint64(j)) >> U32) * uint64(num_words - j)) >> U32)
+        r = j + np.int64(below32(draw(key, SELECT + uint64(j)), uint64(num_words - j)))
         start, stop = starts[r], stops[r]
         starts[r], stops[r] = starts[j], stops[j]
         if stop - start <= left:
-            _add_places(start, stop, selected)
+            _select_range(start, stop, selected)
             left -= stop - start
 
 
 @jit()
-def _select_spans(key, num_words, c, lengths_below, starts, stops, selected):
-    """Stretches of neighbouring words of random length, the last one cut, until c places are selected."""
-    left = c
-    for attempt in range(64 + 16 * c):
+def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected):
+    """Selects spans of neighbouring words, of random length, until the quota of places is full; the last is cut."""
+    left = quota
+    for attempt in range(64 + 16 * quota):
         if left == 0:
             break
-        u = draw(key, SELECT + uint64(2 * attempt)) >> U32
-        w = np.int64(((draw(key, SELECT + uint64(2 * attempt + 1)) >> U32) * uint64(num_words)) >> U32)
-        at, more = starts[w], 1
+        bits = draw(key, SELECT + uint64(2 * attempt)) >> U32
+        w = np.int64(below32(draw(key, SELECT + uint64(2 * attempt + 1)), uint64(num_words)))
+        words_left = 1
         for bound in lengths_below:
-            more += u >= bound
-        while more > 0 and w < num_words and starts[w] == at and left > 0:
-            if selected[uint64(at) >> uint64(6)] >> uint64(at & 63) & U1:
+            words_left += bits >= bound
+        place = starts[w]
+        while words_left > 0 and w < num_words and starts[w] == place and left > 0:
+            if _is_set(selected, place):
                 break
-            at = min(stops[w], at + left)
-            left -= at - starts[w]
-            _add_places(starts[w], at, selected)
-            more -= 1
+            place = min(stops[w], place + left)
+            left -= place - starts[w]
+            _select_range(starts[w], place, selected)
+            words_left -= 1
             w += 1
 
 
 @jit()
-def mask(
-    policy, ids, filled, epochs, sample_ids, seed, quota, select_below, lengths_below, kinds, mask_id, mask_below,
-    random_below, pool, goes_on, masked_positions, targets, identity, starts, stops, selected,
-):  # fmt: skip
-    """Selects places of each row of ids [B, T] and changes them there.
+def mask(rules, rows):
+    """Selects places of each row, notes their ids as targets, and changes them in the row."""
+    policy, kinds, pool = rules.policy, rules.kinds, rules.pool  # a name of its own is faster in an inner loop
+    masked_positions, targets = rows.masked_positions, rows.targets
+    length = rules.every_place.size
+    starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)  # of words; or starts: the candidates
+    selected = np.zeros((length >> 6) + 1, np.uint64)  # a bit for each place or candidate; all 0 between rows
+    num_slots, pool_size = targets.shape[1], uint64(pool.size)
+    for b in range(rows.ids.shape[0]):
+        row = rows.ids[b]
+        key = absorb(key3(rules.seed, MASK, uint64(rows.epochs[b])), uint64(rows.sample_ids[b]))
+        n = rows.filled[b] + 2
+        quota = rules.quota[n]
 
-    policy: EXACT, BERNOULLI, WHOLE_WORD or SPAN. quota int64 [T + 1]: how many places to select by how many are filled.
-    lengths_below uint64: of a span. kinds uint8 [vocab_size]: by id, every id in range. goes_on uint8 [B, T], or
-    [0, 0]: 1 where a place goes on with a word. masked_positions and targets int64 [B, K] are overwritten. identity
-    int64 [T]: 0, 1, 2, ... Scratch: starts, stops int64 [T]; selected uint64 [T // 64 + 1], all 0 before and after.
-    """
-    num_slots = targets.shape[1]
-    for b in range(ids.shape[0]):
-        row = ids[b]
-        key = absorb(key3(seed, MASK, uint64(epochs[b])), uint64(sample_ids[b]))
-        n, places = filled[b] + 2, identity
+        candidates = rules.every_place  # bit i of `selected` is place candidates[i]
         if policy == EXACT:
-            m, places = n - 2, identity[1:]
+            m, candidates = n - 2, rules.every_place[1:]
             for t in range(1, n - 1):
                 m -= np.int64(kinds[uint64(row[t])] & MASKABLE) ^ 1
             if m < n - 2:
-                m, places = 0, starts
+                m, candidates = 0, starts
                 for t in range(1, n - 1):
                     starts[m] = t
                     m += np.int64(kinds[uint64(row[t])] & MASKABLE)
-            _select_exact(key, m, min(m, quota[n]), selected)
+            _select_exact(key, m, min(m, quota), selected)
         elif policy == BERNOULLI:
-            _select_bernoulli(key, n, select_below, selected)
+            _select_bernoulli(key, n, rules.select_below, selected)
         else:
-            flags = goes_on[b] if goes_on.size else goes_on.ravel()
-            num_words, m = _words(row, n, kinds, flags, starts, stops)
+            inside_word = rows.inside_word[b] if rows.inside_word.size else rows.inside_word.ravel()
+            num_words, m = _find_words(row, n, kinds, inside_word, starts, stops)
             if policy == WHOLE_WORD:
-                _select_words(key, num_words, min(m, quota[n]), starts, stops, selected)
+                _select_words(key, num_words, min(m, quota), starts, stops, selected)
             else:
-                _select_spans(key, num_words, min(m, quota[n]), lengths_below, starts, stops, selected)
-        slot, before, fate = 0, np.int64(-2), U0
+                _select_spans(key, num_words, min(m, quota), rules.lengths_below, starts, stops, selected)
+
+        slot, place_before, fate_of_span = 0, np.int64(-2), U0
         for word in range((n + 63) >> 6):
             bits = selected[word]
             selected[word] = U0
             while bits:
-                t = places[(word << 6) + _trailing_zeros(bits)]
+                t = candidates[(word << 6) + _trailing_zeros(bits)]
                 bits &= bits - U1
                 old = row[t]
                 if slot == num_slots or not kinds[uint64(old)] & MASKABLE:
@@ -638,20 +849,20 @@ def mask(
                 masked_positions[b, slot] = t
                 targets[b, slot] = old
                 slot += 1
-                bits_of_place = draw(key, uint64(t))
-                y = bits_of_place & LOW32
-                if policy != SPAN:
-                    if y < mask_below:
-                        row[t] = mask_id
-                    elif y < random_below:
-                        row[t] = pool[(y - mask_below) * uint64(pool.size) // (random_below - mask_below)]
+                drawn = draw(key, uint64(t))
+                fate = drawn & LOW32
+                if policy != SPANS:
+                    if fate < rules.mask_below:
+                        row[t] = rules.mask_id
+                    elif fate < rules.random_below:
+                        row[t] = pool[(fate - rules.mask_below) * pool_size // (rules.random_below - rules.mask_below)]
                     continue
-                if t != before + 1:
-                    fate = y
-                before = t
-                if fate < mask_below:
-                    row[t] = mask_id
-                elif fate < random_below:
-                    row[t] = pool[((bits_of_place >> U32) * uint64(pool.size)) >> U32]
+                if t != place_before + 1:
+                    fate_of_span = fate
+                place_before = t
+                if fate_of_span < rules.mask_below:
+                    row[t] = rules.mask_id
+                elif fate_of_span < rules.random_below:
+                    row[t] = pool[below32(drawn, pool_size)]
         masked_positions[b, slot:] = 0
         targets[b, slot:] = IGNORE_INDEX

@@ -1,7 +1,10 @@
-"""Batches: position → samples → masks, and the one integer of state that is needed to go on.
+"""The Loader: a stream of masked batches, whose whole state is one position.
 
-A Loader holds no queue, no worker and no generator. Batch t of rank r is computed when it is asked for, from
-(dataset, seed, position) alone, so any rank count, restart or batch size gives the same global stream of samples.
+    position ──► sample id ──► row of ids ──► masked row and targets ──► Batch
+             order.py      samples.py     masking.py                types.py
+
+A Loader holds no queue, no worker and no random generator. Batch t of rank r is computed when it is asked for, from
+(dataset, seed, position) alone. So any number of ranks, any restart and any batch size give the same global stream.
 """
 
 from __future__ import annotations
@@ -18,25 +21,39 @@ from bertdata.errors import StateError, UsageError
 from bertdata.format.answers import TeacherCache
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
-from bertdata.read import samples as _samples
 from bertdata.read.masking import Masker
+from bertdata.read.samples import open_samples
+from bertdata.read.words import continuing_ids
 from bertdata.types import Batch, Masking
 
 STATE_VERSION = 1
 
 
 class Loader:
-    """A stateful stream of batches for one rank.
+    """A stream of batches for one rank.
 
-    shards: an opened dataset. length: places of a row, [CLS] and [SEP] included. global_batch_size: rows of a step over
-    all ranks; this rank gets its nearly equal part (row counts differ by at most one, and may be 0). shuffle: "full"
-    draws from all of an epoch, "blocks" from 64 MiB of it at a time, for datasets larger than memory. masking: None
-    leaves rows unmasked. epochs: None never ends; with E the stream ends after E passes, its last step perhaps smaller.
-    variants: with M, epoch e is epoch e mod M once more, masks and all. teacher_cache: directory with a teacher's
-    answers to this very stream (bertrain.teacher), which come with each batch; it brings its variants.
+    shards: an opened dataset.
+    length: T, places of a row, [CLS] and [SEP] included.
+    global_batch_size: rows of a step over all ranks. Each rank gets a nearly equal part: the numbers of rows differ by
+        at most one, and can be 0.
+    seed: of order, masks and pairs; an integer from 0 to 2**64 - 1.
+    rank, world_size: which part of each step this loader gives, of how many.
+    split: "train", "validation" or "test".
+    samples: "windows", "documents", "packed" or "pairs"; see read/samples.py.
+    short_seq_prob: for "pairs", the share of documents that are cut for shorter rows, from 0 to 1.
+    shuffle: "full" draws from all samples of an epoch; "blocks" draws from 64 MiB of them at a time, for a dataset that
+        is larger than memory.
+    masking: a Masking, or None for rows that are not masked.
+    epochs: the stream ends after so many passes, and its last step can be smaller; None: it never ends.
+    variants: with M, epoch e is epoch e mod M again, with the same order and masks. None: every epoch has new masks.
+    teacher_cache: directory with a teacher's answers to this same stream (bertrain.teacher). Each batch brings its
+        answers, and the loader takes the variants of the cache.
 
-    Iterating goes on from where the stream stands: `break` and a second `for` do not start again. Raises UsageError for
-    arguments that fit neither each other nor the dataset. Pickles in under 4 KB.
+    Iterating goes on from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
+    4 KB, and can be used in one thread at a time. It opens in O(shards); the first loader of documents, packed or pairs
+    makes an index (read/index.py).
+
+    Raises UsageError for arguments that do not fit each other or the dataset, DatasetError for damage.
     """
 
     def __init__(
@@ -57,7 +74,7 @@ class Loader:
         variants: int | None = None,
         teacher_cache: str | None = None,
     ) -> None:
-        numbers = length, global_batch_size, seed, rank, world_size  # numpy's too, and the state stays JSON-able
+        numbers = length, global_batch_size, seed, rank, world_size  # may be numpy's, and a state must be JSON-able
         length, global_batch_size, seed, rank, world_size = map(operator.index, numbers)
         if not 0 <= seed < 1 << 64:
             raise UsageError(f"seed is {seed}; give an integer from 0 to 2**64 - 1")
@@ -69,7 +86,7 @@ class Loader:
             if value not in kinds:
                 raise UsageError(f"{name} is {value!r}; give one of {', '.join(kinds)}")
         if not 0 <= short_seq_prob <= 1:
-            raise UsageError(f"short_seq_prob is {short_seq_prob}; give a share of the documents, from 0 to 1")
+            raise UsageError(f"short_seq_prob is {short_seq_prob}; give a share of the documents from 0 to 1")
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
         if variants is not None and variants < 1:
@@ -80,20 +97,20 @@ class Loader:
         self.shards, self.split, self.seed, self.length = shards, split, seed, length
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
-        self.position = 0  # samples the whole job has been given
+        self.position = 0  # samples that all ranks together have been given
         self.samples, self.short_seq_prob = samples, float(short_seq_prob)
         words = masking is not None and masking.policy in ("whole_word", "span")
-        self._samples = _samples.of(
+        self._samples = open_samples(
             shards, samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob, words=words
         )
         self._block = max(1, order.BLOCK_TOKENS // (length - 2)) if shuffle == "blocks" else None
-        self._window = self._asked = (-1, 0)  # of blocks: the one being read, the last the disk was asked for
+        self._group = self._requested = (-1, 0)  # groups of blocks: the one being read, the last that was read ahead
         if shuffle == "full":
             self._samples.stream.read_at_random()
         self._masker = None
         if masking:
-            continues = shards.continues() if words else None
-            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continues=continues)
+            continuing = continuing_ids(shards) if words else None
+            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continuing_ids=continuing)
         if self._answers:
             self._answers.check(self._identity(), shards.manifest.tokenizer.get("tokenizer.json", ""))
 
@@ -107,20 +124,21 @@ class Loader:
 
     @property
     def num_samples(self) -> int:
-        """N: samples of an epoch."""
+        """N: samples of an epoch, over all ranks."""
         return self._samples.num_samples
 
     @property
     def facts(self) -> dict[str, float]:
-        """Of an epoch's places the pad_share, of its text the crop_share; of pairs the random_share.
+        """Shares of an epoch, from 0 to 1.
 
-        A pair is random if its second segment is from another document.
+        pad_share: of the places, those that are padding. crop_share: of the text, what is cut off. For pairs also
+        random_share: of the pairs, those whose second segment is from another document.
         """
         return dict(self._samples.facts)
 
     @property
     def num_slots(self) -> int:
-        """K: masked places a row has room for."""
+        """K: masked places that a row has room for."""
         return self._masker.num_slots if self._masker else 0
 
     def __iter__(self) -> Iterator[Batch]:
@@ -134,12 +152,12 @@ class Loader:
         return batch
 
     def position_of(self, number: int) -> int:
-        """The position at which batch `number` from here on begins; the stream stays where it is."""
+        """The position where a batch begins: 0 is the next batch, 1 the one after it. The stream does not move."""
         position = self.position + number * self.global_batch_size
         return position if self.epochs is None else min(position, self.epochs * self.num_samples)
 
     def batch(self, number: int) -> Batch | None:
-        """This rank's part of batch `number` from here on, None past the end; the stream stays where it is."""
+        """This rank's part of a batch, numbered as in position_of; None after the end. The stream does not move."""
         start, stop = self.position_of(number), self.position_of(number + 1)
         if start == stop:
             return None
@@ -149,9 +167,9 @@ class Loader:
         return self.read(np.arange(first, last))
 
     def read(self, positions: np.ndarray) -> Batch:
-        """The samples at any positions, int64 [B]; the stream stays where it is. Replays any batch of any run.
+        """The samples at any positions, int64 [B]: it replays any batch of any run. The stream does not move.
 
-        Raises UsageError for positions that a teacher's cache does not reach.
+        Raises UsageError for positions after the end of a teacher's cache.
         """
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
@@ -160,47 +178,45 @@ class Loader:
         )
         rows = self._samples.rows(epochs, sample_ids)
         if self._masker:
-            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.goes_on)
+            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.inside_word)
         else:
             masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
-        attention_mask = None
-        if positions.size and rows.filled.min() < self.length - 2:
-            attention_mask = (np.arange(self.length) < rows.filled[:, None] + 2).astype(np.int64)
-        taught: dict[str, Any] = {}
+        teacher: dict[str, Any] = {}
         if self._answers:
             answers = self._answers.read(positions, self.shards.special_tokens.vocab_size)
-            taught = {f"teacher_{name}": array for name, array in answers._asdict().items()}
+            teacher = {f"teacher_{name}": array for name, array in answers._asdict().items()}
         return Batch(
             input_ids=rows.ids,
             masked_positions=masked_positions,
             targets=targets,
             sample_ids=sample_ids,
-            attention_mask=attention_mask,
+            attention_mask=rows.attention_mask,
             token_type_ids=rows.token_type_ids,
             next_sentence_label=rows.next_sentence_label,
             position_ids=rows.position_ids,
-            **taught,
+            **teacher,
         )
 
     def _read_ahead(self, position: int, block: int) -> None:
-        """As a window of blocks is entered, has the disk read what of it and the next one was not asked for yet."""
+        """When a group of blocks is entered, asks the disk for it and for the next one, unless it was asked before."""
         n = self.num_samples
         if self.variants is not None:
             position %= self.variants * n
-        epoch, number = here = order.window(position, num_samples=n, block=block)
-        if here == self._window:
+        epoch, number = group = order.group_of(position, num_samples=n, block=block)
+        if group == self._group:
             return
-        is_last = order.window((epoch + 1) * n - 1, num_samples=n, block=block) == here
+        is_last = order.group_of((epoch + 1) * n - 1, num_samples=n, block=block) == group
         next_epoch = epoch + 1 if self.variants is None else (epoch + 1) % self.variants
-        after = (next_epoch, 0) if is_last else (epoch, number + 1)
-        for window in [after] if here == self._asked else [here, after]:
-            for first, stop in order.blocks(*window, num_samples=n, seed=self.seed, block=block):
-                self._samples.stream.read_ahead(self._samples.ranges(window[0], first, stop))
-        self._window, self._asked = here, after
+        next_group = (next_epoch, 0) if is_last else (epoch, number + 1)
+        for wanted in [next_group] if group == self._requested else [group, next_group]:
+            for first, stop in order.blocks_of(*wanted, num_samples=n, seed=self.seed, block=block):
+                self._samples.stream.read_ahead(self._samples.ranges(wanted[0], first, stop))
+        self._group, self._requested = group, next_group
 
     def _identity(self) -> dict[str, Any]:
-        known = {} if self.variants is None else {"variants": self.variants}
-        return known | {
+        """The members of a state that must be the same when it is loaded."""
+        variants = {} if self.variants is None else {"variants": self.variants}
+        return variants | {
             "version": STATE_VERSION,
             "dataset_id": self.shards.dataset_id,
             "split": self.split,
@@ -213,15 +229,15 @@ class Loader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """A small JSON-able object from which `load_state_dict` goes on with the next batch, exactly."""
+        """A small JSON-able object: `load_state_dict` goes on from it with exactly the next batch."""
         return self._identity() | {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to where `state` was taken. Ranks, world size and batch size may have changed since.
+        """Goes to the position of a state. Rank, world size and batch size may be others than when it was taken.
 
-        Raises StateError, naming both values, if anything else has.
+        Raises StateError, which names both values, if anything else is different.
         """
-        state = {"shuffle": "full", "short_seq_prob": None} | state  # older states lack what could not be chosen
+        state = {"shuffle": "full", "short_seq_prob": None} | state  # an older state lacks options that are newer
         if isinstance(state.get("masking"), dict):
             state["masking"] = asdict(Masking()) | state["masking"]
         differing = [
@@ -233,5 +249,5 @@ class Loader:
             raise StateError(f"this state belongs to another stream: {'; '.join(differing)}")
         position = state.get("position")
         if type(position) is not int or not 0 <= position < 1 << 62:
-            raise StateError(f"position is {position!r}; expected a number of samples")
+            raise StateError(f"position is {position!r} in this state; expected a number of samples")
         self.position = position

@@ -1,13 +1,14 @@
-"""Rows of ids → masked rows and their targets.
+"""Masks rows of ids, and gives the targets.
 
-A masked language model predicts about 15 % of the tokens from the others. Of the places selected, 80 % show [MASK],
-10 % a random id and 10 % their own, so that the model cannot trust any token it sees (Devlin et al., 2019):
+A masked language model predicts about 15 % of the tokens from the others. Of the selected places, 80 % become [MASK],
+10 % become a random id, and 10 % keep their id, so that the model cannot trust any token that it sees (Devlin et al.,
+2019):
 
-    the  cat  sat  on  the  mat  .          selected: cat, the, mat
-    the [MASK] sat on  the [MASK] .         cat and mat were hidden, the second "the" was kept; all three are targets
+    the  cat   sat  on  the   mat   .          selected: cat, the, mat
+    the [MASK] sat  on  the  [MASK] .          cat and mat were hidden, the second "the" was kept; all three are targets
 
-Specials, separators and [UNK] are never selected, and specials are never drawn. A row's mask is a function of
-(seed, epoch, sample_id) and of nothing else: not of rank, batch, worker or restart.
+Special tokens, separators and [UNK] are never selected, and special tokens are never drawn. The mask of a row depends
+on (seed, epoch, sample_id) alone: not on rank, batch, worker or restart. docs/determinism.md defines it to the bit.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from bertdata.errors import UsageError
 from bertdata.read import kernels
 from bertdata.types import Masking, SpecialTokens
 
-SPAN_STOPS, SPAN_LONGEST = 0.2, 10  # SpanBERT's: a span ends after each of its words with the first, and is no longer
+SPAN_END_PROBABILITY, MAX_SPAN_WORDS = 0.2, 10  # SpanBERT: after each word a span ends with this probability
+_NOWHERE = np.zeros((0, 0), np.uint8)
 
 
 class Masker:
-    """A masking policy made ready for one vocabulary and row length. Nine bytes of tables an id."""
+    """A masking policy, prepared for one vocabulary and one row length. Its tables take nine bytes an id.
+
+    .num_slots: K, the masked places that a row has room for.
+
+    Raises UsageError if the tokenizer has no [MASK], or nothing but special tokens.
+    """
 
     def __init__(
         self,
@@ -33,12 +40,13 @@ class Masker:
         *,
         length: int,
         seed: int,
-        continues: NDArray[np.bool_] | None = None,
+        continuing_ids: NDArray[np.bool_] | None = None,
     ) -> None:
-        """continues bool [vocab_size]: ids that go on with the word before them. None: every token is a word."""
+        """continuing_ids bool [V]: ids that go on with the word before them (words.py). None: each token is a word."""
         if special.mask is None:
             raise UsageError(
-                "the tokenizer has no mask token, so nothing can be masked; build with one that has [MASK]"
+                "the tokenizer of the dataset has no [MASK], so nothing can be masked; build the dataset again with "
+                "bertdata build --special-tokens, which adds the special tokens that are missing"
             )
         self.num_slots = masking.num_slots(length)
         ordinary = np.ones(special.vocab_size, np.bool_)
@@ -48,20 +56,22 @@ class Masker:
         if not ordinary.any():
             raise UsageError("the vocabulary has only special tokens, so there is nothing to mask or to draw")
         kinds = ordinary * kernels.MASKABLE
-        if continues is not None:
-            kinds |= continues * kernels.CONTINUES
-        everything = masking.random_from == "vocabulary"
-        pool = np.arange(special.vocab_size) if everything else np.flatnonzero(ordinary)
-        quota = np.array([masking.quota(n) for n in range(length + 1)])
-        whole = 1 - (1 - SPAN_STOPS) ** SPAN_LONGEST
-        shares = [(1 - (1 - SPAN_STOPS) ** words) / whole for words in range(1, SPAN_LONGEST)]
-        lengths_below = np.array([round(share * 2**32) for share in shares], np.uint64)
-        below = [masking.probability, masking.mask_fraction, masking.mask_fraction + masking.random_fraction]
-        select_below, mask_below, random_below = (np.uint64(round(share * 2**32)) for share in below)
-        self._policy, self._seed, self._length = MASKING_POLICIES.index(masking.policy), np.uint64(seed), length
-        self._select = quota, select_below, lengths_below
-        self._change = kinds, special.mask, mask_below, random_below, pool
-        self._identity = np.arange(length)
+        if continuing_ids is not None:
+            kinds |= continuing_ids * kernels.CONTINUES
+        mask_or_random = masking.mask_fraction + masking.random_fraction
+        self._rules = kernels.MaskRules(
+            policy=MASKING_POLICIES.index(masking.policy),
+            seed=np.uint64(seed),
+            quota=np.array([masking.quota(filled) for filled in range(length + 1)]),
+            select_below=_of_2_32(masking.probability),
+            lengths_below=_span_lengths_below(),
+            kinds=kinds,
+            mask_id=special.mask,
+            mask_below=_of_2_32(masking.mask_fraction),
+            random_below=_of_2_32(mask_or_random),
+            pool=np.arange(special.vocab_size) if masking.random_from == "vocabulary" else np.flatnonzero(ordinary),
+            every_place=np.arange(length),
+        )
 
     def apply(
         self,
@@ -69,22 +79,30 @@ class Masker:
         filled: NDArray[np.int64],
         epochs: NDArray[np.int64],
         sample_ids: NDArray[np.int64],
-        goes_on: NDArray[np.uint8] | None = None,
+        inside_word: NDArray[np.uint8] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Masks ids [B, T] in place; returns masked_positions and targets, int64 [B, K]. For any thread.
+        """Masks ids [B, T] in place. Returns masked_positions and targets, int64 [B, K]. Any thread may call it.
 
-        Every id MUST be below the vocabulary's size. filled int64 [B] counts the tokens between the [CLS] at the start
-        and the last [SEP]; epochs and sample_ids int64 [B] name the rows. goes_on [B, T]: 1 where a place goes on with
-        a word whatever its id.
+        Every id MUST be below the size of the vocabulary. filled int64 [B]: places between the [CLS] at the start and
+        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: 1 where a place goes
+        on with a word whatever its id; None: nowhere.
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)
         if self.num_slots:
-            starts, stops = np.empty((2, self._length), np.int64)
-            selected = np.zeros(self._length // 64 + 1, np.uint64)
-            rows = ids, filled, epochs, sample_ids, self._seed
-            scratch = self._identity, starts, stops, selected
-            flags = np.zeros((0, 0), np.uint8) if goes_on is None else goes_on
-            outputs = masked_positions, targets
-            kernels.mask(self._policy, *rows, *self._select, *self._change, flags, *outputs, *scratch)
+            inside_word = _NOWHERE if inside_word is None else inside_word
+            rows = kernels.MaskRows(ids, filled, epochs, sample_ids, inside_word, masked_positions, targets)
+            kernels.mask(self._rules, rows)
         return masked_positions, targets
+
+
+def _of_2_32(share: float) -> np.uint64:
+    """The bound below which a number of 32 random bits is with probability `share`."""
+    return np.uint64(round(share * 2**32))
+
+
+def _span_lengths_below() -> NDArray[np.uint64]:
+    """MaskRules.lengths_below: of bounds 1 to 9, bound w is the probability that a span has at most w words."""
+    whole = 1 - (1 - SPAN_END_PROBABILITY) ** MAX_SPAN_WORDS
+    shares = [(1 - (1 - SPAN_END_PROBABILITY) ** words) / whole for words in range(1, MAX_SPAN_WORDS)]
+    return np.array([_of_2_32(share) for share in shares])

@@ -1,6 +1,15 @@
-"""Position in the endless stream of samples → which sample that is, and which positions a rank takes.
+"""Position in the endless stream of samples → the sample there; and the positions of each rank.
 
-Both are arithmetic: no table, no shuffle buffer, the same answer on every rank. A billion samples cost what ten do.
+Both are arithmetic. There is no table and no shuffle buffer, every rank computes the same, and an order of a billion
+samples costs what an order of ten does.
+
+An order in blocks reads a dataset that is larger than memory in few large pieces. A **block** is some samples that lie
+side by side. The blocks of an epoch are permuted. 64 blocks that then follow one another are a **group**, and the
+samples of a group are permuted:
+
+    samples    0 1 2 3 4 5 6 7 8 9 10 11            blocks of 2, groups of 3 (here; 64 really)
+    blocks     [8 9] [2 3] [10 11] | [4 5] [0 1] [6 7]        permuted
+    order      3 11 8 2 9 10       | 6 0 5 4 1 7              permuted in each group
 """
 
 from __future__ import annotations
@@ -11,22 +20,21 @@ from numpy.typing import NDArray
 from bertdata.keys import key
 from bertdata.read import kernels
 
-BLOCK_TOKENS = 1 << 19  # of a block of samples: 1 MiB of uint16
+BLOCK_TOKENS = 1 << 19  # tokens of a block of samples: 1 MiB of uint16
 
 
 def sample_ids(
     positions: NDArray[np.int64], *, num_samples: int, seed: int, block: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Epochs and sample ids of positions, int64 [B] each: a keyed permutation of [0, num_samples) in every epoch.
+    """The epochs and the sample ids of positions, int64 [B] each: every epoch is a keyed permutation of the samples.
 
-    An 8-round Feistel network on the smallest power of two (Luby and Rackoff, 1988), walked back into range
-    (Black and Rogaway, 2002); docs/determinism.md has the definition. About 45 ns a sample, no memory.
+    block: samples of a block, at most 2**40; None permutes all samples of an epoch freely. About 45 ns a sample without
+    blocks, twice that with blocks; no memory.
 
-    block: samples, at most 2**40, that lie side by side and come up within the same 64 blocks of an epoch, so that a
-    disk is read once and in order where the dataset does not fit in memory. None: any sample anywhere.
+    The permutation is an 8-round Feistel network on the smallest power of two (Luby and Rackoff, 1988), repeated until
+    it is in range (Black and Rogaway, 2002). docs/determinism.md defines it.
     """
-    epochs = np.empty_like(positions)
-    ids = np.empty_like(positions)
+    epochs, ids = np.empty_like(positions), np.empty_like(positions)
     if block is None:
         kernels.permute(positions, num_samples, np.uint64(seed), epochs, ids)
     else:
@@ -34,29 +42,29 @@ def sample_ids(
     return epochs, ids
 
 
-def window(position: int, *, num_samples: int, block: int) -> tuple[int, int]:
-    """Of an order in blocks: the epoch of a position and the number of its window in that epoch."""
+def group_of(position: int, *, num_samples: int, block: int) -> tuple[int, int]:
+    """The epoch of a position, and the number of its group of blocks in that epoch."""
     epoch, x = divmod(position, num_samples)
     block = min(block, num_samples)
-    num_windows = max(1, num_samples // block // kernels.WINDOW_BLOCKS)
-    return epoch, min(x // (block * kernels.WINDOW_BLOCKS), num_windows - 1)
+    num_groups = max(1, num_samples // block // kernels.GROUP_BLOCKS)
+    return epoch, min(x // (block * kernels.GROUP_BLOCKS), num_groups - 1)
 
 
-def blocks(epoch: int, window: int, *, num_samples: int, seed: int, block: int) -> list[tuple[int, int]]:
-    """The samples of a window as ranges [first, stop), a block each, in no particular order."""
+def blocks_of(epoch: int, group: int, *, num_samples: int, seed: int, block: int) -> list[tuple[int, int]]:
+    """The samples of a group of blocks as ranges [first, stop), one for each block."""
     block = min(block, num_samples)
-    num_blocks, size = num_samples // block, kernels.WINDOW_BLOCKS
-    is_last = window == max(1, num_blocks // size) - 1
-    k, n = np.uint64(key(seed, "blocks", epoch)), np.uint64(num_blocks)
+    num_blocks, size = num_samples // block, kernels.GROUP_BLOCKS
+    is_last = group == max(1, num_blocks // size) - 1
+    block_key, n = np.uint64(key(seed, "blocks", epoch)), np.uint64(num_blocks)
     bits = kernels.num_bits(n)
-    numbers = range(window * size, num_blocks if is_last else (window + 1) * size)
-    firsts = [int(kernels.permuted(k, n, bits, np.uint64(number))) * block for number in numbers]
+    numbers = range(group * size, num_blocks if is_last else (group + 1) * size)
+    firsts = [int(kernels.permuted(block_key, n, bits, np.uint64(number))) * block for number in numbers]
     rest = [(num_blocks * block, num_samples)] if is_last and num_blocks * block < num_samples else []
     return [(first, first + block) for first in firsts] + rest
 
 
 def rank_slice(start: int, stop: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """This rank's part of positions [start, stop): contiguous, and sizes differ by at most one.
+    """The part of positions [start, stop) that belongs to a rank: contiguous; sizes differ by at most one.
 
     >>> [rank_slice(0, 7, rank=r, world_size=2) for r in (0, 1)]
     [(0, 3), (3, 7)]

@@ -1,4 +1,4 @@
-"""Samples that are pairs of segments: BERT next sentence prediction."""
+"""Samples that are pairs of segments, for the next sentence prediction of BERT."""
 
 from __future__ import annotations
 
@@ -7,82 +7,109 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError
+from bertdata.errors import UsageError, damaged
 from bertdata.read import kernels
-from bertdata.read.index import Append, derived
+from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.stream import Rows, TokenStream, require_sound
+
+_FACTS_SAMPLES = 4096
 
 
 class Pairs:
+    """Samples that are pairs of segments A and B, each some sentences that follow one another.
+
+    Sentences are taken until they have enough tokens for a row, and a random number of them, at least one, is A. With
+    an even chance B is the rest of them; else B is from another document, and the next pair begins where A ends:
+
+        document     s0 s1 s2 s3 s4 s5          s0 to s3 have enough tokens; A is s0 s1
+        B follows    [CLS] s0 s1 [SEP] s2 s3 [SEP]              label 0; the next pair begins at s4
+        B random     [CLS] s0 s1 [SEP] other document [SEP]     label 1; the next pair begins at s2
+
+    Where pairs are cut depends on the seed alone. Which other document B is from, and which tokens are cut off where A
+    and B are too long together, depends on the epoch besides. A share `short_seq_prob` of the documents is cut for
+    shorter rows. docs/determinism.md has the algorithm.
+
+    It needs an index, 48 bytes a pair and 8 bytes a sentence, which is made when the first loader of a kind is opened,
+    in O(sentences) and constant memory.
+
+    Raises UsageError for a dataset without sentences, for a split of one document and for rows of less than 5 places;
+    DatasetError if the offsets of documents or sentences are damaged.
+    """
+
     def __init__(self, stream: TokenStream, *, seed: int, short_seq_prob: float) -> None:
         dataset, split = stream.dataset, stream.split
         if any(shard.num_sentences is None for shard in stream.shards):
             raise UsageError(
-                f"{dataset.path} does not know where sentences begin, which pairs are made of; build it with "
-                "--sentences line"
+                f"{dataset.path} does not store where sentences begin, and pairs are made of sentences; build it again "
+                "with --sentences line"
             )
         if dataset.splits[split].num_documents < 2:
-            raise UsageError(f"split {split} of {dataset.path} has one document, and half of all pairs are of two")
+            raise UsageError(
+                f"split {split} of {dataset.path} has one document; pairs need at least two, because half of them "
+                "join segments of two documents"
+            )
         if stream.length < 5:
-            raise UsageError(f"length is {stream.length}; a pair needs [CLS], two [SEP] and two tokens: at least 5")
-        self.stream, self._seed, self._short_seq_prob = stream, seed, short_seq_prob
-        identity = stream.identity("pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}
-        arrays, self._known = derived(identity, {"pairs": "<i8", "sentences": "<u8"}, self._make)
-        self._pairs, self._sentences = arrays["pairs"].reshape(-1, 5), arrays["sentences"]
-        self.num_samples = self._pairs.shape[0]
+            raise UsageError(
+                f"length is {stream.length}; give at least 5, for [CLS], two [SEP] and a token of each segment"
+            )
+        self.stream, self._seed, self._short_seq_prob = stream, np.uint64(seed), short_seq_prob
+        identity = index_identity(stream, "pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}
+        arrays, self._index_facts = open_index(identity, {"pairs": "<i8", "sentences": "<u8"}, self._write_index)
+        self._index = kernels.PairIndex(arrays["pairs"].view(kernels.PAIR), arrays["sentences"])
+        self.num_samples = self._index.pairs.size
         require_sound(self.num_samples - 1)
 
     @property
     def facts(self) -> dict[str, float]:
-        """Padding and what is cut off are those of 4,096 samples."""
-        chosen = np.linspace(0, self.num_samples - 1, min(4096, self.num_samples)).astype(np.int64)
+        """pad_share and crop_share are those of 4,096 evenly spaced samples."""
+        chosen = np.linspace(0, self.num_samples - 1, min(_FACTS_SAMPLES, self.num_samples)).astype(np.int64)
         rows, cropped = self._rows(np.zeros_like(chosen), chosen)
         kept, lost = int((rows.filled - 1).sum()), int(cropped.sum())
         pad_share = 1 - (kept + 3 * chosen.size) / (self.stream.length * chosen.size)
-        return self._known | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
+        return self._index_facts | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
 
     def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
         return self._rows(epochs, sample_ids)[0]
 
     def _rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
-        """And how many tokens each row lost."""
-        ids, filled = self.stream.empty(sample_ids.size)
-        token_type_ids, labels, cropped = np.empty_like(ids), np.empty_like(filled), np.empty_like(filled)
-        spans = np.empty((sample_ids.size * 2, 5), np.int64)
-        count = kernels.pair_rows(
-            epochs, sample_ids, np.uint64(self._seed), self._pairs, self._sentences, int(self.stream.has_separators),
-            *self.stream.table, ids, filled, token_type_ids, labels, cropped, spans,
-        )  # fmt: skip
-        require_sound(count)
-        goes_on = self.stream.fill(spans[:count], filled, ids)
-        return Rows(ids, filled, None, token_type_ids, labels, goes_on), cropped
+        """Returns the rows, and how many tokens were cut off from each."""
+        frames = self.stream.frames(sample_ids.size, spans_per_row=2)
+        columns = kernels.PairColumns(
+            np.empty_like(frames.ids), np.empty_like(frames.filled), np.empty_like(frames.filled)
+        )
+        num_spans = kernels.pair_rows(epochs, sample_ids, self._seed, self._index, self.stream.table, frames, columns)
+        rows = self.stream.rows(
+            frames, num_spans, token_type_ids=columns.token_type_ids, next_sentence_label=columns.next_sentence_label
+        )
+        return rows, columns.cropped
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """Without the second segments that are from elsewhere."""
-        pairs = self._pairs[first:stop, :3]
-        return [(int(pairs[:, 0].min()), int(pairs.max()))]
+        """Leaves out segments that are from other documents."""
+        pairs = self._index.pairs[first:stop]
+        return [(int(pairs["a_start"].min()), int(max(pairs["a_stop"].max(), pairs["b_stop"].max())))]
 
-    def _make(self, append: Append) -> dict[str, Any]:
-        stream, most = self.stream, self.stream.length - 3
+    def _write_index(self, append: Append) -> dict[str, Any]:
+        """Cuts the documents of the split into pairs, some documents at a time."""
+        stream = self.stream
+        rules = kernels.PairRules(stream.length - 3, np.uint64(round(self._short_seq_prob * 2**32)), self._seed)
         num_documents = num_sentences = num_pairs = num_random = 0
         for number, documents in stream.documents():
             sentences = stream.dataset.array(stream.shards[number].name, "sentences")
             first, last = np.searchsorted(sentences, documents[[0, -1]])
             sentences = sentences[first : last + 1]
             if sentences.size < 2:
-                raise DatasetError(f"{stream.dataset.path} is damaged; bertdata verify says where")
-            flagged = np.empty(sentences.size - 1, np.uint64)
-            pairs = np.empty((flagged.size, 5), np.int64)
-            count = kernels.segment(
-                documents, sentences, num_documents, num_sentences, int(stream.starts[number]),
-                int(stream.has_separators), most, np.uint64(round(self._short_seq_prob * 2**32)),
-                np.uint64(self._seed), pairs, flagged,
-            )  # fmt: skip
+                raise damaged(stream.dataset.path)
+            part = kernels.DocumentRange(
+                documents, sentences, num_documents, num_sentences, int(stream.starts[number]), stream.table.separator
+            )
+            packed = np.empty(sentences.size - 1, np.uint64)
+            pairs = np.empty(packed.size, kernels.PAIR)
+            count = kernels.segment(part, rules, pairs, packed)
             if count < 0:
-                raise DatasetError(f"{stream.dataset.path} is damaged; bertdata verify says where")
-            append("pairs", pairs[:count].ravel())
-            append("sentences", flagged)
-            num_documents, num_sentences = num_documents + documents.size - 1, num_sentences + flagged.size
-            num_pairs, num_random = num_pairs + count, num_random + int((pairs[:count, 2] < 0).sum())
-        append("sentences", np.array([int(stream.starts[-1]) << 1 | 1], np.uint64))
+                raise damaged(stream.dataset.path)
+            append("pairs", pairs[:count].view(np.int64))
+            append("sentences", packed)
+            num_documents, num_sentences = num_documents + documents.size - 1, num_sentences + packed.size
+            num_pairs, num_random = num_pairs + count, num_random + int((pairs["b_wanted"][:count] > 0).sum())
+        append("sentences", np.array([kernels.pack_sentence(stream.starts[-1], True)]))  # the end, as a document
         return {"random_share": num_random / num_pairs}

@@ -1,4 +1,4 @@
-"""Samples that are documents or pieces of them, one a row or several."""
+"""Samples that are documents, or pieces of documents: one in a row (`documents`) or several (`packed`)."""
 
 from __future__ import annotations
 
@@ -8,89 +8,111 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError
+from bertdata.errors import UsageError, damaged
 from bertdata.read import kernels
-from bertdata.read.index import Append, derived
+from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.stream import Rows, TokenStream, require_sound
 
-PACKED_TOGETHER = 1 << 19  # tokens of the stream whose pieces may share rows
-LONGEST = 1 << 16  # places of a row that an index can describe
+PACKED_TOGETHER = 1 << 19  # pieces that begin in the same so many tokens of the stream may share rows
+MAX_LENGTH = 1 << 16  # places of a row: an index has 16 bits for the length of a piece
 
 
 class Pieces:
-    """documents and packed."""
+    """Samples that are pieces of documents: a document is cut every T - 2 tokens, its separator left out.
+
+    `documents` puts one piece into a row. A document of nine tokens in rows of six places:
+
+        sample 0    [CLS] 0 1 2 3 [SEP]
+        sample 1    [CLS] 4 5 6 7 [SEP]
+        sample 2    [CLS] 8 [SEP] [PAD] [PAD] [PAD]
+
+    `packed` puts several pieces into a row by best fit, the largest first, each with a [CLS] and a [SEP] of its own and
+    with position_ids that begin at 0. Pieces of 6, 3, 2 and 1 tokens, which take 8, 5, 4 and 3 places of a row of ten:
+
+        sample 0    8 8 8 8 8 8 8 8 . .
+        sample 1    5 5 5 5 5 4 4 4 4 .
+        sample 2    3 3 3 . . . . . . .
+
+    The samples of every epoch are the same. Both need an index, 8 bytes a piece, and `packed` 8 bytes a row besides. It
+    is made when the first loader of a kind is opened, in O(pieces) and constant memory.
+
+    Raises UsageError for rows of more than 65,536 places, and DatasetError if the offsets of documents are damaged.
+    """
 
     def __init__(self, stream: TokenStream, *, packed: bool) -> None:
-        if stream.length > LONGEST:
-            raise UsageError(f"length is {stream.length}; rows of documents have at most {LONGEST} places")
+        if stream.length > MAX_LENGTH:
+            raise UsageError(
+                f"length is {stream.length}; give at most {MAX_LENGTH}, which is the longest row of documents or packed"
+            )
         self.stream, self._packed = stream, packed
-        identity = stream.identity("packed" if packed else "documents")
         if packed:
-            identity["packed_together"] = PACKED_TOGETHER
-            arrays, self.facts = derived(identity, {"pieces": "<u8", "rows": "<u8"}, self._pack)
+            identity = index_identity(stream, "packed") | {"packed_together": PACKED_TOGETHER}
+            arrays, self.facts = open_index(identity, {"pieces": "<u8", "rows": "<u8"}, self._write_packed)
         else:
-            arrays, self.facts = derived(identity, {"pieces": "<u8"}, self._cut)
+            arrays, self.facts = open_index(index_identity(stream, "documents"), {"pieces": "<u8"}, self._write_pieces)
         self._pieces, self._bounds = arrays["pieces"], arrays.get("rows", np.zeros(0, np.uint64))
         self.num_samples = self._bounds.size - 1 if packed else self._pieces.size
+        self._spans_per_row = int(self.facts.pop("max_pieces", 1))  # of a row
 
     def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
-        ids, filled = self.stream.empty(sample_ids.size)
-        position_ids = np.empty(ids.shape if self._packed else (0, 0), np.int64)
-        pieces_of_row = self.stream.length // 3 if self._packed else 1
-        spans = np.empty((sample_ids.size * pieces_of_row, 5), np.int64)
-        count = kernels.piece_rows(
-            sample_ids, self._bounds, self._pieces, *self.stream.table, ids, filled, position_ids, spans
-        )
-        require_sound(count)
-        goes_on = self.stream.fill(spans[:count], filled, ids)
-        return Rows(ids, filled, position_ids if self._packed else None, goes_on=goes_on)
+        frames = self.stream.frames(sample_ids.size, spans_per_row=self._spans_per_row)
+        position_ids = np.empty(frames.ids.shape if self._packed else (0, 0), np.int64)
+        num_spans = kernels.piece_rows(sample_ids, self._pieces, self._bounds, self.stream.table, frames, position_ids)
+        return self.stream.rows(frames, num_spans, position_ids=position_ids if self._packed else None)
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         if self._packed:
             first, stop = int(self._bounds[first]), int(self._bounds[stop])
         pieces = self._pieces[first:stop]
         require_sound(pieces.size - 1)
-        starts = pieces >> np.uint64(16)
-        return [(int(starts.min()), int((starts + (pieces & np.uint64(0xFFFF))).max()))]
+        starts = kernels.piece_start(pieces)
+        return [(int(starts.min()), int((starts + kernels.piece_length(pieces)).max()))]
 
-    def _all(self) -> Iterator[NDArray[np.uint64]]:
-        """Pieces in the order of the stream: the place of the first token << 16 | length."""
-        stream, most = self.stream, self.stream.length - 2
-        for number, offsets in stream.documents():
-            offsets = offsets.astype(np.int64)
-            sizes = np.diff(offsets) - stream.has_separators
+    def _all_pieces(self) -> Iterator[NDArray[np.uint64]]:
+        """Yields the pieces of some documents at a time, in the order of the stream, as `kernels.pack_pieces` does."""
+        stream, max_tokens = self.stream, self.stream.length - 2
+        for number, documents in stream.documents():
+            offsets = documents.astype(np.int64)
+            sizes = np.diff(offsets) - stream.table.separator
             if sizes.min() < 0 or offsets[0] < 0 or offsets[-1] > stream.shards[number].num_tokens:
-                raise DatasetError(f"{stream.dataset.path} is damaged; bertdata verify says where")
-            counts = -(-sizes // most)
-            document = np.repeat(np.arange(sizes.size), counts)
-            before = most * (np.arange(document.size) - np.repeat(np.cumsum(counts) - counts, counts))
-            places = stream.starts[number] + offsets[document] + before
-            yield (places << 16 | np.minimum(most, sizes[document] - before)).astype(np.uint64)
+                raise damaged(stream.dataset.path)
+            counts = -(-sizes // max_tokens)  # pieces of each document
+            document = np.repeat(np.arange(sizes.size), counts)  # the document of each piece
+            number_in_document = np.arange(document.size) - np.repeat(np.cumsum(counts) - counts, counts)
+            before = max_tokens * number_in_document
+            starts = stream.starts[number] + offsets[document] + before
+            yield kernels.pack_pieces(starts, np.minimum(max_tokens, sizes[document] - before))
 
-    def _cut(self, append: Append) -> dict[str, Any]:
-        count = tokens = 0
-        for pieces in self._all():
+    def _write_pieces(self, append: Append) -> dict[str, Any]:
+        """Makes the index of `documents`."""
+        num_pieces = num_tokens = 0
+        for pieces in self._all_pieces():
             append("pieces", pieces)
-            count, tokens = count + pieces.size, tokens + int((pieces & np.uint64(0xFFFF)).sum())
-        return {"pad_share": 1 - (tokens / max(1, count) + 2) / self.stream.length, "crop_share": 0.0}
+            num_pieces, num_tokens = num_pieces + pieces.size, num_tokens + int(kernels.piece_length(pieces).sum())
+        return {"pad_share": 1 - (num_tokens / max(1, num_pieces) + 2) / self.stream.length, "crop_share": 0.0}
 
-    def _pack(self, append: Append) -> dict[str, Any]:
-        num_rows = num_pieces = places = 0
+    def _write_packed(self, append: Append) -> dict[str, Any]:
+        """Makes the index of `packed`. Pieces wait until all that they may share rows with are there."""
+        num_rows = num_pieces = num_places = max_pieces = 0
         append("rows", np.zeros(1, np.uint64))
         waiting = np.zeros(0, np.uint64)
-        for more in (*self._all(), None):
+        for more in (*self._all_pieces(), None):  # None: there are no more
             together = waiting if more is None else np.concatenate([waiting, more])
-            area = (together >> np.uint64(16)) // np.uint64(PACKED_TOGETHER)
+            area = kernels.piece_start(together) // np.uint64(PACKED_TOGETHER)
             cuts = [0, *(np.flatnonzero(np.diff(area)) + 1).tolist()]
             if more is None:
                 cuts.append(together.size)
             for start, stop in zip(cuts, cuts[1:], strict=False):
                 pieces = together[start:stop]
-                sizes = (pieces & np.uint64(0xFFFF)).astype(np.int64) + 2
+                sizes = kernels.piece_length(pieces).astype(np.int64) + 2
                 order, row_of = np.argsort(-sizes, kind="stable"), np.empty(sizes.size, np.int64)
-                count = kernels.pack(sizes, order, self.stream.length, row_of)
+                rows_here = kernels.pack(sizes, order, self.stream.length, row_of)
                 append("pieces", pieces[order[np.argsort(row_of[order], kind="stable")]])
-                append("rows", num_pieces + np.cumsum(np.bincount(row_of, minlength=count)))
-                num_rows, num_pieces, places = num_rows + count, num_pieces + pieces.size, places + int(sizes.sum())
+                pieces_of_row = np.bincount(row_of, minlength=rows_here)
+                append("rows", num_pieces + np.cumsum(pieces_of_row))
+                num_rows, num_pieces = num_rows + rows_here, num_pieces + pieces.size
+                num_places += int(sizes.sum())
+                max_pieces = max(max_pieces, int(pieces_of_row.max(initial=0)))
             waiting = together[cuts[-1] :]
-        return {"pad_share": 1 - places / max(1, num_rows * self.stream.length), "crop_share": 0.0}
+        pad_share = 1 - num_places / max(1, num_rows * self.stream.length)
+        return {"pad_share": pad_share, "crop_share": 0.0, "max_pieces": max_pieces}

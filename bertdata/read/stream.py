@@ -1,141 +1,174 @@
-"""The tokens of a split, shard after shard, and spans of them copied into rows."""
+"""The tokens of a split as one stream, and the rows of a batch that are filled from it."""
 
 from __future__ import annotations
 
 import mmap
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, UsageError
-from bertdata.format.arrays import (
-    Unmapped,
-    pages_of,
-)
+from bertdata.errors import DatasetError, UsageError, damaged
+from bertdata.format.arrays import Unmapped, pages_of
 from bertdata.format.dataset import Dataset
 from bertdata.read import kernels
 
-_INDEX_VERSION = 1
 _DOCUMENTS_AT_ONCE = 1 << 16
 
 
 class Rows(NamedTuple):
-    """What a batch is before it is masked. Every array but the last is int64."""
+    """A batch before it is masked. All arrays but inside_word are int64."""
 
     ids: NDArray[np.int64]  # [B, T], padded at the end
     filled: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
-    position_ids: NDArray[np.int64] | None = None  # [B, T]
-    token_type_ids: NDArray[np.int64] | None = None  # [B, T]
-    next_sentence_label: NDArray[np.int64] | None = None  # [B]
-    goes_on: NDArray[np.uint8] | None = None  # [B, T]: 1 where a token begins no word; None: not stored or not asked
+    attention_mask: NDArray[np.int64] | None  # [B, T]: 1 where filled; None if no row is padded
+    inside_word: NDArray[np.uint8] | None  # [B, T]: 1 where a token goes on with a word; None: not stored or not asked
+    position_ids: NDArray[np.int64] | None = None  # [B, T], of packed rows
+    token_type_ids: NDArray[np.int64] | None = None  # [B, T], of pairs
+    next_sentence_label: NDArray[np.int64] | None = None  # [B], of pairs
+
+
+class Samples(Protocol):
+    """One way to cut a split into samples: Windows, Pieces or Pairs."""
+
+    stream: TokenStream
+    num_samples: int  # of an epoch
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Shares of an epoch, from 0 to 1; see `Loader.facts`."""
+
+    def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
+        """The rows of samples: epochs and sample_ids int64 [B]. Raises DatasetError for damage."""
+
+    def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
+        """Ranges of the stream that hold the text of samples first, first + 1, ..., stop - 1."""
 
 
 class TokenStream:
-    """The tokens of a split, shard after shard. Any number of processes share the pages."""
+    """The tokens of a split, its shards end to end. All processes that read a dataset share its pages.
+
+    .starts int64 [num_shards + 1]: where each shard begins in the stream, then the length of the stream.
+
+    Raises UsageError if the dataset has no such split, if rows of this length have no room for text, or if the
+    tokenizer lacks [CLS] or [SEP].
+    """
 
     def __init__(self, dataset: Dataset, *, split: str, length: int, words: bool = False) -> None:
-        """words: whether to tell where words begin, if the dataset knows."""
+        """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin."""
         if split not in dataset.splits:
-            known = ", ".join(dataset.splits)
             raise UsageError(
-                f"{dataset.path} has no split {split!r}, only {known}; a very small corpus may have put all its "
-                "documents there: build it with --validation 0"
+                f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}. A small corpus can leave "
+                "a split without documents; to put all documents into train, build with --validation 0"
             )
         if length < 3:
-            raise UsageError(f"length is {length}; a row needs [CLS], [SEP] and a token between them: at least 3")
+            raise UsageError(f"length is {length}; give at least 3, for [CLS], one token of text and [SEP]")
         special = dataset.special_tokens
         if special.cls is None or special.sep is None:
+            missing = " and ".join(
+                name for name, token in (("[CLS]", special.cls), ("[SEP]", special.sep)) if token is None
+            )
             raise UsageError(
-                f"the tokenizer of {dataset.path} has no [CLS] and [SEP], which stand at the ends of every row; "
-                "build the dataset with a BERT-type tokenizer"
+                f"the tokenizer of {dataset.path} has no {missing}, and every row begins with [CLS] and ends with "
+                "[SEP]; build the dataset again with bertdata build --special-tokens, which adds the special tokens "
+                "that are missing"
             )
         self.dataset, self.split, self.length = dataset, split, length
         self.shards = dataset.splits[split].shards
         self.starts = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
         self._tokens: list[Any] = [dataset.tokens(split, number) for number in range(len(self.shards))]
-        self._like = self._tokens[0].dtype.type(0)
-        self._pad = special.pad or 0  # without a padding token it is 0, which the attention mask makes inert
+        self._zero = self._tokens[0].dtype.type(0)  # tells kernels the dtype of tokens
+        self._pad = special.pad or 0  # without a padding token it is 0: the attention mask hides it
         self._mapped = not any(isinstance(array, Unmapped) for array in self._tokens)
         addresses = np.array([array.ctypes.data if self._mapped else 0 for array in self._tokens])
-        self.table = self.starts, addresses, self._like.itemsize, special.cls, special.sep
-        """What kernels that lay out rows are told."""
-        self._words: NDArray[np.int64] | None = None
+        separator = int(special.separator is not None)
+        self.table = kernels.TokenTable(
+            self.starts, addresses, self._zero.itemsize, separator, cls=special.cls, sep=special.sep
+        )
+        self._word_addresses: NDArray[np.int64] | None = None
         if words and all("words" in shard.arrays for shard in self.shards):
-            self._words = np.array([dataset.array(shard.name, "words").ctypes.data for shard in self.shards])
+            words_arrays = [dataset.array(shard.name, "words") for shard in self.shards]
+            self._word_addresses = np.array([array.ctypes.data for array in words_arrays])
 
-    @property
-    def has_separators(self) -> bool:
-        return self.dataset.special_tokens.separator is not None
+    def frames(self, num_rows: int, *, spans_per_row: int) -> kernels.Frames:
+        """Arrays for rows, not initialized."""
+        return kernels.Frames(
+            np.empty((num_rows, self.length), np.int64),
+            np.empty(num_rows, np.int64),
+            np.empty(num_rows * spans_per_row, kernels.SPAN),
+        )
 
-    def empty(self, num_rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """ids [B, T] and filled [B] to be overwritten."""
-        return np.empty((num_rows, self.length), np.int64), np.empty(num_rows, np.int64)
+    def rows(self, frames: kernels.Frames, num_spans: int, **columns: NDArray[np.int64] | None) -> Rows:
+        """Copies the tokens of spans into their rows, and pads the rows.
 
-    def fill(
-        self, spans: NDArray[np.int64], filled: NDArray[np.int64], ids: NDArray[np.int64]
-    ) -> NDArray[np.uint8] | None:
-        """Copies the spans' tokens into rows whose frames are there, and pads them. Returns Rows.goes_on."""
-        if not self._mapped:
-            tokens = self._read(spans)
-            spans[:, 0] = tokens.ctypes.data + np.append(0, np.cumsum(spans[:-1, 3])) * tokens.itemsize
-        if kernels.fill_rows(spans, self._like, self._pad, filled, ids) >= self.dataset.special_tokens.vocab_size:
-            raise DatasetError(f"{self.dataset.path} is damaged; bertdata verify says where")
-        if self._words is None:
-            return None
-        goes_on = np.zeros(ids.shape, np.uint8)
-        kernels.word_flags(spans, self.starts, self._words, goes_on)
-        return goes_on
+        num_spans: what a kernel returned that lays out rows; below 0 if its index was damaged. columns: members of Rows
+        that only some kinds of samples have. Raises DatasetError for a damaged index, and for an id outside the
+        vocabulary.
+        """
+        require_sound(num_spans)
+        tokens = None if self._mapped else self._read(frames.spans[:num_spans])
+        largest, padding = kernels.fill_rows(frames, num_spans, self._zero, self._pad)
+        del tokens  # spans point into it until here
+        if largest >= self.dataset.special_tokens.vocab_size:
+            raise damaged(self.dataset.path)
+        attention_mask = inside_word = None
+        if padding:
+            attention_mask = np.empty_like(frames.ids)
+            kernels.attend(frames.filled, attention_mask)
+        if self._word_addresses is not None:
+            inside_word = np.zeros(frames.ids.shape, np.uint8)
+            kernels.mark_inside_words(frames, num_spans, self.starts, self._word_addresses, inside_word)
+        return Rows(frames.ids, frames.filled, attention_mask, inside_word, **columns)
 
-    def _read(self, spans: NDArray[np.int64]) -> NDArray[Any]:
-        """The tokens of all spans, end to end."""
-        tokens, done = np.empty(int(spans[:, 3].sum()), self._like.dtype), 0
-        for length, place in spans[:, 3:].tolist():
-            shard = int(np.searchsorted(self.starts, place, side="right")) - 1
-            self._tokens[shard].read(place - int(self.starts[shard]), tokens[done : done + length])
-            done += length
+    def _read(self, spans: NDArray[Any]) -> NDArray[Any]:
+        """Reads the tokens of spans from files that are not mapped, and points the spans at them."""
+        offsets = np.append(0, np.cumsum(spans["length"]))
+        tokens = np.empty(int(offsets[-1]), self._zero.dtype)
+        bounds = offsets.tolist()
+        for first, stop, start in zip(bounds, bounds[1:], spans["start"].tolist(), strict=False):
+            shard = int(np.searchsorted(self.starts, start, side="right")) - 1
+            self._tokens[shard].read(start - int(self.starts[shard]), tokens[first:stop])
+        spans["address"] = tokens.ctypes.data + offsets[:-1] * tokens.itemsize
         return tokens
 
-    def identity(self, samples: str) -> dict[str, Any]:
-        """What an index of this split is found by."""
-        name = {"version": _INDEX_VERSION, "dataset_id": self.dataset.dataset_id, "split": self.split}
-        return name | {"samples": samples, "length": self.length}
-
     def documents(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """Shard number and offsets of some of its documents, in order, 8 bytes a document."""
+        """Yields the number of a shard and the offsets of some of its documents, in order; 8 bytes a document."""
         for number, shard in enumerate(self.shards):
             offsets = self.dataset.array(shard.name, "documents")
             for first in range(0, shard.num_documents, _DOCUMENTS_AT_ONCE):
                 yield number, offsets[first : first + _DOCUMENTS_AT_ONCE + 1]
 
     def read_at_random(self) -> None:
-        """Tells the kernel not to read around what is asked for, if the tokens do not fit in half of the memory."""
-        if (
-            self._mapped
-            and int(self.starts[-1]) * self._like.itemsize > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
-        ):
+        """Tells the system to read no more pages than are asked for, if the tokens are larger than half the memory."""
+        num_bytes = int(self.starts[-1]) * self._zero.itemsize
+        if self._mapped and num_bytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2:
             for tokens in self._tokens:
                 pages_of(tokens).madvise(mmap.MADV_RANDOM)
 
     def read_ahead(self, ranges: list[tuple[int, int]]) -> None:
-        """Asks for ranges of the stream to be read from the disk, without waiting."""
+        """Asks the system to read ranges of the stream from the disk, and does not wait."""
         for start, stop in ranges:
-            start, stop = max(0, start), min(stop, int(self.starts[-1]))  # an index may be damaged; its rows will tell
+            # A damaged index may point out of the stream. It is refused when its rows are read.
+            start, stop = max(0, start), min(stop, int(self.starts[-1]))
             while self._mapped and start < stop:
                 shard = int(np.searchsorted(self.starts, start, side="right")) - 1
-                end = min(stop, int(self.starts[shard + 1]))
+                stop_here = min(stop, int(self.starts[shard + 1]))
                 pages = pages_of(self._tokens[shard])
-                offset = len(pages) - self._tokens[shard].nbytes
-                first, last = (offset + self._like.itemsize * (at - int(self.starts[shard])) for at in (start, end))
+                header = len(pages) - self._tokens[shard].nbytes
+                first, last = (
+                    header + self._zero.itemsize * (place - int(self.starts[shard])) for place in (start, stop_here)
+                )
                 first -= first % mmap.PAGESIZE
                 pages.madvise(mmap.MADV_WILLNEED, first, last - first)
-                start = end
+                start = stop_here
 
 
 def require_sound(count: int) -> None:
+    """Raises DatasetError if a count that comes from an index is negative."""
     if count < 0:
         raise DatasetError(
-            "the index of samples is damaged; delete the cache directory, BERTDATA_CACHE or ~/.cache/bertdata"
+            "the sampling index is damaged; delete its directory, which is $BERTDATA_CACHE or else ~/.cache/bertdata, "
+            "and it will be made again"
         )

@@ -1,4 +1,4 @@
-"""Samples that are windows: the documents end to end, cut every C tokens."""
+"""Samples that are windows: the documents of a split end to end, cut every T - 2 tokens."""
 
 from __future__ import annotations
 
@@ -10,22 +10,36 @@ from bertdata.read.stream import Rows, TokenStream
 
 
 class Windows:
+    """Samples that are windows over the stream of a split, separators included.
+
+    The first window of an epoch begins at its phase, a random place, and the last one ends there. So every epoch cuts
+    the text at other places, and every token is in exactly one sample of each epoch. Ten tokens, rows of six places,
+    phase 7:
+
+        stream      0 1 2 3 4 5 6 7 8 9
+        sample 0    [CLS] 7 8 9 0 [SEP]
+        sample 1    [CLS] 1 2 3 4 [SEP]
+        sample 2    [CLS] 5 6 [SEP] [PAD] [PAD]
+
+    Where a sample begins is arithmetic: there is no index. Only the last sample of an epoch can be padded.
+    """
+
     def __init__(self, stream: TokenStream, *, seed: int) -> None:
-        self.stream, self._seed, self._text_length = stream, seed, stream.length - 2
-        self._total = int(stream.starts[-1])
+        self.stream, self._seed = stream, np.uint64(seed)
+        self._text_length, self._total = stream.length - 2, int(stream.starts[-1])
+        self._spans_per_row = min(len(stream.shards), self._text_length) + 1
         self.num_samples = -(-self._total // self._text_length)
         self.facts = {"pad_share": 1 - (self._total / self.num_samples + 2) / stream.length, "crop_share": 0.0}
 
     def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
-        ids, filled = self.stream.empty(sample_ids.size)
-        shards_of_row = min(len(self.stream.shards), self._text_length) + 1
-        spans = np.empty((sample_ids.size * shards_of_row, 5), np.int64)
-        names = epochs, sample_ids, np.uint64(self._seed)
-        count = kernels.window_rows(*names, self._text_length, *self.stream.table, ids, filled, spans)
-        return Rows(ids, filled, goes_on=self.stream.fill(spans[:count], filled, ids))
+        frames = self.stream.frames(sample_ids.size, spans_per_row=self._spans_per_row)
+        num_spans = kernels.window_rows(epochs, sample_ids, self._seed, self.stream.table, frames)
+        return self.stream.rows(frames, num_spans)
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """Where in the stream samples first, first + 1, ..., stop - 1 are."""
-        phase, total = kernels.phase(np.uint64(self._seed), epoch, self._total), self._total
+        total = self._total
+        phase = kernels.phase(self._seed, epoch, total)
         start, end = (phase + min(sample * self._text_length, total) for sample in (first, stop))
-        return [(start, min(end, total)), (0, max(0, end - total))] if start < total else [(start - total, end - total)]
+        if start >= total:
+            return [(start - total, end - total)]
+        return [(start, min(end, total)), (0, max(0, end - total))]

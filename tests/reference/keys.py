@@ -1,4 +1,4 @@
-"""docs/determinism.md in plain Python: one function for each of its definitions, on ints and lists."""
+"""docs/determinism.md in plain Python: a function for each of its definitions, on ints and lists."""
 
 import math
 
@@ -22,7 +22,7 @@ def purpose(name):
 
 
 def key(*words):
-    """Purposes are given by name."""
+    """A purpose is given by its name."""
     h = 0
     for word in words:
         h = absorb(h, purpose(word) if isinstance(word, str) else word)
@@ -49,15 +49,16 @@ def permute(x, *, num_samples, seed, epoch):
 
 
 def permute_blocks(x, *, num_samples, block, seed, epoch):
-    whole = num_samples // block
-    windows = max(1, whole // 64)
-    j = min(x // (64 * block), windows - 1)
-    start = j * 64 * block
-    stop = num_samples if j == windows - 1 else start + 64 * block
-    y = permuted(key(seed, "window", epoch, j), stop - start, x - start)
-    if start + y >= whole * block:
+    """Blocks are permuted; then the samples of each group of 64 blocks. The last group has all that is left."""
+    num_blocks = num_samples // block
+    num_groups = max(1, num_blocks // 64)
+    group = min(x // (64 * block), num_groups - 1)
+    start = group * 64 * block
+    stop = num_samples if group == num_groups - 1 else start + 64 * block
+    y = permuted(key(seed, "window", epoch, group), stop - start, x - start)
+    if start + y >= num_blocks * block:
         return start + y
-    return permuted(key(seed, "blocks", epoch), whole, j * 64 + y // block) * block + y % block
+    return permuted(key(seed, "blocks", epoch), num_blocks, group * 64 + y // block) * block + y % block
 
 
 def permuted(k, num_samples, x):
@@ -77,7 +78,7 @@ def permuted(k, num_samples, x):
 
 
 def unpermuted(k, num_samples, y):
-    """The x of which permuted(k, num_samples, x) is y: the rounds backwards."""
+    """The x for which permuted(k, num_samples, x) is y: it runs the rounds backwards."""
     b = max(6, (num_samples - 1).bit_length())
     lo = b // 2
     hi = b - lo
@@ -94,7 +95,7 @@ def unpermuted(k, num_samples, y):
 
 
 def sample(position, *, num_samples, seed):
-    """Epoch and sample id of a position."""
+    """The epoch and the sample id of a position."""
     epoch, x = divmod(position, num_samples)
     return epoch, permute(x, num_samples=num_samples, seed=seed, epoch=epoch)
 
@@ -112,7 +113,7 @@ def phase(*, seed, variant, num_tokens):
 
 
 def windows(stream, *, text_length, seed, variant):
-    """Every sample of a pass over the tokens of a split: turn the stream until the phase is in front, then cut it."""
+    """All samples of an epoch: turn the stream until the phase is in front, then cut it."""
     first = phase(seed=seed, variant=variant, num_tokens=len(stream))
     turned = stream[first:] + stream[:first]
     return [turned[at : at + text_length] for at in range(0, len(turned), text_length)]
@@ -121,11 +122,11 @@ def windows(stream, *, text_length, seed, variant):
 # ------------------------------------------------------------------------------------------------------------- masks
 
 
-def quota(*, n, p, rounding="nearest", least=0, most=None):
-    """How many places to select of a row with n filled ones."""
+def quota(*, n, p, rounding="nearest", min_targets=0, max_targets=None):
+    """Places to select in a row with n filled places."""
     c = {"nearest": math.floor(p * n + 0.5), "even": round(p * n), "floor": math.floor(p * n)}[rounding]
-    c = max(c, least)
-    return max(0, min(c, n - 2) if most is None else min(c, n - 2, most))
+    c = max(c, min_targets)
+    return max(0, min(c, n - 2) if max_targets is None else min(c, n - 2, max_targets))
 
 
 def num_slots(*, length, p, policy, **rule):
@@ -135,7 +136,7 @@ def num_slots(*, length, p, policy, **rule):
     if p == 0:
         return 0
     room = min(n, math.ceil(p * n + 6 * math.sqrt(p * (1 - p) * n)) + 1)
-    return room if rule.get("most") is None else min(room, rule["most"])
+    return room if rule.get("max_targets") is None else min(room, rule["max_targets"])
 
 
 def select_exact(k, candidates, c):
@@ -152,9 +153,9 @@ def select_bernoulli(k, candidates, p):
 
 
 def words_of(row, special, continues, inside):
-    """Words as lists of places: candidates side by side, cut before each that does not go on with a word.
+    """Words as lists of places: candidates side by side, cut before each place that does not go on with a word.
 
-    continues: ids that go on with a word; inside: places that do.
+    continues: ids that go on with a word. inside: places that go on with a word.
     """
     words = []
     for t, token in enumerate(row):
@@ -178,7 +179,7 @@ def select_words(k, words, c):
 
 
 def span_bounds():
-    """Numbers of 32 bits below which a span has one word, at most two, ..., at most nine."""
+    """Bounds of 32 bits: below the first a span has one word, below the second at most two, ..., at most nine."""
     weights = [0.2 * 0.8**words for words in range(10)]
     return [round(sum(weights[:words]) / sum(weights) * 2**32) for words in range(1, 10)]
 
@@ -203,7 +204,7 @@ def mask(
     row, *, length, seed, variant, sample_id, special, mask_id, vocab_size, p=0.15, policy="exact", shares=(0.8, 0.1),
     continues=(), inside=(), everything=False, **rule,
 ):  # fmt: skip
-    """A row's filled places, [CLS] and [SEP] included → (the row masked, the places selected, their ids)."""
+    """row: the filled places, [CLS] and [SEP] included. Returns the masked row, the selected places, and their ids."""
     k = key(seed, "mask", variant, sample_id)
     candidates = [t for t, token in enumerate(row) if token not in special]
     c = min(len(candidates), quota(n=len(row), p=p, **rule))

@@ -1,15 +1,18 @@
-"""The derived ways of sampling, on lists: what a row of each holds."""
+"""Samples of documents, packed and pairs, on lists: what each row holds."""
 
 from reference.keys import below, draw, key
 
 
 def pieces(documents, text_length):
-    """documents: lists of tokens without separators. Each is cut every text_length tokens."""
+    """Cuts each document, a list of tokens without separator, every text_length tokens."""
     return [document[at : at + text_length] for document in documents for at in range(0, len(document), text_length)]
 
 
 def best_fit(sizes, capacity):
-    """Rows as lists of piece numbers: largest first, each into the fullest row with room, the last changed of those."""
+    """Rows as lists of piece numbers. The largest piece comes first; each goes into the fullest row with room.
+
+    Of several such rows it takes the one that was changed last.
+    """
     rows, changed = [], []
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
         fitting = [row for row in changed if capacity - sum(sizes[n] for n in rows[row]) >= sizes[number]]
@@ -26,7 +29,7 @@ def best_fit(sizes, capacity):
 
 
 def packed(documents, *, length, together, separators=1):
-    """Rows of pieces. Pieces share rows if they begin in the same `together` tokens of the stream."""
+    """Rows of pieces. Pieces can share a row if they begin in the same `together` tokens of the stream."""
     areas, at = {}, 0
     for document in documents:
         for start in range(0, len(document), length - 2):
@@ -39,7 +42,7 @@ def packed(documents, *, length, together, separators=1):
 
 
 def packed_row(row, *, length, cls, sep, pad):
-    """ids and position_ids."""
+    """The ids and position_ids of a row."""
     ids = [token for piece in row for token in (cls, *piece, sep)]
     positions = [place for piece in row for place in range(len(piece) + 2)]
     rest = length - len(ids)
@@ -47,9 +50,9 @@ def packed_row(row, *, length, cls, sep, pad):
 
 
 def segment(documents, *, length, short_seq_prob, seed):
-    """BERT's create_instances_from_document with keyed draws. documents: lists of sentences, lists of tokens.
+    """BERT's create_instances_from_document with keyed draws. documents: lists of sentences, which are lists of tokens.
 
-    Pairs as (document number, sentences of A, sentences of B or the tokens a random B should have).
+    Returns pairs (document number, sentences of A, sentences of B or the number of tokens that a random B should have).
     """
     most, pairs = length - 3, []
     for number, document in enumerate(documents):
@@ -74,7 +77,7 @@ def segment(documents, *, length, short_seq_prob, seed):
 
 
 def pair_row(pair, documents, *, sample_id, epoch, length, seed):
-    """A, B and whether B is random."""
+    """Returns A, B and whether B is random."""
     number, a, b = pair
     k = key(seed, "pairs", epoch + 1, sample_id)
     first = [token for s in a for token in documents[number][s]]

@@ -1,0 +1,41 @@
+"""Which ids go on with a word, for the masking policies that select whole words."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import DatasetError
+from bertdata.format.dataset import Dataset
+
+BEGINS = ("Ġ", "▁", "Ċ", "ĉ")  # what tokens that begin a word begin with: a space (Ġ, ▁), a line end or a tab
+_TOKENIZER = "tokenizer.json"
+
+
+def continuing_ids(dataset: Dataset) -> NDArray[np.bool_]:
+    """Tells for each id, bool [V], whether its token goes on with the word before it, by the spelling of the token.
+
+    - A vocabulary with a continuing prefix (WordPiece: "##"): a token goes on if it begins with the prefix.
+    - Any other vocabulary in which some token begins with a mark of BEGINS: a token goes on if it begins with no mark.
+    - Any other vocabulary: no token goes on, so each token is a word.
+
+    An id that the model of the tokenizer does not have, such as an added token, does not go on. Raises DatasetError if
+    the tokenizer of the dataset cannot be read.
+    """
+    continues = np.zeros(dataset.special_tokens.vocab_size, np.bool_)
+    try:
+        model = json.loads(dataset.tokenizer_file(_TOKENIZER))["model"]
+        vocabulary = model["vocab"]  # token → id, or a list of [token, score]
+        if not isinstance(vocabulary, dict):
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        prefix = model.get("continuing_subword_prefix")
+        has_marks = any(token.startswith(BEGINS) for token in vocabulary)
+        for token, token_id in vocabulary.items():
+            continues[token_id] = token.startswith(prefix) if prefix else has_marks and not token.startswith(BEGINS)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise DatasetError(
+            f"{dataset.path / _TOKENIZER} is not a tokenizer ({type(error).__name__}: {error}); build the dataset again"
+        ) from None
+    return continues
