@@ -318,8 +318,8 @@ def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
         bertdata.open(out)
 
 
-@pytest.mark.parametrize("documents", ["blank", "line", "file"])
-def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, documents, monkeypatch):
+@pytest.mark.parametrize("ends", ["blank", "line", "file"])
+def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, ends, monkeypatch):
     monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
     path = tmp_path / "bomb.txt.gz"
     with gzip.open(path, "wb", 1) as file:
@@ -327,7 +327,7 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
         for _ in range(64):
             file.write(b"a" * (1 << 20))
     with pytest.raises(InputError, match=r"bomb.txt.gz: the document at byte \d+ has more than 4 MiB; say what ends"):
-        build([path], tmp_path / "out", tokenizer=vocab, documents=documents)
+        build([path], tmp_path / "out", tokenizer=vocab, documents=ends)
     assert not (tmp_path / "out").exists()
 
 
