@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys
 
-from bertdata import _kernels, order
+from bertdata import Loader, _kernels, order
+from bertdata.build import build
 from bertdata.masking import Masker
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
 
@@ -296,7 +297,11 @@ def test_text_hash_reads_nothing_outside_its_data():
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-def test_kernels_are_compiled_without_python_objects():
-    """Runs after the tests above, which called every kernel but those tested in test_samples.py."""
-    for name in set(_kernels.__all__) - {"pack", "pair_rows", "phase", "piece_rows", "segment", "word_flags"}:
+def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path, monkeypatch):
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "cache"))
+    options = {"sentences": "line", "words": "conftest:in_pairs"}
+    dataset = build([corpus], tmp_path / "shards", tokenizer=vocab, **options).dataset
+    for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):
+        Loader(dataset, length=32, masking=Masking(policy="whole_word"), **options).read(np.arange(4))
+    for name in _kernels.__all__:
         assert getattr(_kernels, name).nopython_signatures, name
