@@ -1,11 +1,11 @@
-# make demo | test | bounds | check | fix | golden
+# make demo | test | test-all | bounds | check | fix | golden
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 PYTEST  = $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bounds check fix golden
+.PHONY: demo test test-all bounds check fix golden
 .DELETE_ON_ERROR:
 
 # The whole way on text every machine has: corpus, shards, two minutes of training on two CPU processes, predictions.
@@ -26,7 +26,11 @@ demo/corpus.txt: | $(VENV)/.train
 demo/shards/manifest.json: demo/corpus.txt
 	$(BIN)/bertdata build demo/corpus.txt --out demo/shards --vocab-size 2000
 
+# Two minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
 test: $(VENV)/.dev
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.dev
 	$(PYTEST)
 
 # The kernels once more with their indices checked, which takes them compiled anew.

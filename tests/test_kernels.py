@@ -47,7 +47,7 @@ def test_every_epoch_is_a_permutation_for_small_sizes():
             assert is_permutation(np.array(permutation(num_samples, seed, epoch)))
 
 
-@pytest.mark.parametrize("bits", range(1, 25))
+@pytest.mark.parametrize("bits", [*range(1, 23), *(pytest.param(bits, marks=pytest.mark.slow) for bits in (23, 24))])
 def test_every_epoch_is_a_permutation_around_powers_of_two(bits):
     for num_samples in (2**bits - 1, 2**bits, 2**bits + 1):
         _, ids = order.sample_ids(np.arange(num_samples), num_samples=num_samples, seed=bits)

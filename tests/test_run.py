@@ -276,6 +276,7 @@ ENDLESS = {"steps": 100_000, "save_every": 10**6, "eval_every": 0}
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_ends_a_run_with_a_checkpoint(dataset, tmp_path, name):
     ranks = start_ranks(1, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
@@ -289,6 +290,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(dataset, tmp_path, name):
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_to_torchrun_leaves_a_checkpoint(dataset, tmp_path, name):
     """As the README has it: torchrun hands on what --signals-to-handle names, which by default is not SIGUSR1."""
@@ -301,6 +303,7 @@ def test_a_signal_to_torchrun_leaves_a_checkpoint(dataset, tmp_path, name):
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all(dataset, tmp_path):
     ranks = start_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
     wait_for_steps(tmp_path / "run", ranks[0].is_alive)

@@ -10,6 +10,8 @@ import pytest
 
 import bertdata
 
+pytestmark = pytest.mark.slow
+
 TOOL = Path(bertdata.__file__).parents[1] / "tools" / "survive.py"
 
 
