@@ -1,10 +1,11 @@
-# make demo | test | bounds | check | fix | golden
+# make demo | test | test-all | bounds | check | fix | golden
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+PYTEST  = $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test bounds check fix golden
+.PHONY: demo test test-all bounds check fix golden
 .DELETE_ON_ERROR:
 
 # The whole way on text every machine has: corpus, shards, two minutes of training on two CPU processes, predictions.
@@ -25,12 +26,16 @@ demo/corpus.txt: | $(VENV)/.train
 demo/shards/manifest.json: demo/corpus.txt
 	$(BIN)/bertdata build demo/corpus.txt --out demo/shards --vocab-size 2000
 
+# Two minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.dev
+	$(PYTEST)
 
 # The kernels once more with their indices checked, which takes them compiled anew.
 bounds: $(VENV)/.dev
-	NUMBA_BOUNDSCHECK=1 $(BIN)/python -m pytest tests/test_kernels.py tests/test_samples.py tests/test_engine.py
+	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_samples.py tests/test_engine.py
 	cache=$$(mktemp -d) && trap 'rm -r "$$cache"' EXIT && \
 	    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR="$$cache" $(BIN)/python tools/damage.py flips --every 40
 

@@ -250,6 +250,7 @@ def test_the_version_is_that_of_the_package():
     assert bertdata.__version__ in invoke("--version").output
 
 
+@pytest.mark.slow
 def test_bench_measures_what_it_says(dataset):
     """Only that every figure is there and possible: speed is no matter of tests."""
     command = [sys.executable, "-m", "bertdata", "bench", str(dataset.path), "--seconds", "0.01", "--processes", "2"]

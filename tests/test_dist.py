@@ -47,6 +47,7 @@ def test_two_processes_resume_to_the_same_bits(two, dataset, tmp_path):
     assert losses(entries(out)) == losses(entries(two))
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_the_same_batches(two, dataset, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(two, out)
@@ -64,6 +65,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(two, dataset, tmp
             assert [x or 0 for x in ours] == pytest.approx([x or 0 for x in theirs], rel=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "text"), [(1, "the stone under the river and the light of morning"), (6, "stone")])
 def test_one_document_on_two_ranks_trains_or_ends_with_a_sentence(tmp_path, vocab, batch, text):
     (tmp_path / "corpus.txt").write_text(text + "\n")
@@ -81,6 +83,7 @@ def test_one_document_on_two_ranks_trains_or_ends_with_a_sentence(tmp_path, voca
         assert [entry["step"] for entry in entries(tmp_path / "run")] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
     code, _, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", model="bert-huge"))
     assert code != 0
@@ -88,6 +91,7 @@ def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
     assert "bertrain/" not in err  # no frame of ours in what torchrun has to say
 
 
+@pytest.mark.slow
 def test_evaluation_on_two_ranks_is_that_of_one(two, dataset):
     arguments = ["--checkpoint", str(two), "--data", str(dataset.path), "--json"]
     code, said, err = on_ranks(2, "bertrain.evaluate", arguments)
@@ -118,6 +122,7 @@ def wait_for(condition, seconds=120):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank", "launcher"])
 def test_a_killed_job_leaves_no_process_and_a_checkpoint_to_go_on_from(dataset, tmp_path, victim):
     out = tmp_path / "run"

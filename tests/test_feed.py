@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 OPTIONS = {"length": 24, "global_batch_size": 7, "seed": 3}
+WORKERS = [(0, None), (1, "fork"), (2, "fork"), (5, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
 
 
 def loader_of(dataset, **options):
@@ -54,7 +55,7 @@ def test_tensors_are_what_models_take(dataset, samples):
 
 
 @pytest.mark.parametrize("samples", ["windows", "packed"])
-@pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (5, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "start"), WORKERS)
 def test_batches_are_the_same_for_any_workers(dataset, workers, start, samples):
     stream = BatchDataset(loader_of(dataset, samples=samples))
     context = {"multiprocessing_context": start} if workers else {}
@@ -105,7 +106,7 @@ def test_torchdata_keeps_the_state(dataset, workers):
         assert_same(list(other), expected[count:])
 
 
-@pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (5, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "start"), WORKERS)
 def test_samples_are_the_same_for_any_workers(dataset, workers, start):
     samples = SampleDataset(loader_of(dataset))
     context = {"multiprocessing_context": start} if workers else {}

@@ -33,6 +33,7 @@ def test_a_build_gives_the_same_arrays_as_ever(digests, build):
     assert digests[build].keys() == FROZEN["builds"][build].keys()
 
 
+@pytest.mark.slow
 def test_runs_give_the_same_losses_as_ever_but_for_rounding(digests, folder):
     found = freeze.losses(folder)
     assert found.keys() == FROZEN["losses"].keys()

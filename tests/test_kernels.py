@@ -9,6 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys
 
+from bertdata import Loader
+from bertdata.build import build
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
 from bertdata.tokenize import kernels as text_kernels
@@ -47,7 +49,7 @@ def test_every_epoch_is_a_permutation_for_small_sizes():
             assert is_permutation(np.array(permutation(num_samples, seed, epoch)))
 
 
-@pytest.mark.parametrize("bits", range(1, 25))
+@pytest.mark.parametrize("bits", [*range(1, 23), *(pytest.param(bits, marks=pytest.mark.slow) for bits in (23, 24))])
 def test_every_epoch_is_a_permutation_around_powers_of_two(bits):
     for num_samples in (2**bits - 1, 2**bits, 2**bits + 1):
         _, ids = order.sample_ids(np.arange(num_samples), num_samples=num_samples, seed=bits)
@@ -298,7 +300,21 @@ def test_text_hash_reads_nothing_outside_its_data():
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-def test_kernels_are_compiled_without_python_objects():
-    """Runs after the tests above, which called them; those of samples are called in test_samples.py."""
-    for name in ("fill_rows", "mask", "permute", "permute_blocks", "window_rows"):
+def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path, monkeypatch):
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "cache"))
+    options = {"sentences": "line", "words": "conftest:in_pairs"}
+    dataset = build([corpus], tmp_path / "shards", tokenizer=vocab, **options).dataset
+    for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):
+        Loader(dataset, length=32, masking=Masking(policy="whole_word"), **options).read(np.arange(4))
+    for name in (
+        "fill_rows",
+        "mask",
+        "pack",
+        "pair_rows",
+        "permute",
+        "permute_blocks",
+        "piece_rows",
+        "segment",
+        "window_rows",
+    ):
         assert getattr(kernels, name).nopython_signatures, name

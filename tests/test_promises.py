@@ -99,6 +99,7 @@ def test_a_checkpoint_is_written_before_the_evaluation(dataset, tmp_path, monkey
 # --------------------------------------------------------------------------------------------------------------- time
 
 
+@pytest.mark.slow
 def test_a_first_step_that_compiles_uses_up_no_budget(dataset, tmp_path, monkeypatch):
     at_step(monkeypatch, "next_batch", 0, lambda: time.sleep(3))
     log = train(dataset.path, tmp_path / "run", budget="6s", warmup=0.5, eval_every=0, save_every=10**6)
@@ -126,6 +127,7 @@ def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(dataset, tmp
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 def test_rank_0_chooses_the_checkpoint_and_dropout_is_said_to_depend_on_ranks(dataset, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DROPOUT))
     options = {"model": tmp_path / "config.json", "eval_every": 0}

@@ -429,6 +429,7 @@ print(int(next(loader).input_ids.sum()))
 """
 
 
+@pytest.mark.slow
 def test_processes_that_compile_at_once_agree_also_where_nothing_can_be_written(small, tmp_path):
     loader = bertdata.Loader(bertdata.open(small), length=24, global_batch_size=8, masking=None)
     expected = str(int(next(loader).input_ids.sum()))

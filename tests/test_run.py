@@ -3,10 +3,9 @@
 import functools
 import json
 import math
+import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import write_dataset
-from training import entries, flags, launch, learner, train
+from training import end_of, entries, flags, launch, learner, start_ranks, train
 from transformers import AutoModelForMaskedLM, BertConfig, BertForPreTraining, ModernBertConfig
 
 import bertdata
@@ -265,51 +264,52 @@ def test_the_peak_is_of_the_gpu_that_is_named(name, teraflops):
 # ------------------------------------------------------------------------------------------------------------- signals
 
 
-def wait_for_steps(run, process):
+def wait_for_steps(run, alive):
     log, deadline = run / "log.jsonl", time.monotonic() + 180
     while not (log.exists() and log.stat().st_size):
         assert time.monotonic() < deadline
-        assert process.poll() is None
+        assert alive()
         time.sleep(0.05)
 
 
+ENDLESS = {"steps": 100_000, "save_every": 10**6, "eval_every": 0}
+
+
 @pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_ends_a_run_with_a_checkpoint(dataset, tmp_path, name):
-    arguments = flags(dataset.path, tmp_path / "run", steps=100_000, save_every=10**6, eval_every=0)
-    command = [sys.executable, "-m", "bertrain.pretrain", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for_steps(tmp_path / "run", process)
-    process.send_signal(getattr(signal, name))
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    ranks = start_ranks(1, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
+    wait_for_steps(tmp_path / "run", ranks[0].is_alive)
+    os.kill(ranks[0].pid, getattr(signal, name))
+    code, out, err = end_of(ranks, tmp_path)
+    assert code == 0, err
     step = entries(tmp_path / "run")[-1]["step"]
     assert f"stopped by {name} after step {step}; its newest checkpoint is of step {step}" in out
     assert last_checkpoint(tmp_path / "run").name == f"step-{step:08d}"
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_to_torchrun_leaves_a_checkpoint(dataset, tmp_path, name):
     """As the README has it: torchrun hands on what --signals-to-handle names, which by default is not SIGUSR1."""
-    arguments = flags(dataset.path, tmp_path / "run", steps=100_000, save_every=10**6, eval_every=0)
     more = [] if name == "SIGTERM" else ["--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1"]
-    job = launch(2, "bertrain.pretrain", arguments, before=more)
-    wait_for_steps(tmp_path / "run", job)
+    job = launch(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), before=more)
+    wait_for_steps(tmp_path / "run", lambda: job.poll() is None)
     job.send_signal(getattr(signal, name))
     job.communicate(timeout=90)
     assert last_checkpoint(tmp_path / "run").name == f"step-{entries(tmp_path / 'run')[-1]['step']:08d}"
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 def test_a_signal_to_one_rank_ends_all(dataset, tmp_path):
-    arguments = flags(dataset.path, tmp_path / "run", steps=100_000, save_every=10**6, eval_every=0)
-    job = launch(2, "bertrain.pretrain", arguments)
-    wait_for_steps(tmp_path / "run", job)
-    ranks = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
-    subprocess.run(["kill", "-TERM", ranks[-1]], check=True)
-    out, err = job.communicate(timeout=90)
-    assert job.returncode == 0, err
+    ranks = start_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
+    wait_for_steps(tmp_path / "run", ranks[0].is_alive)
+    os.kill(ranks[-1].pid, signal.SIGTERM)
+    code, out, err = end_of(ranks, tmp_path)
+    assert code == 0, err
     assert "stopped by " in out
     assert last_checkpoint(tmp_path / "run")
 

@@ -10,6 +10,8 @@ import pytest
 
 import bertdata
 
+pytestmark = pytest.mark.slow
+
 TOOL = Path(bertdata.__file__).parents[1] / "tools" / "survive.py"
 
 
@@ -20,7 +22,7 @@ TOOL = Path(bertdata.__file__).parents[1] / "tools" / "survive.py"
         (["builds", "--count", "6"], {"kills": 6}),
         (["checkpoints", "--count", "4"], {"kills": 4, "runs": 1}),
         (["ranks", "--count", "2"], {"kills": {"rank": 1, "launcher": 1}, "orphans": 0}),
-        (["soak", "--minutes", "2"], {"minutes": 2.0}),
+        (["soak", "--minutes", "1"], {"minutes": 1.0}),
         (["large", "--gigabytes", "0.2"], {}),
     ],
 )

@@ -175,6 +175,7 @@ def test_inspect_says_what_the_teacher_thought(dataset, big, caches):
     assert "a token of the corpus" in shown
 
 
+@pytest.mark.slow
 def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp_path):
     for ranks in (2, 3):
         out = tmp_path / f"of-{ranks}"
@@ -205,6 +206,7 @@ def _killed(arguments, moment):
         teacher.main(arguments, standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_killed_ten_times_and_made_again_the_bytes_are_the_same(dataset, big, caches, tmp_path):
     out, chance = tmp_path / "logits", random.Random(0)
     arguments = ask(dataset, big, out, "--variants", VARIANTS, top_k=64)
@@ -616,6 +618,7 @@ def test_a_taught_run_resumes_to_the_same_bits_and_is_an_ordinary_checkpoint(
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"distil": "relations"}, {"distil": "hidden"}, {"cached": True}])
 def test_two_ranks_are_taught_as_one_is(dataset, big, configs, caches, tmp_path, options):
     known = {"teacher_cache": str(caches["few"])} if options.get("cached") else {"teacher": str(big)} | options

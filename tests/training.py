@@ -68,26 +68,35 @@ def _rank(module, arguments, environment, out, err):
     importlib.import_module(module).main(arguments)
 
 
-def on_ranks(num_ranks, module, arguments):
-    """Runs a module to its end on ranks as torchrun describes them, without waiting for it to start; returns the first
-    exit code that is not 0, stdout and stderr."""
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+def start_ranks(num_ranks, module, arguments, folder):
+    """Starts a module on ranks as torchrun describes them, without waiting for its imports; they write to `folder`."""
+    with socket.socket() as free:
         free.bind(("localhost", 0))
         shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(num_ranks)}
-        free.close()
-        out, err = Path(folder, "out"), Path(folder, "err")
-        ranks = [
-            _SERVER.Process(target=_rank, args=(module, arguments, shared | {"RANK": str(rank)}, out, err), daemon=True)
-            for rank in range(num_ranks)
-        ]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(300)
-            rank.kill()
-            rank.join()
-        code = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
-        return code, out.read_text(), err.read_text()
+    streams = folder / "out", folder / "err"
+    ranks = [
+        _SERVER.Process(target=_rank, args=(module, arguments, shared | {"RANK": str(rank)}, *streams), daemon=True)
+        for rank in range(num_ranks)
+    ]
+    for rank in ranks:
+        rank.start()
+    return ranks
+
+
+def end_of(ranks, folder):
+    """Waits for ranks; returns the first exit code that is not 0, stdout and stderr."""
+    for rank in ranks:
+        rank.join(300)
+        rank.kill()
+        rank.join()
+    code = next((rank.exitcode for rank in ranks if rank.exitcode), 0)
+    return code, (folder / "out").read_text(), (folder / "err").read_text()
+
+
+def on_ranks(num_ranks, module, arguments):
+    """Runs a module to its end on ranks; returns what `end_of` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        return end_of(start_ranks(num_ranks, module, arguments, Path(folder)), Path(folder))
 
 
 def entries(out):

@@ -13,17 +13,19 @@ def best_fit(sizes, capacity):
 
     Of several such rows it takes the one that was changed last.
     """
-    rows, changed = [], []
+    rows, room, changed = [], [], []
     for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        fitting = [row for row in changed if capacity - sum(sizes[n] for n in rows[row]) >= sizes[number]]
+        fitting = [row for row in changed if room[row] >= sizes[number]]
         if fitting:
-            room = min(capacity - sum(sizes[n] for n in rows[row]) for row in fitting)
-            row = [r for r in fitting if capacity - sum(sizes[n] for n in rows[r]) == room][-1]
+            least = min(room[row] for row in fitting)
+            row = [r for r in fitting if room[r] == least][-1]
             changed.remove(row)
         else:
             row = len(rows)
             rows.append([])
+            room.append(capacity)
         rows[row].append(number)
+        room[row] -= sizes[number]
         changed.append(row)
     return rows
 
