@@ -348,7 +348,7 @@ def test_a_build_stopped_anywhere_publishes_nothing_and_continues(tmp_path, voca
 
 @pytest.mark.usefixtures("whole")
 def test_an_overwriting_build_stopped_anywhere_keeps_the_old_or_continues(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr("bertdata.reader.PATIENCE_S", 0.1)  # nobody goes on with the publication meanwhile
+    monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)  # nobody goes on with the publication meanwhile
     (tmp_path / "text").write_text(make_text(12, seed=1))
     options = {"shard_size": 900, "tokenizer": vocab, "overwrite": True}
     with failing(-1, None) as calls:

@@ -1340,9 +1340,8 @@ def test_compressed_parquet_is_refused(tmp_path, vocab, ending):
     path = write(tmp_path / f"a.parquet{ending}", PACK[ending](as_parquet(ROWS)))
     result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab)
     assert result.exit_code == 1
-    assert (
-        result.stderr == f"error: {path}: Parquet cannot be read from a pipe or a compressed file; write it to a "
-        "plain file first\n"
+    assert result.stderr.endswith(
+        f"error: {path}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first\n"
     )
     assert not (tmp_path / "out").exists()
 

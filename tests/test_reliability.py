@@ -326,7 +326,9 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
         file.write(b"the stone\n\n" * 10)
         for _ in range(64):
             file.write(b"a" * (1 << 20))
-    with pytest.raises(InputError, match=r"bomb.txt.gz: the document at byte \d+ has more than 4 MiB; say what ends"):
+    with pytest.raises(
+        InputError, match=r"bomb.txt.gz: the document at byte \d+ is longer than 4 MiB; choose what ends"
+    ):
         build([path], tmp_path / "out", tokenizer=vocab, documents=ends)
     assert not (tmp_path / "out").exists()
 

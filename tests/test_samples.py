@@ -674,11 +674,11 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("nothing", "--words nothing names no function"),
-        ("json:nothing", "--words json:nothing names no function"),
-        ("nowhere.at.all:f", "--words nowhere.at.all:f names no function"),
+        ("nothing", "--words nothing is not a function"),
+        ("json:nothing", "--words json:nothing is not a function"),
+        ("nowhere.at.all:f", "--words nowhere.at.all:f is not a function"),
         ("builtins:list", None),
-        ("shlex:split", "the words of the segmenter do not make up the text that begins 'one two'"),
+        ("shlex:split", "joined, are not the text that begins with 'one two'"),
     ],
 )
 def test_segmenters_that_do_not_fit_are_named(tmp_path, vocab, words, said):
