@@ -7,27 +7,43 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
+from bertrain import feed
 from bertrain.config import Config, pick
 from bertrain.models import build
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
 from bertrain.optim import OPTIMIZERS, SCHEDULES
+from bertrain.plan import Plan
 from bertrain.runtime import checkpoint, rates
 from bertrain.runtime.dist import World
+from bertrain.runtime.watch import TrainingError
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def check_names(config: Config) -> None:
+    """Raises UsageError for objectives, optimizers and schedules that there are not."""
+    objectives(config)
+    pick(OPTIMIZERS, config.optimizer, "--optimizer")
+    pick(SCHEDULES, config.schedule, "--schedule")
+
+
 def objectives(config: Config) -> dict[str, type[Objective]]:
     """The objectives that --objective names, in its order. Raises UsageError for names that there are not."""
-    return {name: pick(OBJECTIVES, name, "--objective") for name in config.objective.split("+")}
+    names = config.objective.split("+")
+    if len(set(names)) < len(names):
+        raise UsageError(f"--objective {config.objective} names an objective twice; name each once")
+    if taken := [name for name in names if hasattr(torch.nn.ModuleDict, name)]:
+        raise UsageError(f"--objective {taken[0]}: torch does not allow this name for a module; choose another")
+    return {name: pick(OBJECTIVES, name, "--objective") for name in names}
 
 
 def samples(config: Config) -> str:
@@ -79,20 +95,18 @@ def learner(
 ) -> Learner:
     """The module to train, on its device: the model, its objectives and, where one teaches, the teacher's.
 
-    Raises UsageError for a teacher that does not fit, and for names of optimizers and schedules that there are not.
+    Raises UsageError for a teacher that does not fit.
     """
-    pick(OPTIMIZERS, config.optimizer, "--optimizer")
-    pick(SCHEDULES, config.schedule, "--schedule")
     if config.isolate_documents and not family_of(weights).isolates:
         raise UsageError(f"--isolate-documents is not supported for models of type {weights.config.model_type}")
     on_gpu = ranks.device.type == "cuda"
-    build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.length)
+    build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     name = None
     if config.method:
         parts["distil"], name = _distillation(config, weights, shards, ranks, precision)
         for text in list(parts.values())[:-1]:
-            text.weight = 1 - config.alpha
+            text.weight *= 1 - config.alpha
     made = Learner(weights, parts, isolate=config.isolate_documents)
     made.teacher = name
     return made.to(ranks.device).train()
@@ -113,7 +127,7 @@ def _distillation(
         most = build.max_length(teacher.config)
         raise UsageError(f"rows of {config.longest} are more than the {most} positions of --teacher {config.teacher}")
     objective = Distil(weights, config, vocab_size=vocab_size, teacher=teacher)
-    objective.ask(Teacher(teacher, objective, ranks.device, autocast(ranks.device, precision)))
+    objective.teacher = Teacher(teacher, objective, ranks.device, autocast(ranks.device, precision))
     return objective, f"{config.method} of teacher {build.fingerprint(teacher)[:16]}"
 
 
@@ -130,3 +144,32 @@ def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.Ab
     """What makes the context that forward passes run in."""
     dtype = DTYPES[precision]
     return lambda: torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
+
+
+def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
+    """How many targets the first rows have. Raises UsageError for a teacher's cache that ends before the run."""
+    if loader.teacher_cache is None:
+        return feed.num_targets(loader.read(np.arange(min(loader.num_samples, 1024))))
+    num_samples = plan.steps * config.global_batch_size
+    if loader.variants is not None:  # after which the samples repeat
+        num_samples = min(num_samples, loader.variants * loader.num_samples)
+    try:
+        loader.read(np.array([num_samples - 1]))
+    except UsageError:
+        if config.budget:
+            raise UsageError(
+                f"how many samples --budget {config.budget} will read is not known, and --teacher-cache "
+                f"{config.teacher_cache} has a last one; give --steps, or a cache of all samples of its --variants"
+            ) from None
+        raise
+    return feed.num_targets(loader.read(np.arange(min(num_samples, 1024))))
+
+
+def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
+    """Raises TrainingError for rows too short to mask, UsageError for a teacher's cache that ends before the run."""
+    if first_targets(loader, config, plan) == 0:
+        raise TrainingError(
+            f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "
+            f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
+            "build with more text, or raise --mlm-probability"
+        )

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -128,12 +128,16 @@ class Config:
         CHECKPOINTS, 500, "Steps between evaluations on the validation split. 0: only at the end."
     )
     log_every: int = _option(CHECKPOINTS, 10, "Steps between entries of log.jsonl.")
-    log: str = _option(
-        CHECKPOINTS, "json", "json: log.jsonl only. tensorboard: also OUT/tensorboard.",
-        type=click.Choice(["json", "tensorboard"]),
-    )  # fmt: skip
+    tensorboard: bool = _option(CHECKPOINTS, False, "Also write the log for TensorBoard, to OUT/tensorboard.")
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            value, kind = getattr(self, option.name), _kind(option)
+            if value is None and option.default is None:
+                continue
+            wrong = not isinstance(value, (int, float) if kind is float else kind)
+            if wrong or isinstance(value, bool) != (kind is bool):
+                raise UsageError(f"{_flag(option.name)} is {value!r}, which is not {_KINDS[kind]}")
         for name in ("data", "out"):
             if not getattr(self, name):
                 raise UsageError(f"--{name} is missing; give a directory")
@@ -237,6 +241,15 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _kind(option: Field[Any]) -> type:
+    """bool, int, float or str."""
+    kind = option.metadata.get("type", type(option.default))
+    return kind if kind in _KINDS else str  # a click.Choice
+
+
 # -------------------------------------------------------------------------------------------------------- command line
 
 
@@ -265,19 +278,18 @@ class _GroupedCommand(click.Command):
 def command(run: Callable[[Config], None]) -> click.Command:
     """A click command with a flag for every option of Config, and --config."""
 
-    def main(file: str | None, **flags: Any) -> None:
+    def main(file: str | None, log: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
             values = read_options(Path(file)) if file else {}
             given = {name: value for name, value in flags.items() if value is not None}
+            if log:
+                given["tensorboard"] = log == "tensorboard"
             durations = {"steps", "epochs", "budget"}
             if durations & given.keys():  # one replaces the others
                 values = {name: value for name, value in values.items() if name not in durations}
             if "model" in given:
                 values.pop("init", None)
-            try:
-                config = Config(**values | given)
-            except TypeError as error:
-                raise UsageError(f"--config {file} holds a value of the wrong type: {error}") from None
+            config = Config(**values | given)
         run(config)
 
     parameters: list[click.Parameter] = []
@@ -292,6 +304,8 @@ def command(run: Callable[[Config], None]) -> click.Command:
     parameters.append(
         click.Option(["--config", "file"], help="A run.json whose options to use; flags given beside it override them.")
     )
+    older = click.Choice(["json", "tensorboard"])  # torchrun takes --log for an option of its own
+    parameters.append(click.Option(["--log"], type=older, hidden=True))
     settings = {"help_option_names": ["-h", "--help"]}
     return _GroupedCommand("pretrain", callback=main, params=parameters, help=run.__doc__, context_settings=settings)
 
@@ -304,6 +318,8 @@ def read_options(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"--config {path} is not a run.json that bertrain pretrain wrote") from None
+    if "log" in saved:  # older than --tensorboard
+        saved["tensorboard"] = saved.pop("log") == "tensorboard"
     unknown = sorted(saved.keys() - {option.name for option in fields(Config)})
     if unknown:
         raise UsageError(f"--config {path} has options that do not exist: {', '.join(unknown)}; remove them")

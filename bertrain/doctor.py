@@ -26,7 +26,6 @@ from bertrain.models.families import family_of
 from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
-from bertrain.runtime.watch import first_targets
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
@@ -44,9 +43,10 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     sound = f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, every byte as written"
     yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, sound)
     try:
+        assemble.check_names(config)
         loader = assemble.loader(config, shards)
         plan = Plan.of(config, num_samples=loader.num_samples, world_size=nproc)
-        targets = first_targets(loader, config, plan)
+        targets = assemble.first_targets(loader, config, plan)
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -23,6 +24,7 @@ import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.tokenizer import Tokenizer
 from bertrain import feed
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
@@ -74,8 +76,7 @@ def evaluate(
     with tqdm(total=last, unit="sample", leave=False, disable=None if progress and ranks.rank == 0 else True) as bar:
         for batch in loader:
             for piece in feed.micro_batches(batch, size=size, count=-(-ROWS // size), device=ranks.device):
-                targets = piece.pop("targets")
-                logits, wanted = encoder.logits(**piece).flatten(0, 1).float(), targets.flatten()
+                logits, wanted = encoder.logits(**piece).flatten(0, 1).float(), piece["targets"].flatten()
                 best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
                 loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
                 totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
@@ -89,7 +90,9 @@ def evaluate(
                 break
     encoder.train(was_training)
     sum_of_losses, num_correct, num_targets, num_samples = ranks.sum(totals).tolist()
-    mean = log.mean_losses(sum_of_losses, num_correct, num_targets)
+    mean: dict[str, float | None] = {"loss": None, "accuracy": None}
+    if num_targets:
+        mean = {"loss": sum_of_losses / num_targets, "accuracy": num_correct / num_targets}
     most = int(ranks.sum(predicted).argmax())
     perplexity = None if mean["loss"] is None else math.exp(min(700.0, mean["loss"]))
     text_bytes, counts = shards.manifest.counts["text_bytes"], shards.manifest.counts["documents"]
@@ -118,12 +121,29 @@ def predictions(
     loader = bertdata.Loader(shards, masking=MASKING, **options)
     batch = next(loader)
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
-    piece.pop("targets")
     was_training = encoder.training
     encoder.eval()
     predicted = encoder.logits(**piece).argmax(-1).cpu().numpy()
     encoder.train(was_training)
-    return log.table(load_tokenizer(str(shards.path)), batch, predicted)
+    return table(load_tokenizer(str(shards.path)), batch, predicted)
+
+
+def table(tokenizer: Tokenizer, batch: bertdata.Batch, predicted: np.ndarray, *, context: int = 5) -> list[str]:
+    """One line for each masked place: the tokens around it | target | predicted. predicted int64 [B, K]."""
+    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
+    for row, ids in enumerate(batch.input_ids):
+        for slot, place in enumerate(batch.masked_positions[row]):
+            target = int(batch.targets[row, slot])
+            if target == bertdata.IGNORE_INDEX:
+                continue
+            first = max(0, place - context)
+            around = [tokenizer.spell(int(token)) for token in ids[first : place + context + 1]]
+            around[place - first] = f">{around[place - first]}<"
+            text = " ".join(around)
+            guess = int(predicted[row, slot])
+            mark = "" if guess == target else "  x"
+            lines.append(f"{text[:76]:<76} | {tokenizer.spell(target):<16} | {tokenizer.spell(guess)}{mark}")
+    return lines
 
 
 def _open(
@@ -169,7 +189,11 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 @click.option("--data", required=True, help="Directory of shards.")
 @click.option("--split", default="validation", help="Split to evaluate on.")
 @click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. None: that of the run, else 128.")
-@click.option("--max-samples", type=click.IntRange(min=1), help="Number of samples to evaluate. None: the whole split.")
+@click.option(
+    "--max-samples",
+    type=click.IntRange(min=1),
+    help="Number of samples to evaluate, rounded up to whole batches of 64 a rank. None: the whole split.",
+)
 @click.option("--show", default=0, type=click.IntRange(min=0), help="Number of rows to print predictions of.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 def main(

@@ -25,14 +25,16 @@ def num_targets(batch: Batch) -> int:
 def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) -> Iterator[MicroBatch]:
     """Exactly `count` pieces of at most `size` rows, as arguments for Learner.
 
-    A rank may have one row less than another. A piece beyond its rows is one row without targets, so that every rank
-    runs the same number of passes. Packed rows come with cu_seqlens, int32, on GPUs whose attention kernel needs them.
+    A rank may have one row less than another. A piece beyond its rows is one row without targets, whose sample_ids is
+    −1, so that every rank runs the same number of passes. Packed rows come with cu_seqlens, int32, on GPUs whose
+    attention kernel needs them.
     """
-    arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items() if name != "sample_ids"}
+    arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
     for number in range(count):
         piece = {name: array[number * size : (number + 1) * size] for name, array in arrays.items()}
         if piece["input_ids"].shape[0] == 0:
             piece = {name: torch.zeros((1, *array.shape[1:]), dtype=array.dtype) for name, array in arrays.items()}
+            piece["sample_ids"] -= 1
             for name in {"targets", "next_sentence_label"} & piece.keys():
                 piece[name] += IGNORE_INDEX
             if "position_ids" in piece:  # one document, not as many as places

@@ -48,18 +48,21 @@ def pretrain(config: Config) -> None:
         if signals.stopped:
             by = f"stopped by {signals.stopped} after step {run.step}"
             _end(ranks, f"{by}; {run.newest()}, and the same command continues", 130 * (signals.stopped == "SIGINT"))
-        saved = checkpoint.find(out)
-        _end(ranks, f"done: {saved}\nAutoModelForMaskedLM.from_pretrained({str(saved)!r})", 0)
+        else:
+            _end(ranks, f"done: {run.saved}\nAutoModelForMaskedLM.from_pretrained({str(run.saved)!r})", 0)
 
 
 def train(run: Run, signals: Signals) -> None:
     """Takes steps until all are taken, the time is up, or a signal comes to any rank."""
     config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
-    module = DistributedDataParallel(learner, gradient_as_bucket_view=True) if ranks.world_size > 1 else learner
+    module: torch.nn.Module = learner
+    if ranks.world_size > 1:  # without logits the model's head gets no gradient
+        unused = not learner.uses_logits
+        module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
     rates, readings, clock_started = Rates(learner.model, ranks.device, run.precision), Readings(), None
     spent_before = run.spent
     gc.collect()
-    gc.freeze()  # what exists stays; the collector need not look at it again
+    gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
     while True:
         if run.evaluation_is_due:
             if not run.evaluate(signals):
@@ -77,9 +80,10 @@ def train(run: Run, signals: Signals) -> None:
         run.sums.add_counts(counts[:-2])
         counts = ranks.sum(counts)
 
-        # DistributedDataParallel averages gradients over ranks; this factor makes of the mean the sum ÷ all counts.
+        # DistributedDataParallel divides the sum of the ranks' gradients by their number. This factor multiplies by it
+        # again, and divides by what all ranks count.
         scale = (ranks.world_size / counts[:-2].clamp(min=1)).float()
-        run.seed_dropout()
+        run.seed_step()
         size, number = plan.micro_batches(run.loader.length)
         for piece in feed.micro_batches(batch, size=size, count=number, device=ranks.device):
             number -= 1
@@ -100,7 +104,7 @@ def train(run: Run, signals: Signals) -> None:
             signals.stop()
         is_last = run.is_done or bool(signals.stopped)
         if is_last or run.step % config.log_every == 0:
-            run.log(rates.take(ranks.world_size), is_last=is_last)
+            run.log(rates, is_last=is_last)
         if is_last or run.step % config.save_every == 0:
             run.save(required=is_last)
         if signals.stopped:

@@ -19,8 +19,9 @@ from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sums
+from bertrain.runtime.rates import Rates
 from bertrain.runtime.stop import Signals
-from bertrain.runtime.watch import Watch, check_targets
+from bertrain.runtime.watch import Watch
 
 EVALUATED_SAMPLES = 2048  # of the validation split, during a run
 
@@ -33,11 +34,12 @@ class Run:
         self.config, self.out, self.ranks = config, Path(config.out), ranks
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
         choice.check()
+        assemble.check_names(config)
         self.shards = bertdata.open(config.data)
         self.loader = self._loader(config.length)
         self.plan = Plan.of(config, num_samples=self.loader.num_samples, world_size=ranks.world_size)
-        check_targets(self.loader, config, self.plan)
-        saved = self._read_checkpoint()
+        assemble.check_targets(self.loader, config, self.plan)
+        saved = self._resume()
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
@@ -63,6 +65,8 @@ class Run:
         self.sums = Sums(list(self.learner.objectives), ranks.device)
         if ranks.rank == 0:
             self.sums.load(saved["since_entry"])
+        self.saved = self.resumed_from
+        """The newest checkpoint, on rank 0."""
         self.saved_step = self.step if self.resumed_from else None
         self.rate, self.norm = 0.0, torch.zeros(())
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
@@ -73,8 +77,11 @@ class Run:
         ranks = self.ranks
         return assemble.loader(self.config, self.shards, length=length, rank=ranks.rank, world_size=ranks.world_size)
 
-    def _read_checkpoint(self) -> dict[str, Any]:
-        """What trainer.json of the checkpoint to resume says; the loader goes to where it was."""
+    def _resume(self) -> dict[str, Any]:
+        """Moves the loader to where the checkpoint was taken. Returns what the checkpoint's trainer.json says.
+
+        Raises UsageError if the checkpoint belongs to another model or optimizer.
+        """
         config, name = self.config, self.config.init or self.config.model
         saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "tokens": 0, "scaler": {}, "since_entry": {}}
         if self.resumed_from is None:
@@ -111,10 +118,9 @@ class Run:
         started = time.perf_counter()
         return next(self.loader), time.perf_counter() - started
 
-    def seed_dropout(self) -> None:
-        """Dropout is keyed by step and rank, so that a resumed run draws what the undisturbed one would have."""
-        if has_dropout(self.learner.model):
-            torch.manual_seed(bertdata.key(self.config.seed, "dropout", self.step, self.ranks.rank) >> 1)
+    def seed_step(self) -> None:
+        """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
+        torch.manual_seed(bertdata.key(self.config.seed, "dropout", self.step, self.ranks.rank) >> 1)
 
     def update(self) -> None:
         """Changes the weights by the gradients that are there."""
@@ -162,7 +168,7 @@ class Run:
         )
         return self.watch.last_evaluation
 
-    def log(self, rates: dict[str, float], *, is_last: bool) -> None:
+    def log(self, rates: Rates, *, is_last: bool) -> None:
         """Writes an entry of the log. Called on every rank; all stop together if a loss is not finite."""
         entry = {
             "step": self.step,
@@ -170,7 +176,7 @@ class Run:
             "lr": self.rate,
             "grad_norm": self._known_norm(),
             "tokens": self.tokens,
-            **rates,
+            **rates.take(self.ranks.world_size),  # after the sums, for which the host waits for the GPU
             "seconds": round(time.perf_counter() - self.watch.started, 3),
         }
         self.ranks.together(lambda: self.watch.entry(entry, done=is_last))
@@ -232,7 +238,7 @@ class Run:
             "world_size": self.ranks.world_size,
         }
         try:
-            checkpoint.save(
+            self.saved = checkpoint.save(
                 self.out, step=self.step, trainer=trainer, keep=self.config.keep, learner=self.learner,
                 optimizer=self.optimizer, tokenizer=self.tokenizer,
             )  # fmt: skip

@@ -158,8 +158,7 @@ class _Work:
         """The teacher's answers to the samples at some positions, and the counts of them."""
         batch = self.loader.read(positions)
         piece = next(feed.micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
-        used = (piece.pop("targets") != bertdata.IGNORE_INDEX).unsqueeze(-1)
-        piece.pop("next_sentence_label", None)
+        used = (piece["targets"] != bertdata.IGNORE_INDEX).unsqueeze(-1)
         bf16 = self.header["teacher"]["precision"] == "bf16"
         with torch.autocast("cuda", torch.bfloat16) if bf16 else contextlib.nullcontext():
             logits = self.encoder.logits(**piece)

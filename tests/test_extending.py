@@ -77,9 +77,9 @@ class Halves(Objective):
     def count(self, batch):
         return batch.sample_ids.size
 
-    def forward(self, model, outputs, piece):
-        logits, rows = self.head(outputs.hidden[:, 1]), (piece["targets"] != -100).any(1)
-        labels = (piece["input_ids"][:, 1] < model.config.vocab_size // 2).long()
+    def forward(self, encoder, outputs, piece):
+        logits, rows = self.head(outputs.hidden[:, 1]), piece["sample_ids"] >= 0
+        labels = (piece["input_ids"][:, 1] < encoder.model.config.vocab_size // 2).long()
         losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none") * rows
         return LossSum(losses.sum(), ((logits.argmax(-1) == labels) & rows).sum())
 

@@ -56,11 +56,11 @@ def test_changing_one_document_changes_no_other(kind, compiled):
     places = torch.arange(ids.shape[1])[None]
     logits = torch.compile(model.logits, backend="eager", fullgraph=True, dynamic=False) if compiled else model.logits
     with torch.no_grad():
-        before = logits(ids, places, position_ids=positions)
+        before = logits(input_ids=ids, masked_positions=places, position_ids=positions)
         for number, (start, length) in enumerate(zip(np.cumsum([0, *LENGTHS]), LENGTHS, strict=False)):
             changed = ids.clone()
             changed[:, start : start + length] = (ids[:, start : start + length] + 7) % 290 + 5
-            after = logits(changed, places, position_ids=positions)
+            after = logits(input_ids=changed, masked_positions=places, position_ids=positions)
             same = (before == after).all(-1)[0]
             assert not same[start : start + length].all(), number
             same[start : start + length] = True

@@ -191,7 +191,7 @@ def test_flags_override_a_configuration_also_where_one_replaces_another(finished
     assert invoke(pretrain_main, arguments).exit_code == 0
     assert entries(tmp_path / "again")[-1]["step"] == 2
     (tmp_path / "run.json").write_text('{"config": {"data": "x", "out": "y", "steps": "three"}}')
-    assert "wrong type" in refused(["--config", str(tmp_path / "run.json")], 2)
+    assert "--steps is 'three', which is not a whole number" in refused(["--config", str(tmp_path / "run.json")], 2)
 
 
 def refused(arguments, code):

@@ -16,12 +16,15 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import bertrain.run
 from bertdata.build import build
 from bertdata.errors import DatasetError, UsageError
-from bertrain import evaluate, finetune, pretrain, teacher
+from bertrain import assemble, evaluate, finetune, pretrain, teacher
 from bertrain import plan as plans
-from bertrain.config import Config
+from bertrain.config import Config, read_options
 from bertrain.models import build as models
+from bertrain.objectives import OBJECTIVES
+from bertrain.optim import OPTIMIZERS
 from bertrain.run import Run
 from bertrain.runtime import checkpoint, stop, watch
+from bertrain.runtime.dist import World
 
 DROPOUT = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2,
            "intermediate_size": 64, "hidden_dropout_prob": 0.3}  # fmt: skip
@@ -52,7 +55,6 @@ def test_ctrl_c_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, ca
         train(dataset.path, tmp_path / "run", steps=9, save_every=100, eval_every=0)
     assert ended.value.code == 130
     shown = capsys.readouterr().out
-    assert "press Ctrl-C again to leave at once" in shown
     assert "stopped by SIGINT after step 4; its newest checkpoint is of step 4, and the same command continues" in shown
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000004"
 
@@ -377,8 +379,9 @@ def test_a_projection_without_a_prefix_is_read(dataset, tmp_path):
     ]
 
 
-def test_a_run_with_other_parameters_is_not_resumed_into(dataset, tmp_path):
+def test_a_run_with_other_parameters_is_not_resumed_into(dataset, tmp_path, monkeypatch):
     train(dataset.path, tmp_path / "run", model="bert-tiny", steps=1)
+    monkeypatch.setitem(OPTIMIZERS, "other", OPTIMIZERS["adamw"])
     done = CliRunner().invoke(
         pretrain.main, [str(x) for x in flags(dataset.path, tmp_path / "run", model="bert-tiny", optimizer="other")]
     )
@@ -396,3 +399,89 @@ def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(dataset, tmp_p
     encoded = AutoTokenizer.from_pretrained(directory)("the river", "the stone", return_tensors="pt")
     assert ("token_type_ids" in encoded) == (model == "bert-tiny")
     AutoModelForMaskedLM.from_pretrained(directory)(**encoded)
+
+
+# ------------------------------------------------------------------------------------------------- ends and objectives
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stopped_run_is_not_said_to_be_done(dataset, tmp_path, monkeypatch, capsys, number):
+    at_step(monkeypatch, "next_batch", 1, lambda: interrupt(number))
+    train(dataset.path, tmp_path / "run", steps=9, eval_every=0)
+    shown = capsys.readouterr().out
+    assert f"stopped by {number.name} after step 2" in shown
+    assert "done: " not in shown
+
+
+def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, monkeypatch, capsys):
+    """Only rank 0 knows --out, and it has just written what it names."""
+    monkeypatch.setattr(checkpoint, "find", lambda path: pytest.fail("read again"))
+    train(dataset.path, tmp_path / "run", steps=2, eval_every=0)
+    assert f"done: {tmp_path / 'run' / 'step-00000002'}" in capsys.readouterr().out
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset, tmp_path):
+    options = {"objective": "nsp", "model": "bert-tiny", "steps": 3, "eval_every": 0, "micro_batch_size": 2}
+    alone = train(dataset.path, tmp_path / "alone", **options)
+    code, out, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "two", **options))
+    assert code == 0, err
+    assert "unigram" not in out.split("step 3/3")[1]  # no loss of tokens
+    for ours, theirs in zip(entries(tmp_path / "two"), alone, strict=True):
+        if "loss" in ours:
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"objective": "mlm+mlm"}, "names an objective twice"),
+        ({"objective": "half"}, "torch does not allow this name"),
+        ({"lr": None}, "--lr is None, which is not a number"),
+        ({"objective": None}, "--objective is None, which is not a text"),
+        ({"steps": 5.5}, "--steps is 5.5, which is not a whole number"),
+        ({"isolate_documents": 1}, "--isolate-documents is 1, which is not true or false"),
+        ({"seed": True}, "--seed is True, which is not a whole number"),
+    ],
+)
+def test_options_of_another_type_or_name_are_one_sentence(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        assemble.check_names(Config(data="x", out="y", **options))
+
+
+def test_older_names_of_options_are_read(tmp_path):
+    (tmp_path / "run.json").write_text('{"config": {"data": "x", "out": "y", "log": "tensorboard"}}')
+    assert read_options(tmp_path / "run.json") == {"data": "x", "out": "y", "tensorboard": True}
+
+
+def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
+    for long_length, attention in ((None, "eager"), (1024, "sdpa")):
+        config = Config(data=str(dataset.path), out="nowhere", precision="bf16", long_length=long_length)
+        weights, _ = assemble.model(config, dataset)
+        assemble.learner(config, weights, dataset, World(0, 1, torch.device("cpu")), "bf16")
+        assert weights.config._attn_implementation == attention
+
+
+def test_a_teacher_keeps_the_weights_of_objectives_in_proportion(dataset, tmp_path, monkeypatch):
+    train(dataset.path, tmp_path / "big", model="bert-tiny", steps=1)
+    monkeypatch.setattr(OBJECTIVES["mlm"], "weight", 0.5)
+    config = Config(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(tmp_path / "big"), alpha=0.2)
+    weights, _ = assemble.model(config, dataset)
+    made = assemble.learner(config, weights, dataset, World(0, 1, torch.device("cpu")), "fp32")
+    assert [round(objective.weight, 6) for objective in made.objectives.values()] == [0.4, 0.2]
+
+
+def test_parameters_that_a_checkpoint_lacks_are_not_random(dataset, tmp_path):
+    train(dataset.path, tmp_path / "big", model="bert-tiny", steps=1)
+    out, options = tmp_path / "run", {"model": "bert-tiny", "teacher": str(tmp_path / "big"), "distil": "hidden"}
+    train(dataset.path, out, steps=1, **options)
+    path = out / "step-00000001" / checkpoint.BESIDE
+    tensors = torch.load(path, weights_only=True)
+    torch.save({name.replace("projection", "map"): tensor for name, tensor in tensors.items()}, path)
+    index = json.loads((out / "step-00000001" / "checkpoint.json").read_text())
+    index["files"][checkpoint.BESIDE] = {"bytes": path.stat().st_size, "sha256": checkpoint.digest(path)[0]}
+    (out / "step-00000001" / "checkpoint.json").write_text(json.dumps(index))
+    done = CliRunner().invoke(pretrain.main, [str(x) for x in flags(dataset.path, out, steps=2, **options)])
+    assert done.exit_code == 1
+    assert "was written by a run with other parameters" in done.output

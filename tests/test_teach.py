@@ -129,9 +129,8 @@ def test_a_cache_holds_the_most_probable_tokens_of_the_whole_softmax_and_the_mas
     batch = loader.read(positions)
     masks = None if batch.attention_mask is None else torch.from_numpy(batch.attention_mask)
     with torch.no_grad():
-        logits = weights.logits(
-            torch.from_numpy(batch.input_ids), torch.from_numpy(batch.masked_positions), attention_mask=masks
-        )
+        ids, places = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.masked_positions)
+        logits = weights.logits(input_ids=ids, masked_positions=places, attention_mask=masks)
     truth = logits.double().softmax(-1).numpy()
     used = batch.targets != bertdata.IGNORE_INDEX
     assert batch.teacher_ids.shape == (9, 5, 64)
@@ -732,7 +731,7 @@ def test_who_is_its_own_teacher_has_nothing_to_learn(dataset, big, configs, meth
 def test_a_teacher_is_no_part_of_its_student(dataset, big, configs):
     module, batch = pupil(dataset, big, configs, distil="hidden")
     objective = module.objectives["distil"]
-    teaching = objective._ask[0]._encoder
+    teaching = objective.teacher._encoder
     before = hashlib.sha256(pickle.dumps(teaching.state_dict())).digest()
     assert module.beside().keys() == {f"objectives.distil.projection.{name}" for name in ("weight", "bias")}
     module.train()

@@ -20,7 +20,7 @@ from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain.models.families import DROPOUTS, FAMILIES, PRESETS, family_of, preset
 
-transformers.utils.logging.disable_progress_bar()  # ours is enough
+transformers.utils.logging.disable_progress_bar()  # the trainer shows its own
 
 SHORT = 512  # tokens of a row up to which bf16 attention on CPUs is faster as plain products than torch's kernel
 HUB_TIMEOUT_S = 10
@@ -148,7 +148,7 @@ def _from_pretrained(spec: Path | str, *, nsp: bool, local_files_only: bool) -> 
 
 def max_length(config: PreTrainedConfig) -> int:
     """The longest row, in tokens, that a model has positions for."""
-    return config.max_position_embeddings
+    return family_of(config).max_length(config)
 
 
 def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,6 +56,12 @@ class Encoder(torch.nn.Module):
         index = masked_positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
         return self._head(self.model, hidden.gather(1, index))
 
-    def logits(self, input_ids: torch.Tensor, masked_positions: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
-        """int64 [B, T] and [B, K] → [B, K, V]."""
-        return self.predict(self.encode(input_ids, **more), masked_positions)
+    def logits(self, masked_positions: torch.Tensor, **piece: torch.Tensor) -> torch.Tensor:
+        """The tensors of a micro-batch, int64 [B, K] and [B, T] → [B, K, V]. It ignores those that are no inputs."""
+        return self.predict(self.encode(**inputs_of(piece)), masked_positions)
+
+
+def inputs_of(piece: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a micro-batch that `Encoder.encode` takes."""
+    names = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "cu_seqlens")
+    return {name: piece[name] for name in names if name in piece}

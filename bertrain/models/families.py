@@ -41,6 +41,7 @@ class Family:
     feed_forward: tuple[str, int] = ("intermediate_size", 2)  # name of its width in the config; its number of matrices
     next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
     isolates: bool = False  # whether its attention can keep packed documents apart (isolation.py)
+    max_length: Callable[[PreTrainedConfig], int] = lambda config: config.max_position_embeddings  # the longest row
 
 
 def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from bertdata import Batch
 from bertrain.config import Config
 from bertrain.feed import MicroBatch
-from bertrain.models.encoder import Encoder
+from bertrain.models.encoder import Encoder, inputs_of
 from bertrain.objectives.losses import LossSum
 
 
@@ -19,19 +19,21 @@ class Outputs(NamedTuple):
     """What the model computed for a micro-batch, once for all objectives."""
 
     hidden: torch.Tensor  # [B, T, H]: the last hidden states
-    logits: torch.Tensor  # [B, K, V]: at the masked places
+    logits: torch.Tensor | None  # [B, K, V]: at the masked places; None if no objective uses them
 
 
 class Objective(torch.nn.Module):
     """One loss that a run learns from. A subclass gives `count` and `forward`; docs/extending.md adds one.
 
     `--objective mlm+nsp` trains on the sum of the losses of two objectives, each divided by its own count over all
-    ranks. Parameters that an objective has are trained along, and are kept in checkpoints beside the model.
+    ranks. Parameters that an objective has are trained along, and are kept in checkpoints beside the model. torch is
+    seeded by step and rank, so that an objective may draw random numbers and resume.
     """
 
     samples: str | None = None  # the kind of rows that it needs, such as "pairs"; None: any
     accuracy_name = "accuracy"  # what its share of correct predictions is called in the log
     weight = 1.0  # factor on its gradient; the loss in the log is without it
+    uses_logits = True  # False: it needs hidden states alone
 
     def __init__(self, model: PreTrainedModel, config: Config) -> None:
         """model: the model that is trained, for its sizes and heads; it is not a part of the objective."""
@@ -45,8 +47,12 @@ class Objective(torch.nn.Module):
         """What `forward` needs besides, as further tensors of the micro-batch: a teacher's answers, for example."""
         return piece
 
-    def forward(self, model: PreTrainedModel, outputs: Outputs, piece: MicroBatch) -> LossSum:
-        """The loss of a micro-batch, summed. A micro-batch without targets must give 0, with a gradient."""
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        """The loss of a micro-batch, summed over what `count` counts.
+
+        encoder: the module in training; encoder.model is the model. piece: the tensors of the micro-batch by name. A
+        row whose sample_ids is −1 is no row of the batch and must add 0.
+        """
         raise NotImplementedError
 
 
@@ -54,11 +60,12 @@ class Learner(Encoder):
     """Encoder, heads and objectives as one module, so that all of it runs inside DistributedDataParallel's forward."""
 
     teacher: str | None = None
-    """Who teaches besides the text, and what. A run resumes only with the same teacher."""
+    """The name of a teacher, and what it teaches; None without one. A run resumes only with the same."""
 
     def __init__(self, model: PreTrainedModel, objectives: Mapping[str, Objective], *, isolate: bool = False) -> None:
         super().__init__(model, isolate=isolate)
         self.objectives = torch.nn.ModuleDict(objectives)
+        self.uses_logits = any(objective.uses_logits for objective in objectives.values())
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """By objective, what its sum over this batch will be divided by, once summed over all ranks."""
@@ -71,10 +78,10 @@ class Learner(Encoder):
 
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
         """A micro-batch of feed.micro_batches → the loss of each objective by name."""
-        inputs = {name: piece[name] for name in ENCODER_INPUTS if name in piece}
-        hidden = self.encode(**inputs)
-        outputs = Outputs(hidden, self.predict(hidden, piece["masked_positions"]))
-        return {name: objective(self.model, outputs, piece) for name, objective in self.objectives.items()}
+        hidden = self.encode(**inputs_of(piece))
+        logits = self.predict(hidden, piece["masked_positions"]) if self.uses_logits else None
+        outputs = Outputs(hidden, logits)
+        return {name: objective(self, outputs, piece) for name, objective in self.objectives.items()}
 
     def total(self, losses: Mapping[str, LossSum], scale: torch.Tensor) -> torch.Tensor:
         """The number to minimise: each loss times its factor in `scale`, float32 [N], and its objective's weight."""
@@ -96,6 +103,3 @@ class Learner(Encoder):
     def beside(self) -> dict[str, torch.Tensor]:
         """What is trained beside the model: the parameters of objectives, by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("model.")}
-
-
-ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "cu_seqlens")

@@ -27,9 +27,9 @@ from bertdata import IGNORE_INDEX, Batch, key
 from bertdata.errors import UsageError
 from bertrain.config import Config
 from bertrain.feed import MicroBatch, num_targets
-from bertrain.models.encoder import Encoder
+from bertrain.models.encoder import Encoder, inputs_of
 from bertrain.models.taps import EMBEDDINGS, Taps
-from bertrain.objectives.base import ENCODER_INPUTS, Objective, Outputs
+from bertrain.objectives.base import Objective, Outputs
 from bertrain.objectives.losses import LossSum, divergence
 
 SMALLEST_RELATION_HEAD = 16  # dimensions of the student in one relation head
@@ -50,7 +50,9 @@ class Distil(Objective):
         self.isolate, self.vocab_size = config.isolate_documents, vocab_size
         self.layer_pairs: list[tuple[int, int]] = []  # a layer of the student and the teacher's that it learns from
         self.compares_attention = False
-        self._ask: tuple[Teacher, ...] = ()  # in a tuple, so that torch does not take the teacher for a part of this
+        self.uses_logits = config.method == "logits"
+        self.teacher: Teacher | None = None
+        """Who answers each micro-batch; None where a cache has the answers. It is no torch module, so not a part."""
         if teacher is None or config.method == "logits":
             return
         own, others = model.config, teacher.config
@@ -63,22 +65,18 @@ class Distil(Objective):
             self.projection = torch.nn.Linear(own.hidden_size, others.hidden_size)
         self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.method == "hidden")
 
-    def ask(self, teacher: Teacher) -> None:
-        """Has a teacher answer each micro-batch."""
-        self._ask = (teacher,)
-
     def count(self, batch: Batch) -> int:
         return num_targets(batch) if self.method == "logits" else batch.sample_ids.size
 
     def prepare(self, piece: MicroBatch) -> MicroBatch:
-        return piece | self._ask[0].answers(piece) if self._ask else piece
+        return piece | self.teacher.answers(piece) if self.teacher else piece
 
-    def forward(self, model: PreTrainedModel, outputs: Outputs, piece: MicroBatch) -> LossSum:
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         if self.method == "logits":
             return self._logits(outputs.logits[..., : self.vocab_size].float(), piece)
         has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # a rank without rows runs one that has none
         seen, filled = visible(piece, isolate=self.isolate)
-        row_losses = (self._relations if self.method == "relations" else self._hidden)(model, piece, seen, filled)
+        row_losses = (self._relations if self.method == "relations" else self._hidden)(encoder, piece, seen, filled)
         loss = (row_losses * has_targets).sum()
         return LossSum(loss, torch.zeros_like(has_targets.sum()))
 
@@ -95,9 +93,7 @@ class Distil(Objective):
             best = logprobs.argmax(-1)
         return LossSum(self.temperature**2 * (losses * used).sum(), ((logits.argmax(-1) == best) & used).sum())
 
-    def _relations(
-        self, model: PreTrainedModel, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor
-    ) -> torch.Tensor:
+    def _relations(self, encoder: Encoder, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
         """[B]: mean of the KL over relation heads, filled places and the three kinds of relations."""
         losses = torch.zeros(filled.shape[0], device=filled.device)
         for own, others in zip(self._taps.projections(self.layer_pairs[0][0]), piece["teacher_qkv"], strict=True):
@@ -106,9 +102,7 @@ class Distil(Objective):
             losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))
         return losses
 
-    def _hidden(
-        self, model: PreTrainedModel, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor
-    ) -> torch.Tensor:
+    def _hidden(self, encoder: Encoder, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
         """[B]: mean squares over dimensions, filled places and layers; and of attention scores, if heads match."""
         losses = torch.zeros(filled.shape[0], device=filled.device)
         for number, (layer, _) in enumerate(self.layer_pairs):
@@ -116,7 +110,7 @@ class Distil(Objective):
             losses = losses + (difference.square().mean(-1) * filled).sum(-1) / (filled.sum(-1) * len(self.layer_pairs))
         layers = [layer for layer, _ in self.layer_pairs if layer != EMBEDDINGS]
         for number, layer in enumerate(layers if self.compares_attention else []):
-            scores = _scores(*self._taps.projections(layer)[:2], model.config.num_attention_heads)
+            scores = _scores(*self._taps.projections(layer)[:2], encoder.model.config.num_attention_heads)
             both = (seen * filled[:, None, :, None]).expand(-1, -1, -1, scores.shape[-1])
             squares = ((scores - piece["teacher_scores"][number].float()).square() * both).sum((1, 2, 3))
             losses = losses + squares / (both.sum((1, 2, 3)) * scores.shape[1] * len(layers))
@@ -146,12 +140,11 @@ class Teacher:
 
     @torch.no_grad()
     def answers(self, piece: MicroBatch) -> MicroBatch:
-        inputs = {name: piece[name] for name in ENCODER_INPUTS if name in piece}
         with self._precision():
             if self._method == "logits":
-                logits = self._encoder.logits(masked_positions=piece["masked_positions"], **inputs)
+                logits = self._encoder.logits(**piece)
                 return {"teacher_logprobs": logits[..., : self._vocab_size].float().log_softmax(-1)}
-            self._encoder.encode(**inputs)
+            self._encoder.encode(**inputs_of(piece))
             if self._method == "relations":
                 return {"teacher_qkv": torch.stack(self._taps.projections(self._layers[0]))}
             tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel
-
 from bertdata import Batch
 from bertrain.feed import MicroBatch, num_targets
+from bertrain.models.encoder import Encoder
 from bertrain.objectives.base import Objective, Outputs
 from bertrain.objectives.losses import LossSum, classification
 
@@ -16,5 +15,5 @@ class MaskedTokens(Objective):
     def count(self, batch: Batch) -> int:
         return num_targets(batch)
 
-    def forward(self, model: PreTrainedModel, outputs: Outputs, piece: MicroBatch) -> LossSum:
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         return classification(outputs.logits.flatten(0, 1), piece["targets"].flatten())

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from transformers import PreTrainedModel
-
 from bertdata import Batch
 from bertrain.feed import MicroBatch
+from bertrain.models.encoder import Encoder
 from bertrain.objectives.base import Objective, Outputs
 from bertrain.objectives.losses import LossSum, classification
 
@@ -14,10 +13,11 @@ class NextSentences(Objective):
     """Cross entropy of next_sentence_label [B]; counts rows. The model is a BertForPreTraining."""
 
     samples = "pairs"
+    uses_logits = False
 
     def count(self, batch: Batch) -> int:
         return batch.sample_ids.size
 
-    def forward(self, model: PreTrainedModel, outputs: Outputs, piece: MicroBatch) -> LossSum:
-        pooled = model.bert.pooler(outputs.hidden)
-        return classification(model.cls.seq_relationship(pooled), piece["next_sentence_label"])
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        pooled = encoder.model.bert.pooler(outputs.hidden)
+        return classification(encoder.model.cls.seq_relationship(pooled), piece["next_sentence_label"])

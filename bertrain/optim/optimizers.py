@@ -12,16 +12,16 @@ from bertrain.config import Config
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """The optimizer that --optimizer names, for all parameters of a module that are trained."""
-    return OPTIMIZERS[config.optimizer](parameter_groups(module, config.weight_decay), config)
+    return OPTIMIZERS[config.optimizer](module, config)
 
 
-def adamw(groups: list[dict[str, Any]], config: Config) -> torch.optim.Optimizer:
+def adamw(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), fused into one kernel."""
-    betas = (config.beta1, config.beta2)
+    groups, betas = parameter_groups(module, config.weight_decay), (config.beta1, config.beta2)
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
 
 
-OPTIMIZERS: dict[str, Callable[[list[dict[str, Any]], Config], torch.optim.Optimizer]] = {"adamw": adamw}
+OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]] = {"adamw": adamw}
 """Optimizers by the name that --optimizer gives them. Add your own: docs/extending.md."""
 
 

@@ -89,7 +89,7 @@ def save(
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     others = [path for path in _steps(run) if path != target]
-    newer = [path for path in others if path.name > target.name]  # damaged: else the run had gone on from there
+    newer = [path for path in others if path.name > target.name]  # all damaged, or the run would have resumed from them
     for old in newer + others[len(newer) + keep - 1 :]:
         shutil.rmtree(old)
     return target
@@ -149,6 +149,8 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
             beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
             older = "objectives.distil."  # before objectives had names, only a distillation had parameters
             named = {name if name.startswith("objectives.") else older + name: x for name, x in beside.items()}
+            if named.keys() != learner.beside().keys():
+                raise ValueError(f"objectives had {', '.join(named)}")
             learner.load_state_dict(named, strict=False)
         optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
     except (ValueError, RuntimeError, FileNotFoundError) as error:

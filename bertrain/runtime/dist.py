@@ -77,10 +77,10 @@ class World:
 
 
 class Readings:
-    """Numbers read from step to step, without waiting for a GPU that has nothing else to do.
+    """Reads numbers of a GPU from step to step without leaving it idle.
 
-    On a GPU each reading is the one before (zeros at first): while it is waited for, the GPU has the next step. All
-    ranks read the same, if they give the same.
+    On a GPU a reading gives the numbers of the call before (zeros at first), so that the GPU works on the next step
+    while the host waits. All ranks read the same numbers if they pass the same.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""log.jsonl, the sums of losses between its entries, and the losses and tables that people compare with."""
+"""log.jsonl, the sums of losses between its entries, and the losses to compare them with."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertdata import IGNORE_INDEX, Batch, Dataset
+from bertdata import Dataset
 from bertdata.files import make_directory, write_file
-from bertdata.tokenize.tokenizer import Tokenizer
 from bertrain.objectives.losses import LossSum
 from bertrain.runtime.dist import World
 
@@ -23,7 +22,7 @@ from bertrain.runtime.dist import World
 class Log:
     """Appends one JSON object a line to log.jsonl. A resumed run first drops the entries after its checkpoint.
 
-    What a full disk does not take is kept, and tried again with the next entry and at the end. A file that somebody
+    An entry that a full disk refuses is kept, and written with the next one or at the end. A file that somebody
     removed is written again.
     """
 
@@ -124,10 +123,6 @@ class Sums:
             row += torch.tensor(state.get(name, [0.0, 0.0, 0.0]), dtype=torch.float64).to(row.device)
 
 
-def mean_losses(loss: float, correct: float, count: float) -> dict[str, float | None]:
-    return {"loss": loss / count if count else None, "accuracy": correct / count if count else None}
-
-
 def reference_losses(shards: Dataset, split: str) -> dict[str, float]:
     """What a loss is compared with, in nats a token: guessing evenly, and guessing by frequency alone.
 
@@ -138,21 +133,3 @@ def reference_losses(shards: Dataset, split: str) -> dict[str, float]:
     shares = counts[counts > 0] / max(1, counts.sum())
     unigram = max(0.0, -float(np.sum(shares * np.log(shares))))
     return {"uniform": math.log(shards.special_tokens.vocab_size), "unigram": unigram}
-
-
-def table(tokenizer: Tokenizer, batch: Batch, predicted: np.ndarray, *, context: int = 5) -> list[str]:
-    """One line for each masked place: the tokens around it | target | predicted. predicted int64 [B, K]."""
-    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
-    for row, ids in enumerate(batch.input_ids):
-        for slot, place in enumerate(batch.masked_positions[row]):
-            target = int(batch.targets[row, slot])
-            if target == IGNORE_INDEX:
-                continue
-            first = max(0, place - context)
-            around = [tokenizer.spell(int(token)) for token in ids[first : place + context + 1]]
-            around[place - first] = f">{around[place - first]}<"
-            text = " ".join(around)
-            guess = int(predicted[row, slot])
-            mark = "" if guess == target else "  x"
-            lines.append(f"{text[:76]:<76} | {tokenizer.spell(target):<16} | {tokenizer.spell(guess)}{mark}")
-    return lines

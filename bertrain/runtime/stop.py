@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from types import FrameType
@@ -50,4 +51,6 @@ class Signals:
             raise KeyboardInterrupt
         if not self._first_interrupt:
             self._first_interrupt = now
-            print("\nstopping after this step, with a checkpoint; press Ctrl-C again to leave at once", flush=True)
+            if os.environ.get("RANK", "0") == "0":
+                with contextlib.suppress(OSError):  # print could not be called while it is running
+                    os.write(2, b"\nstopping after this step, with a checkpoint; press Ctrl-C again to leave at once\n")

@@ -11,13 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 import bertdata
 from bertdata.errors import UsageError
 from bertdata.files import make_directory, write_file
-from bertrain import feed
 from bertrain.config import Config
 from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
@@ -34,59 +32,31 @@ class TrainingError(bertdata.BertdataError):
     """A run cannot continue."""
 
 
-def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
-    """How many targets the first rows have. Raises UsageError for a teacher's cache that ends before the run."""
-    if loader.teacher_cache is None:
-        return feed.num_targets(loader.read(np.arange(min(loader.num_samples, 1024))))
-    num_samples = plan.steps * config.global_batch_size
-    if loader.variants is not None:  # after which the samples repeat
-        num_samples = min(num_samples, loader.variants * loader.num_samples)
-    try:
-        loader.read(np.array([num_samples - 1]))
-    except UsageError:
-        if config.budget:
-            raise UsageError(
-                f"how many samples --budget {config.budget} will read is not known, and --teacher-cache "
-                f"{config.teacher_cache} has a last one; give --steps, or a cache of all samples of its --variants"
-            ) from None
-        raise
-    return feed.num_targets(loader.read(np.arange(min(num_samples, 1024))))
-
-
-def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
-    """Raises TrainingError for rows too short to mask, UsageError for a teacher's cache that ends before the run."""
-    if first_targets(loader, config, plan) == 0:
-        raise TrainingError(
-            f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "
-            f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
-            "build with more text, or raise --mlm-probability"
-        )
-
-
 class Watch(contextlib.ExitStack):
     """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all alike."""
 
     def __init__(self, config: Config, plan: Plan, ranks: World, shards: bertdata.Dataset, *, step: int) -> None:
         super().__init__()
         self.config, self.plan, self.ranks, self.shards = config, plan, ranks, shards
-        self.run, self.first = Path(config.out), ranks.rank == 0
+        self.out, self.is_first = Path(config.out), ranks.rank == 0
         self.reference = reference_losses(shards, "train")
         self.started = self._last_line = time.perf_counter()
+        self._is_mlm = config.objective.split("+")[0] == "mlm"  # the loss compares with guessing a token
         self._warned: set[str] = set()
         self._log: Log | None = None
         self._board: Any = None
-        if not self.first:
+        if not self.is_first:
             return
-        make_directory(self.run)
-        self._log = self.enter_context(Log(self.run / "log.jsonl", after_step=step))
+        make_directory(self.out)
+        self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
         total = None if config.budget else plan.steps
         self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
-        if config.log == "tensorboard":
+        if config.tensorboard:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
-                raise UsageError("--log tensorboard needs tensorboard; pip install 'bertdata[train]'") from None
-            self._board = SummaryWriter(self.run / "tensorboard", purge_step=step + 1)
+                raise UsageError("--tensorboard needs tensorboard; pip install 'bertdata[train]'") from None
+            self._board = SummaryWriter(self.out / "tensorboard", purge_step=step + 1)
             self.callback(self._board.close)
 
     @property
@@ -127,7 +97,7 @@ class Watch(contextlib.ExitStack):
     def _history(self, step: int) -> list[dict[str, Any]]:
         """The history in run.json, with what this start changes. Says each change."""
         try:
-            before = json.loads((self.run / "run.json").read_bytes())
+            before = json.loads((self.out / "run.json").read_bytes())
             options, history = dict(before["config"]), list(before.get("history", []))
         except (OSError, ValueError, KeyError, TypeError):
             return []
@@ -142,32 +112,39 @@ class Watch(contextlib.ExitStack):
         return [*history, {"after_step": step, "changed": changes}] if changes else history
 
     def _write_run_json(self) -> None:
-        write_file(self.run / "run.json", json.dumps(self._run_json, indent=1).encode())
+        write_file(self.out / "run.json", json.dumps(self._run_json, indent=1).encode())
 
     def warn(self, line: str) -> None:
         print(f"warning: {line}", flush=True)
 
     def advance(self) -> None:
-        if self.first:
+        if self.is_first:
             self._bar.update()
 
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
         """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
         step, loss = entry["step"], entry["loss"]
         self.require_finite(step, loss, entry["grad_norm"], distil_loss=entry.get("distil_loss"))
-        if not self.first:
+        if not self.is_first:
             return
         self._keep(entry)
-        if step >= PLATEAU_STEPS and loss is not None and loss > self.reference["unigram"] - PLATEAU_NATS:
+        if (
+            self._is_mlm
+            and step >= PLATEAU_STEPS
+            and loss is not None
+            and loss > self.reference["unigram"] - PLATEAU_NATS
+        ):
             self._warn_once(
                 "plateau",
                 f"after {step} steps the loss is {loss:.2f}, and guessing by frequency gives "
                 f"{self.reference['unigram']:.2f}: the model learns little; try a lower --lr or a longer --warmup",
             )
         shown = "-" if loss is None else f"{loss:.4f}"
+        if self._is_mlm:
+            shown += f" (unigram {self.reference['unigram']:.2f})"
         mfu = f", MFU {entry['mfu']:.1%}" if entry.get("mfu") else ""
         line = (
-            f"loss {shown} (unigram {self.reference['unigram']:.2f}), {entry['tokens_per_s'] / 1000:.1f} ktok/s{mfu}, "
+            f"loss {shown}, {entry['tokens_per_s'] / 1000:.1f} ktok/s{mfu}, "
             f"lr {entry['lr']:.2e}, data wait {entry['data_wait']:.1%}"
         )
         self._bar.set_postfix_str(line)
@@ -193,7 +170,7 @@ class Watch(contextlib.ExitStack):
 
     def evaluation(self, step: int, result: dict[str, Any], rows: list[str]) -> None:
         """Keeps and shows an evaluation. rows: a table of predictions."""
-        if not self.first:
+        if not self.is_first:
             return
         self._keep({"step": step} | {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")})
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
@@ -207,12 +184,12 @@ class Watch(contextlib.ExitStack):
 
     def _keep(self, entry: dict[str, Any]) -> None:
         assert self._log is not None  # noqa: S101  (rank 0)
-        gone = not (self.run / "log.jsonl").exists()
+        gone = not (self.out / "log.jsonl").exists()
         if fault := self._log.write(entry):
             self._warn_once("log", f"log.jsonl cannot be written and is tried again with the next entry: {fault}")
         elif gone:
             self._write_run_json()
-            self._warn_once("gone", f"{self.run} was removed while the run was going on, and was made again")
+            self._warn_once("gone", f"{self.out} was removed while the run was going on, and was made again")
         if self._board:
             for name, value in entry.items():
                 if name != "step" and value is not None:
