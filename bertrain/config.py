@@ -42,7 +42,8 @@ class Config:
     out: str = _option(CHECKPOINTS, "", "Directory of the run: checkpoints, log.jsonl and run.json.")
     model: str = _option(
         MODEL, "modernbert-tiny",
-        "Model to train from random weights: a preset, a transformers config.json, or a directory with one.",
+        "Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, "
+        "-small, -base), a transformers config.json, or a directory with one.",
     )  # fmt: skip
     init: str = _option(
         MODEL, "", "Weights to start from instead of --model: a checkpoint directory or a name on the Hugging Face hub."
@@ -50,7 +51,7 @@ class Config:
     objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
     length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")
     long_length: int | None = _option(
-        DATA, None, "Row length in the last part of the run, such as 512. None: --length throughout.", type=int
+        DATA, None, "Row length in the last part of the run, such as 512. Default: --length throughout.", type=int
     )
     long_share: float = _option(DATA, 0.1, "Share of the steps that use --long-length.")
     isolate_documents: bool = _option(
@@ -64,7 +65,7 @@ class Config:
     global_batch_size: int = _option(SCHEDULE, 256, "Rows in one optimizer step, over all ranks.")
     micro_batch_size: int | None = _option(
         HARDWARE, None,
-        f"Rows in one forward pass of a rank. None: the rank's share of a step, at most {MICRO_BATCH_SIZE}.", type=int,
+        f"Rows in one forward pass of a rank. Default: its share of a step, at most {MICRO_BATCH_SIZE}.", type=int,
     )  # fmt: skip
     lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.")
     warmup: float = _option(SCHEDULE, 0.06, "Linear warm-up: a number of steps, or below 1 a share of the run.")
@@ -87,7 +88,7 @@ class Config:
         SCHEDULE, 0, "Random seed for initial weights and dropout, and for the data without --data-seed."
     )
     data_seed: int | None = _option(
-        DATA, None, "Random seed for data order and masks. None: the same as --seed.", type=int
+        DATA, None, "Random seed for data order and masks. Default: the same as --seed.", type=int
     )
     teacher_cache: str = _option(
         DISTILLATION, "", "Directory of a teacher's stored answers, made by bertrain teacher, to learn from."

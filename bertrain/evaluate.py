@@ -188,11 +188,11 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 @click.option("--checkpoint", "path", required=True, help="A run directory, or any directory with a masked LM in it.")
 @click.option("--data", required=True, help="Directory of shards.")
 @click.option("--split", default="validation", help="Split to evaluate on.")
-@click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. None: that of the run, else 128.")
+@click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: that of the run, else 128.")
 @click.option(
     "--max-samples",
     type=click.IntRange(min=1),
-    help="Number of samples to evaluate, rounded up to whole batches of 64 a rank. None: the whole split.",
+    help="Number of samples to evaluate, rounded up to whole batches of 64 a rank. Default: the whole split.",
 )
 @click.option("--show", default=0, type=click.IntRange(min=0), help="Number of rows to print predictions of.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
