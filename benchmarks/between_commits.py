@@ -1,0 +1,124 @@
+"""Is a commit as fast as another one? Build, loader, training step and start-up of two checkouts, in turns.
+
+    git worktree add /tmp/before COMMIT
+    python benchmarks/between_commits.py /tmp/before . corpus.txt tokenizer.json [--rounds 5]
+
+Regime: every measurement is a process of its own with the checkout first on PYTHONPATH, one thread, warm pages, and
+kernels compiled by a first round that is not counted. The two checkouts take turns, so that noise of the machine hits
+both alike. Times are CPU seconds of the process for the loader and the step, and wall seconds of the whole command for
+the build and the start-up. The result is the median of before ÷ after for each: above 1 the commit after is faster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from common import report
+
+LOADER = """
+import sys, time, bertdata
+shards, kind, policy = bertdata.open(sys.argv[1]), sys.argv[2], sys.argv[3]
+masking = bertdata.Masking(policy=policy)
+loader = bertdata.Loader(shards, length=128, global_batch_size=256, samples=kind, masking=masking)
+for _ in range(20): next(loader)
+turns = []
+for _ in range(15):
+    start = time.thread_time()
+    for _ in range(40): next(loader)
+    turns.append((time.thread_time() - start) / 40)
+print(sorted(turns)[7])
+"""
+STEP = """
+import contextlib, io, os, statistics, sys, time, torch
+torch.set_num_threads(1)
+import bertrain.pretrain
+marks, step = [], torch.optim.AdamW.step
+def marked(self, *arguments, **options):
+    result = step(self, *arguments, **options)
+    marks.append(time.process_time())
+    return result
+torch.optim.AdamW.step = marked
+flags = ["--data", sys.argv[1], "--out", sys.argv[2], "--model", sys.argv[3], "--global-batch-size", "32",
+         "--steps", "40", "--eval-every", "0", "--save-every", "10000"]
+with contextlib.redirect_stdout(io.StringIO()):
+    bertrain.pretrain.main(flags, standalone_mode=False)
+print(statistics.median(b - a for a, b in zip(marks[5:], marks[6:])))
+"""
+TIMED = """
+import subprocess, sys, time
+start = time.perf_counter()
+subprocess.run([sys.executable, *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(time.perf_counter() - start)
+"""
+
+
+def seconds(checkout: Path, code: str, *arguments: str) -> float:
+    """What a program prints last, run with a checkout's packages."""
+    environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+@click.command()
+@click.argument("before", type=click.Path(exists=True, path_type=Path))
+@click.argument("after", type=click.Path(exists=True, path_type=Path))
+@click.argument("corpus", type=click.Path(exists=True))
+@click.argument("tokenizer", type=click.Path(exists=True))
+@click.option("--rounds", default=5, help="Counted turns of each measurement.  [default: 5]")
+@click.option("--only", default="", help="Measure only what has this in its name.")
+def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, only: str) -> None:
+    """Compare the speed of two checkouts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, turn = Path(name), iter(range(10**6))
+        os.environ["BERTDATA_CACHE"] = str(folder / "cache")
+        (folder / "small.txt").write_text("The river went by the house.\n" * 30)
+        build = ["-m", "bertdata", "build", corpus, "--tokenizer", tokenizer, "--sentences", "line", "--out"]
+        shards = str(folder / "shards")
+        subprocess.run([sys.executable, *build, shards], check=True, env=os.environ | {"PYTHONPATH": str(before)})
+
+        def new() -> str:
+            return str(folder / f"out-{next(turn)}")
+
+        def small() -> list[str]:
+            return ["-m", "bertdata", "build", str(folder / "small.txt"), "--tokenizer", tokenizer, "--out", new()]
+
+        kinds = (("windows", "exact"), ("windows", "whole_word"), ("packed", "exact"), ("pairs", "exact"))
+        measurements = {
+            "build of the corpus": lambda at: seconds(at, TIMED, *build, new()),
+            **{
+                f"batch of {kind}, {policy}": lambda at, given=(kind, policy): seconds(at, LOADER, shards, *given)
+                for kind, policy in kinds
+            },
+            **{f"step of {model}": lambda at, model=model: seconds(at, STEP, shards, new(), model)
+               for model in ("bert-tiny", "modernbert-tiny")},
+            "start: bertdata --help": lambda at: seconds(at, TIMED, "-m", "bertdata", "--help"),
+            "start: build of 1 KB": lambda at: seconds(at, TIMED, *small()),
+            "start: bertrain.pretrain --help": lambda at: seconds(at, TIMED, "-m", "bertrain.pretrain", "--help"),
+        }  # fmt: skip
+        result = {}
+        for what, measure in measurements.items():
+            if only not in what:
+                continue
+            turns = [(measure(before.absolute()), measure(after.absolute())) for _ in range(1 + rounds)][1:]
+            ratios = [old / new for old, new in turns]
+            medians = [statistics.median(times) for times in zip(*turns, strict=True)]
+            result[what] = {
+                "before_s": medians[0], "after_s": medians[1], "ratio": statistics.median(ratios),
+                "least": min(ratios), "most": max(ratios),
+            }  # fmt: skip
+            click.echo(
+                f"{what:<34}{json.dumps({key: round(value, 5) for key, value in result[what].items()})}", err=True
+            )
+    report("is a commit as fast as another one", f"{rounds} turns each, one thread", result)
+
+
+if __name__ == "__main__":
+    main()
