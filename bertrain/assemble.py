@@ -30,14 +30,14 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_names(config: Config) -> None:
-    """Raises UsageError for objectives, optimizers and schedules that there are not."""
+    """Raises UsageError for unknown objectives, optimizers and schedules."""
     objectives(config)
     pick(OPTIMIZERS, config.optimizer, "--optimizer")
     pick(SCHEDULES, config.schedule, "--schedule")
 
 
 def objectives(config: Config) -> dict[str, type[Objective]]:
-    """The objectives that --objective names, in its order. Raises UsageError for names that there are not."""
+    """The objectives that --objective names, in its order. Raises UsageError for unknown names."""
     names = config.objective.split("+")
     if len(set(names)) < len(names):
         raise UsageError(f"--objective {config.objective} names an objective twice; name each once")
@@ -103,7 +103,7 @@ def learner(
     build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     name = None
-    if config.method:
+    if config.distil_method:
         parts["distil"], name = _distillation(config, weights, shards, ranks, precision)
         for text in list(parts.values())[:-1]:
             text.weight *= 1 - config.alpha
@@ -128,7 +128,7 @@ def _distillation(
         raise UsageError(f"rows of {config.longest} are more than the {most} positions of --teacher {config.teacher}")
     objective = Distil(weights, config, vocab_size=vocab_size, teacher=teacher)
     objective.teacher = Teacher(teacher, objective, ranks.device, autocast(ranks.device, precision))
-    return objective, f"{config.method} of teacher {build.fingerprint(teacher)[:16]}"
+    return objective, f"{config.distil_method} of teacher {build.fingerprint(teacher)[:16]}"
 
 
 def precision(config: Config, device: torch.device) -> str:

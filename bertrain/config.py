@@ -38,8 +38,8 @@ class Config:
     can add their own.
     """
 
-    data: str = _option(DATA, "", "Directory of shards that bertdata build made.")
-    out: str = _option(CHECKPOINTS, "", "Directory of the run: checkpoints, log.jsonl and run.json.")
+    data: str = _option(DATA, "", "Directory of shards that bertdata build made. Required.")
+    out: str = _option(CHECKPOINTS, "", "Directory of the run: checkpoints, log.jsonl and run.json. Required.")
     model: str = _option(
         MODEL, "modernbert-tiny",
         "Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, "
@@ -57,11 +57,11 @@ class Config:
     isolate_documents: bool = _option(
         DATA, False, "Pack several documents into a row; no token attends to another document."
     )
-    steps: int | None = _option(SCHEDULE, None, "Number of optimizer steps.", type=int)
-    epochs: float | None = _option(
-        SCHEDULE, None, "Passes over the data, instead of --steps. Without either: one pass.", type=float
+    steps: int | None = _option(SCHEDULE, None, "Number of optimizer steps. Default: one pass over the data.", type=int)
+    epochs: float | None = _option(SCHEDULE, None, "Passes over the data, instead of --steps.", type=float)
+    budget: str = _option(
+        SCHEDULE, "", "Training time, instead of --steps: a number with s, m, h or d, such as 90m or 24h."
     )
-    budget: str = _option(SCHEDULE, "", "Training time, instead of --steps, such as 90m or 24h.")
     global_batch_size: int = _option(SCHEDULE, 256, "Rows in one optimizer step, over all ranks.")
     micro_batch_size: int | None = _option(
         HARDWARE, None,
@@ -69,16 +69,24 @@ class Config:
     )  # fmt: skip
     lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.")
     warmup: float = _option(SCHEDULE, 0.06, "Linear warm-up: a number of steps, or below 1 a share of the run.")
-    schedule: str = _option(SCHEDULE, "linear", "Learning rate after the warm-up: linear, cosine or wsd.")
+    schedule: str = _option(
+        SCHEDULE,
+        "linear",
+        "Learning rate after the warm-up: linear, cosine, or wsd, which stays at the peak and falls in the last fifth.",
+    )
     optimizer: str = _option(SCHEDULE, "adamw", "Optimizer: adamw.")
     weight_decay: float = _option(SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.")
     beta1: float = _option(SCHEDULE, 0.9, "Decay rate of the optimizer's mean of gradients.")
     beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.")
     epsilon: float = _option(SCHEDULE, 1e-6, "Number that the optimizer adds to its denominator.")
-    clip_norm: float = _option(SCHEDULE, 1.0, "Largest norm of the gradient; longer gradients are scaled down.")
+    clip_norm: float = _option(SCHEDULE, 1.0, "Largest norm of the gradient; larger gradients are scaled down.")
     mlm_probability: float = _option(DATA, 0.15, "Share of a row's tokens to mask and predict.")
     masking: str = _option(
-        DATA, "exact", "Masking policy: exact, bernoulli, whole_word or span.", type=click.Choice(MASKING_POLICIES)
+        DATA,
+        "exact",
+        "How to choose tokens: exact, the same share of each row; bernoulli, each by chance; whole_word, all tokens of "
+        "a word; span, one to ten neighbouring words.",
+        type=click.Choice(MASKING_POLICIES),
     )
     shuffle: str = _option(
         DATA, "full", "Order of an epoch: full, or blocks of 64 MiB for data larger than memory.",
@@ -102,8 +110,9 @@ class Config:
         type=click.Choice(METHODS),
     )  # fmt: skip
     distil_layers: str = _option(
-        DISTILLATION, "uniform", "Layers that --distil hidden compares: all, spread evenly, or the last.",
-        type=click.Choice(LAYERS),
+        DISTILLATION, "uniform",
+        "Layers that --distil hidden compares. uniform: every layer of the student with evenly spaced layers of the "
+        "teacher. last: only the last.", type=click.Choice(LAYERS),
     )  # fmt: skip
     alpha: float = _option(DISTILLATION, 0.5, "Weight of the teacher's loss; the loss of the text has 1 - alpha.")
     temperature: float = _option(
@@ -126,7 +135,9 @@ class Config:
         type=click.Choice(["auto", "no"]),
     )  # fmt: skip
     eval_every: int = _option(
-        CHECKPOINTS, 500, "Steps between evaluations on the validation split. 0: only at the end."
+        CHECKPOINTS,
+        500,
+        "Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end.",
     )
     log_every: int = _option(CHECKPOINTS, 10, "Steps between entries of log.jsonl.")
     tensorboard: bool = _option(CHECKPOINTS, False, "Also write the log for TensorBoard, to OUT/tensorboard.")
@@ -194,24 +205,24 @@ class Config:
             raise UsageError("--teacher-cache does not go with --long-length: its answers are to rows of one length")
         defaults = {option.name: option.default for option in fields(self)}
         for name in ("distil", "distil_layers", "alpha", "temperature"):
-            if not self.method and getattr(self, name) != defaults[name]:
+            if not self.distil_method and getattr(self, name) != defaults[name]:
                 raise UsageError(f"{_flag(name)} {getattr(self, name)} needs a --teacher-cache or a --teacher")
         if self.compile == "on" and self._recomputes_tapped_layers:
             raise UsageError(
-                f"--compile on does not go with --gradient-checkpointing and --distil {self.method}, which reads the "
-                "layers that are computed again; leave one of them out"
+                f"--compile on does not go with --gradient-checkpointing and --distil {self.distil_method}, which "
+                "reads the layers that are computed again; leave one of them out"
             )
 
     @property
     def _recomputes_tapped_layers(self) -> bool:
-        return self.gradient_checkpointing and self.method in ("relations", "hidden")
+        return self.gradient_checkpointing and self.distil_method in ("relations", "hidden")
 
     def compiles(self, *, on_gpu: bool) -> bool:
         """--compile, resolved."""
         return self.compile == "on" or (self.compile == "auto" and on_gpu and not self._recomputes_tapped_layers)
 
     @property
-    def method(self) -> str | None:
+    def distil_method(self) -> str | None:
         """--distil, resolved; None without a teacher."""
         if not (self.teacher or self.teacher_cache):
             return None
@@ -232,7 +243,7 @@ class Config:
 
 
 def pick(registry: dict[str, Any], name: str, flag: str) -> Any:
-    """registry[name]. Raises UsageError, naming what there is, if it is not there."""
+    """registry[name]. Raises UsageError, listing the known names, if the name is unknown."""
     if name not in registry:
         raise UsageError(f"{flag} {name} is unknown; give one of {', '.join(registry)}")
     return registry[name]
@@ -297,13 +308,16 @@ def command(run: Callable[[Config], None]) -> click.Command:
     for option in fields(Config):
         meta = dict(option.metadata)
         group, text = meta.pop("group"), meta.pop("help")
-        shown = f"{text}  [default: {option.default}]" if option.default not in (None, "") else text
+        default = "off" if option.default is False else option.default
+        shown = f"{text}  [default: {default}]" if option.default not in (None, "") else text
         flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}
         if option.default is False:
             flag, kind = f"{flag}/--no-{flag[2:]}", {}
         parameters.append(_GroupedOption([flag, option.name], group=group, default=None, help=shown, **kind))
     parameters.append(
-        click.Option(["--config", "file"], help="A run.json whose options to use; flags given beside it override them.")
+        click.Option(
+            ["--config", "file"], help="Read options from this run.json. Options on the command line override them."
+        )
     )
     older = click.Choice(["json", "tensorboard"])  # torchrun takes --log for an option of its own
     parameters.append(click.Option(["--log"], type=older, hidden=True))
@@ -312,7 +326,7 @@ def command(run: Callable[[Config], None]) -> click.Command:
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options in a run.json. Raises UsageError if it is none, or holds options that there are not."""
+    """The options in a run.json. Raises UsageError if the file is not a run.json, or has unknown options."""
     try:
         saved = dict(json.loads(path.read_bytes())["config"])
     except OSError as error:

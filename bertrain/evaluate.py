@@ -199,7 +199,10 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 def main(
     path: str, data: str, split: str, length: int | None, max_samples: int | None, show: int, as_json: bool
 ) -> None:
-    """Measure the loss of a checkpoint on held-out text. Runs alone or under torchrun."""
+    """Measure the loss of a checkpoint on held-out text. Runs alone or under torchrun.
+
+    It always masks 15 % of the tokens, with a fixed seed, whatever the run used.
+    """
     with world() as ranks:
         encoder, shards, directory, places = ranks.together(lambda: _open(path, data, split, length, ranks))
         result = evaluate(encoder, shards, ranks, split=split, length=places, max_samples=max_samples, progress=True)

@@ -25,9 +25,9 @@ def num_targets(batch: Batch) -> int:
 def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) -> Iterator[MicroBatch]:
     """Exactly `count` pieces of at most `size` rows, as arguments for Learner.
 
-    A rank may have one row less than another. A piece beyond its rows is one row without targets, whose sample_ids is
-    −1, so that every rank runs the same number of passes. Packed rows come with cu_seqlens, int32, on GPUs whose
-    attention kernel needs them.
+    A rank may have one row less than another. A micro-batch after its last row is one row without targets, whose
+    sample_ids is −1, so that every rank runs the same number of passes. Packed rows come with cu_seqlens, int32, on
+    GPUs whose attention kernel needs them.
     """
     arrays = {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
     for number in range(count):

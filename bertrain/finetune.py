@@ -215,8 +215,12 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     default="classification",
     help="What labels are: classes, or numbers.",
 )
-@click.option("--text", default="0", help="Column of the text: its name, or its number from 0.")
-@click.option("--other", default="", help="Column of the second text, for pairs of texts.")
+@click.option(
+    "--text",
+    default="0",
+    help="Column of the text: its name, or its number from 0. A first row with one of the names is a header.",
+)
+@click.option("--other", default="", help="Column of the second text, for pairs of texts. Default: none.")
 @click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")
 @click.option("--seeds", default=3, type=click.IntRange(min=1), help="Number of runs, with seeds 0, 1, ...")
 @click.option("--epochs", default=3, type=click.IntRange(min=1), help="Passes over the examples.")
@@ -241,7 +245,10 @@ def main(
     start: str, train: str, dev: str, test: str | None, out: str, task: str, text: str, other: str, label: str,
     seeds: int, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Fine-tune a checkpoint for classification or regression."""
+    """Fine-tune a checkpoint for classification or regression, in one process.
+
+    The learning rate rises over the first tenth of the steps and then falls to 0; weight decay is 0.01.
+    """
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     columns = {"text": text, "other": other, "label": label}
     examples = tables.read(train, **columns)

@@ -56,8 +56,8 @@ def train(run: Run, signals: Signals) -> None:
     """Takes steps until all are taken, the time is up, or a signal comes to any rank."""
     config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
     module: torch.nn.Module = learner
-    if ranks.world_size > 1:  # without logits the model's head gets no gradient
-        unused = not learner.uses_logits
+    if ranks.world_size > 1:
+        unused = not learner.uses_logits  # then the model's head gets no gradient
         module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
     rates, readings, clock_started = Rates(learner.model, ranks.device, run.precision), Readings(), None
     spent_before = run.spent
@@ -87,7 +87,7 @@ def train(run: Run, signals: Signals) -> None:
         size, number = plan.micro_batches(run.loader.length)
         for piece in feed.micro_batches(batch, size=size, count=number, device=ranks.device):
             number -= 1
-            with _gradients_stay_here(module, number > 0), run.autocast():
+            with _without_all_reduce(module, number > 0), run.autocast():
                 losses = module(**learner.prepare(piece))
                 run.scaler.scale(learner.total(losses, scale)).backward()
             run.sums.add(losses)
@@ -97,7 +97,7 @@ def train(run: Run, signals: Signals) -> None:
         rates.add(rows=rows, length=run.loader.length, slots=run.loader.num_slots, waited=waited)
         if clock_started is None:  # the first step may have compiled, which a budget does not count
             clock_started = time.perf_counter()
-            ranks.expect_answers()
+            ranks.shorten_timeout()
         num_signals, seconds = readings.read(counts[-2:])
         run.spent = spent_before + seconds
         if num_signals:
@@ -112,9 +112,9 @@ def train(run: Run, signals: Signals) -> None:
 
 
 @contextlib.contextmanager
-def _gradients_stay_here(module: torch.nn.Module, stay: bool) -> Iterator[None]:
+def _without_all_reduce(module: torch.nn.Module, skip: bool) -> Iterator[None]:
     """Keeps the ranks' gradients apart until the last pass of a step: one all-reduce a step."""
-    with module.no_sync() if stay and isinstance(module, DistributedDataParallel) else contextlib.nullcontext():
+    with module.no_sync() if skip and isinstance(module, DistributedDataParallel) else contextlib.nullcontext():
         yield
 
 

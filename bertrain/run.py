@@ -123,7 +123,7 @@ class Run:
         torch.manual_seed(bertdata.key(self.config.seed, "dropout", self.step, self.ranks.rank) >> 1)
 
     def update(self) -> None:
-        """Changes the weights by the gradients that are there."""
+        """Clips the gradients and takes an optimizer step."""
         self.scaler.unscale_(self.optimizer)
         self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self.config.clip_norm)
         self.rate = self.plan.learning_rate(self.config, self.step, self.progress)
@@ -135,7 +135,7 @@ class Run:
         self.tokens += self.config.global_batch_size * self.loader.length
         self.watch.advance()
 
-    def _known_norm(self) -> float | None:
+    def _norm_or_none(self) -> float | None:
         """The gradient's norm; None where fp16 has overflowed, for then the scaler skips the step."""
         norm = float(self.norm)
         return None if self.scaler.is_enabled() and not math.isfinite(norm) else norm
@@ -174,7 +174,7 @@ class Run:
             "step": self.step,
             **self.sums.take(self.ranks, self.learner.log_names()),
             "lr": self.rate,
-            "grad_norm": self._known_norm(),
+            "grad_norm": self._norm_or_none(),
             "tokens": self.tokens,
             **rates.take(self.ranks.world_size),  # after the sums, for which the host waits for the GPU
             "seconds": round(time.perf_counter() - self.watch.started, 3),
@@ -218,7 +218,7 @@ class Run:
         """
         if self.saved_step == self.step:
             return
-        self.watch.require_finite(self.step, None, self._known_norm())
+        self.watch.require_finite(self.step, None, self._norm_or_none())
         self.sums.gather(self.ranks)
         if self.ranks.from_first(lambda: self._write(required=required)):
             self.saved_step = self.step

@@ -46,8 +46,8 @@ class _Work:
 
     def __init__(self, ranks: World, options: dict[str, Any]) -> None:
         self.ranks, self.out = ranks, Path(options["out"])
-        variants, most = options["variants"], options["max_samples"]
-        if variants is None and most is None:
+        variants, max_samples = options["variants"], options["max_samples"]
+        if variants is None and max_samples is None:
             raise UsageError(
                 "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
                 "masks; give --max-samples, the student's --steps times its --global-batch-size, or --variants, the "
@@ -92,7 +92,7 @@ class _Work:
             "stream": stream,
             "epoch_samples": self.loader.num_samples,
             "epoch_tokens": self.shards.splits["train"].num_tokens,
-            "samples": min(number for number in (whole, most) if number is not None),
+            "samples": min(number for number in (whole, max_samples) if number is not None),
             "slots": self.loader.num_slots,
             "vocab_size": self.vocab_size,
             "top_k": options["top_k"],
@@ -143,18 +143,18 @@ class _Work:
         for number in range(1 + PROBE_BATCHES):
             if number == 1:
                 started = time.perf_counter()
-            self._ask(np.arange(rows))
+            self._predict(np.arange(rows))
         return (time.perf_counter() - started) / (PROBE_BATCHES * rows)
 
     def unit(self, number: int) -> None:
         """Makes one unit, in forward passes that depend on its number alone."""
         first, stop = answers.rows_of(self.header, number)
         size = self.header["batch_samples"]
-        pieces = (self._ask(np.arange(start, min(start + size, stop))) for start in range(first, stop, size))
+        pieces = (self._predict(np.arange(start, min(start + size, stop))) for start in range(first, stop, size))
         answers.write_unit(self.out, self.header, number, pieces)
 
     @torch.no_grad()
-    def _ask(self, positions: np.ndarray) -> tuple[answers.Answers, dict[str, Any]]:
+    def _predict(self, positions: np.ndarray) -> tuple[answers.Answers, dict[str, Any]]:
         """The teacher's answers to the samples at some positions, and the counts of them."""
         batch = self.loader.read(positions)
         piece = next(feed.micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
@@ -200,9 +200,9 @@ def answer(ranks: World, options: dict[str, Any]) -> None:
 
 
 def _unlock(out: Path, *, is_new: bool) -> None:
-    """The lock's file holds a process id, and a finished cache is to be the same bytes whoever made it.
+    """Removes the lock's file: a finished cache must have the same bytes whichever process wrote it.
 
-    Nor does a refusal leave anything.
+    A refused command leaves no files.
     """
     if not (out / answers.PLAN).exists():
         (out / ".lock").unlink(missing_ok=True)
@@ -219,10 +219,19 @@ _ONE = click.IntRange(min=1)
 @click.option("--data", required=True, help="Directory of shards that the student will learn from.")
 @click.option("--out", required=True, help="Directory for the cache.")
 @click.option(
-    "--top-k", default=64, type=_ONE, help="Tokens to keep for each masked place; of all others only the sum."
+    "--top-k",
+    default=64,
+    type=_ONE,
+    help="Most probable tokens to store for each masked token; for all others only their total probability.",
 )
-@click.option("--variants", type=_ONE, help="Number of epochs after which order and masks repeat.")
-@click.option("--max-samples", type=_ONE, help="Number of samples of the student's stream to answer.")
+@click.option(
+    "--variants", type=_ONE, help="Number of epochs after which order and masks repeat. Give this or --max-samples."
+)
+@click.option(
+    "--max-samples",
+    type=_ONE,
+    help="Number of samples to answer, usually the student's --steps times its --global-batch-size.",
+)
 @click.option("--length", default=128, type=click.IntRange(min=3), help="Row length in tokens, as the student's.")
 @click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
 @click.option("--samples", type=click.Choice(["windows", "packed", "pairs"]), default="windows",
@@ -234,9 +243,16 @@ _ONE = click.IntRange(min=1)
 @click.option("--shuffle", type=click.Choice(SHUFFLES), default="full", help="Order of an epoch, as the student's.")
 @click.option("--batch-size", default=64, type=_ONE, help="Rows of a forward pass.")
 @click.option(
-    "--unit-samples", default=4096, type=_ONE, help="Samples in one unit, which is what a kill can lose on each rank."
+    "--unit-samples",
+    default=4096,
+    type=_ONE,
+    help="Samples in one written unit. A killed command loses at most this many on each rank.",
 )
-@click.option("--yes", is_flag=True, help=f"Write more than {LIMIT_BYTES // 10**9} GB, or more than the disk has free.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help=f"Do not refuse to write more than {LIMIT_BYTES // 10**9} GB, or more than the disk has free.",
+)
 def main(**options: Any) -> None:
     """Write a teacher's answers to the masked samples that a student will see. Runs alone or under torchrun."""
     with one_sentence(), world(patience=timedelta(days=7)) as ranks, contextlib.ExitStack() as stack:

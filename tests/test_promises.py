@@ -163,7 +163,7 @@ def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(data
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5]
     assert checkpoint.newest(out)[0].name == "step-00000005"
     assert json.loads((out / "run.json").read_text())["config"]["steps"] == 5
-    assert "was removed while the run was going on" in capsys.readouterr().out
+    assert "was removed during the run" in capsys.readouterr().out
 
 
 def test_a_resumed_run_says_what_changed_and_keeps_the_history(dataset, tmp_path, capsys):

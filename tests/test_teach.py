@@ -733,7 +733,9 @@ def test_a_teacher_is_no_part_of_its_student(dataset, big, configs):
     objective = module.objectives["distil"]
     teaching = objective.teacher._encoder
     before = hashlib.sha256(pickle.dumps(teaching.state_dict())).digest()
-    assert module.beside().keys() == {f"objectives.distil.projection.{name}" for name in ("weight", "bias")}
+    assert module.objective_parameters().keys() == {
+        f"objectives.distil.projection.{name}" for name in ("weight", "bias")
+    }
     module.train()
     found, piece = taught(module, batch)
     sum(found.values()).backward()

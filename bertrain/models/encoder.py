@@ -57,7 +57,7 @@ class Encoder(torch.nn.Module):
         return self._head(self.model, hidden.gather(1, index))
 
     def logits(self, masked_positions: torch.Tensor, **piece: torch.Tensor) -> torch.Tensor:
-        """The tensors of a micro-batch, int64 [B, K] and [B, T] → [B, K, V]. It ignores those that are no inputs."""
+        """The tensors of a micro-batch, int64 [B, K] and [B, T] → [B, K, V]. Other tensors are ignored."""
         return self.predict(self.encode(**inputs_of(piece)), masked_positions)
 
 

@@ -44,7 +44,7 @@ class Objective(torch.nn.Module):
         raise NotImplementedError
 
     def prepare(self, piece: MicroBatch) -> MicroBatch:
-        """What `forward` needs besides, as further tensors of the micro-batch: a teacher's answers, for example."""
+        """Adds tensors to a micro-batch that `forward` needs, such as a teacher's answers. Called without gradients."""
         return piece
 
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
@@ -71,7 +71,9 @@ class Learner(Encoder):
         """By objective, what its sum over this batch will be divided by, once summed over all ranks."""
         return {name: objective.count(batch) for name, objective in self.objectives.items()}
 
+    @torch.no_grad()
     def prepare(self, piece: MicroBatch) -> MicroBatch:
+        """A micro-batch with what the objectives add to it."""
         for objective in self.objectives.values():
             piece = objective.prepare(piece)
         return piece
@@ -100,6 +102,6 @@ class Learner(Encoder):
             names[name] = (f"{prefix}loss", accuracy if accuracy != "accuracy" else f"{prefix}accuracy")
         return names
 
-    def beside(self) -> dict[str, torch.Tensor]:
-        """What is trained beside the model: the parameters of objectives, by name."""
+    def objective_parameters(self) -> dict[str, torch.Tensor]:
+        """What is trained beside the model, by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("model.")}

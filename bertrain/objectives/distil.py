@@ -2,7 +2,7 @@
 
 logits     T² · KL divergence of the predictions at the masked places (Hinton et al., "Distilling the Knowledge in a
            Neural Network", 2015). The teacher's come from a cache of its k most probable tokens and the mass of all
-           others, or from a teacher that is asked.
+           others, or from a teacher that runs during training.
 relations  KL divergence of the relations of queries, of keys and of values among the places of a row, in the last
            layers (Wang et al., "MiniLMv2", 2021). Teacher and student may have any widths and numbers of heads.
 hidden     Mean squared difference of hidden states, through a projection that is trained along, and of attention
@@ -46,24 +46,24 @@ class Distil(Objective):
     ) -> None:
         """vocab_size: tokens of the text; the student's vocabulary may be padded. teacher: None for a cache."""
         super().__init__(model, config)
-        self.method, self.weight, self.temperature = config.method, config.alpha, config.temperature
+        self.method, self.weight, self.temperature = config.distil_method, config.alpha, config.temperature
         self.isolate, self.vocab_size = config.isolate_documents, vocab_size
         self.layer_pairs: list[tuple[int, int]] = []  # a layer of the student and the teacher's that it learns from
         self.compares_attention = False
-        self.uses_logits = config.method == "logits"
+        self.uses_logits = config.distil_method == "logits"
         self.teacher: Teacher | None = None
         """Who answers each micro-batch; None where a cache has the answers. It is no torch module, so not a part."""
-        if teacher is None or config.method == "logits":
+        if teacher is None or config.distil_method == "logits":
             return
-        own, others = model.config, teacher.config
-        self.layer_pairs = _layer_pairs(own.num_hidden_layers, others.num_hidden_layers, config)
-        if config.method == "relations":
-            self.heads = relation_heads(own.hidden_size, others.hidden_size)
+        student_config, teacher_config = model.config, teacher.config
+        self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, config)
+        if config.distil_method == "relations":
+            self.heads = relation_heads(student_config.hidden_size, teacher_config.hidden_size)
         else:
-            self.compares_attention = own.num_attention_heads == others.num_attention_heads
+            self.compares_attention = student_config.num_attention_heads == teacher_config.num_attention_heads
             torch.manual_seed(key(config.seed, "distil") >> 1)
-            self.projection = torch.nn.Linear(own.hidden_size, others.hidden_size)
-        self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.method == "hidden")
+            self.projection = torch.nn.Linear(student_config.hidden_size, teacher_config.hidden_size)
+        self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.distil_method == "hidden")
 
     def count(self, batch: Batch) -> int:
         return num_targets(batch) if self.method == "logits" else batch.sample_ids.size
@@ -74,7 +74,7 @@ class Distil(Objective):
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         if self.method == "logits":
             return self._logits(outputs.logits[..., : self.vocab_size].float(), piece)
-        has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # a rank without rows runs one that has none
+        has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # False for the filler row of a rank without rows
         seen, filled = visible(piece, isolate=self.isolate)
         row_losses = (self._relations if self.method == "relations" else self._hidden)(encoder, piece, seen, filled)
         loss = (row_losses * has_targets).sum()
@@ -96,8 +96,8 @@ class Distil(Objective):
     def _relations(self, encoder: Encoder, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
         """[B]: mean of the KL over relation heads, filled places and the three kinds of relations."""
         losses = torch.zeros(filled.shape[0], device=filled.device)
-        for own, others in zip(self._taps.projections(self.layer_pairs[0][0]), piece["teacher_qkv"], strict=True):
-            log_q, log_p = (_log_relations(x, self.heads, seen) for x in (own, others))
+        for student, teacher in zip(self._taps.projections(self.layer_pairs[0][0]), piece["teacher_qkv"], strict=True):
+            log_q, log_p = (_log_relations(x, self.heads, seen) for x in (student, teacher))
             kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1).mean(1)
             losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))
         return losses
@@ -138,7 +138,6 @@ class Teacher:
         self._compares_attention = student.compares_attention
         self._taps = Taps(model, self._layers, hidden=student.method == "hidden")
 
-    @torch.no_grad()
     def answers(self, piece: MicroBatch) -> MicroBatch:
         with self._precision():
             if self._method == "logits":
@@ -150,8 +149,8 @@ class Teacher:
             tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
             if self._compares_attention:
                 heads = self._encoder.model.config.num_attention_heads
-                asked = [self._taps.projections(layer)[:2] for layer in self._layers if layer != EMBEDDINGS]
-                tensors["teacher_scores"] = torch.stack([_scores(*pair, heads) for pair in asked])
+                queries_and_keys = [self._taps.projections(layer)[:2] for layer in self._layers if layer != EMBEDDINGS]
+                tensors["teacher_scores"] = torch.stack([_scores(*pair, heads) for pair in queries_and_keys])
             return tensors
 
 
@@ -166,13 +165,13 @@ def visible(piece: MicroBatch, *, isolate: bool) -> tuple[torch.Tensor, torch.Te
     return seen, filled.float()
 
 
-def relation_heads(own: int, others: int) -> int:
+def relation_heads(student_width: int, teacher_width: int) -> int:
     """How many relation heads two widths are cut into.
 
     As many as divide both widths and leave 16 dimensions of the student's to each; for coprime widths one.
     """
-    common = math.gcd(own, others)
-    most = max(1, own // SMALLEST_RELATION_HEAD)
+    common = math.gcd(student_width, teacher_width)
+    most = max(1, student_width // SMALLEST_RELATION_HEAD)
     return max(heads for heads in range(1, min(common, most) + 1) if common % heads == 0)
 
 
@@ -187,13 +186,16 @@ def _scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> torch.Tens
     return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
 
 
-def _layer_pairs(own: int, others: int, config: Config) -> list[tuple[int, int]]:
+def _layer_pairs(student_layers: int, teacher_layers: int, config: Config) -> list[tuple[int, int]]:
     """Layers of the student, and the layers of the teacher that they learn from."""
-    if config.method == "relations" or config.distil_layers == "last":
-        return [(own - 1, others - 1)]
-    if others < own:
+    if config.distil_method == "relations" or config.distil_layers == "last":
+        return [(student_layers - 1, teacher_layers - 1)]
+    if teacher_layers < student_layers:
         raise UsageError(
-            f"--distil-layers uniform needs a teacher with at least the student's {own} layers, and --teacher "
-            f"{config.teacher} has {others}; give --distil-layers last"
+            f"--distil-layers uniform needs a teacher with at least the student's {student_layers} layers, and "
+            f"--teacher {config.teacher} has {teacher_layers}; give --distil-layers last"
         )
-    return [(EMBEDDINGS, EMBEDDINGS), *((layer, (layer + 1) * others // own - 1) for layer in range(own))]
+    return [
+        (EMBEDDINGS, EMBEDDINGS),
+        *((layer, (layer + 1) * teacher_layers // student_layers - 1) for layer in range(student_layers)),
+    ]

@@ -28,8 +28,8 @@ OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]
 def parameter_groups(module: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups: matrices, which are decayed, then norms and biases, which are not.
 
-    A group is told by the number of dimensions of a parameter, not by its name. A group may hold "rate_scale", a factor
-    on its learning rate; without it the factor is 1.
+    Groups are chosen by the number of dimensions of a parameter, not by its name. A group may hold "rate_scale", a
+    factor on its learning rate; without it the factor is 1.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return [

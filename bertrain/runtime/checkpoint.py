@@ -64,7 +64,7 @@ def save(
     try:
         temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
         learner.model.save_pretrained(temporary)
-        if beside := learner.beside():
+        if beside := learner.objective_parameters():
             torch.save(beside, temporary / BESIDE)
         for name, content in tokenizer.items():
             (temporary / name).write_bytes(content)
@@ -145,11 +145,11 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
     """
     settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     try:
-        if learner.beside():
+        if learner.objective_parameters():
             beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
             older = "objectives.distil."  # before objectives had names, only a distillation had parameters
             named = {name if name.startswith("objectives.") else older + name: x for name, x in beside.items()}
-            if named.keys() != learner.beside().keys():
+            if named.keys() != learner.objective_parameters().keys():
                 raise ValueError(f"objectives had {', '.join(named)}")
             learner.load_state_dict(named, strict=False)
         optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))

@@ -36,7 +36,7 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def expect_answers(self) -> None:
+    def shorten_timeout(self) -> None:
         """After the first step, which may compile, a rank that is silent for ten minutes is taken for dead."""
         if self.world_size > 1:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SILENT_S), dist.group.WORLD)  # noqa: SLF001
@@ -77,14 +77,14 @@ class World:
 
 
 class Readings:
-    """Reads numbers of a GPU from step to step without leaving it idle.
+    """Reads numbers of a GPU one step late, so that the GPU never waits for the host.
 
     On a GPU a reading gives the numbers of the call before (zeros at first), so that the GPU works on the next step
     while the host waits. All ranks read the same numbers if they pass the same.
     """
 
     def __init__(self) -> None:
-        self._under_way: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self._pending_copy: tuple[torch.Tensor, torch.cuda.Event] | None = None
 
     def read(self, numbers: torch.Tensor) -> list[float]:
         if numbers.device.type == "cpu":
@@ -92,7 +92,7 @@ class Readings:
         copy, copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True), torch.cuda.Event()
         copy.copy_(numbers, non_blocking=True)
         copied.record()
-        before, self._under_way = self._under_way, (copy, copied)
+        before, self._pending_copy = self._pending_copy, (copy, copied)
         if before is None:
             return [0.0] * numbers.numel()
         before[1].synchronize()

@@ -25,7 +25,7 @@ from bertrain.runtime.log import Log, reference_losses
 QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
 COLLAPSED = 0.9  # share of predictions that are one token
 COLLAPSE_STEPS = 500  # earlier, a model that predicts one token has only begun
-PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # so late, and still so near to guessing by frequency
+PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # warn if, so late, the loss is still this close to the unigram entropy
 
 
 class TrainingError(bertdata.BertdataError):
@@ -33,7 +33,7 @@ class TrainingError(bertdata.BertdataError):
 
 
 class Watch(contextlib.ExitStack):
-    """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all alike."""
+    """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all ranks."""
 
     def __init__(self, config: Config, plan: Plan, ranks: World, shards: bertdata.Dataset, *, step: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Watch(contextlib.ExitStack):
             self._warn_once("log", f"log.jsonl cannot be written and is tried again with the next entry: {fault}")
         elif gone:
             self._write_run_json()
-            self._warn_once("gone", f"{self.out} was removed while the run was going on, and was made again")
+            self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
         if self._board:
             for name, value in entry.items():
                 if name != "step" and value is not None:
