@@ -250,7 +250,7 @@ class Frames(NamedTuple):
     """The rows of a batch before their text is copied: special tokens are there, spans say what belongs between."""
 
     ids: NDArray[np.int64]  # [B, T]
-    filled: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
+    text_places: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
     spans: NDArray[Any]  # SPAN [at least as many as the rows can have]
 
 
@@ -302,7 +302,7 @@ def window_rows(epochs, sample_ids, seed, table, frames):
             first = phase(seed, last_epoch, total)
         start = sample_ids[b] * text_length
         left = min(text_length, total - start)
-        frames.filled[b] = left
+        frames.text_places[b] = left
         frames.ids[b, 0] = table.cls
         frames.ids[b, left + 1] = table.sep
         start += first
@@ -382,7 +382,7 @@ def piece_rows(sample_ids, pieces, bounds, table, frames, position_ids):
                 for t in range(size + 2):
                     position_ids[b, place + t] = t
             place += size + 2
-        frames.filled[b] = place - 2
+        frames.text_places[b] = place - 2
         if position_ids.size:
             for t in range(length - place):
                 position_ids[b, place + t] = t
@@ -573,7 +573,7 @@ def _cut_front(key, segment, excess):
 
 @jit()
 def pair_rows(epochs, sample_ids, seed, index, table, frames, columns):
-    """Lays out rows [CLS] A [SEP] B [SEP]; filled counts A, [SEP] and B.
+    """Lays out rows [CLS] A [SEP] B [SEP]; text_places counts A, [SEP] and B.
 
     index: PairIndex. columns: PairColumns, overwritten. Returns the number of spans, or -1 if the index points out of
     its array.
@@ -613,7 +613,7 @@ def pair_rows(epochs, sample_ids, seed, index, table, frames, columns):
             a_start, a_length = a_start + _cut_front(key, U1, from_a), a_length - from_a
             b_start, b_length = b_start + _cut_front(key, U2, from_b), b_length - from_b
         place = a_length + 2
-        frames.filled[b] = a_length + b_length + 1
+        frames.text_places[b] = a_length + b_length + 1
         num_spans = _add_piece(table, frames, num_spans, a_start, a_length, b, 1)
         if num_spans < 0:
             return -1
@@ -651,18 +651,18 @@ def fill_rows(frames, num_spans, like, pad):
             largest_of_span = max(largest_of_span, tokens[t])
         largest = max(largest, np.int64(largest_of_span))
     for b in range(ids.shape[0]):
-        stop = frames.filled[b] + 2
+        stop = frames.text_places[b] + 2
         ids[b, stop:] = pad
         padding += ids.shape[1] - stop
     return largest, padding
 
 
 @jit()
-def attend(filled, attention_mask):
+def attend(text_places, attention_mask):
     """Writes 1 to attention_mask, int64 [B, T], at the filled places of each row, and 0 at the padding."""
-    for b in range(filled.size):
-        attention_mask[b, : filled[b] + 2] = 1
-        attention_mask[b, filled[b] + 2 :] = 0
+    for b in range(text_places.size):
+        attention_mask[b, : text_places[b] + 2] = 1
+        attention_mask[b, text_places[b] + 2 :] = 0
 
 
 @jit()
@@ -710,7 +710,7 @@ class MaskRows(NamedTuple):
     """The rows of a batch to mask. ids change in place; the last two are overwritten."""
 
     ids: NDArray[np.int64]  # [B, T], each below V
-    filled: NDArray[np.int64]  # [B], as in Frames
+    text_places: NDArray[np.int64]  # [B], as in Frames
     epochs: NDArray[np.int64]  # [B]
     sample_ids: NDArray[np.int64]  # [B]
     inside_word: NDArray[np.uint8]  # [B, T]: 1 where a place goes on with a word whatever its id; [0, 0]: nowhere
@@ -812,7 +812,7 @@ def mask(rules, rows):
     for b in range(rows.ids.shape[0]):
         row = rows.ids[b]
         key = absorb(key3(rules.seed, MASK, uint64(rows.epochs[b])), uint64(rows.sample_ids[b]))
-        n = rows.filled[b] + 2
+        n = rows.text_places[b] + 2
         quota = rules.quota[n]
 
         candidates = rules.every_place  # bit i of `selected` is place candidates[i]

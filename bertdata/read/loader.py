@@ -178,7 +178,9 @@ class Loader:
         )
         rows = self._samples.rows(epochs, sample_ids)
         if self._masker:
-            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.inside_word)
+            masked_positions, targets = self._masker.apply(
+                rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word
+            )
         else:
             masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
         teacher: dict[str, Any] = {}

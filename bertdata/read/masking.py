@@ -76,22 +76,22 @@ class Masker:
     def apply(
         self,
         ids: NDArray[np.int64],
-        filled: NDArray[np.int64],
+        text_places: NDArray[np.int64],
         epochs: NDArray[np.int64],
         sample_ids: NDArray[np.int64],
         inside_word: NDArray[np.uint8] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Masks ids [B, T] in place. Returns masked_positions and targets, int64 [B, K]. Any thread may call it.
 
-        Every id MUST be below the size of the vocabulary. filled int64 [B]: places between the [CLS] at the start and
-        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: 1 where a place goes
-        on with a word whatever its id; None: nowhere.
+        Every id MUST be below the size of the vocabulary. text_places int64 [B]: places between the first [CLS] and
+        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: 1 where a place
+        continues a word whatever its id; None: nowhere.
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)
         if self.num_slots:
             inside_word = _NOWHERE if inside_word is None else inside_word
-            rows = kernels.MaskRows(ids, filled, epochs, sample_ids, inside_word, masked_positions, targets)
+            rows = kernels.MaskRows(ids, text_places, epochs, sample_ids, inside_word, masked_positions, targets)
             kernels.mask(self._rules, rows)
         return masked_positions, targets
 

@@ -64,7 +64,7 @@ class Pairs:
         """pad_share and crop_share are those of 4,096 evenly spaced samples."""
         chosen = np.linspace(0, self.num_samples - 1, min(_FACTS_SAMPLES, self.num_samples)).astype(np.int64)
         rows, cropped = self._rows(np.zeros_like(chosen), chosen)
-        kept, lost = int((rows.filled - 1).sum()), int(cropped.sum())
+        kept, lost = int((rows.text_places - 1).sum()), int(cropped.sum())
         pad_share = 1 - (kept + 3 * chosen.size) / (self.stream.length * chosen.size)
         return self._index_facts | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
 
@@ -75,7 +75,7 @@ class Pairs:
         """Returns the rows, and how many tokens were cut off from each."""
         frames = self.stream.frames(sample_ids.size, spans_per_row=2)
         columns = kernels.PairColumns(
-            np.empty_like(frames.ids), np.empty_like(frames.filled), np.empty_like(frames.filled)
+            np.empty_like(frames.ids), np.empty_like(frames.text_places), np.empty_like(frames.text_places)
         )
         num_spans = kernels.pair_rows(epochs, sample_ids, self._seed, self._index, self.stream.table, frames, columns)
         rows = self.stream.rows(
