@@ -530,11 +530,11 @@ def segment(part, rules, pairs, sentences):
             if i < s - 1 and num_tokens < target:
                 i += 1
                 continue
-            taken = i + 1 - first
+            pair_sentences = i + 1 - first
             a_sentences = 1
-            if taken > 1:
-                a_sentences += np.int64(below(draw(key, drawn), uint64(taken - 1)))
-            is_random = taken == 1 or draw(key, drawn + U1) >> U63 == U0
+            if pair_sentences > 1:
+                a_sentences += np.int64(below(draw(key, drawn), uint64(pair_sentences - 1)))
+            is_random = pair_sentences == 1 or draw(key, drawn + U1) >> U63 == U0
             drawn += U2
             a_start = np.int64(part.sentences[first])
             a_stop = np.int64(part.sentences[first + a_sentences])
@@ -836,7 +836,7 @@ def mask(rules, rows):
             else:
                 _select_spans(key, num_words, min(m, quota), rules.lengths_below, starts, stops, selected)
 
-        slot, place_before, fate_of_span = 0, np.int64(-2), U0
+        slot, place_before, span_low_bits = 0, np.int64(-2), U0
         for word in range((n + 63) >> 6):
             bits = selected[word]
             selected[word] = U0
@@ -850,19 +850,20 @@ def mask(rules, rows):
                 targets[b, slot] = old
                 slot += 1
                 drawn = draw(key, uint64(t))
-                fate = drawn & LOW32
+                low_bits = drawn & LOW32
                 if policy != SPANS:
-                    if fate < rules.mask_below:
+                    if low_bits < rules.mask_below:
                         row[t] = rules.mask_id
-                    elif fate < rules.random_below:
-                        row[t] = pool[(fate - rules.mask_below) * pool_size // (rules.random_below - rules.mask_below)]
+                    elif low_bits < rules.random_below:
+                        width = rules.random_below - rules.mask_below
+                        row[t] = pool[(low_bits - rules.mask_below) * pool_size // width]
                     continue
                 if t != place_before + 1:
-                    fate_of_span = fate
+                    span_low_bits = low_bits
                 place_before = t
-                if fate_of_span < rules.mask_below:
+                if span_low_bits < rules.mask_below:
                     row[t] = rules.mask_id
-                elif fate_of_span < rules.random_below:
+                elif span_low_bits < rules.random_below:
                     row[t] = pool[below32(drawn, pool_size)]
         masked_positions[b, slot:] = 0
         targets[b, slot:] = IGNORE_INDEX
