@@ -81,7 +81,7 @@ def build(
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
     function from several threads. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
-    every n-th shard and returns None; `finish` publishes when all n parts are made. say: called with one line at a
+    every n-th unit and returns None; `finish` publishes when all n parts are made. say: called with one line at a
     time that tells what happens.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. Takes about the time of
@@ -119,7 +119,7 @@ def build(
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n")
         for given, why in ((streams, "a pipe"), (overwrite, "--overwrite"), (max_documents, "--max-documents")):
             if given:
-                raise UsageError(f"--part does not go with {why}, because a part sees only its own shards")
+                raise UsageError(f"--part does not go with {why}, because a part sees only its own units")
     loaded = load(tokenizer) if tokenizer is not None else None
     if loaded and special_tokens:
         loaded = loaded.with_special_tokens()
@@ -156,7 +156,7 @@ def build(
         units = finished_units(staging)
         reused = len(units)
         if reused and part is None:
-            say(f"continuing: keeping {reused} finished shard{'s' * (reused > 1)} of an earlier run")
+            say(f"continuing: keeping {reused} finished unit{'s' * (reused > 1)} of an earlier run")
         writer = UnitWriter(
             staging, loaded, form, (validation, test), sentences=sentences == "line", word_splitter=word_splitter
         )
