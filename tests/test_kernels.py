@@ -236,7 +236,7 @@ def test_masks_equal_their_twin(data, policy):
     rule["max_targets"] = None if more is None else min_targets + more
     everything = data.draw(st.booleans(), "from the whole vocabulary")
     continues = data.draw(st.sets(st.integers(0, vocab_size - 1)), "continues")
-    inside = [data.draw(st.sets(st.integers(1, length)), "places that go on with a word") for _ in rows]
+    inside = [data.draw(st.sets(st.integers(1, length)), "places that continue a word") for _ in rows]
 
     masking = Masking(
         probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1],

@@ -79,8 +79,8 @@ def _sample(paths: list[Path], form: TextFormat, progress: Progress = lambda don
     """The lines of about SAMPLE_BYTES of the text; of all of it, if it is not longer. The same for the same inputs.
 
     Reads the first SAMPLE_BYTES. If there is more text, their size on disk gives the size of the whole text, and the
-    sample is taken anew in evenly spaced stretches. Of pipes, which can be read only once, and with max_documents the
-    sample is the first SAMPLE_BYTES.
+    sample is read again, in evenly spaced stretches. If an input is a pipe, which can be read only once, or if
+    max_documents is given, the sample is the first SAMPLE_BYTES.
     """
     on_disk = [0 if is_stream(path) else path.stat().st_size for path in paths]
     texts: list[str] = []

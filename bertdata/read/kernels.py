@@ -254,7 +254,7 @@ class Frames(NamedTuple):
     spans: NDArray[Any]  # SPAN [at least as many as the rows can have]
 
 
-PREFETCHED = 1024  # bytes of a span that are prefetched; the processor itself goes on with a longer one
+PREFETCHED = 1024  # bytes of a span that are prefetched; the processor itself continues a longer one
 
 
 @_inline()
@@ -469,7 +469,7 @@ class PairIndex(NamedTuple):
 
 
 class PairColumns(NamedTuple):
-    """What a batch of pairs has besides its rows. int64."""
+    """The arrays that only a batch of pairs has. int64."""
 
     token_type_ids: NDArray[np.int64]  # [B, T]: 1 for B and the [SEP] after it
     next_sentence_label: NDArray[np.int64]  # [B]: 1 where B is from another document
@@ -667,7 +667,7 @@ def attend(text_places, attention_mask):
 
 @jit()
 def mark_inside_words(frames, num_spans, starts, word_addresses, inside_word):
-    """Writes 1 to inside_word, uint8 [B, T], where a token of a span goes on with the word before it.
+    """Writes 1 to inside_word, uint8 [B, T], where a token of a span continues the word before it.
 
     starts: as in TokenTable. word_addresses int64 [num_shards]: memory address of the words array of each shard, which
     has one bit for each token, from the lowest bit of a byte on: 1 where a word begins.
@@ -686,8 +686,12 @@ def mark_inside_words(frames, num_spans, starts, word_addresses, inside_word):
 
 
 EXACT, BERNOULLI, WHOLE_WORD, SPANS = range(4)  # as choices.MASKING_POLICIES lists them
-MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it goes on with a word
-SELECT = np.uint64(1 << 32)  # draws from this one on select places; draw t, below it, says what becomes of place t
+MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it continues a word
+SELECT = np.uint64(1 << 32)
+"""Draws from index 2**32 on select places, except with BERNOULLI.
+
+Draw t: its low half decides what replaces place t; its high half selects it (BERNOULLI) or picks the random id (SPANS).
+"""
 
 
 class MaskRules(NamedTuple):
@@ -696,11 +700,11 @@ class MaskRules(NamedTuple):
     policy: int  # EXACT, BERNOULLI, WHOLE_WORD or SPANS
     seed: np.uint64
     quota: NDArray[np.int64]  # [T + 1]: places to select, by the number of filled places of the row
-    select_below: np.uint64  # BERNOULLI: a place is selected if 32 bits of its draw are below this
-    lengths_below: NDArray[np.uint64]  # SPANS, [9]: a span has one word more for each bound that its 32 bits reach
+    select_below: np.uint64  # BERNOULLI: a place is selected if the high 32 bits of its draw are below this
+    lengths_below: NDArray[np.uint64]  # SPANS, [9]: one word more for each bound that the high 32 bits of a draw reach
     kinds: NDArray[np.uint8]  # [V]: MASKABLE and CONTINUES of each id
     mask_id: int
-    mask_below: np.uint64  # a selected place becomes [MASK] if 32 bits of its draw are below this
+    mask_below: np.uint64  # a selected place becomes [MASK] if the low 32 bits of its draw are below this
     random_below: np.uint64  # else a random id if they are below this, else it keeps its id
     pool: NDArray[np.int64]  # ids to draw a random one from
     every_place: NDArray[np.int64]  # [T]: 0, 1, 2, ...
@@ -713,7 +717,7 @@ class MaskRows(NamedTuple):
     text_places: NDArray[np.int64]  # [B], as in Frames
     epochs: NDArray[np.int64]  # [B]
     sample_ids: NDArray[np.int64]  # [B]
-    inside_word: NDArray[np.uint8]  # [B, T]: 1 where a place goes on with a word whatever its id; [0, 0]: nowhere
+    inside_word: NDArray[np.uint8]  # [B, T]: 1 where a place continues a word whatever its id; [0, 0]: nowhere
     masked_positions: NDArray[np.int64]  # [B, K]
     targets: NDArray[np.int64]  # [B, K]
 
@@ -803,10 +807,11 @@ def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected)
 @jit()
 def mask(rules, rows):
     """Selects places of each row, notes their ids as targets, and changes them in the row."""
-    policy, kinds, pool = rules.policy, rules.kinds, rules.pool  # a name of its own is faster in an inner loop
+    policy, kinds, pool = rules.policy, rules.kinds, rules.pool  # local names are faster in the inner loop
     masked_positions, targets = rows.masked_positions, rows.targets
     length = rules.every_place.size
-    starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)  # of words; or starts: the candidates
+    # starts and stops of words; with EXACT, `starts` holds the candidates
+    starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)
     selected = np.zeros((length >> 6) + 1, np.uint64)  # a bit for each place or candidate; all 0 between rows
     num_slots, pool_size = targets.shape[1], uint64(pool.size)
     for b in range(rows.ids.shape[0]):

@@ -7,8 +7,9 @@ A masked language model predicts about 15 % of the tokens from the others. Of th
     the  cat   sat  on  the   mat   .          selected: cat, the, mat
     the [MASK] sat  on  the  [MASK] .          cat and mat were hidden, the second "the" was kept; all three are targets
 
-Special tokens, separators and [UNK] are never selected, and special tokens are never drawn. The mask of a row depends
-on (seed, epoch, sample_id) alone: not on rank, batch, worker or restart. docs/determinism.md defines it to the bit.
+Special tokens, separators and [UNK] are never selected, and are drawn only with random_from="vocabulary". The mask of a
+row depends on (seed, epoch, sample_id) alone: not on rank, batch, worker or restart. docs/determinism.md defines it to
+the bit.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Masker:
         seed: int,
         continuing_ids: NDArray[np.bool_] | None = None,
     ) -> None:
-        """continuing_ids bool [V]: ids that go on with the word before them (words.py). None: each token is a word."""
+        """continuing_ids bool [V]: ids that continue the word before them (words.py). None: each token is a word."""
         if special.mask is None:
             raise UsageError(
                 "the tokenizer of the dataset has no [MASK], so nothing can be masked; build the dataset again with "

@@ -26,7 +26,7 @@ class Pairs:
         B random     [CLS] s0 s1 [SEP] other document [SEP]     label 1; the next pair begins at s2
 
     Where pairs are cut depends on the seed alone. Which other document B is from, and which tokens are cut off where A
-    and B are too long together, depends on the epoch besides. A share `short_seq_prob` of the documents is cut for
+    and B are too long together, depends also on the epoch. A share `short_seq_prob` of the documents is cut for
     shorter rows. docs/determinism.md has the algorithm.
 
     It needs an index, 48 bytes a pair and 8 bytes a sentence, which is made when the first loader of a kind is opened,

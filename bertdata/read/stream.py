@@ -24,7 +24,7 @@ class Rows(NamedTuple):
     ids: NDArray[np.int64]  # [B, T], padded at the end
     text_places: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
     attention_mask: NDArray[np.int64] | None  # [B, T]: 1 where filled; None if no row is padded
-    inside_word: NDArray[np.uint8] | None  # [B, T]: 1 where a token goes on with a word; None: not stored or not asked
+    inside_word: NDArray[np.uint8] | None  # [B, T]: 1 where a token continues a word; None: not stored or not asked
     position_ids: NDArray[np.int64] | None = None  # [B, T], of packed rows
     token_type_ids: NDArray[np.int64] | None = None  # [B, T], of pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B], of pairs

@@ -101,7 +101,7 @@ class Output(NamedTuple):
     ids: Any  # uint16 or uint32 [bounds[-1] + 4]: the ids; a store may write up to three places too many
     bounds: Any  # int64 [num_pieces + 1]: the ids of piece i are ids[bounds[i] : bounds[i + 1]]
     hard: Any  # int64 [h, 3]: runs that the tokenizer must encode, as (start, stop, place in ids)
-    state: Any  # int64 [5]: where the kernel stands, so that it can go on; zeros and the first byte at the start
+    state: Any  # int64 [5]: where the kernel stands, so that it can continue; zeros and the first byte at the start
 
 
 class Literals(NamedTuple):
@@ -277,7 +277,7 @@ def wordpiece(pieces, tables, runs, output):
     """Encodes pieces of text. Returns DONE, UNKNOWN_CODE_POINT or TOO_MANY_HARD.
 
     pieces: Text. tables: WordPieceTables. runs: RunTables. output: Output. After UNKNOWN_CODE_POINT the caller adds the
-    entry of output.state[CODE_POINT] to tables.points and calls the kernel again; it goes on from output.state.
+    entry of output.state[CODE_POINT] to tables.points and calls the kernel again; it continues from output.state.
 
     A run that is in the tables is written by one store. Other text is read code point by code point.
     """
