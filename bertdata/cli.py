@@ -139,7 +139,7 @@ _samples = click.option(
 _format = click.option(
     "--format",
     type=click.Choice(INPUT_FORMATS),
-    help="Format of every INPUT. Default: the ending of each file tells; a file without a known ending is text.",
+    help="Format of every INPUT. Default: chosen by the ending of each file; a file without a known ending is text.",
 )
 _text_key = click.option(
     "--text-key", default="text", help="Name of the JSON key, or of the Parquet or Arrow column, that holds the text."
@@ -151,16 +151,16 @@ _include = click.option(
     "--include",
     multiple=True,
     metavar="PATTERN",
-    help="Of a directory or a pattern, read only files whose path below INPUT matches, such as '*.md'. May be "
-    "repeated. Default: of a directory files with a known ending (.txt .jsonl .json .parquet .arrow ..., also "
-    "compressed) or without one; with --format all files.",
+    help="For an INPUT that is a directory or a pattern: read only files whose relative path matches, such as '*.md'. "
+    "May be repeated. Default: of a directory, files with a known ending (.txt .jsonl .json .parquet .arrow ..., also "
+    "compressed) or without one; with --format, all files.",
 )
 _exclude = click.option(
     "--exclude",
     multiple=True,
     metavar="PATTERN",
-    help="Of a directory or a pattern, leave out files whose path below INPUT matches, such as 'drafts/*'. May be "
-    "repeated.",
+    help="For an INPUT that is a directory or a pattern: leave out files whose relative path matches, such as "
+    "'drafts/*'. May be repeated.",
 )
 _on_error = click.option(
     "--on-error",
@@ -170,7 +170,7 @@ _on_error = click.option(
 )
 
 
-@main.command(cls=OneSentence)
+@main.command(cls=OneSentence, short_help="Build a dataset from text, JSON lines, Parquet or Arrow.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--out", required=True, help="Directory for the dataset; new or empty.")
 @click.option(
@@ -181,7 +181,7 @@ _on_error = click.option(
 @click.option(
     "--special-tokens",
     is_flag=True,
-    help="Add those of [PAD], [CLS], [SEP] and [MASK] to the vocabulary that the tokenizer lacks, as gpt2 does.",
+    help="Add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer does not have. Needed for gpt2.",
 )
 @click.option("--vocab-size", default=30522, help="Number of tokens of a vocabulary that is trained.")
 @click.option(
@@ -194,13 +194,13 @@ _on_error = click.option(
     "--sentences",
     type=click.Choice(SENTENCE_ENDS),
     default="none",
-    help="Whether to store where sentences begin, for sentence pairs: not, or at every line.",
+    help="Where sentences begin, for sentence pairs. none: do not store. line: each line is a sentence.",
 )
 @click.option(
     "--words",
     metavar="MODULE:FUNCTION",
     help="Python function from a text to its words, such as jieba:cut. The dataset then stores where words begin, for "
-    "whole word masking.",
+    "whole word masking. Default: words are not stored.",
 )
 @_format
 @_text_key
@@ -210,16 +210,25 @@ _on_error = click.option(
 @_on_error
 @click.option("--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1.")
 @click.option("--test", default=0.0, help="Share of the documents for the test split, from 0 to 1.")
-@click.option("--shard-size", type=_Size(), default="1GiB", help="Bytes of decompressed text in a shard.")
+@click.option(
+    "--shard-size",
+    type=_Size(),
+    default="1GiB",
+    help="Decompressed text per unit, such as 64MiB or 1GiB; a unit gives at most one shard of each split.",
+)
 @click.option("--workers", type=int, help="Number of threads that tokenize. Default: the number of cores.")
 @click.option("--max-documents", type=int, help="Number of documents after which to stop. Default: no limit.")
 @click.option("--strict", is_flag=True, help="Fail at an invalid byte, instead of replacing and counting it.")
 @click.option(
     "--part",
     type=_Part(),
-    help="Make only every n-th shard, beginning with the i-th, so that n machines can share the work and --out.",
+    help="Make only every n-th unit of the text, from the i-th on, as i/n; so n machines can share the work and --out.",
 )
-@click.option("--finish", is_flag=True, help="Publish the dataset when all parts are made. Takes only --out besides.")
+@click.option(
+    "--finish",
+    is_flag=True,
+    help="Publish the dataset when all parts are made. No other option than --out is allowed.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
     """Build a dataset from text, JSON lines, Parquet or Arrow files.
@@ -227,8 +236,8 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
     INPUT is a file, a directory, a pattern such as 'dump/*.jsonl', a named pipe, or - for standard input. Files may be
     compressed (.gz, .bz2, .xz, .zst). If a build is interrupted, run the same command again to continue it.
     """
-    from bertdata.build import build as run
-    from bertdata.build import finish as publish
+    from bertdata.build import build as build_dataset
+    from bertdata.build import finish as finish_build
 
     source_of = click.get_current_context().get_parameter_source
     if finish:
@@ -238,14 +247,14 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
             raise UsageError(
                 f"--finish does not go with {named}, because it only publishes what the parts made; leave {named} out"
             )
-        _say_built(publish(out), out)
+        _say_built(finish_build(out), out)
         return
     if not inputs:
         raise UsageError("no INPUT given; give a file, a directory, a pattern, or - for standard input")
     if options["tokenizer"] and source_of("vocab_size") is click.core.ParameterSource.COMMANDLINE:
         click.echo("note: --vocab-size has no effect, because --tokenizer has a vocabulary", err=True)
     with _bar("build") as progress:
-        report = run(inputs, out, **options, say=_say, progress=progress)
+        report = build_dataset(inputs, out, **options, say=_say, progress=progress)
     if report is None:
         number, total = options["part"]
         click.echo(f"{out}: made part {number + 1}/{total}; when all are made, run bertdata build --finish --out {out}")
@@ -290,7 +299,7 @@ def _warnings(report: Any) -> Iterator[str]:
             )
 
 
-@main.command("train-tokenizer", cls=OneSentence)
+@main.command("train-tokenizer", cls=OneSentence, short_help="Train a lower-casing WordPiece vocabulary on text.")
 @_inputs
 @click.option("--vocab-size", default=30522, help="Number of tokens of the vocabulary, special tokens included.")
 @click.option("--out", required=True, help="Directory for tokenizer.json and tokenizer_config.json.")
@@ -304,9 +313,9 @@ def train_tokenizer(
     inputs: tuple[str, ...], vocab_size: int, out: str, format: str | None, text_key: str, encoding: str,
     include: tuple[str, ...], exclude: tuple[str, ...], on_error: str,
 ) -> None:  # fmt: skip
-    """Train a lower-casing WordPiece vocabulary on at most 100 MB of the text.
+    """Train a lower-casing WordPiece vocabulary on at most 100 MiB of the text.
 
-    INPUT is what it is for bertdata build. Of more text, evenly spaced parts are read.
+    INPUT: as for bertdata build. If there is more text than 100 MiB, evenly spaced parts of it are used.
     """
     from bertdata.build import TextFormat
     from bertdata.build import train_tokenizer as run
@@ -320,10 +329,10 @@ def train_tokenizer(
     click.echo(f"{out}: {trained.special.vocab_size:,} tokens")
 
 
-@main.command(cls=OneSentence)
+@main.command(cls=OneSentence, short_help="Print facts about a dataset or a teacher cache.")
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
-@click.option("--length", default=128, help="Places of a row, special tokens included; samples are counted for it.")
+@click.option("--length", default=128, help="Row length in tokens, used to count samples.")
 @click.option("--global-batch-size", default=256, help="Rows of a step over all ranks; steps are counted for it.")
 @click.option("--world-size", default=1, help="Number of ranks that share a step.")
 @_samples
@@ -353,11 +362,13 @@ def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, wor
 @click.option("--count", default=1, type=click.IntRange(min=1), help="Number of samples to show.")
 @click.option("--masked", is_flag=True, help="Mask the samples, and show input, target and mask side by side.")
 @click.option("--split", default="train", help="Split: train, validation or test.")
-@click.option("--length", default=128, help="Places of a row, special tokens included.")
+@click.option("--length", default=128, help="Row length in tokens, special tokens included.")
 @click.option("--seed", default=0, help="Random seed for order and masks.")
 @_samples
 @click.option(
+    "--masking",
     "--policy",
+    "policy",
     type=click.Choice(MASKING_POLICIES),
     default="exact",
     help="Masking policy for --masked.",
@@ -376,7 +387,7 @@ def show(
     click.echo(shown)
 
 
-@main.command(cls=OneSentence)
+@main.command(cls=OneSentence, short_help="Check every byte of a dataset or a teacher cache.")
 @_dataset
 def verify(shards: str) -> None:
     """Read every byte of a dataset or a teacher cache, and check every rule of its format."""
@@ -391,10 +402,12 @@ def verify(shards: str) -> None:
     click.echo(f"{shards}: sound")
 
 
-@main.command(cls=OneSentence)
+@main.command(cls=OneSentence, short_help="Measure how fast this machine reads a dataset.")
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
-@click.option("--length", default=128, type=click.IntRange(min=5), help="Places of a row, special tokens included.")
+@click.option(
+    "--length", default=128, type=click.IntRange(min=5), help="Row length in tokens, special tokens included."
+)
 @click.option("--rows", default=256, type=click.IntRange(min=1), help="Rows of a batch.")
 @click.option("--seconds", default=1.0, type=click.FloatRange(min=0.01), help="Seconds that each measurement takes.")
 @click.option("--processes", default=8, type=click.IntRange(min=1), help="Processes that read together.")

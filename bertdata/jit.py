@@ -37,6 +37,6 @@ class _Announcer(event.Listener):
         pass
 
 
-def compiling_told(say: Callable[[str], None]) -> AbstractContextManager[None]:
+def announcing_compilation(say: Callable[[str], None]) -> AbstractContextManager[None]:
     """Calls `say` with one line if a kernel is compiled within the context, and not loaded from the cache."""
     return event.install_listener("numba:compile", _Announcer(say))

@@ -28,7 +28,7 @@ class SpecialTokens:
     mask: int | None = None
     bos: int | None = None
     eos: int | None = None
-    special_ids: tuple[int, ...] = ()  # every special id, ascending: masks neither select nor draw them
+    special_ids: tuple[int, ...] = ()  # all, ascending; never masked; drawn only with random_from="vocabulary"
 
     @property
     def separator(self) -> int | None:
@@ -51,9 +51,9 @@ class Masking:
         "whole_word" selects all tokens of a word or none (whole word masking, Google, 2019).
         "span" selects spans of one to ten words, 3.8 on average (SpanBERT, Joshi et al., 2020).
 
-    All but "bernoulli" select `quota(n)` places of a row with n filled places. All selected places are targets. The
-    share `mask_fraction` of them becomes [MASK], the share `random_fraction` becomes a random id, and the others keep
-    their id. With "span" the same happens to all places of a span.
+    All but "bernoulli" select at most `quota(n)` places of a row with n filled places. All selected places are
+    targets. The share `mask_fraction` of them becomes [MASK], the share `random_fraction` becomes a random id, and the
+    others keep their id. With "span" the same happens to all places of a span.
 
     BERT's own rule is rounding="even", min_targets=1, max_targets=20, random_from="vocabulary". Raises UsageError for
     values out of range.
@@ -112,7 +112,7 @@ class Masking:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The rows of one step for one rank. All arrays are int64, but for a teacher's, which have the dtype of the cache.
+    """The rows of one step for one rank. All arrays are int64, except a teacher's, which have the dtype of the cache.
 
     Every array is contiguous and new: the caller may keep it and change it.
     """
@@ -125,8 +125,9 @@ class Batch:
     token_type_ids: NDArray[np.int64] | None = None  # [B, T]: 1 in the second segment; None unless rows are pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B]: 0 if B follows A, 1 if it is from another document
     position_ids: NDArray[np.int64] | None = None  # [B, T], from 0 in each packed piece; None unless rows are packed
+    # The next three are None without a teacher's cache.
     teacher_ids: NDArray[Any] | None = None  # [B, K, k] uint16 or uint32: the most probable ids
-    teacher_logprobs: NDArray[np.float16] | None = None  # [B, K, k]; all three None without a teacher's cache
+    teacher_logprobs: NDArray[np.float16] | None = None  # [B, K, k]
     teacher_tails: NDArray[np.float16] | None = None  # [B, K]: log of the probability of all other tokens
 
     @property

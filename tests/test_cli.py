@@ -45,6 +45,14 @@ def test_every_command_and_every_option_has_help(command):
     assert main.commands[command].help
 
 
+def test_the_list_of_commands_fits_a_terminal():
+    shown = CliRunner().invoke(main, ["--help"], terminal_width=80).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    lines = shown.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in lines] == sorted(COMMANDS)
+    assert not [line for line in lines if line.endswith("...")]
+
+
 def test_readme_shows_every_command():
     with open(os.path.join(os.path.dirname(__file__), "..", "README.md")) as file:
         readme = file.read()
@@ -193,6 +201,10 @@ def test_show_prints_samples_as_a_trainer_gets_them(dataset):
     batch = bertdata.Loader(dataset, length=24).read(np.array([3]))
     selected = [line for line in masked if line.endswith(("masked", "random", "kept"))]
     assert [int(line.split()[0]) for line in selected] == batch.masked_positions[0].tolist()
+    whole_words = [
+        invoke("show", dataset.path, "--masked", option, "whole_word").stdout for option in ("--masking", "--policy")
+    ]
+    assert whole_words[0] == whole_words[1] != invoke("show", dataset.path, "--masked").stdout
     assert "--sample is 100000; give a position from 0 to" in refused("show", dataset.path, "--sample", 100_000, code=2)
     assert "no split 'dev'" in refused("show", dataset.path, "--split", "dev", code=2)
 

@@ -1217,7 +1217,7 @@ def test_a_whole_build_takes_what_parts_made_and_the_other_way_round(tmp_path, c
     made = len(units_in(tmp_path / "a"))
     report = build(corpus, tmp_path / "a", say=said.append, **options)
     assert report.reused_units == made > 3
-    assert said == [f"continuing: keeping {made} finished shards of an earlier run"]
+    assert said == [f"continuing: keeping {made} finished units of an earlier run"]
     assert published(tmp_path / "a") == whole_small
 
     with pytest.raises(KeyboardInterrupt):

@@ -192,11 +192,11 @@ def test_windows_equal_their_twin(data):
     epochs, ids = (np.array([row[i] for row in chosen], np.int64) for i in (0, 1))
 
     spans = np.empty(len(chosen) * (min(len(sizes), text_length) + 1), kernels.SPAN)
-    filled = np.empty(len(chosen), np.int64)
+    text_places = np.empty(len(chosen), np.int64)
     out = np.full((len(chosen) + 2, text_length + 2), -7, np.int64)  # the first and last row are not the kernels'
     addresses = np.array([shard.ctypes.data for shard in shards])
     table = kernels.TokenTable(starts, addresses, shards[0].itemsize, separator=1, cls=2, sep=3)
-    frames = kernels.Frames(out[1:-1], filled, spans)
+    frames = kernels.Frames(out[1:-1], text_places, spans)
     count = kernels.window_rows(epochs, ids, np.uint64(seed), table, frames)
     largest, padding = kernels.fill_rows(frames, count, dtype(0), 1)
 
@@ -205,7 +205,7 @@ def test_windows_equal_their_twin(data):
         text = keys.windows(stream, text_length=text_length, seed=seed, variant=epoch)[sample_id]
         expected.append([2, *text, 3] + [1] * (text_length - len(text)))
     assert out[1:-1].tolist() == expected
-    assert filled.tolist() == [len(row) - 2 - row[1:].count(1) for row in expected]
+    assert text_places.tolist() == [len(row) - 2 - row[1:].count(1) for row in expected]
     assert padding == sum(row[1:].count(1) for row in expected)
     assert largest == max((token for row in expected for token in row[1:] if token > 6), default=0)
     assert (out[[0, -1]] == -7).all()
@@ -236,7 +236,7 @@ def test_masks_equal_their_twin(data, policy):
     rule["max_targets"] = None if more is None else min_targets + more
     everything = data.draw(st.booleans(), "from the whole vocabulary")
     continues = data.draw(st.sets(st.integers(0, vocab_size - 1)), "continues")
-    inside = [data.draw(st.sets(st.integers(1, length)), "places that go on with a word") for _ in rows]
+    inside = [data.draw(st.sets(st.integers(1, length)), "places that continue a word") for _ in rows]
 
     masking = Masking(
         probability=p, policy=policy, mask_fraction=shares[0], random_fraction=shares[1],
@@ -249,10 +249,10 @@ def test_masks_equal_their_twin(data, policy):
     matrix = np.zeros((len(rows), length), np.int64)
     for b, row in enumerate(whole):
         matrix[b, : len(row)] = row
-    filled = np.array([len(row) for row in rows], np.int64)
+    text_places = np.array([len(row) for row in rows], np.int64)
     flags = np.array([np.isin(np.arange(length), sorted(places)) for places in inside], np.uint8).reshape(-1, length)
     named = np.array(epochs, np.int64), np.array(ids, np.int64)
-    positions, targets = masker.apply(matrix, filled, *named, flags if any(inside) else None)
+    positions, targets = masker.apply(matrix, text_places, *named, flags if any(inside) else None)
 
     for b, row in enumerate(whole):
         changed, places, old = keys.mask(

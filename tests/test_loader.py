@@ -369,15 +369,15 @@ def test_labels_agree_with_positions_and_targets(dataset):
 
 def test_only_the_last_sample_is_padded(dataset):
     loader = Loader(dataset, length=64, global_batch_size=1, epochs=2)
-    filled = (dataset.splits["train"].num_tokens - 1) % 62 + 1
-    assert filled < 62
+    text_places = (dataset.splits["train"].num_tokens - 1) % 62 + 1
+    assert text_places < 62
     for batch in loader:
         last = batch.sample_ids[0] == loader.num_samples - 1
         assert (batch.attention_mask is not None) == last
         if last:
-            assert batch.attention_mask.tolist() == [[1] * (filled + 2) + [0] * (62 - filled)]
-            assert (batch.input_ids[0, filled + 2 :] == SPECIAL.pad).all()
-            assert (batch.labels[0, filled + 1 :] == IGNORE_INDEX).all()
+            assert batch.attention_mask.tolist() == [[1] * (text_places + 2) + [0] * (62 - text_places)]
+            assert (batch.input_ids[0, text_places + 2 :] == SPECIAL.pad).all()
+            assert (batch.labels[0, text_places + 1 :] == IGNORE_INDEX).all()
 
 
 def test_epochs_end_the_stream(dataset):

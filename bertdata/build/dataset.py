@@ -26,13 +26,13 @@ from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
-from bertdata.jit import compiling_told
+from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import Block
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import describe, find_inputs, is_stream, require_local
 from bertdata.sources.streams import UTF_8
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import TOKENIZER, Segment
+from bertdata.tokenize.tokenizer import TOKENIZER, WordSplitter
 
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
@@ -81,7 +81,7 @@ def build(
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
     function from several threads. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
-    every n-th shard and returns None; `finish` publishes when all n parts are made. say: called with one line at a
+    every n-th unit and returns None; `finish` publishes when all n parts are made. say: called with one line at a
     time that tells what happens.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. Takes about the time of
@@ -93,7 +93,7 @@ def build(
     )  # fmt: skip
     if sentences not in ("none", "line"):
         raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
-    segment = _segmenter(words) if words else None
+    word_splitter = _word_splitter(words) if words else None
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
     if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
         raise UsageError(
@@ -119,7 +119,7 @@ def build(
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n")
         for given, why in ((streams, "a pipe"), (overwrite, "--overwrite"), (max_documents, "--max-documents")):
             if given:
-                raise UsageError(f"--part does not go with {why}, because a part sees only its own shards")
+                raise UsageError(f"--part does not go with {why}, because a part sees only its own units")
     loaded = load(tokenizer) if tokenizer is not None else None
     if loaded and special_tokens:
         loaded = loaded.with_special_tokens()
@@ -147,7 +147,7 @@ def build(
         say(line)
     with staging_directory(directory, overwrite=overwrite, part=part) as staging:
         with planning(staging):
-            continue_or_start(staging, plan, overwrite=overwrite, anew=bool(streams))
+            continue_or_start(staging, plan, overwrite=overwrite, start_over=bool(streams))
             loaded = loaded or trained_tokenizer(staging, paths, form, vocab_size, say)
             for name, content in loaded.files.items():
                 write_file(staging / name, content)
@@ -156,14 +156,19 @@ def build(
         units = finished_units(staging)
         reused = len(units)
         if reused and part is None:
-            say(f"continuing: keeping {reused} finished shard{'s' * (reused > 1)} of an earlier run")
-        writer = UnitWriter(staging, loaded, form, (validation, test), sentences=sentences == "line", segment=segment)
-        with compiling_told(say):
-            writer.ready(Block.empty())
+            say(f"continuing: keeping {reused} finished unit{'s' * (reused > 1)} of an earlier run")
+        writer = UnitWriter(
+            staging, loaded, form, (validation, test), sentences=sentences == "line", word_splitter=word_splitter
+        )
+        with announcing_compilation(say):  # loads or compiles the kernels before the threads start
+            writer.encode_block(Block.empty())
         total = sum(entry["bytes"] or 0 for entry in described)
         threads = workers or len(os.sched_getaffinity(0))
         try:
-            encode_all(paths, form, loaded, writer, units, threads, lambda done: progress(done, total), part or (0, 1))
+            encode_all(
+                paths, form, writer=writer, units=units, workers=threads,
+                progress=lambda done: progress(done, total), part=part or (0, 1),
+            )  # fmt: skip
             progress(total, total)
         finally:
             writer.discard()
@@ -177,11 +182,11 @@ def build(
     return _report(directory, units, paths, reused)
 
 
-def _segmenter(spec: str) -> Segment:
+def _word_splitter(spec: str) -> WordSplitter:
     """The function that "module:function" names."""
     module, _, name = spec.partition(":")
     try:
-        function: Segment = getattr(importlib.import_module(module), name)
+        function: WordSplitter = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
             f"--words {spec} is not a function ({error}); give module:function of a function from a text to its words, "

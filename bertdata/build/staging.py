@@ -63,18 +63,18 @@ def planning(staging: Path) -> Iterator[None]:
         yield
 
 
-def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, anew: bool) -> None:
+def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, start_over: bool) -> None:
     """Keeps an unfinished build with the same plan, or else removes it and writes the new plan.
 
-    anew: remove it in any case, because an input can be read only once. Raises BuildError if the plans differ, without
-    `overwrite`.
+    start_over: remove it in any case, because an input can be read only once. Raises BuildError if the plans differ,
+    without `overwrite`.
     """
     path = staging / "plan.json"
     try:
         old = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         old = None
-    if old == plan and not anew:
+    if old == plan and not start_over:
         return
     if old is not None and old != plan and not overwrite:
         settings, inputs = old["settings"], old["inputs"]

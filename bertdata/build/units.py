@@ -23,17 +23,18 @@ from bertdata.format.shard import ShardWriter
 from bertdata.sources.blocks import Block, read_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.tokenize import kernels
-from bertdata.tokenize.tokenizer import Encoded, Segment, Tokenizer
+from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 
-COUNTS = ("documents", "dropped_documents", "replaced_characters", "special_ids_replaced", "skipped_rows", "text_bytes")
-_BY_SPLIT = COUNTS[:3]  # those that commit records of shards hold
+SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
+UNIT_COUNTS = ("special_ids_replaced", "skipped_rows", "text_bytes")  # of a unit over all splits
+COUNTS = SPLIT_COUNTS + UNIT_COUNTS
 _SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the text's hash
 
 
 def encode_all(
     paths: Sequence[Path],
     form: TextFormat,
-    tokenizer: Tokenizer,
+    *,
     writer: UnitWriter,
     units: dict[int, dict[str, Any]],
     workers: int,
@@ -47,7 +48,7 @@ def encode_all(
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
     finished = set(units)
-    waiting: deque[Future[_Ready]] = deque()
+    waiting: deque[Future[EncodedBlock]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
 
     def commit() -> None:
@@ -55,15 +56,15 @@ def encode_all(
         units[unit] = record
 
     def write_oldest() -> None:
-        ready = waiting.popleft().result()
-        if writer.unit not in (None, ready.block.unit):
+        oldest = waiting.popleft().result()
+        if writer.unit not in (None, oldest.block.unit):
             commit()
-        writer.append(ready)
-        progress(ready.block.bytes_read)
+        writer.append(oldest)
+        progress(oldest.block.bytes_read)
 
     try:
         for block in read_blocks(paths, form, lambda unit: unit % part[1] == part[0] and unit not in finished):
-            waiting.append(pool.submit(writer.ready, block))
+            waiting.append(pool.submit(writer.encode_block, block))
             if len(waiting) > 2 * workers:
                 write_oldest()
         while waiting:
@@ -75,7 +76,7 @@ def encode_all(
 
 
 @dataclass(frozen=True)
-class _Ready:
+class EncodedBlock:
     """A block, and everything about it that will be written."""
 
     block: Block
@@ -96,39 +97,39 @@ class UnitWriter:
         shares: tuple[float, float],
         *,
         sentences: bool,
-        segment: Segment | None = None,
+        word_splitter: WordSplitter | None = None,
     ) -> None:
-        """shares: of validation and test. segment: a text → its words; None: do not store where words begin."""
+        """shares: of validation and test. word_splitter: a text → its words; None: do not store where words begin."""
         self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
-        self.segment = segment
+        self.word_splitter = word_splitter
         self.unit: int | None = None
         validation, test = shares
         self._spellings = kernels.literals(tokenizer.spellings)
         self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
 
-    def ready(self, block: Block) -> _Ready:
+    def encode_block(self, block: Block) -> EncodedBlock:
         """Does all work on a block except writing it. May be called from several threads at once."""
         encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
         starts = None
-        if self.segment:
-            starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.segment)
+        if self.word_splitter:
+            starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
         text, hashes = np.frombuffer(block.data, np.uint8), np.empty(block.num_documents, np.uint64)
         kernels.hash_documents(text, block.offsets, hashes)
         splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
         literals = np.zeros(len(self.tokenizer.spellings), np.int64)
         kernels.count_literals(text, text.size, self._spellings, literals)
-        return _Ready(block, encoded, splits, literals, starts)
+        return EncodedBlock(block, encoded, splits, literals, starts)
 
-    def append(self, ready: _Ready) -> None:
-        """Writes a block, of the same unit as the one before or of the first after `commit`."""
-        block, encoded, splits = ready.block, ready.encoded, ready.splits
+    def append(self, encoded_block: EncodedBlock) -> None:
+        """Writes a block. All blocks between two commits must be of one unit."""
+        block, encoded, splits = encoded_block.block, encoded_block.encoded, encoded_block.splits
         if self.unit is None:
             self.unit = block.unit
             self._writers: dict[str, ShardWriter] = {}
-            self._counts = {split: dict.fromkeys(_BY_SPLIT, 0) for split in SPLITS}
-            self._totals: dict[str, Any] = dict.fromkeys(COUNTS[3:], 0)
+            self._counts = {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS}
+            self._totals: dict[str, Any] = dict.fromkeys(UNIT_COUNTS, 0)
             self._totals |= {"first_replaced": None, "first_skipped": None}
-            self._literals = np.zeros_like(ready.literals)
+            self._literals = np.zeros_like(encoded_block.literals)
         has_ids = np.diff(encoded.documents) > (self.tokenizer.special.separator is not None)
         for number, split in enumerate(_SPLITS_BY_HASH):
             chosen = splits == number
@@ -137,13 +138,13 @@ class UnitWriter:
             self._counts[split]["dropped_documents"] += int(chosen.sum() - kept.sum())
             self._counts[split]["replaced_characters"] += int(block.replaced[chosen].sum())
             if kept.any():
-                self._write(split, encoded, kept, ready.word_starts)
+                self._write(split, encoded, kept, encoded_block.word_starts)
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
         self._totals["skipped_rows"] += block.skipped
         self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
         self._totals["text_bytes"] += len(block.data) - block.num_documents
         self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced
-        self._literals += ready.literals
+        self._literals += encoded_block.literals
 
     def _write(
         self, split: str, encoded: Encoded, kept: NDArray[np.bool_], word_starts: NDArray[np.bool_] | None
@@ -154,7 +155,7 @@ class UnitWriter:
             dtype = self.tokenizer.token_dtype
             self._writers[split] = ShardWriter(
                 self.directory, name, split=split, token_dtype=dtype, sentences=self.sentences,
-                words=self.segment is not None,
+                words=self.word_splitter is not None,
             )  # fmt: skip
         ids, documents, sentences = encoded.ids, encoded.documents, encoded.sentences
         if not kept.all():
@@ -187,7 +188,7 @@ class UnitWriter:
                 "arrays": arrays,
             }
         literals = dict(zip(self.tokenizer.spellings, self._literals.tolist(), strict=True))
-        totals = {name: sum(counts[name] for counts in self._counts.values()) for name in _BY_SPLIT}
+        totals = {name: sum(counts[name] for counts in self._counts.values()) for name in SPLIT_COUNTS}
         record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": literals}
         record |= totals | self._totals
         write_record(self.directory / f"unit-{unit:05d}.json", record)

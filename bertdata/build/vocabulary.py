@@ -79,25 +79,25 @@ def _sample(paths: list[Path], form: TextFormat, progress: Progress = lambda don
     """The lines of about SAMPLE_BYTES of the text; of all of it, if it is not longer. The same for the same inputs.
 
     Reads the first SAMPLE_BYTES. If there is more text, their size on disk gives the size of the whole text, and the
-    sample is taken anew in evenly spaced stretches. Of pipes, which can be read only once, and with max_documents the
-    sample is the first SAMPLE_BYTES.
+    sample is read again, in evenly spaced stretches. If an input is a pipe, which can be read only once, or if
+    max_documents is given, the sample is the first SAMPLE_BYTES.
     """
     on_disk = [0 if is_stream(path) else path.stat().st_size for path in paths]
     texts: list[str] = []
-    taken, is_whole, bytes_read = 0, True, 0
+    sample_bytes, is_all_text, bytes_read = 0, True, 0
     for block in read_blocks(paths, form):
-        if taken >= SAMPLE_BYTES:
-            is_whole = False
+        if sample_bytes >= SAMPLE_BYTES:
+            is_all_text = False
             break
         texts += block.data.decode().split("\n")
-        taken, bytes_read = taken + len(block.data), block.bytes_read
+        sample_bytes, bytes_read = sample_bytes + len(block.data), block.bytes_read
         progress(bytes_read, sum(on_disk))
     if not any(texts):
         raise InputError("no document to build from: there is nothing but blank lines; give a file with text in it")
-    if is_whole or form.max_documents is not None or any(map(is_stream, paths)):
+    if is_all_text or form.max_documents is not None or any(map(is_stream, paths)):
         return texts
     texts.clear()
-    text_bytes = taken * sum(on_disk) // max(1, bytes_read)  # of all inputs, if the rest is like the beginning
+    text_bytes = sample_bytes * sum(on_disk) // max(1, bytes_read)  # of all inputs, if the rest is like the beginning
     return _spaced_sample(paths, on_disk, form, text_bytes, progress)
 
 
@@ -116,15 +116,15 @@ def _spaced_sample(
         return -(-stretch * SAMPLE_BYTES // max(SAMPLE_BYTES, text_bytes))
 
     texts: list[str] = []
-    taken = bytes_before = 0
+    sample_bytes = bytes_before = 0
     for path, size in zip(paths, on_disk, strict=True):
         share_so_far = SAMPLE_BYTES * (bytes_before + size) // sum(on_disk)
-        if taken < share_so_far:
+        if sample_bytes < share_so_far:
             for block in read_blocks([path], form, lambda n: taken_before(n + 1) > taken_before(n)):
                 texts += block.data.decode().split("\n")
-                taken += len(block.data)
+                sample_bytes += len(block.data)
                 progress(bytes_before + block.bytes_read, sum(on_disk))
-                if taken >= share_so_far:
+                if sample_bytes >= share_so_far:
                     break
         bytes_before += size
         progress(bytes_before, sum(on_disk))

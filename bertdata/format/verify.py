@@ -179,7 +179,7 @@ def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens) -> st
 
 
 def _words_fault(words: NDArray[np.uint8], documents: NDArray[np.uint64], *, has_separator: bool) -> str | None:
-    """The first document that does not begin with a word, separator that is none, or bit after the last token."""
+    """The first document or separator that does not begin a word, or a bit that is set after the last token."""
 
     def inside(tokens: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Which of these tokens do not begin a word."""

@@ -250,11 +250,11 @@ class Frames(NamedTuple):
     """The rows of a batch before their text is copied: special tokens are there, spans say what belongs between."""
 
     ids: NDArray[np.int64]  # [B, T]
-    filled: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
+    text_places: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
     spans: NDArray[Any]  # SPAN [at least as many as the rows can have]
 
 
-PREFETCHED = 1024  # bytes of a span that are prefetched; the processor itself goes on with a longer one
+PREFETCHED = 1024  # bytes of a span that are prefetched; the processor itself continues a longer one
 
 
 @_inline()
@@ -302,7 +302,7 @@ def window_rows(epochs, sample_ids, seed, table, frames):
             first = phase(seed, last_epoch, total)
         start = sample_ids[b] * text_length
         left = min(text_length, total - start)
-        frames.filled[b] = left
+        frames.text_places[b] = left
         frames.ids[b, 0] = table.cls
         frames.ids[b, left + 1] = table.sep
         start += first
@@ -382,7 +382,7 @@ def piece_rows(sample_ids, pieces, bounds, table, frames, position_ids):
                 for t in range(size + 2):
                     position_ids[b, place + t] = t
             place += size + 2
-        frames.filled[b] = place - 2
+        frames.text_places[b] = place - 2
         if position_ids.size:
             for t in range(length - place):
                 position_ids[b, place + t] = t
@@ -469,7 +469,7 @@ class PairIndex(NamedTuple):
 
 
 class PairColumns(NamedTuple):
-    """What a batch of pairs has besides its rows. int64."""
+    """The arrays that only a batch of pairs has. int64."""
 
     token_type_ids: NDArray[np.int64]  # [B, T]: 1 for B and the [SEP] after it
     next_sentence_label: NDArray[np.int64]  # [B]: 1 where B is from another document
@@ -530,11 +530,11 @@ def segment(part, rules, pairs, sentences):
             if i < s - 1 and num_tokens < target:
                 i += 1
                 continue
-            taken = i + 1 - first
+            pair_sentences = i + 1 - first
             a_sentences = 1
-            if taken > 1:
-                a_sentences += np.int64(below(draw(key, drawn), uint64(taken - 1)))
-            is_random = taken == 1 or draw(key, drawn + U1) >> U63 == U0
+            if pair_sentences > 1:
+                a_sentences += np.int64(below(draw(key, drawn), uint64(pair_sentences - 1)))
+            is_random = pair_sentences == 1 or draw(key, drawn + U1) >> U63 == U0
             drawn += U2
             a_start = np.int64(part.sentences[first])
             a_stop = np.int64(part.sentences[first + a_sentences])
@@ -573,7 +573,7 @@ def _cut_front(key, segment, excess):
 
 @jit()
 def pair_rows(epochs, sample_ids, seed, index, table, frames, columns):
-    """Lays out rows [CLS] A [SEP] B [SEP]; filled counts A, [SEP] and B.
+    """Lays out rows [CLS] A [SEP] B [SEP]; text_places counts A, [SEP] and B.
 
     index: PairIndex. columns: PairColumns, overwritten. Returns the number of spans, or -1 if the index points out of
     its array.
@@ -613,7 +613,7 @@ def pair_rows(epochs, sample_ids, seed, index, table, frames, columns):
             a_start, a_length = a_start + _cut_front(key, U1, from_a), a_length - from_a
             b_start, b_length = b_start + _cut_front(key, U2, from_b), b_length - from_b
         place = a_length + 2
-        frames.filled[b] = a_length + b_length + 1
+        frames.text_places[b] = a_length + b_length + 1
         num_spans = _add_piece(table, frames, num_spans, a_start, a_length, b, 1)
         if num_spans < 0:
             return -1
@@ -651,23 +651,23 @@ def fill_rows(frames, num_spans, like, pad):
             largest_of_span = max(largest_of_span, tokens[t])
         largest = max(largest, np.int64(largest_of_span))
     for b in range(ids.shape[0]):
-        stop = frames.filled[b] + 2
+        stop = frames.text_places[b] + 2
         ids[b, stop:] = pad
         padding += ids.shape[1] - stop
     return largest, padding
 
 
 @jit()
-def attend(filled, attention_mask):
+def attend(text_places, attention_mask):
     """Writes 1 to attention_mask, int64 [B, T], at the filled places of each row, and 0 at the padding."""
-    for b in range(filled.size):
-        attention_mask[b, : filled[b] + 2] = 1
-        attention_mask[b, filled[b] + 2 :] = 0
+    for b in range(text_places.size):
+        attention_mask[b, : text_places[b] + 2] = 1
+        attention_mask[b, text_places[b] + 2 :] = 0
 
 
 @jit()
 def mark_inside_words(frames, num_spans, starts, word_addresses, inside_word):
-    """Writes 1 to inside_word, uint8 [B, T], where a token of a span goes on with the word before it.
+    """Writes 1 to inside_word, uint8 [B, T], where a token of a span continues the word before it.
 
     starts: as in TokenTable. word_addresses int64 [num_shards]: memory address of the words array of each shard, which
     has one bit for each token, from the lowest bit of a byte on: 1 where a word begins.
@@ -686,8 +686,12 @@ def mark_inside_words(frames, num_spans, starts, word_addresses, inside_word):
 
 
 EXACT, BERNOULLI, WHOLE_WORD, SPANS = range(4)  # as choices.MASKING_POLICIES lists them
-MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it goes on with a word
-SELECT = np.uint64(1 << 32)  # draws from this one on select places; draw t, below it, says what becomes of place t
+MASKABLE, CONTINUES = np.uint8(1), np.uint8(2)  # bits of an id: it may be selected; it continues a word
+SELECT = np.uint64(1 << 32)
+"""Draws from index 2**32 on select places, except with BERNOULLI.
+
+Draw t: its low half decides what replaces place t; its high half selects it (BERNOULLI) or picks the random id (SPANS).
+"""
 
 
 class MaskRules(NamedTuple):
@@ -696,11 +700,11 @@ class MaskRules(NamedTuple):
     policy: int  # EXACT, BERNOULLI, WHOLE_WORD or SPANS
     seed: np.uint64
     quota: NDArray[np.int64]  # [T + 1]: places to select, by the number of filled places of the row
-    select_below: np.uint64  # BERNOULLI: a place is selected if 32 bits of its draw are below this
-    lengths_below: NDArray[np.uint64]  # SPANS, [9]: a span has one word more for each bound that its 32 bits reach
+    select_below: np.uint64  # BERNOULLI: a place is selected if the high 32 bits of its draw are below this
+    lengths_below: NDArray[np.uint64]  # SPANS, [9]: one word more for each bound that the high 32 bits of a draw reach
     kinds: NDArray[np.uint8]  # [V]: MASKABLE and CONTINUES of each id
     mask_id: int
-    mask_below: np.uint64  # a selected place becomes [MASK] if 32 bits of its draw are below this
+    mask_below: np.uint64  # a selected place becomes [MASK] if the low 32 bits of its draw are below this
     random_below: np.uint64  # else a random id if they are below this, else it keeps its id
     pool: NDArray[np.int64]  # ids to draw a random one from
     every_place: NDArray[np.int64]  # [T]: 0, 1, 2, ...
@@ -710,10 +714,10 @@ class MaskRows(NamedTuple):
     """The rows of a batch to mask. ids change in place; the last two are overwritten."""
 
     ids: NDArray[np.int64]  # [B, T], each below V
-    filled: NDArray[np.int64]  # [B], as in Frames
+    text_places: NDArray[np.int64]  # [B], as in Frames
     epochs: NDArray[np.int64]  # [B]
     sample_ids: NDArray[np.int64]  # [B]
-    inside_word: NDArray[np.uint8]  # [B, T]: 1 where a place goes on with a word whatever its id; [0, 0]: nowhere
+    inside_word: NDArray[np.uint8]  # [B, T]: 1 where a place continues a word whatever its id; [0, 0]: nowhere
     masked_positions: NDArray[np.int64]  # [B, K]
     targets: NDArray[np.int64]  # [B, K]
 
@@ -803,16 +807,17 @@ def _select_spans(key, num_words, quota, lengths_below, starts, stops, selected)
 @jit()
 def mask(rules, rows):
     """Selects places of each row, notes their ids as targets, and changes them in the row."""
-    policy, kinds, pool = rules.policy, rules.kinds, rules.pool  # a name of its own is faster in an inner loop
+    policy, kinds, pool = rules.policy, rules.kinds, rules.pool  # local names are faster in the inner loop
     masked_positions, targets = rows.masked_positions, rows.targets
     length = rules.every_place.size
-    starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)  # of words; or starts: the candidates
+    # starts and stops of words; with EXACT, `starts` holds the candidates
+    starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)
     selected = np.zeros((length >> 6) + 1, np.uint64)  # a bit for each place or candidate; all 0 between rows
     num_slots, pool_size = targets.shape[1], uint64(pool.size)
     for b in range(rows.ids.shape[0]):
         row = rows.ids[b]
         key = absorb(key3(rules.seed, MASK, uint64(rows.epochs[b])), uint64(rows.sample_ids[b]))
-        n = rows.filled[b] + 2
+        n = rows.text_places[b] + 2
         quota = rules.quota[n]
 
         candidates = rules.every_place  # bit i of `selected` is place candidates[i]
@@ -836,7 +841,7 @@ def mask(rules, rows):
             else:
                 _select_spans(key, num_words, min(m, quota), rules.lengths_below, starts, stops, selected)
 
-        slot, place_before, fate_of_span = 0, np.int64(-2), U0
+        slot, place_before, span_low_bits = 0, np.int64(-2), U0
         for word in range((n + 63) >> 6):
             bits = selected[word]
             selected[word] = U0
@@ -850,19 +855,20 @@ def mask(rules, rows):
                 targets[b, slot] = old
                 slot += 1
                 drawn = draw(key, uint64(t))
-                fate = drawn & LOW32
+                low_bits = drawn & LOW32
                 if policy != SPANS:
-                    if fate < rules.mask_below:
+                    if low_bits < rules.mask_below:
                         row[t] = rules.mask_id
-                    elif fate < rules.random_below:
-                        row[t] = pool[(fate - rules.mask_below) * pool_size // (rules.random_below - rules.mask_below)]
+                    elif low_bits < rules.random_below:
+                        width = rules.random_below - rules.mask_below
+                        row[t] = pool[(low_bits - rules.mask_below) * pool_size // width]
                     continue
                 if t != place_before + 1:
-                    fate_of_span = fate
+                    span_low_bits = low_bits
                 place_before = t
-                if fate_of_span < rules.mask_below:
+                if span_low_bits < rules.mask_below:
                     row[t] = rules.mask_id
-                elif fate_of_span < rules.random_below:
+                elif span_low_bits < rules.random_below:
                     row[t] = pool[below32(drawn, pool_size)]
         masked_positions[b, slot:] = 0
         targets[b, slot:] = IGNORE_INDEX

@@ -45,11 +45,12 @@ class Loader:
         is larger than memory.
     masking: a Masking, or None for rows that are not masked.
     epochs: the stream ends after so many passes, and its last step can be smaller; None: it never ends.
-    variants: with M, epoch e is epoch e mod M again, with the same order and masks. None: every epoch has new masks.
+    variants: number M of different epochs; epoch e repeats the order and masks of epoch e mod M. None: every epoch has
+        new masks.
     teacher_cache: directory with a teacher's answers to this same stream (bertrain.teacher). Each batch brings its
         answers, and the loader takes the variants of the cache.
 
-    Iterating goes on from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
+    Iterating continues from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
     4 KB, and can be used in one thread at a time. It opens in O(shards); the first loader of documents, packed or pairs
     makes an index (read/index.py).
 
@@ -178,7 +179,9 @@ class Loader:
         )
         rows = self._samples.rows(epochs, sample_ids)
         if self._masker:
-            masked_positions, targets = self._masker.apply(rows.ids, rows.filled, epochs, sample_ids, rows.inside_word)
+            masked_positions, targets = self._masker.apply(
+                rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word
+            )
         else:
             masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
         teacher: dict[str, Any] = {}
@@ -229,7 +232,7 @@ class Loader:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """A small JSON-able object: `load_state_dict` goes on from it with exactly the next batch."""
+        """A small JSON-able object: `load_state_dict` continues from it with exactly the next batch."""
         return self._identity() | {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -7,8 +7,9 @@ A masked language model predicts about 15 % of the tokens from the others. Of th
     the  cat   sat  on  the   mat   .          selected: cat, the, mat
     the [MASK] sat  on  the  [MASK] .          cat and mat were hidden, the second "the" was kept; all three are targets
 
-Special tokens, separators and [UNK] are never selected, and special tokens are never drawn. The mask of a row depends
-on (seed, epoch, sample_id) alone: not on rank, batch, worker or restart. docs/determinism.md defines it to the bit.
+Special tokens, separators and [UNK] are never selected, and are drawn only with random_from="vocabulary". The mask of a
+row depends on (seed, epoch, sample_id) alone: not on rank, batch, worker or restart. docs/determinism.md defines it to
+the bit.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Masker:
         seed: int,
         continuing_ids: NDArray[np.bool_] | None = None,
     ) -> None:
-        """continuing_ids bool [V]: ids that go on with the word before them (words.py). None: each token is a word."""
+        """continuing_ids bool [V]: ids that continue the word before them (words.py). None: each token is a word."""
         if special.mask is None:
             raise UsageError(
                 "the tokenizer of the dataset has no [MASK], so nothing can be masked; build the dataset again with "
@@ -76,22 +77,22 @@ class Masker:
     def apply(
         self,
         ids: NDArray[np.int64],
-        filled: NDArray[np.int64],
+        text_places: NDArray[np.int64],
         epochs: NDArray[np.int64],
         sample_ids: NDArray[np.int64],
         inside_word: NDArray[np.uint8] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Masks ids [B, T] in place. Returns masked_positions and targets, int64 [B, K]. Any thread may call it.
 
-        Every id MUST be below the size of the vocabulary. filled int64 [B]: places between the [CLS] at the start and
-        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: 1 where a place goes
-        on with a word whatever its id; None: nowhere.
+        Every id MUST be below the size of the vocabulary. text_places int64 [B]: places between the first [CLS] and
+        the last [SEP]. epochs, sample_ids int64 [B]: names of the rows. inside_word uint8 [B, T]: 1 where a place
+        continues a word whatever its id; None: nowhere.
         """
         masked_positions = np.empty((ids.shape[0], self.num_slots), np.int64)
         targets = np.empty_like(masked_positions)
         if self.num_slots:
             inside_word = _NOWHERE if inside_word is None else inside_word
-            rows = kernels.MaskRows(ids, filled, epochs, sample_ids, inside_word, masked_positions, targets)
+            rows = kernels.MaskRows(ids, text_places, epochs, sample_ids, inside_word, masked_positions, targets)
             kernels.mask(self._rules, rows)
         return masked_positions, targets
 

@@ -26,7 +26,7 @@ class Pairs:
         B random     [CLS] s0 s1 [SEP] other document [SEP]     label 1; the next pair begins at s2
 
     Where pairs are cut depends on the seed alone. Which other document B is from, and which tokens are cut off where A
-    and B are too long together, depends on the epoch besides. A share `short_seq_prob` of the documents is cut for
+    and B are too long together, depends also on the epoch. A share `short_seq_prob` of the documents is cut for
     shorter rows. docs/determinism.md has the algorithm.
 
     It needs an index, 48 bytes a pair and 8 bytes a sentence, which is made when the first loader of a kind is opened,
@@ -64,7 +64,7 @@ class Pairs:
         """pad_share and crop_share are those of 4,096 evenly spaced samples."""
         chosen = np.linspace(0, self.num_samples - 1, min(_FACTS_SAMPLES, self.num_samples)).astype(np.int64)
         rows, cropped = self._rows(np.zeros_like(chosen), chosen)
-        kept, lost = int((rows.filled - 1).sum()), int(cropped.sum())
+        kept, lost = int((rows.text_places - 1).sum()), int(cropped.sum())
         pad_share = 1 - (kept + 3 * chosen.size) / (self.stream.length * chosen.size)
         return self._index_facts | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
 
@@ -75,7 +75,7 @@ class Pairs:
         """Returns the rows, and how many tokens were cut off from each."""
         frames = self.stream.frames(sample_ids.size, spans_per_row=2)
         columns = kernels.PairColumns(
-            np.empty_like(frames.ids), np.empty_like(frames.filled), np.empty_like(frames.filled)
+            np.empty_like(frames.ids), np.empty_like(frames.text_places), np.empty_like(frames.text_places)
         )
         num_spans = kernels.pair_rows(epochs, sample_ids, self._seed, self._index, self.stream.table, frames, columns)
         rows = self.stream.rows(

@@ -13,7 +13,7 @@ from bertdata.read import kernels
 from bertdata.read.index import Append, index_identity, open_index
 from bertdata.read.stream import Rows, TokenStream, require_sound
 
-PACKED_TOGETHER = 1 << 19  # pieces that begin in the same so many tokens of the stream may share rows
+PACKED_TOGETHER = 1 << 19  # tokens: only pieces that begin in the same stretch of this length may share rows
 MAX_LENGTH = 1 << 16  # places of a row: an index has 16 bits for the length of a piece
 
 
@@ -33,8 +33,8 @@ class Pieces:
         sample 1    5 5 5 5 5 4 4 4 4 .
         sample 2    3 3 3 . . . . . . .
 
-    The samples of every epoch are the same. Both need an index, 8 bytes a piece, and `packed` 8 bytes a row besides. It
-    is made when the first loader of a kind is opened, in O(pieces) and constant memory.
+    The samples of every epoch are the same. Both need an index, 8 bytes a piece, and `packed` also 8 bytes a row. It is
+    made when the first loader of a kind is opened, in O(pieces) and constant memory.
 
     Raises UsageError for rows of more than 65,536 places, and DatasetError if the offsets of documents are damaged.
     """

@@ -6,7 +6,8 @@ documents  A document, or a piece of T - 2 tokens of one: never two in a row.
 packed     Several such pieces in a row, each between a [CLS] and a [SEP] of its own, chosen by best fit.
 pairs      Two segments of sentences; half of the time they are not from the same document.
 
-The last three need to know where documents begin: they use an index that is made once (index.py).
+The last three need to know where documents begin: they use an index that is made once (index.py). The
+protocol Samples, which all kinds implement, is in stream.py.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ class Rows(NamedTuple):
     """A batch before it is masked. All arrays but inside_word are int64."""
 
     ids: NDArray[np.int64]  # [B, T], padded at the end
-    filled: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
+    text_places: NDArray[np.int64]  # [B]: places between the first [CLS] and the last [SEP]
     attention_mask: NDArray[np.int64] | None  # [B, T]: 1 where filled; None if no row is padded
-    inside_word: NDArray[np.uint8] | None  # [B, T]: 1 where a token goes on with a word; None: not stored or not asked
+    inside_word: NDArray[np.uint8] | None  # [B, T]: 1 where a token continues a word; None: not stored or not asked
     position_ids: NDArray[np.int64] | None = None  # [B, T], of packed rows
     token_type_ids: NDArray[np.int64] | None = None  # [B, T], of pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B], of pairs
@@ -116,11 +116,11 @@ class TokenStream:
         attention_mask = inside_word = None
         if padding:
             attention_mask = np.empty_like(frames.ids)
-            kernels.attend(frames.filled, attention_mask)
+            kernels.attend(frames.text_places, attention_mask)
         if self._word_addresses is not None:
             inside_word = np.zeros(frames.ids.shape, np.uint8)
             kernels.mark_inside_words(frames, num_spans, self.starts, self._word_addresses, inside_word)
-        return Rows(frames.ids, frames.filled, attention_mask, inside_word, **columns)
+        return Rows(frames.ids, frames.text_places, attention_mask, inside_word, **columns)
 
     def _read(self, spans: NDArray[Any]) -> NDArray[Any]:
         """Reads the tokens of spans from files that are not mapped, and points the spans at them."""

@@ -1,4 +1,4 @@
-"""Which ids go on with a word, for the masking policies that select whole words."""
+"""Which ids continue a word, for the masking policies that select whole words."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _TOKENIZER = "tokenizer.json"
 
 
 def continuing_ids(dataset: Dataset) -> NDArray[np.bool_]:
-    """Tells for each id, bool [V], whether its token goes on with the word before it, by the spelling of the token.
+    """Tells for each id, bool [V], whether its token continues the word before it, by the spelling of the token.
 
-    - A vocabulary with a continuing prefix (WordPiece: "##"): a token goes on if it begins with the prefix.
-    - Any other vocabulary in which some token begins with a mark of BEGINS: a token goes on if it begins with no mark.
-    - Any other vocabulary: no token goes on, so each token is a word.
+    - A vocabulary with a continuing prefix (WordPiece: "##"): a token continues a word if it begins with the prefix.
+    - Any other vocabulary in which some token begins with a mark of BEGINS: a token continues a word if it begins with
+      no mark.
+    - Any other vocabulary: no token continues a word, so each token is a word.
 
-    An id that the model of the tokenizer does not have, such as an added token, does not go on. Raises DatasetError if
-    the tokenizer of the dataset cannot be read.
+    An id that the model of the tokenizer does not have, such as an added token, continues no word. Raises DatasetError
+    if the tokenizer of the dataset cannot be read.
     """
     continues = np.zeros(dataset.special_tokens.vocab_size, np.bool_)
     try:

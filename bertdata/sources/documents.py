@@ -196,28 +196,29 @@ class TextFile:
             piece = self._read(stream)
             unterminated = not piece and buffer and not buffer.endswith(b"\n")
             buffer += piece or b"\n\n"
-            at = 0
+            document_start = 0  # in the buffer; of the next document
             if lines and piece and begin >= first:
-                whole = bytes(buffer[: buffer.rfind(b"\n") + 1])
-                if _is_regular(whole):
-                    yield from self._by_unit(base, begin, whole, stop)
-                    at = len(whole)
-            for match in separator.finditer(buffer, max(scan, at)):
-                blank = _BLANK_LINES.match(buffer, at)  # there can be some only before the first document
-                at = blank.end() if blank else at
+                whole_lines = bytes(buffer[: buffer.rfind(b"\n") + 1])
+                if _is_regular(whole_lines):
+                    yield from self._by_unit(base, begin, whole_lines, stop)
+                    document_start = len(whole_lines)
+            for match in separator.finditer(buffer, max(scan, document_start)):
+                # There can be blank lines only before the first document.
+                blank = _BLANK_LINES.match(buffer, document_start)
+                document_start = blank.end() if blank else document_start
                 end = match.start()
-                if at < end:
-                    if stop is not None and begin + at >= stop:
+                if document_start < end:
+                    if stop is not None and begin + document_start >= stop:
                         return
                     last = unterminated and match.end() == len(buffer) and end + 2 == len(buffer)
-                    raw = bytes(buffer[at:end])
-                    if begin + at >= first:
-                        yield begin + at, raw if last else raw.removesuffix(b"\r"), None
-                at = max(at, match.end())
-            if not piece or (stop is not None and begin + at >= stop):
+                    raw = bytes(buffer[document_start:end])
+                    if begin + document_start >= first:
+                        yield begin + document_start, raw if last else raw.removesuffix(b"\r"), None
+                document_start = max(document_start, match.end())
+            if not piece or (stop is not None and begin + document_start >= stop):
                 return
-            del buffer[:at]
-            begin += at
+            del buffer[:document_start]
+            begin += document_start
             self._require_short(len(buffer), begin)
             scan = max(0, buffer.rfind(b"\n"))
             if stop is not None and begin < first and begin + scan >= stop:
@@ -241,8 +242,8 @@ class TextFile:
         cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
         for a, b in pairwise(cuts):
             if a < b:
-                at, end = int(starts[a]), int(starts[b])
-                yield begin + at, lines[at:end], starts[a : b + 1] - at
+                unit_start, unit_stop = int(starts[a]), int(starts[b])
+                yield begin + unit_start, lines[unit_start:unit_stop], starts[a : b + 1] - unit_start
 
     def _before(self, stream: InputStream, place: int) -> int:
         """Moves the stream to the last byte before `place` that is not white space, or to byte 0. Returns where."""

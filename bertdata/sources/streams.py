@@ -145,7 +145,7 @@ class InputStream:
 
 @contextmanager
 def opened(path: Path, encoding: str = UTF_8) -> Iterator[InputStream]:
-    """Opens an input. Its ending tells how it is compressed; of standard input the first bytes do.
+    """Opens an input. The ending of its name tells how it is compressed; for standard input, its first bytes tell.
 
     Raises InputError, which names the file, if it cannot be read or decompressed.
     """

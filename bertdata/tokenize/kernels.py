@@ -101,7 +101,7 @@ class Output(NamedTuple):
     ids: Any  # uint16 or uint32 [bounds[-1] + 4]: the ids; a store may write up to three places too many
     bounds: Any  # int64 [num_pieces + 1]: the ids of piece i are ids[bounds[i] : bounds[i + 1]]
     hard: Any  # int64 [h, 3]: runs that the tokenizer must encode, as (start, stop, place in ids)
-    state: Any  # int64 [5]: where the kernel stands, so that it can go on; zeros and the first byte at the start
+    state: Any  # int64 [5]: where the kernel stands, so that it can continue; zeros and the first byte at the start
 
 
 class Literals(NamedTuple):
@@ -277,7 +277,7 @@ def wordpiece(pieces, tables, runs, output):
     """Encodes pieces of text. Returns DONE, UNKNOWN_CODE_POINT or TOO_MANY_HARD.
 
     pieces: Text. tables: WordPieceTables. runs: RunTables. output: Output. After UNKNOWN_CODE_POINT the caller adds the
-    entry of output.state[CODE_POINT] to tables.points and calls the kernel again; it goes on from output.state.
+    entry of output.state[CODE_POINT] to tables.points and calls the kernel again; it continues from output.state.
 
     A run that is in the tables is written by one store. Other text is read code point by code point.
     """
@@ -522,8 +522,8 @@ def byte_level_bpe(pieces, left_out, tables, runs, output):
     for piece in range(state[PIECE], bounds.size - 1):
         end = bounds[piece + 1] - 1
         i = max(i, bounds[piece])
-        whole = left_out[piece]
-        while i < end and not whole:
+        is_hard = left_out[piece]
+        while i < end and not is_hard:
             stop, a, b = i, text[i], text[i + 1]
             if a == ord("'") and i + 1 < end:
                 if b == ord("s") or b == ord("t") or b == ord("m") or b == ord("d"):  # noqa: PLR1714
@@ -541,7 +541,7 @@ def byte_level_bpe(pieces, left_out, tables, runs, output):
                     stop = i
                     point, width, kind = int64(a), 1, classes[a]
                 if kind == COMPOSING:
-                    whole = True
+                    is_hard = True
                     break
                 last = stop
                 while kind != 0:
@@ -613,7 +613,7 @@ def byte_level_bpe(pieces, left_out, tables, runs, output):
                     long[uint64(4) * slot + uint64(1)] = rest
                     long[uint64(4) * slot + uint64(2)] = _pack(out, ids, count)
             i = stop
-        if whole:
+        if is_hard:
             p = out_bounds[piece]
             while num_hard > 0 and hard[num_hard - 1, 0] >= bounds[piece]:
                 num_hard -= 1
@@ -647,12 +647,12 @@ def hash_documents(data, offsets, out):
         h = SPLIT_KEY
         start = min(max(offsets[i], 0), data.size)
         stop = min(max(offsets[i + 1] - 1, start), data.size)
-        at = start
-        while at < stop:
+        place = start
+        while place < stop:
             word = uint64(0)
-            for k in range(min(8, stop - at)):
-                word |= uint64(data[at + k]) << uint64(8 * k)
+            for k in range(min(8, stop - place)):
+                word |= uint64(data[place + k]) << uint64(8 * k)
             h = (h ^ word) * GOLDEN
             h ^= h >> uint64(32)
-            at += 8
+            place += 8
         out[i] = mix(h ^ uint64(stop - start))

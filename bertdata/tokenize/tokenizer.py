@@ -1,7 +1,7 @@
 """Text → token ids, exactly as the `tokenizers` library gives them; and the special tokens and files of a tokenizer.
 
-An engine gives the ids where there is one for the tokenizer, at 100 MB/s or more of English text in one thread. Else
-`tokenizers` gives them, at about 3 MB/s.
+An engine gives the ids where there is one for the tokenizer, at about 500 MB/s of English text in one thread. Else
+`tokenizers` gives them, at about 5 MB/s. docs/log.md has the measurements.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROLE_SPELLINGS = {  # role → spellings of its token, in the order in which the
     "eos": ("</s>", "[EOS]", "<|endoftext|>"),
 }
 ROW_ROLES = ("pad", "cls", "sep", "mask")  # what rows of a masked language model are made of, besides text
-Segment = Callable[[str], Iterable[str]]
+WordSplitter = Callable[[str], Iterable[str]]
 """A text → its words. Joined, the words must be the text."""
 
 
@@ -191,19 +191,19 @@ class Tokenizer:
         return self._encode_by_library(data, offsets, sentences=sentences)
 
     def word_starts(
-        self, data: bytes, offsets: NDArray[np.int64], documents: NDArray[np.int64], segment: Segment
+        self, data: bytes, offsets: NDArray[np.int64], documents: NDArray[np.int64], word_splitter: WordSplitter
     ) -> NDArray[np.bool_]:
         """Whether each id that `encode` gave begins a word: bool [num_ids].
 
-        data, offsets: the arguments of `encode`. documents: its result. segment: a text → its words, in order. Raises
-        UsageError if the words of a text, joined, are not the text. Takes the time of `tokenizers`, which gives the
-        places of tokens, and of `segment`.
+        data, offsets: the arguments of `encode`. documents: its result. word_splitter: a text → its words, in order.
+        Raises UsageError if the words of a text, joined, are not the text. Takes the time of `tokenizers`, which gives
+        the places of tokens, and of `word_splitter`.
         """
         texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
         begins_word = np.ones(int(documents[-1]), np.bool_)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
-            words = list(segment(text))
+            words = list(word_splitter(text))
             if "".join(words) != text:
                 raise UsageError(
                     f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "

@@ -220,19 +220,19 @@ def mask(
     masked_below, random_below = round(2**32 * shares[0]), round(2**32 * (shares[0] + shares[1]))
     changed = list(row)
     for t in places:
-        y = fate = draw(k, t) % 2**32
+        low_bits = span_low_bits = draw(k, t) % 2**32
         if policy == "span":
             first = t
             while first - 1 in places:
                 first -= 1
-            fate = draw(k, first) % 2**32
-        if fate < masked_below:
+            span_low_bits = draw(k, first) % 2**32
+        if span_low_bits < masked_below:
             changed[t] = mask_id
-        elif fate < random_below:
+        elif span_low_bits < random_below:
             if policy == "span":
                 changed[t] = pool[below32(draw(k, t), len(pool))]
             else:
-                changed[t] = pool[(y - masked_below) * len(pool) // (random_below - masked_below)]
+                changed[t] = pool[(low_bits - masked_below) * len(pool) // (random_below - masked_below)]
     return changed, places, [row[t] for t in places]
 
 
@@ -241,8 +241,8 @@ def mask(
 
 def text_hash(data):
     h = key("split")
-    for at in range(0, len(data), 8):
-        word = int.from_bytes(data[at : at + 8].ljust(8, b"\0"), "little")
+    for place in range(0, len(data), 8):
+        word = int.from_bytes(data[place : place + 8].ljust(8, b"\0"), "little")
         h = (h ^ word) * GOLDEN % WORD
         h ^= h >> 32
     return mix(h ^ len(data))
