@@ -35,7 +35,8 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=3000)  
 hypothesis.settings.load_profile("bertdata")
 
 os.fsync = lambda fd: None  # what a lost power supply would leave cannot be tested here, and waiting for disks is long
-engine.SHORT_SLOTS = engine.LONG_SLOTS = 1 << 10  # tables that fill up often, and that a small build makes quickly
+# Tables that fill up often, and that a small build makes quickly.
+engine.SHORT_SLOTS = engine.LONG_SLOTS = engine.FAR_SLOTS = 1 << 10
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

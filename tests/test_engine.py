@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tokenizers
-from conftest import SPECIALS, code_points, make_text
+from conftest import SPECIALS, code_points
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -20,8 +20,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from bertdata.tokenize import engine
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.wordpiece import WordPiece
+from bertdata.tokenize.words import Words
 
-HARD_SHARE = engine.HARD_SHARE
 FLAGS = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
 EVERY_FLAG = [
     dict(zip(FLAGS, values, strict=True))
@@ -68,9 +69,9 @@ TEXTS = st.lists(st.one_of(st.text(max_size=30), st.lists(PIECES, max_size=14).m
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _hard_runs_never_too_many():
+def _few_hard_runs_at_a_time():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "HARD_SHARE", 1)
+        patch.setattr(engine, "HARD_RUNS", 4)
         yield
 
 
@@ -386,11 +387,12 @@ def test_special_tokens_that_text_spells_are_replaced_and_counted(special, flags
 
 
 @pytest.mark.parametrize("special", ["PAD", "##pad", "水", "[", "##]", "##", "«x»", "7"])
-def test_a_special_token_that_a_word_can_spell_is_refused(special):
+def test_a_special_token_that_a_word_can_spell_is_left_to_the_engine_for_words(special):
     vocabulary = list(dict.fromkeys([*VOCABULARY, special]))
-    assert load(vocabulary)._engine
-    assert load(vocabulary, special=[*SPECIALS, special])._engine is False
-    assert load(vocabulary, roles={"mask": special})._engine is False
+    assert isinstance(load(vocabulary)._engine, WordPiece)
+    for tokenizer in (load(vocabulary, special=[*SPECIALS, special]), load(vocabulary, roles={"mask": special})):
+        assert isinstance(tokenizer._engine, Words)
+        check(tokenizer, ["PAD pad apad 水 [水] ## «x» x7 7", *random_texts(3, 5)])
 
 
 def _without_pre_tokenizer(content):
@@ -431,16 +433,17 @@ def _added_word(content):
     content["added_tokens"] = json.loads(tokenizer.to_str())["added_tokens"]
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        _without_pre_tokenizer, _without_normalizer, _whitespace, _sequence, _nfkc, _word_level, _bpe, _no_unknown,
-        _added_word,
-    ],
-)  # fmt: skip
-def test_other_kinds_are_left_to_the_library(edit):
+@pytest.mark.parametrize("edit", [_without_normalizer, _whitespace, _sequence, _nfkc, _word_level, _bpe, _added_word])
+def test_other_kinds_of_tokenizers(edit):
     tokenizer = load(VOCABULARY, edit=edit)
-    assert tokenizer._engine is False
+    check(tokenizer, ["the a river bank é 水", "b\na", "", "River Bank river\u200d bank bank", *random_texts(5, 5)])
+
+
+@pytest.mark.parametrize("edit", [_without_pre_tokenizer, _no_unknown])
+def test_what_no_engine_takes_is_left_to_the_library(edit):
+    tokenizer = load(VOCABULARY, edit=edit)
+    assert tokenizer.engine is None
+    assert tokenizer.engine_refusal
     check(tokenizer, ["the a river bank é 水", "b\na"], encode=by_either)
 
 
@@ -450,6 +453,8 @@ def test_other_kinds_are_left_to_the_library(edit):
 def test_tables_that_fill_up_are_begun_anew(monkeypatch):
     monkeypatch.setattr(engine, "SHORT_SLOTS", 16)
     monkeypatch.setattr(engine, "LONG_SLOTS", 16)
+    monkeypatch.setattr(engine, "FAR_SLOTS", 16)
+    monkeypatch.setattr(engine, "POOLED_IDS", 128)
     tokenizer = load(VOCABULARY)
     texts = [" ".join(random_words(seed, 300)) for seed in range(20)]
     check(tokenizer, texts + texts)
@@ -478,6 +483,7 @@ def test_the_answer_does_not_depend_on_what_came_before():
 def test_many_threads_give_what_one_gives(monkeypatch):
     monkeypatch.setattr(engine, "SHORT_SLOTS", 256)
     monkeypatch.setattr(engine, "LONG_SLOTS", 64)
+    monkeypatch.setattr(engine, "FAR_SLOTS", 64)
     blocks = [block([*random_texts(seed, 8), " ".join(random_words(seed, 500))]) for seed in range(8)]
     one = load(VOCABULARY)
     expected = [one._encode_by_library(*some, sentences=True) for some in blocks]
@@ -538,22 +544,6 @@ def test_no_thread_writes_to_what_a_kernel_of_another_may_read():
     assert len(shared) > 10
     assert not any(array.flags.writeable for array in shared)
     assert all(getattr(theirs, name) is getattr(mine, name) for name in ("edges", "node_ids", "stop_values"))
-
-
-@pytest.mark.parametrize(("marks", "asked"), [(15, False), (16, False), (17, True), (400, True)])
-def test_a_text_full_of_marks_is_left_to_the_library(monkeypatch, marks, asked):
-    monkeypatch.setattr(engine, "HARD_SHARE", HARD_SHARE)
-    tokenizer = load(VOCABULARY)
-    text = " ".join(["a\u302e\U0001d165"] * marks) + "水 the"
-    data, offsets = block([text, "", "b"])
-    room = 16 + len(data) // HARD_SHARE
-    assert (marks > room) == asked
-    for sentences in (False, True):
-        with mock.patch.object(tokenizer, "_encode_by_library", wraps=tokenizer._encode_by_library) as library:
-            found = tokenizer.encode(data, offsets, sentences=sentences)
-        assert library.called == asked
-        assert_same(found, tokenizer._encode_by_library(data, offsets, sentences=sentences))
-    check(tokenizer, ["a plain text", make_text(5), "\u302e"])
 
 
 @settings(max_examples=15)

@@ -1,20 +1,23 @@
-"""The fast way from text to ids, for the two kinds of tokenizers that have a kernel: BERT's WordPiece, byte-level BPE.
+"""What the fast ways from text to ids have in common.
 
-An engine learns about a tokenizer by asking it. When a code point first occurs in a text, `tokenizers` normalizes and
-splits all code points of its page of 256, and the kernel uses the results. A result that depends on neighbouring
-characters fits no table. Such a run is *hard*, and `tokenizers` encodes it.
+An engine learns about a tokenizer by asking it. When a code point first occurs in a text, `tokenizers` says what it
+does with all code points of its page of 256, and the kernel uses the results. Where a result depends on neighbouring
+characters in a way that fits no table, the run is *hard*: `tokenizers` encodes it, once for each run.
 
 Threads. Kernels run without the GIL, so nothing that a running kernel reads may change. What all threads share is
 written once, before any thread sees it, and is marked read-only: the constant tables, and the pages in
 `Engine._pages`, which a lock guards. What changes belongs to one thread: its table of code points, its tables of runs.
 A kernel that meets a code point without an entry returns; then its thread copies the page into its own table and calls
-the kernel again. So no result depends on the order in which a processor's stores become visible. The table of code
-points takes 18 MB of addresses a thread, but only 4 KB of memory for each page in use.
+the kernel again. So no result depends on the order in which a processor's stores become visible.
+
+Memory of a thread: 18 MB of addresses for the table of code points, of which 4 KB for each page in use is memory, and
+`RUN_BYTES` for the tables of runs.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,85 +29,164 @@ from bertdata.tokenize.kernels import Output, RunTables, Text
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
-SHORT_SLOTS, LONG_SLOTS = 1 << 18, 1 << 17  # of the tables of runs; each table takes 4 MB a thread
-WORD_BYTES = 4096  # of a normalized word; a longer word is hard, unless it is unknown
-HARD_SHARE = 256  # bytes of text for each hard run; with more hard runs `tokenizers` encodes the whole text
+SHORT_SLOTS, LONG_SLOTS, FAR_SLOTS = 1 << 18, 1 << 17, 1 << 16  # of the tables of runs
+SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 21, 1 << 20, 1 << 14
+RUN_BYTES = 16 * SHORT_SLOTS + 32 * LONG_SLOTS + 32 * FAR_SLOTS + SPELLED_BYTES + 4 * POOLED_IDS + 8 * STABLE_SLOTS
+WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
+HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
 
 
 class Engine:
-    """What the engines have in common. All methods may be called from several threads at once."""
+    """All methods may be called from several threads at once."""
 
-    takes_lines: bool  # whether the ids of a text are the ids of its lines, one after the other
+    name: str
+    """What kind of tokenizer it takes."""
+    takes_lines: bool
+    """Whether the ids of a text are the ids of its lines, one after the other."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
-        self._dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
+    def __init__(self, tokenizer: tokenizers.Tokenizer, special: NDArray[np.bool_], unk: int | None) -> None:
+        """special: bool [vocab_size], the ids that text may not give; `unk` is stored in their place."""
+        self._tokenizer, self._special, self._unk = tokenizer, special, unk
+        self._dtype = np.uint16 if special.size <= 1 << 16 else np.uint32
         self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
-        self._probing = threading.Lock()  # held while _pages is read or written
+        self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
         self._of_thread = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
 
     def _new_tables(self) -> Any:
         """The kernel's tables with the constant fields shared, and a new `points` in which no code point is known."""
         raise NotImplementedError
 
+    def _with_page(self, tables: Any, number: int) -> Any:
+        """The tables of a thread with the entries of a page of code points."""
+        with self._probing:
+            tables.points[number * PAGE : (number + 1) * PAGE] = self._page(number)
+        return tables
+
     def _entries(self, first: int) -> NDArray[Any]:
         """Asks the tokenizer about the page of code points that begins with `first`. Returns its part of `points`."""
+        raise NotImplementedError
+
+    def _is_stable(self, before: int, point: int) -> bool:
+        """Whether two code points side by side leave each other alone."""
         raise NotImplementedError
 
     def _run(self, text: Text, tables: Any, runs: RunTables, output: Output) -> int:
         """Calls the kernel and returns its code."""
         raise NotImplementedError
 
+    def _encode_hard(self, texts: Sequence[str], where: int) -> list[list[int]]:
+        """The ids of hard runs. where: the last column of kernels.Output.hard."""
+        del where
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
     def _warm(self) -> None:
         """Loads the kernel from numba's cache, or compiles it."""
-        self.encode(np.zeros(kernels.PADDING, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.bool_), 0)
+        nothing = np.zeros(0, np.int64)
+        self.encode(Text(np.zeros(kernels.PADDING, np.uint8), nothing, nothing, nothing, np.zeros(0, np.bool_)))
 
     def encode(
-        self, text: NDArray[np.uint8], bounds: NDArray[np.int64], separators: NDArray[np.bool_], separator: int
-    ) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """The ids of pieces of text, and their offsets int64 [num_pieces + 1]. None: let `tokenizers` encode the text.
+        self, text: Text, left_out: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
+        """The ids of pieces of text, their offsets int64 [num_pieces + 1], and how many special ids were replaced.
 
-        The arguments are those of kernels.Text; a text with too few bytes after bounds[-1] is copied.
+        left_out: int64 [n, 3], rows (piece, start, stop): these pieces are empty, and `tokenizers` encodes
+        data[start:stop] in their place. None if the text gives a special id, and there is no unknown id to replace it.
+        A text with too few bytes after the last piece is copied.
         """
-        if text.size < bounds[-1] + kernels.PADDING:
-            text = np.concatenate([text[: bounds[-1]], np.zeros(kernels.PADDING, np.uint8)])
-        pieces = Text(text, bounds, separators, separator)
+        left_out = np.zeros((0, 3), np.int64) if left_out is None else left_out
+        size = int(max(text.stops.max(initial=0), left_out[:, 2].max(initial=0)))
+        if text.data.size < size + kernels.PADDING:
+            text = text._replace(data=np.concatenate([text.data[:size], np.zeros(kernels.PADDING, np.uint8)]))
         output = Output(
-            ids=np.empty(bounds[-1] + 4, self._dtype),
-            bounds=np.zeros(bounds.size, np.int64),
-            hard=np.empty((16 + int(bounds[-1]) // HARD_SHARE, 3), np.int64),
-            state=np.zeros(5, np.int64),
+            ids=np.empty(int((text.stops - text.starts).sum()) + 4 * text.starts.size + 4, self._dtype),
+            bounds=np.zeros(text.starts.size + 1, np.int64),
+            hard=np.empty((HARD_RUNS, 4), np.int64),
+            state=np.zeros(kernels.NUM_STATES, np.int64),
         )
-        output.state[kernels.BYTE] = bounds[0]
         thread = self._of_thread
         if not hasattr(thread, "tables"):
             thread.tables, thread.runs = self._new_tables(), _new_runs()
-        while (code := self._run(pieces, thread.tables, thread.runs, output)) == kernels.UNKNOWN_CODE_POINT:
-            page = int(output.state[kernels.CODE_POINT]) // PAGE
-            thread.tables.points[page * PAGE : (page + 1) * PAGE] = self._page(page)
-        if code == kernels.TOO_MANY_HARD:
+        inserted = _Insertions(self._dtype)
+        code = -1
+        while code != kernels.DONE:
+            code = self._run(text, thread.tables, thread.runs, output)
+            point = int(output.state[kernels.CODE_POINT])
+            if code == kernels.UNKNOWN_CODE_POINT:
+                thread.tables = self._with_page(thread.tables, point // PAGE)
+            elif code == kernels.UNKNOWN_PAIR:
+                before = int(output.state[kernels.BEFORE])
+                with self._probing:
+                    is_stable = self._is_stable(before, point)
+                kernels.keep_pair(before, point, is_stable, thread.runs)
+            else:
+                hard = output.hard[: output.state[kernels.NUM_HARD]].copy()
+                output.state[kernels.NUM_HARD] = 0
+                if code == kernels.GIVES_SPECIAL or not self._resolve(text, hard, thread.runs, output, inserted):
+                    return None
+        piece, start, stop = left_out.T
+        rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, kernels.AT_BEGIN)], axis=1)
+        if not self._resolve(text, rows, thread.runs, output, inserted):
             return None
-        ids = output.ids[: output.bounds[-1]]
-        num_hard = int(output.state[kernels.NUM_HARD])
-        return self._with_hard(pieces, ids, output.bounds, output.hard[:num_hard]) if num_hard else (ids, output.bounds)
+        ids, bounds = inserted.into(output.ids[: output.bounds[-1]], text.starts, output.bounds)
+        return ids, bounds, int(output.state[kernels.REPLACED])
 
     def _page(self, number: int) -> NDArray[Any]:
-        """The entries of 256 code points, which never change."""
-        with self._probing:
-            if number not in self._pages:
-                self._pages[number] = read_only(self._entries(number * PAGE))
-            return self._pages[number]
+        """The entries of 256 code points, which never change. The caller holds the lock."""
+        if number not in self._pages:
+            self._pages[number] = read_only(self._entries(number * PAGE))
+        return self._pages[number]
 
-    def _with_hard(
-        self, pieces: Text, ids: NDArray[Any], bounds: NDArray[np.int64], hard: NDArray[np.int64]
+    def _resolve(
+        self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Insertions
+    ) -> bool:
+        """Encodes hard runs, rows of Output.hard. False if they give a special id that nothing can replace."""
+        for where in np.unique(hard[:, 3]).tolist():
+            rows = hard[hard[:, 3] == where]
+            spelled = [text.data[start:stop].tobytes() for start, stop in rows[:, :2].tolist()]
+            numbers = {run: k for k, run in enumerate(dict.fromkeys(spelled))}
+            of_row = [numbers[run] for run in spelled]
+            encoded = [np.array(ids, np.int64) for ids in self._encode_hard([*map(bytes.decode, numbers)], where)]
+            replaced = [int(self._special[ids].sum()) for ids in encoded]
+            if any(replaced) and self._unk is None:
+                return False
+            for ids in encoded:
+                ids[self._special[ids]] = self._unk or 0
+            output.state[kernels.REPLACED] += sum(replaced[number] for number in of_row)
+            inserted.add(rows, [encoded[number] for number in of_row])
+            if where == kernels.IN_MIDDLE:
+                first = np.unique(of_row, return_index=True)[1]  # the row in which each run occurs first
+                kept = np.flatnonzero(np.array(replaced) == 0)
+                ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])
+                bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))
+                kernels.keep_runs(text.data, rows[first[kept]], ids, bounds, output.ids, runs)
+        return True
+
+
+class _Insertions:
+    """Ids of hard runs, and where they belong among the ids of the other text."""
+
+    def __init__(self, dtype: Any) -> None:
+        self._dtype = dtype
+        self._rows: list[NDArray[np.int64]] = []
+        self._ids: list[NDArray[np.int64]] = []
+
+    def add(self, rows: NDArray[np.int64], ids: list[NDArray[np.int64]]) -> None:
+        """rows: of Output.hard. ids: of each."""
+        self._rows.append(rows.copy())
+        self._ids.extend(ids)
+
+    def into(
+        self, ids: NDArray[Any], starts: NDArray[np.int64], bounds: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Encodes the hard runs by `tokenizers` and inserts their ids."""
-        runs = [pieces.data[start:stop].tobytes().decode() for start, stop in hard[:, :2].tolist()]
-        encodings = self._tokenizer.encode_batch_fast(runs, add_special_tokens=False)
-        inserted = [np.array(encoding.ids, ids.dtype) for encoding in encodings]
-        sizes = [of_run.size for of_run in inserted]
-        ids = np.insert(ids, np.repeat(hard[:, 2], sizes), np.concatenate(inserted))
-        piece_of_run = np.searchsorted(pieces.bounds, hard[:, 0], side="right") - 1
+        """The ids with the others inserted, and their bounds. starts: where the pieces of text start."""
+        if not self._ids:
+            return ids, bounds
+        rows = np.concatenate(self._rows)
+        order = np.argsort(rows[:, 0], kind="stable")
+        sizes = np.array([of_run.size for of_run in self._ids], np.int64)
+        inserted = np.concatenate([self._ids[k] for k in order.tolist()]).astype(self._dtype)
+        ids = np.insert(ids, np.repeat(rows[order, 2], sizes[order]), inserted)
+        piece_of_run = np.searchsorted(starts, rows[:, 0], side="right") - 1
         more = np.bincount(piece_of_run, sizes, bounds.size - 1).astype(np.int64)
         return ids, bounds + np.append(0, np.cumsum(more))
 
@@ -114,9 +196,15 @@ def _new_runs() -> RunTables:
     return RunTables(
         short=np.full(2 * SHORT_SLOTS, kernels.EMPTY),
         long=np.full(4 * LONG_SLOTS, kernels.EMPTY),
-        used=np.zeros(2, np.int64),
+        far=np.full(4 * FAR_SLOTS, kernels.EMPTY),
+        used=np.zeros(5, np.int64),
+        spelled=np.empty(SPELLED_BYTES, np.uint8),
+        pool=np.empty(POOLED_IDS, np.uint32),
+        stable=np.zeros(STABLE_SLOTS, np.int64),
         word=np.empty(WORD_BYTES, np.uint8),
         ids=np.empty(WORD_BYTES, np.int64),
+        ranks=np.empty((2, WORD_BYTES), np.int64),
+        best=np.empty(WORD_BYTES, np.float64),
     )
 
 
@@ -124,8 +212,3 @@ def read_only(array: NDArray[Any]) -> NDArray[Any]:
     """The array, after making it read-only. numba refuses to compile a kernel that writes to such an array."""
     array.flags.writeable = False
     return array
-
-
-def added_tokens(tokenizer: tokenizers.Tokenizer) -> list[str]:
-    """The tokens that were added to the vocabulary and are not special, so that text may contain them."""
-    return [token.content for token in tokenizer.get_added_tokens_decoder().values() if not token.special]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from tokenizers import processors
 
 from bertdata.errors import TokenizerError, UsageError
-from bertdata.tokenize.bpe import ByteLevelBPE
+from bertdata.tokenize.added import AddedTokens
 from bertdata.tokenize.engine import Engine
+from bertdata.tokenize.forms import Forms
+from bertdata.tokenize.kernels import Text
+from bertdata.tokenize.rules import Unsupported
 from bertdata.tokenize.wordpiece import WordPiece
+from bertdata.tokenize.words import Words
 from bertdata.types import SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -109,7 +113,10 @@ class Tokenizer:
             forbidden[self.special.unk] = False
         self._forbidden = forbidden
         self._preparing = threading.Lock()
-        self._engine: Engine | Literal[False] | None = None  # None: not looked for yet; False: there is none
+        self._engine: Engine | None = None
+        self._added: AddedTokens | None = None  # what the engine does not see
+        self._is_prepared = False
+        self.engine_refusal: str | None = None
 
     @property
     def missing_roles(self) -> list[str]:
@@ -161,10 +168,26 @@ class Tokenizer:
         Compiling the kernels takes some seconds, once on a machine. Loading them takes about 0.1 s.
         """
         with self._preparing:
-            if self._engine is None:
-                content = json.loads(self.files[TOKENIZER])
-                engines = (kind.of(self._tokenizer, content, self.special) for kind in (WordPiece, ByteLevelBPE))
-                self._engine = next((engine for engine in engines if engine), False)
+            if self._is_prepared:
+                return
+            content = json.loads(self.files[TOKENIZER])
+            try:
+                for kind in (WordPiece, Words):
+                    try:
+                        self._engine = kind(self._tokenizer, content, self.special)
+                        break
+                    except Unsupported:
+                        if kind is Words:
+                            raise
+                self._added = AddedTokens(self._tokenizer, Forms(content.get("normalizer")))
+            except Unsupported as refusal:
+                self._engine, self.engine_refusal = None, str(refusal)
+            self._is_prepared = True
+
+    @property
+    def engine(self) -> str | None:
+        """What kind of tokenizer the engine takes this one for; None if there is no engine, or not known yet."""
+        return self._engine.name if self._engine else None
 
     def encode(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         """The ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
@@ -178,17 +201,36 @@ class Tokenizer:
         if self._engine and (self._engine.takes_lines or not sentences):
             text, bounds = np.frombuffer(data, np.uint8), offsets
             if sentences:
-                bounds = np.append(offsets[0], np.flatnonzero(text[: offsets[-1]] == ord("\n")) + 1)
-            separators = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
-            encoded = self._engine.encode(text, bounds, separators, separator or 0)
+                line_ends = np.flatnonzero(text[offsets[0] : offsets[-1]] == ord("\n"))
+                bounds = np.append(offsets[0], offsets[0] + line_ends + 1)
+            ends = np.isin(bounds[1:], offsets[1:]) & (separator is not None)  # pieces that a separator follows
+            encoded = self._encode_pieces(text, bounds, np.where(ends, separator or 0, -1))
             if encoded:
-                ids, documents = encoded
+                ids, documents, replaced = encoded
                 starts = None
                 if sentences:
-                    starts = documents[:-1][np.diff(documents) > separators]
+                    starts = documents[:-1][np.diff(documents) > ends]
                     documents = documents[np.searchsorted(bounds, offsets)]
-                return Encoded(ids, documents, starts, 0)
+                return Encoded(ids, documents, starts, replaced)
         return self._encode_by_library(data, offsets, sentences=sentences)
+
+    def _encode_pieces(
+        self, text: NDArray[np.uint8], bounds: NDArray[np.int64], tails: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
+        """What Engine.encode gives for text[bounds[i] : bounds[i + 1] - 1], with tails[i] after it if it is not -1."""
+        assert self._engine  # noqa: S101
+        starts, stops, begins = bounds[:-1], bounds[1:] - 1, np.ones(tails.size, np.bool_)
+        if not self._added:
+            return self._engine.encode(Text(text, starts, stops, tails, begins))
+        cuts = self._added.cut(text, starts, stops, tails)
+        left_out = np.stack(
+            [np.flatnonzero(cuts.left_out), starts[cuts.of[cuts.left_out]], stops[cuts.of[cuts.left_out]]], 1
+        )
+        encoded = self._engine.encode(Text(text, cuts.starts, cuts.stops, cuts.tails, cuts.begins), left_out)
+        if encoded is None:
+            return None
+        ids, pieces, replaced = encoded
+        return ids, pieces[np.append(np.searchsorted(cuts.of, np.arange(tails.size)), cuts.of.size)], replaced
 
     def word_starts(
         self, data: bytes, offsets: NDArray[np.int64], documents: NDArray[np.int64], word_splitter: WordSplitter

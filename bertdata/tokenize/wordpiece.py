@@ -11,56 +11,52 @@ from numpy.typing import NDArray
 from tokenizers import normalizers, pre_tokenizers
 
 from bertdata.tokenize import kernels
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, added_tokens, read_only
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, read_only
 from bertdata.tokenize.kernels import Output, RunTables, Text, WordPieceTables
+from bertdata.tokenize.models import MOST_IDS, wordpiece_trie
+from bertdata.tokenize.rules import Unsupported
 from bertdata.types import SpecialTokens
 
 
 class WordPiece(Engine):
     """For tokenizers of a BertNormalizer, a BertPreTokenizer and a WordPiece model."""
 
+    name = "WordPiece"
     takes_lines = True
 
-    @classmethod
-    def of(cls, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> WordPiece | None:
-        """The engine of a tokenizer with its kernel loaded, or None if the kernel cannot encode for this tokenizer.
-
-        content: the tokenizer's JSON.
-        """
+    def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
+        """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
         normalizer, pre_tokenizer = (content.get(part) or {} for part in ("normalizer", "pre_tokenizer"))
         model, vocabulary = tokenizer.model, tokenizer.get_vocab(with_added_tokens=False)
         kinds = normalizer.get("type"), pre_tokenizer.get("type"), type(model).__name__
-        if kinds != ("BertNormalizer", "BertPreTokenizer", "WordPiece") or added_tokens(tokenizer):
-            return None
-        if model.unk_token not in vocabulary or max(vocabulary.values()) >= 1 << 20:
-            return None
-        forbidden = set(special.special_ids) - {special.unk}
-        if vocabulary[model.unk_token] in forbidden:
-            return None
+        if kinds != ("BertNormalizer", "BertPreTokenizer", "WordPiece"):
+            raise Unsupported("it is not BERT's kind of WordPiece")
+        if model.unk_token not in vocabulary:
+            raise Unsupported("its unknown token is not in the vocabulary")
+        if max(vocabulary.values()) >= MOST_IDS:
+            raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
+        forbidden = np.zeros(special.vocab_size, np.bool_)
+        forbidden[list(set(special.special_ids) - {special.unk})] = True
+        gives_special = forbidden[vocabulary[model.unk_token]]
         for token, token_id in vocabulary.items():
             spelling = token.removeprefix(model.continuing_subword_prefix)
-            if token_id in forbidden and (len(spelling) == 1 or not set(spelling) & set(string.punctuation)):
-                return None  # a word of the text may give this special id; only the slow way counts and replaces it
+            is_one_word = len(spelling) == 1 or not set(spelling) & set(string.punctuation)
+            gives_special |= forbidden[token_id] and is_one_word
+        if gives_special:
+            raise Unsupported("a word of the text may give the id of a special token")
+        super().__init__(tokenizer, forbidden, special.unk)
         names = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
         flags = {name: getattr(tokenizer.normalizer, name) for name in names}
-        return cls(tokenizer, flags, model, special.vocab_size)
-
-    def __init__(
-        self, tokenizer: tokenizers.Tokenizer, normalizer: dict[str, Any], model: Any, vocab_size: int
-    ) -> None:
-        """normalizer: the options of BertNormalizer."""
-        super().__init__(tokenizer, vocab_size)
-        self._normalizer = normalizers.BertNormalizer(**normalizer)
+        self._normalizer = normalizers.BertNormalizer(**flags)
         self._pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         self._model = model
-        strip = normalizer["strip_accents"]
-        self._reorders = normalizer["lowercase"] if strip is None else strip  # BERT uses NFD only to strip accents
-        vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-        edges, node_ids = _trie(vocabulary, model.continuing_subword_prefix)
+        strip = flags["strip_accents"]
+        self._reorders = flags["lowercase"] if strip is None else strip  # BERT uses NFD only to strip accents
+        edges, node_ids = wordpiece_trie(vocabulary, model.continuing_subword_prefix)
         self._constants = WordPieceTables(
             points=None,
             stop_values=read_only(self._stop_values()),
-            fold=kernels.FOLD if normalizer["lowercase"] else np.uint64(0),
+            fold=kernels.FOLD if flags["lowercase"] else np.uint64(0),
             max_chars=min(model.max_input_chars_per_word, 1 << 62),
             unk=vocabulary[model.unk_token],
             edges=read_only(edges),
@@ -141,20 +137,3 @@ class WordPiece(Engine):
             if len(ids) == 1:
                 return int(kernels.ALONE), ids[0] | 1 << (48 if self._dtype == np.uint16 else 60)
         return int(kernels.HARD), 0
-
-
-def _trie(vocabulary: dict[str, int], prefix: str) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Edges and node ids of a vocabulary's trie. Tokens that begin a word are under root 0, the others under root 1."""
-    begins = [(token.encode(), 0, token_id) for token, token_id in vocabulary.items() if token]
-    continues = [(t.removeprefix(prefix).encode(), 1, n) for t, n in vocabulary.items() if t.startswith(prefix)]
-    tokens = sorted(entry for entry in begins + continues if entry[0])
-    text = np.frombuffer(b"".join(token for token, _, _ in tokens) or b"\0", np.uint8)
-    bounds = np.append(0, np.cumsum([len(token) for token, _, _ in tokens], dtype=np.int64))
-    roots = np.array([root for _, root, _ in tokens], np.uint8)
-    ids = np.array([token_id for _, _, token_id in tokens], np.int32)
-    num_nodes, size = int(bounds[-1]), 0
-    while size != (size := 2 << num_nodes.bit_length()):  # first for the most nodes possible, then for the real number
-        edges = np.full(size, kernels.EMPTY)
-        node_ids = np.full(int(bounds[-1]) + 2, -1, np.int32)
-        num_nodes = int(kernels.grow_trie(text, bounds, roots, ids, edges, node_ids))
-    return edges, node_ids[:num_nodes].copy()

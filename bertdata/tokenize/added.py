@@ -1,0 +1,164 @@
+"""Where text contains added tokens: tokens that are cut out before the rules and the model see the text.
+
+`tokenizers` cuts at the leftmost token, and there at the longest. A token is searched for in the text as it stands or
+in its normal form. The second kind is taken only if no other text has the token as its normal form, or if the few texts
+that do can be told apart; `tokenizers` encodes those.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from bertdata.tokenize import kernels
+from bertdata.tokenize.forms import Forms
+from bertdata.tokenize.kernels import Added
+from bertdata.tokenize.models import trie_arrays
+from bertdata.tokenize.rules import Unsupported
+
+_MARKS = [
+    chr(n) for n in (*range(0x300, 0x370), 0x653, 0x654, 0x655, 0x93C, 0x9BE, 0x9D7, 0x3099, 0x309A, 0x1161, 0x11A8)
+]
+
+
+class Cuts(NamedTuple):
+    """Text cut at added tokens: arrays over the pieces between them, as in kernels.Text."""
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    tails: NDArray[np.int64]
+    begins: NDArray[np.bool_]
+    left_out: NDArray[np.bool_]
+    """[num_pieces]: pieces that are empty here, because `tokenizers` must encode the text that the caller gave."""
+    of: NDArray[np.int64]
+    """[num_pieces]: the number of the caller's piece."""
+
+
+class AddedTokens:
+    """The added tokens of a tokenizer that text may contain. May be used by several threads at once."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, forms: Forms) -> None:
+        """Raises Unsupported for tokens whose places in a text the normalizer blurs."""
+        added = tokenizer.get_added_tokens_decoder()
+        self._forms, self._lock = forms, threading.Lock()
+        self._hazards: dict[int, int] = {}
+        self._searches: list[tuple[Added, bool]] = []  # and whether other text may have a token as its normal form
+        self._alphabet: set[str] = set()
+        for normalized in (False, True):
+            chosen = [(n, token) for n, token in added.items() if token.normalized == normalized and token.content]
+            if all(token.special for _, token in chosen):
+                continue
+            if normalized:
+                self._alphabet = {c for _, token in chosen if not token.special for c in token.content}
+                self._check(tuple(token.content for _, token in chosen if not token.special))
+            # id; -1: the text stays, as special tokens in a text are text; -2: leave the whole text to `tokenizers`
+            ids = [
+                -1 if token.special else -2 if token.lstrip or token.rstrip or token.single_word else n
+                for n, token in chosen
+            ]
+            begins = np.zeros((256, 256), np.bool_)
+            for _, token in chosen:
+                spelling = token.content.encode()
+                begins[spelling[0], spelling[1] if len(spelling) > 1 else slice(None)] = True
+            trie = trie_arrays([(token.content.encode(), 0, k) for k, (_, token) in enumerate(chosen)])
+            search = Added(**trie, ids=np.array(ids, np.int64), begins=begins.ravel())
+            self._searches.append((search, normalized and not forms.is_identity))
+
+    def __bool__(self) -> bool:
+        return bool(self._searches)
+
+    @property
+    def alphabet(self) -> set[str]:
+        """The characters of the tokens that are searched for in the normal form of a text."""
+        return self._alphabet
+
+    def _check(self, contents: tuple[str, ...]) -> None:
+        forms = self._forms
+        if forms.strips or forms.prepended or forms.collapses:
+            raise Unsupported("it searches the normal form of a text for added tokens")
+        for content in contents:
+            last = content[-1]
+            if any(forms.normal(c) != c for c in content) or forms.normal(content) != content:
+                raise Unsupported(f"its normalizer changes the added token {content!r}")
+            if any(forms.normal(last + mark) != last + forms.normal(mark) for mark in _MARKS):
+                raise Unsupported(f"its normalizer may change the end of the added token {content!r}")
+
+    def _hazard(self, point: int) -> int:
+        """0: harmless; 1: the code point has an empty normal form; 2: its normal form has characters of a token."""
+        if point not in self._hazards:
+            form = self._forms.normal(chr(point))
+            blurs = form != chr(point) and not self._alphabet.isdisjoint(form)
+            self._hazards[point] = 1 if not form else 2 if blurs else 0
+        return self._hazards[point]
+
+    def cut(
+        self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
+    ) -> Cuts:
+        """Cuts pieces of text, text[starts[i] : stops[i]], at the added tokens. tails: as in kernels.Text."""
+        cuts = Cuts(
+            starts, stops, tails, np.ones(starts.size, np.bool_), np.zeros(starts.size, np.bool_),
+            np.arange(starts.size),
+        )  # fmt: skip
+        for search, blurs in self._searches:
+            left_out = np.zeros(starts.size, np.bool_)
+            seen = np.zeros(0x110000 // 64 if blurs else 0, np.uint64)
+            room = np.empty((1024, 4), np.int64)
+            found = kernels.find_added(text, cuts.starts, cuts.stops, search, seen, room)
+            while found > room.shape[0]:
+                room, seen[:] = np.empty((found, 4), np.int64), 0
+                found = kernels.find_added(text, cuts.starts, cuts.stops, search, seen, room)
+            if blurs:
+                self._leave_out_blurred(text, cuts, seen, left_out)
+            cuts = _apply(cuts, room[:found], left_out, tails)
+        return cuts
+
+    def _leave_out_blurred(
+        self, text: NDArray[np.uint8], cuts: Cuts, seen: NDArray[np.uint64], left_out: NDArray[np.bool_]
+    ) -> None:
+        """Marks the pieces in which other text than a token may have the token as its normal form."""
+        points = np.flatnonzero(np.unpackbits(seen.view(np.uint8), bitorder="little")).tolist()
+        with self._lock:
+            hazards = {point: hazard for point in points if (hazard := self._hazard(point))}
+        if hazards:
+            table = np.zeros(0x110000, np.uint8)
+            for point, hazard in hazards.items():
+                table[point] = hazard
+            table[[ord(c) for c in self._alphabet]] = 3
+            harmed = np.zeros(cuts.starts.size, np.bool_)
+            kernels.find_hazards(text, cuts.starts, cuts.stops, table, harmed)
+            left_out[cuts.of[harmed]] = True
+
+
+def _apply(cuts: Cuts, found: NDArray[np.int64], left_out: NDArray[np.bool_], whole_tails: NDArray[np.int64]) -> Cuts:
+    """Cuts pieces at the tokens found: rows (piece, start, stop, id).
+
+    left_out: bool, over the caller's pieces; those with a token of id -2 are left out too. whole_tails: their tails.
+    """
+    left_out[cuts.of[found[found[:, 3] == -2, 0]]] = True
+    left_out[cuts.of[cuts.left_out]] = True
+    found = found[~left_out[cuts.of[found[:, 0]]]]
+    if not found.size and not left_out.any():
+        return cuts
+    piece, start, stop, token_id = found.T
+    order = np.argsort(np.append(np.arange(cuts.starts.size), piece), kind="stable")
+    # Each piece is followed by its tokens: a piece ends where its first token begins, a token's text is a new piece.
+    of_piece = np.append(np.arange(cuts.starts.size), piece)[order]
+    starts = np.append(cuts.starts, stop)[order]
+    is_token = np.append(np.zeros(cuts.starts.size, np.bool_), np.ones(piece.size, np.bool_))[order]
+    next_start = np.append(np.append(cuts.starts, start)[order][1:], 0)
+    next_id = np.append(np.append(cuts.tails, token_id)[order][1:], 0)
+    followed = np.append(is_token[1:], False)
+    stops = np.where(followed, next_start, cuts.stops[of_piece])
+    tails = np.where(followed, next_id, cuts.tails[of_piece])
+    begins = cuts.begins[of_piece] & ~is_token
+    of = cuts.of[of_piece]
+    out = left_out[of]
+    first = np.append(True, of[1:] != of[:-1])  # of a piece that is left out one piece stays, empty
+    keep = ~out | first
+    stops = np.where(out, starts, stops)
+    tails = np.where(out, whole_tails[of], tails)
+    return Cuts(starts[keep], stops[keep], tails[keep], begins[keep], out[keep], of[keep])

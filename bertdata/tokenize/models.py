@@ -1,0 +1,156 @@
+"""The model of a tokenizer (BPE, Unigram, WordPiece, WordLevel) as arrays for the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.tokenize import kernels
+from bertdata.tokenize.rules import Unsupported
+
+MOST_IDS = 1 << 20  # a value holds ids of 20 bits
+_UNK_PENALTY = 10.0  # an unknown character scores so much less than the least probable token (SentencePiece)
+
+
+def byte_letters() -> list[str]:
+    """The character that stands for each byte in byte-level vocabularies (Radford et al., 2019).
+
+    A printable byte stands for itself. The others are U+0100, U+0101, ... in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    substitutes = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(substitutes)) for byte in range(256)]
+
+
+def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
+    """The fields of kernels.WordTables that a model decides.
+
+    model: its JSON. vocabulary: token → id. byte_level: whether words reach the model as letters that stand for bytes.
+    Raises Unsupported for options that the kernel does not know.
+    """
+    if max(vocabulary.values(), default=0) >= MOST_IDS:
+        raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
+    kind = model.get("type") or ("BPE" if "merges" in model else "Unigram" if "unk_id" in model else "WordPiece")
+    fields: dict[str, Any] = {
+        "byte_ids": np.full((2, 256), -1, np.int64),
+        "pairs": np.full(2, kernels.EMPTY),
+        "whole": 0,
+        "scores": np.zeros(1),
+        "unk_score": 0.0,
+        "unk": vocabulary.get(model.get("unk_token") or "", -1),
+        "fuse_unk": int(bool(model.get("fuse_unk"))),
+        "max_chars": 0,
+    }
+    if byte_level and kind != "BPE":
+        raise Unsupported(f"it gives the bytes of words to a {kind} model")
+    if kind == "BPE":
+        return fields | _bpe(model, vocabulary, byte_level=byte_level)
+    if kind == "Unigram":
+        return fields | _unigram(model, vocabulary)
+    if fields["unk"] < 0:
+        raise Unsupported("its unknown token is not in the vocabulary")
+    if kind == "WordLevel":
+        return (
+            fields
+            | {"model": kernels.WHOLE_WORD}
+            | trie_arrays([(token.encode(), 0, n) for token, n in vocabulary.items()])
+        )
+    return fields | _wordpiece(model, vocabulary)
+
+
+def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
+    if model.get("dropout"):
+        raise Unsupported("its merges are random (dropout)")
+    if model.get("continuing_subword_prefix"):
+        raise Unsupported("its BPE model marks the tokens that continue a word")
+    suffix, fallback = model.get("end_of_word_suffix") or "", bool(model.get("byte_fallback"))
+    merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+    ranked = {pair: rank for rank, pair in enumerate(merges)}  # of equal merges the last one counts
+    lefts, rights = [vocabulary[left] for left, _ in ranked], [vocabulary[right] for _, right in ranked]
+    columns = np.array([lefts, rights, [vocabulary[left + right] for left, right in ranked], list(ranked.values())])
+    pairs = np.full(4 << len(ranked).bit_length(), kernels.EMPTY)
+    kernels.add_pairs(*columns.reshape(4, -1).astype(np.int64), pairs)
+    fields: dict[str, Any] = {"pairs": pairs, "whole": int(bool(model.get("ignore_merges")))}
+    byte_ids = np.full((2, 256), -1, np.int64)
+    tokens: list[tuple[bytes, int, int]] = []
+    if byte_level:
+        letters = byte_letters()
+        for row, end in enumerate(("", suffix)):
+            byte_ids[row] = [vocabulary.get(letter + end, -1) for letter in letters]
+        possible = [byte for byte in range(256) if byte not in (0xC0, 0xC1) and byte < 0xF5]  # in UTF-8
+        if (byte_ids[:, possible] < 0).any() and (fallback or model.get("unk_token")):
+            raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
+        if fields["whole"]:
+            number = {letter: byte for byte, letter in enumerate(letters)}
+            tokens = [
+                (bytes(map(number.__getitem__, token)), 0, n)
+                for token, n in vocabulary.items()
+                if token and number.keys() >= set(token)
+            ]
+    else:
+        if fallback:
+            byte_ids[:] = [vocabulary.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
+            if (byte_ids < 0).any():
+                raise Unsupported("its vocabulary lacks tokens of bytes")
+        if fields["whole"]:
+            raise Unsupported("its BPE model of characters looks up whole words first")
+        tokens = [(token.encode(), 0, n) for token, n in vocabulary.items() if len(token) == 1]
+        tokens += [
+            (token.removesuffix(suffix).encode(), 1, n)
+            for token, n in vocabulary.items()
+            if token.endswith(suffix) and len(token.removesuffix(suffix)) == 1
+        ]
+    kind = kernels.BYTE_BPE if byte_level else kernels.CHARACTER_BPE
+    return fields | {"model": kind, "byte_ids": byte_ids} | trie_arrays(tokens)
+
+
+def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
+    if model.get("unk_id") is None:
+        raise Unsupported("its Unigram model has no unknown token")
+    scores = np.array([score for _, score in model["vocab"]], np.float64)
+    byte_ids = np.full((2, 256), -1, np.int64)
+    if model.get("byte_fallback"):
+        byte_ids[:] = [vocabulary.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
+        if (byte_ids < 0).any():
+            raise Unsupported("its vocabulary lacks tokens of bytes")
+    fields = {
+        "model": kernels.UNIGRAM,
+        "byte_ids": byte_ids,
+        "scores": scores,
+        "unk_score": float(scores.min()) - _UNK_PENALTY,
+        "unk": model["unk_id"],
+        "fuse_unk": 1,
+    }
+    return fields | trie_arrays([(token.encode(), 0, n) for token, n in vocabulary.items() if token])
+
+
+def _wordpiece(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
+    edges, node_ids = wordpiece_trie(vocabulary, model["continuing_subword_prefix"])
+    longest = min(model["max_input_chars_per_word"], 1 << 62)
+    return {"model": kernels.WORD_PIECE, "max_chars": longest, "edges": edges, "node_ids": node_ids}
+
+
+def wordpiece_trie(vocabulary: dict[str, int], prefix: str) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Edges and node ids of a vocabulary's trie. Tokens that begin a word are under root 0, the others under root 1."""
+    begins = [(token.encode(), 0, n) for token, n in vocabulary.items() if token]
+    continues = [(t.removeprefix(prefix).encode(), 1, n) for t, n in vocabulary.items() if t.startswith(prefix)]
+    trie = trie_arrays(begins + continues)
+    return trie["edges"], trie["node_ids"]
+
+
+def trie_arrays(tokens: Iterable[tuple[bytes, int, int]]) -> dict[str, Any]:
+    """The arrays of a trie. tokens: (spelling, number of the root, id)."""
+    ordered = sorted(token for token in tokens if token[0])
+    text = np.frombuffer(b"".join(token for token, _, _ in ordered) or b"\0", np.uint8)
+    bounds = np.append(0, np.cumsum([len(token) for token, _, _ in ordered], dtype=np.int64))
+    roots = np.array([root for _, root, _ in ordered], np.uint8)
+    ids = np.array([token_id for _, _, token_id in ordered], np.int32)
+    num_nodes, size = int(bounds[-1]), 0
+    while size != (size := 2 << num_nodes.bit_length()):  # first for the most nodes possible, then for the real number
+        edges = np.full(size, kernels.EMPTY)
+        node_ids = np.full(int(bounds[-1]) + 2, -1, np.int32)
+        num_nodes = int(kernels.grow_trie(text, bounds, roots, ids, edges, node_ids))
+    return {"edges": edges, "node_ids": node_ids[:num_nodes].copy()}

@@ -1,0 +1,516 @@
+"""The engine for words gives the ids of the `tokenizers` library, whatever the text and the kind of tokenizer."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tokenizers
+from conftest import code_points, make_text
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from bertdata.errors import TokenizerError
+from bertdata.tokenize import engine, kernels
+from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
+from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.tokenize.tokenizer import Tokenizer as Ours
+from bertdata.tokenize.words import GPT2_RULE
+
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CLIP = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+WITH_GAPS = r" ?[^(\s|[.,!?…。，、।۔،])]+"  # punctuation is between the words of this rule
+HAN = "[一-龥぀-ゟ゠-ヿ]+"
+PUNCTUATED = r"[!'-/][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+TEXT = (
+    make_text(60)
+    + "don't we'll HELLO 12345 naïve  ſ's ﬁn e\u0301 水火 한국 ab\u3099 ``it''  (x)\n\n\t-- Ωμέγα\u2581x ½ ﬃ\n"
+)
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def isolated(*patterns):
+    return [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+
+
+def bytes_of(*parts, prefix=False, regex=False):
+    last = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=regex)
+    return pre_tokenizers.Sequence([*parts, last]) if parts else last
+
+
+def charsmap():
+    """A Precompiled normalizer of a few rules, in the format of SentencePiece: a double-array trie, then the texts."""
+    rules = {"\t": " ", "\n": " ", "\r": " ", "\r\n": " ", "ﬁ": "fi", "\u00a0": " ", "e\u0301": "é", "Ａ": "A",
+        "½": "1⁄2",
+             "\u200b": " ", "\u00ad": "", "ｶﾞ": "ガ", "ｶ": "カ"}  # fmt: skip
+    texts, place = b"", {}
+    for target in dict.fromkeys(rules.values()):
+        place[target] = len(texts)
+        texts += target.encode() + b"\0"
+    units = double_array({source.encode(): place[target] for source, target in rules.items()})
+    return normalizers.Precompiled(np.uint32(4 * len(units)).tobytes() + np.array(units, "<u4").tobytes() + texts)
+
+
+def double_array(values):
+    """The units of a double-array trie as Darts writes them (Yata, 2008),
+    found by trying one offset after the other."""
+    children = {}
+    for key in values:
+        for size in range(len(key)):
+            children.setdefault(key[:size], set()).add(key[size])
+        children.setdefault(key, set()).add(0)
+    units, used = [0] * 4096, {0}
+
+    def put(prefix, place):
+        labels = sorted(children[prefix])
+        base = next(
+            b for b in range(1, 4000) if all((b ^ label) not in used for label in labels) and place ^ b < 1 << 21
+        )
+        units[place] |= (place ^ base) << 10
+        if 0 in labels:
+            units[place] |= 1 << 8  # a key ends here
+        used.update(base ^ label for label in labels)
+        for label in labels:
+            if label == 0:
+                units[base] = values[prefix] | 1 << 31
+            else:
+                units[base ^ label] = label
+                put(prefix + bytes([label]), base ^ label)
+
+    put(b"", 0)
+    return units
+
+
+def byte_level(pre_tokenizer, normalizer=None, *, suffix=None, edit=None, special=("<|endoftext|>",)):
+    tokenizer = Tokenizer(models.BPE(**({"end_of_word_suffix": suffix} if suffix else {})))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoders.ByteLevel()
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=list(special), show_progress=False,
+                                  initial_alphabet=alphabet,
+                                  **({"end_of_word_suffix": suffix} if suffix else {}))  # fmt: skip
+    tokenizer.train_from_iterator([TEXT], trainer)
+    content = json.loads(tokenizer.to_str())
+    if suffix:  # as in CLIP's vocabulary: every byte, also at the end of a word
+        for letter in alphabet:
+            content["model"]["vocab"].setdefault(letter + suffix, len(content["model"]["vocab"]))
+    if edit:
+        edit(content)
+    return content
+
+
+def ignoring_merges(content):
+    content["model"]["ignore_merges"] = True
+    for number, word in enumerate(["Ġunmergeable", "qqq", "Ġq"]):
+        content["model"]["vocab"][word] = len(content["model"]["vocab"]) + number
+
+
+def without_impossible_bytes(content):
+    letters = [chr(c) for c in (0xC0, 0xC1, *range(0xF5, 0x100))]
+    kept = [token for token in content["model"]["vocab"] if token not in letters]
+    content["model"]["vocab"] = {token: number for number, token in enumerate(kept)}
+    content["added_tokens"][0]["id"] = content["model"]["vocab"]["<|endoftext|>"]
+
+
+def with_added(*tokens, **options):
+    def edit(content):
+        tokenizer = Tokenizer.from_str(json.dumps(content))
+        tokenizer.add_tokens([AddedToken(token, **options) for token in tokens])
+        content["added_tokens"] = json.loads(tokenizer.to_str())["added_tokens"]
+
+    return edit
+
+
+def spaces_and_marks(content):
+    """As OLMo's: runs of spaces, some of them in other tokens' way, and tokens of the text as it stands."""
+    with_added("  ", "   ", "      ", "|||IP|||", "||", normalized=True)(content)
+    with_added("<tag>", " x ", normalized=False)(content)
+
+
+def sentencepiece_bpe(normalizer, pre_tokenizer, *, added=(), fuse=True, fallback=True):
+    tokenizer = Tokenizer(models.BPE(byte_fallback=fallback, fuse_unk=fuse, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special + BYTES * fallback, show_progress=False)
+    tokenizer.train_from_iterator(TEXT.splitlines(), trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = content["added_tokens"][:3]
+    content["normalizer"], content["pre_tokenizer"] = normalizer, pre_tokenizer
+    with_added(*added, normalized=False)(content)
+    return content
+
+
+def unigram(normalizer, pre_tokenizer, *, fallback=False):
+    letters = sorted(set(re.sub(r"[\s水ß]", "", TEXT)))
+    words = [
+        "▁",
+        "▁the",
+        "the",
+        "▁of",
+        "ri",
+        "ver",
+        "▁river",
+        "ing",
+        "--",
+        "---",
+        "aa",
+        "aaa",
+        "fi",
+        "▁don",
+        "한국",
+        "</s>",
+        "한",
+    ]
+    scores = {word: -2.0 - 0.25 * (number % 7) for number, word in enumerate(words + letters)}
+    vocabulary = [("<unk>", 0.0), ("<s>", 0.0), *((token, -9.0) for token in BYTES * fallback), *scores.items()]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, 0, byte_fallback=fallback))
+    tokenizer.add_special_tokens(["<s>", "</s>", "<unk>"])
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    return json.loads(tokenizer.to_str())
+
+
+def wordpiece(normalizer, pre_tokenizer, *, model=models.WordPiece, edit=None):
+    words = [
+        "[UNK]",
+        "[MASK]",
+        "the",
+        "##s",
+        "of",
+        "riv",
+        "##er",
+        "<",
+        "-",
+        "1",
+        "##2",
+        "水",
+        "##水",
+        "don",
+        "'",
+        "t",
+        "Ω",
+    ]
+    letters = sorted(set(re.sub(r"\s", "", TEXT.lower())) - {"z"})
+    vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*words, *letters, *("##" + c for c in letters)]))}
+    tokenizer = Tokenizer(model(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizer, normalizer or normalizers.Sequence([])
+    tokenizer.add_special_tokens(["[UNK]", "[MASK]"])
+    content = json.loads(tokenizer.to_str())
+    content["normalizer"] = content["normalizer"] if normalizer else None
+    if edit:
+        edit(content)
+    return content
+
+
+def characters():
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["[UNK]"], limit_alphabet=40, show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    return tokenizer
+
+
+def with_normalizer(tokenizer, normalizer):
+    tokenizer.normalizer = normalizer
+    return json.loads(tokenizer.to_str())
+
+
+SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+LLAMA = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, SPACES]}
+AT_SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+UNSPLIT = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
+META, SPLIT = pre_tokenizers.Metaspace(), pre_tokenizers.WhitespaceSplit()
+ONE_SPACE = normalizers.Replace(Regex(" {2,}"), " ")
+QUOTES = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+KINDS = {
+    "GPT-2": lambda: byte_level(bytes_of(regex=True)),
+    "GPT-2 with a prefix": lambda: byte_level(bytes_of(regex=True, prefix=True)),
+    "GPT-2 in lower case": lambda: byte_level(bytes_of(regex=True), normalizers.Lowercase()),
+    "OLMo": lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=spaces_and_marks),
+    "without impossible bytes": lambda: byte_level(bytes_of(regex=True), edit=without_impossible_bytes),
+    "tokens of whole words": lambda: byte_level(bytes_of(regex=True), edit=with_added("river", "'s", single_word=True)),
+    "cl100k": lambda: byte_level(bytes_of(*isolated(CL100K))),
+    "Llama 3": lambda: byte_level(bytes_of(*isolated(CL100K)), edit=ignoring_merges),
+    "Qwen": lambda: byte_level(bytes_of(*isolated(CL100K.replace("{1,3}", ""))), normalizers.NFC()),
+    "o200k": lambda: byte_level(bytes_of(*isolated(O200K))),
+    "StarCoder": lambda: byte_level(bytes_of(pre_tokenizers.Digits(True), regex=True)),
+    "DeepSeek": lambda: byte_level(bytes_of(*isolated(r"\p{N}{1,3}", HAN, PUNCTUATED))),
+    "with gaps": lambda: byte_level(bytes_of(*isolated(WITH_GAPS))),
+    "CLIP": lambda: byte_level(
+        bytes_of(pre_tokenizers.Split(Regex(CLIP), "removed", invert=True)),
+        normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]),
+        suffix="</w>",
+    ),
+    "Llama 2": lambda: sentencepiece_bpe(LLAMA, None),
+    "Llama 2, new": lambda: sentencepiece_bpe(None, UNSPLIT),
+    "Gemma": lambda: sentencepiece_bpe(SPACES, AT_SPACES, added=["\n\n", "\n\n\n", "▁▁", "<table>"]),
+    "SentencePiece without bytes": lambda: sentencepiece_bpe(LLAMA, None, fallback=False),
+    "unknowns apart": lambda: sentencepiece_bpe(SPACES, None, fallback=False, fuse=False),
+    "T5": lambda: unigram(charsmap(), pre_tokenizers.Sequence([SPLIT, META])),
+    "XLM-R": lambda: unigram(normalizers.Sequence([charsmap(), ONE_SPACE]), META),
+    "DeBERTa": lambda: unigram(normalizers.Sequence([normalizers.Strip(), charsmap(), ONE_SPACE]), META),
+    "ALBERT": lambda: unigram(
+        normalizers.Sequence([*QUOTES, normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(),
+        ONE_SPACE]),
+        pre_tokenizers.Sequence([SPLIT, META]),
+    ),
+    "NFKC": lambda: unigram(normalizers.NFKC(), pre_tokenizers.Metaspace(prepend_scheme="first")),
+    "Unigram of bytes": lambda: unigram(None, pre_tokenizers.Metaspace(prepend_scheme="never"), fallback=True),
+    "WordPiece at spaces": lambda: wordpiece(normalizers.BertNormalizer(), SPLIT),
+    "WordPiece, Whitespace": lambda: wordpiece(normalizers.Lowercase(), pre_tokenizers.Whitespace()),
+    "WordPiece, two rules": lambda: wordpiece(None, pre_tokenizers.Sequence([SPLIT, pre_tokenizers.Punctuation()])),
+    "WordLevel": lambda: wordpiece(normalizers.NFD(), pre_tokenizers.BertPreTokenizer(), model=models.WordLevel),
+    "characters": lambda: with_normalizer(
+        characters(), normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    ),
+    "words added to BERT's": lambda: wordpiece(
+        normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer(),
+        edit=with_added("01.52", "англ.", "river bank", "1a", normalized=True),
+    ),
+}  # fmt: skip
+
+PIECES = [
+    "a", "b", " ", "  ", "   ", "\n", "\n\n", "\r\n", " \n ", "\t", "'", "'s", "'re", "'LL", "'S", "''", "``", "`",
+    "!", "1", "12345",
+    "é", "水", "\u00a0", "\u2003", "\0", "²", "\u0301", "\U0001f600", "don't", "river" * 2, "x" * 63, "x" * 65,
+    "\u2028", "٣", "Ⅷ",
+    "\x85", "the ", "ing", "e\u0301", "e\u0302\u0301", "\u1100", "\u1161", "\u11a8", "가", "\u09c7", "\u09be",
+    "\u0344", "\u212b",
+    "\U00016d67", "\U0001d15e", "\U0001d160", "\u0345\u0334", "=\u0338", "ﬁ\u0301", "ﬁ", "½", "ｶﾞ", "ｶ", "Ａ",
+    "\u00ad", "\u200b",
+    "\u200d", "\u2581", "\u2581\u2581", "\u0130", "ſ", "ﷺ", "¨", "K", "ß", "</s>", "<unk>", "[MASK]",
+    "<|endoftext|>", "<0x41>",
+    "|||IP|||", "|||", "<tag>", " x ", "01.52", "01\u200d.52", "river bank", "unmergeable", "qqq", "HeLLo", "(a).,b",
+    "-" * 5, "\U000e0001",
+    "\ufffd", "\uf8ff", "한국", "--", "\u0600a", "🏻",
+]  # fmt: skip
+TEXTS = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+
+
+@pytest.fixture(autouse=True)
+def _small_tables(monkeypatch):
+    monkeypatch.setattr(engine, "HARD_RUNS", 4)
+
+
+@pytest.fixture(scope="module")
+def kinds():
+    """name → a tokenizer, made when it is first asked for."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            tokenizer = Ours(json.dumps(KINDS[name]()))
+            tokenizer.prepare()
+            assert tokenizer.engine, (name, tokenizer.engine_refusal)
+            made[name] = tokenizer
+        return made[name]
+
+    return get
+
+
+def both(tokenizer, texts, *, sentences=False):
+    encoded = [text.encode() for text in texts]
+    offsets = np.append(0, np.cumsum([len(text) + 1 for text in encoded])).astype(np.int64)
+    data = b"".join(text + b"\n" for text in encoded)
+    ways = tokenizer.encode, tokenizer._encode_by_library
+    return [way(data, offsets, sentences=sentences) for way in ways]
+
+
+def assert_exact(tokenizer, texts, *, sentences=False):
+    try:
+        ours, theirs = both(tokenizer, texts, sentences=sentences)
+    except TokenizerError as error:  # a special token in the text, and no unknown one
+        if "remove it from the text" not in str(error):
+            raise
+        return
+    assert ours.ids.tolist() == theirs.ids.tolist()
+    assert ours.documents.tolist() == theirs.documents.tolist()
+    assert ours.ids.dtype == theirs.ids.dtype
+    assert ours.special_ids_replaced == theirs.special_ids_replaced
+    if sentences:
+        assert ours.sentences.tolist() == theirs.sentences.tolist()
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=40)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=6), sentences=st.booleans())
+@example(texts=["   a", " a  ", "\n\n a", "a \n", "'re're", " 's", "a\u00a0\u00a0b", "\0a\0", ""], sentences=False)
+@example(
+    texts=["a  b", "|||IP||| the", "e\u0301t\u00e9", "quite", "", "x" * 70 + "e\u0301" + "x" * 70], sentences=False
+)
+@example(texts=["\u0301\U00017307\n\nx", "=\u0338\n\ni", ".\u200d", "\u0f73\u2581", "\x1f"], sentences=True)
+def test_ids_are_those_of_the_library(kinds, name, texts, sentences):
+    assert_exact(kinds(name), texts, sentences=sentences)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_code_points_alone_and_among_others(kinds, name):
+    points = code_points()
+    points = points if len(points) > 1 << 16 else points[::2]
+    texts = ["".join(f"{c} {c}a1{c}" for c in points[k : k + 4096]) for k in range(0, len(points), 4096)]
+    texts += ["".join(f"e{c}\u0301 `{c}` \u0600{c}" for c in points[k : k + 4096]) for k in range(0, len(points), 4096)]
+    assert_exact(kinds(name), texts)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_text_is_encoded_again_from_the_tables(kinds, name):
+    tokenizer, text = kinds(name), TEXT + "".join(PIECES)
+    assert_exact(tokenizer, [text, text])
+    assert_exact(tokenizer, [text[::-1], text])
+
+
+@pytest.mark.parametrize(
+    "name", ["GPT-2", "OLMo", "Llama 2", "T5", "XLM-R", "StarCoder", "WordPiece at spaces", "CLIP"]
+)
+def test_words_of_any_length(kinds, name):
+    tokenizer = kinds(name)
+    for length in (1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 63, 64, 65, 300, 4079, 4080, 4081, 5000):
+        texts = [f"{c * length} {c * length}e\u0301 b{c * length}." for c in ("a", "é", "水", "ab", " ")]
+        assert_exact(tokenizer, [text + " x" for text in texts])
+
+
+def test_words_that_do_not_fit_the_tables(kinds, monkeypatch):
+    for table in ("SHORT_SLOTS", "LONG_SLOTS", "FAR_SLOTS"):
+        monkeypatch.setattr(engine, table, 16)
+    monkeypatch.setattr(engine, "POOLED_IDS", 64)
+    monkeypatch.setattr(engine, "SPELLED_BYTES", 256)
+    monkeypatch.setattr(engine, "STABLE_SLOTS", 8)
+    for name in ("GPT-2", "OLMo", "T5"):
+        small = Ours(kinds(name).files[TOKENIZER].decode())
+        for length in (1, 7, 8, 9, 15, 16, 17, 64, 65, 300):
+            words = [chr(97 + (k * length) % 26) * length + "\u0323\u0301"[: k % 3] for k in range(60)]
+            assert_exact(small, [" ".join(words), " ".join(words[::-1])])
+
+
+@pytest.mark.parametrize("vocab_size", [65_536, 65_537, 300_000])
+def test_large_vocabularies(vocab_size):
+    content = byte_level(bytes_of(regex=True), edit=ignoring_merges)
+    vocabulary = content["model"]["vocab"]
+    first = len(vocabulary) + 8
+    vocabulary |= {f"Ġw{number}": number for number in range(first, vocab_size)}
+    tokenizer = Ours(json.dumps(content))
+    assert tokenizer.token_dtype == ("<u2" if vocab_size <= 1 << 16 else "<u4")
+    numbers = np.random.default_rng(0).integers(first, vocab_size, 500)
+    assert_exact(tokenizer, [" " + " w".join(map(str, numbers)), f" w{vocab_size - 1}", TEXT])
+    assert tokenizer.engine
+
+
+def test_ids_too_large_are_left_to_the_library():
+    content = byte_level(bytes_of(regex=True))
+    content["model"]["vocab"]["far"] = 1 << 20
+    tokenizer = Ours(json.dumps(content))
+    assert_exact(tokenizer, [TEXT])
+    assert tokenizer.engine is None
+    assert tokenizer.engine_refusal == "its vocabulary has ids of 1,048,576 or more"
+
+
+def _edited(name, **parts):
+    content = KINDS[name]()
+    for part, value in parts.items():
+        content[part] = content[part] | value if value and "type" not in value else value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda: _edited("GPT-2", model={"dropout": 0.1}), "its merges are random (dropout)"),
+        (lambda: _edited("GPT-2", pre_tokenizer={"use_regex": False}), "nothing cuts text into words"),
+        (lambda: _edited("T5", pre_tokenizer=None), "nothing cuts text into words"),
+        (lambda: _edited("GPT-2", normalizer={"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"}),
+         "its normalizer replaces the regular expression 'a+'"),
+        (lambda: _edited("GPT-2", normalizer={"type": "Replace", "pattern": {"String": "abc"}, "content": "b"}),
+         "its normalizer replaces 'abc', which is longer than two characters"),
+        (lambda: byte_level(bytes_of(*isolated(r"\w+?|\W"))),
+        "its regular expression has a lazy or possessive repetition"),
+        (lambda: byte_level(bytes_of(*isolated(r"^a|[^a]+|a"))), "its regular expression contains '^a|'"),
+        (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("e\u0301", normalized=True)),
+         "its normalizer changes the added token 'e\u0301'"),
+        (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("the", normalized=True)),
+         "its normalizer may change the end of the added token 'the'"),
+    ],
+)  # fmt: skip
+def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content, reason):
+    tokenizer = Ours(json.dumps(content()))
+    tokenizer.prepare()
+    assert tokenizer.engine is None
+    assert tokenizer.engine_refusal == reason
+    theirs = tokenizer._tokenizer.encode("the river", add_special_tokens=False).ids
+    if "dropout" not in reason:
+        assert both(tokenizer, ["the river"])[0].ids.tolist()[: len(theirs)] == theirs
+
+
+# -------------------------------------------------------------------------------------------------------------- rules
+
+
+def splits(rules, text):
+    """The words of a text by the table of a rule, with the obvious loop. Text between words is left out."""
+    keys = [(matches, 0) for matches in rules.matches(text)]
+    classes = rules.classes(keys) if keys else []
+    steps, words, start = rules.steps.reshape(-1, CLASSES), [], 0
+    while start < len(text):
+        state, stop = int(rules.starts[0]), None
+        for place in range(start, len(text) + 1):
+            step = int(steps[state, classes[place] if place < len(text) else 0])
+            if step & int(kernels.ENDED):
+                stop = place
+            state = step & int(kernels.STATES)
+            if state == 0:
+                break
+        if stop is None:
+            start += 1
+        else:
+            words.append((start, stop))
+            start = stop
+    return words
+
+
+ATOMS = st.sampled_from(
+    ["a", "b", "[ab]", "[^a]", r"\s", " ", r"\p{L}", "(?:ab)", "(?i:A)", r"\n", "(?:a|ab)", "[^\\s\\]b]"]
+)
+QUANTIFIED = st.tuples(ATOMS, st.sampled_from(["", "", "", "?", "*", "+", "{2}", "{1,3}", "{0,2}"])).map("".join)
+PATTERNS = st.lists(
+    st.tuples(st.lists(QUANTIFIED, min_size=1, max_size=3).map("".join), st.sampled_from(["", "", "(?!\\S)", "(?=b)"])),
+    min_size=1, max_size=4,
+).map(lambda parts: "|".join(map("".join, parts)))  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(PATTERNS, st.lists(st.text("abAB \n水", max_size=14), min_size=1, max_size=4))
+@example(GPT2_RULE, ["it's  a  \n b", "don't   "])
+@example(CL100K, ["it'S  a \n\n b12345", "a\r\n  \n c  "])
+def test_rules_find_what_the_library_finds(pattern, texts):
+    try:
+        rules = Rules([parse(pattern)])
+    except Unsupported:
+        assert tokenizers.pre_tokenizers.Split(Regex(pattern), "removed", invert=True) is not None
+        return
+    split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    for text in texts:
+        theirs = [place for word, place in split.pre_tokenize_str(text) if word]
+        assert splits(rules, text) == theirs, (pattern, text)
+
+
+@given(st.text("ab \n'", max_size=8), st.text("ab \n'", max_size=8))
+def test_text_can_be_cut_where_the_rules_say(before, after):
+    """Where the table says so, the words of a text are those of its two halves."""
+    rules = Rules([parse(GPT2_RULE)])
+    text = before + after
+    classes = rules.classes([(matches, 0) for matches in rules.matches(text)]) if text else []
+    for place in range(1, len(text)):
+        if rules.cuts[classes[place - 1] * CLASSES + classes[place]]:
+            halves = splits(rules, text[:place]) + [(a + place, b + place) for a, b in splits(rules, text[place:])]
+            assert splits(rules, text) == halves
