@@ -17,7 +17,6 @@ from bertdata.format.answers import TeacherCache
 from bertrain import feed
 from bertrain.config import Config, pick
 from bertrain.models import build
-from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
 from bertrain.optim import OPTIMIZERS, SCHEDULES
@@ -83,11 +82,14 @@ def model(config: Config, shards: bertdata.Dataset, *, resume: Path | None = Non
     """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights."""
     nsp = "nsp" in objectives(config)
     if resume:
-        return build.load(resume, nsp=nsp), []
-    if config.init:
-        return build.start_from(config.init, shards, length=config.longest, nsp=nsp)
-    special = shards.special_tokens
-    return build.build(config.model, special, length=config.longest, seed=config.seed, nsp=nsp), []
+        weights, warnings = build.load(resume, nsp=nsp), []
+    elif config.init:
+        run_or_name = str(checkpoint.find(Path(config.init))) if Path(config.init).is_dir() else config.init
+        weights, warnings = build.start_from(run_or_name, shards, length=config.longest, nsp=nsp)
+    else:
+        special = shards.special_tokens
+        weights, warnings = build.build(config.model, special, length=config.longest, seed=config.seed, nsp=nsp)
+    return weights, [*warnings, *build.slower(weights)]
 
 
 def learner(
@@ -97,8 +99,6 @@ def learner(
 
     Raises UsageError for a teacher that does not fit.
     """
-    if config.isolate_documents and not family_of(weights).isolates:
-        raise UsageError(f"--isolate-documents is not supported for models of type {weights.config.model_type}")
     on_gpu = ranks.device.type == "cuda"
     build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}

@@ -29,14 +29,13 @@ from bertdata.errors import UsageError
 from bertdata.files import write_file
 from bertrain import optim, tables
 from bertrain.models.build import choose_attention, max_length
-from bertrain.models.families import DROPOUTS
+from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
 from bertrain.runtime import checkpoint
 from bertrain.runtime.rates import has_bf16
 
 WARMUP = 0.1  # share of the steps
 WEIGHT_DECAY = 0.01
 MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
-HEADS = ("classifier", "score", "head", "pooler")
 
 
 def finetune(
@@ -110,20 +109,22 @@ def _model(
         labels |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        labels |= {name: dropout for name in (*DROPOUTS, "classifier_dropout") if hasattr(config, name)}
+        labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
         model, info = AutoModelForSequenceClassification.from_pretrained(
             directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **labels
         )
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"--checkpoint {directory} cannot be fine-tuned: {reason}") from None
-    lacking = [name for name in info["missing_keys"] if not any(head in name for head in HEADS)]
+    encoder = f"{model.base_model_prefix}."
+    spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))
+    missing = sorted(info["missing_keys"])
+    lacking = [name for name in missing if name.startswith(encoder) and not name.startswith(spare)]
     if lacking:
         raise UsageError(f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
     if from_scratch:
         return AutoModelForSequenceClassification.from_config(copy.deepcopy(model.config)), 0
-    encoder = {f"{model.base_model_prefix}.{name}" for name in model.base_model.state_dict()}
-    return model, len(encoder - set(info["missing_keys"]))
+    return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
 
 
 def _encode(

@@ -55,7 +55,7 @@ class Run:
             )
         if config.compiles(on_gpu=ranks.device.type == "cuda"):
             torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
-            self.learner.compile(fullgraph=True, dynamic=False)
+            self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         self.optimizer = optim.build(self.learner, config)
         if self.resumed_from:

@@ -1,0 +1,291 @@
+"""Every family of models learns what transformers' own loss would teach it, and every command takes it."""
+
+import copy
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from families import SMALL, UNLISTED
+from torch.utils.flop_counter import FlopCounterMode
+from training import entries, learner, losses, on_ranks, train
+from transformers import AutoModel, AutoModelForMaskedLM
+
+import bertdata
+from bertdata.build import build
+from bertdata.errors import UsageError
+from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
+from bertrain.config import Config
+from bertrain.models import build as models
+from bertrain.models.families import FAMILIES, family_of, layers_of
+from bertrain.models.taps import EMBEDDINGS, Taps
+from bertrain.runtime.dist import World
+from bertrain.runtime.rates import Operations
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
+EVERY = SMALL | UNLISTED
+UNLIKE = ["bert", "roberta", "albert", "deberta-v2", "longformer"]  # so different that they stand for all where time is
+MOST = [name if name in UNLIKE else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory, corpus, vocab):
+    """The corpus with RoBERTa's special ids: all are others than BERT's, and MPNet knows no other padding id."""
+    place = tmp_path_factory.mktemp("families")
+    words = Path(vocab).read_text().splitlines()[5:]
+    (place / "vocab.txt").write_text("\n".join(["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", *words]) + "\n")
+    build([corpus], place / "shards", tokenizer=str(place / "vocab.txt"), validation=0.2)
+    return bertdata.open(place / "shards")
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    """A configuration file of every family, by its name."""
+    place = tmp_path_factory.mktemp("configs")
+    for name, values in EVERY.items():
+        (place / f"{name}.json").write_text(json.dumps({"model_type": name} | values))
+    return {name: str(place / f"{name}.json") for name in EVERY}
+
+
+def built(configs, name, dataset, *, seed=0):
+    return models.build(configs[name], dataset.special_tokens, length=32, seed=seed)[0]
+
+
+def test_every_family_has_a_small_configuration_here():
+    assert list(SMALL) == list(FAMILIES)
+
+
+# --------------------------------------------------------------------------------------------------------------- loss
+
+
+@pytest.mark.parametrize("samples", ["windows", "documents"])
+@pytest.mark.parametrize("name", EVERY)
+def test_loss_and_gradients_are_those_of_transformers(configs, dataset, name, samples):
+    batch = bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(40, 44))
+    assert (batch.attention_mask is None) == (samples == "windows")
+    weights = built(configs, name, dataset).train()
+    piece = next(feed.micro_batches(batch, size=4, count=1, device=CPU))
+    ours = learner(weights)(**piece)["mlm"].sum / feed.num_targets(batch)
+    ours.backward()
+    gradients = {name: parameter.grad for name, parameter in weights.named_parameters()}
+    weights.zero_grad()
+    mask = {} if batch.attention_mask is None else {"attention_mask": piece["attention_mask"]}
+    theirs = weights(input_ids=piece["input_ids"], labels=torch.from_numpy(batch.labels), **mask).loss
+    theirs.backward()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    for name, parameter in weights.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_a_step_of_every_family_is_one_graph(configs, dataset, name):
+    """As --compile on asks."""
+    torch.compiler.reset()
+    plain = learner(built(configs, name, dataset)).train()
+    batch = bertdata.Loader(dataset, length=32, samples="documents").read(np.arange(40, 44))
+    piece = next(feed.micro_batches(batch, size=4, count=1, device=CPU))
+    expected = plain(**piece)["mlm"].sum
+    found = torch.compile(plain, backend="eager", fullgraph=True, dynamic=False)(**piece)["mlm"].sum
+    torch.testing.assert_close(found, expected)
+    found.backward()
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_a_checkpoint_is_one_of_transformers_and_a_run_resumes_to_the_same_bits(configs, dataset, tmp_path, name):
+    whole = train(dataset.path, tmp_path / "run", model=configs[name], steps=3, eval_every=0)
+    last = tmp_path / "run" / "step-00000003"
+    plain = AutoModelForMaskedLM.from_pretrained(last).eval()
+    ours = learner(models.load(last)).eval()
+    batch = bertdata.Loader(dataset, length=32).read(np.arange(4))
+    piece = next(feed.micro_batches(batch, size=4, count=1, device=CPU))
+    with torch.no_grad():
+        theirs = plain(input_ids=piece["input_ids"]).logits
+        rows = torch.arange(4)[:, None]
+        torch.testing.assert_close(ours.logits(**piece), theirs[rows, piece["masked_positions"]], rtol=1e-5, atol=1e-5)
+    weights = (last / "model.safetensors").read_bytes()
+    shutil.rmtree(last)
+    again = train(dataset.path, tmp_path / "run", model=configs[name], steps=3, eval_every=0)
+    assert losses(again) == losses(whole)
+    assert (last / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_what_one_does(configs, dataset, tmp_path):
+    """All families in one launch; parts of an encoder that get no gradient stop no rank."""
+    places = {ranks: tmp_path / str(ranks) for ranks in (1, 2)}
+    for ranks, place in places.items():
+        code, _, err = on_ranks(ranks, "families", [dataset.path, place, *configs.values()])
+        assert code == 0, err
+    for name in EVERY:
+        one, two = ([entry["loss"] for entry in entries(place / name) if "loss" in entry] for place in places.values())
+        assert len(one) == 2
+        assert two == pytest.approx(one, rel=1e-4), name
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_activations_are_computed_again_or_it_is_said_that_they_cannot(configs, dataset, name):
+    weights = built(configs, name, dataset).train()
+    batch = bertdata.Loader(dataset, length=32).read(np.arange(4))
+    piece = next(feed.micro_batches(batch, size=4, count=1, device=CPU))
+    plain = learner(copy.deepcopy(weights))(**piece)["mlm"].sum
+    if name in ("albert", "mpnet", "squeezebert", "flaubert", "xlm", "ibert"):
+        with pytest.raises(UsageError, match=f"of a {name} again; leave --gradient-checkpointing out"):
+            models.recompute_activations(weights)
+        return
+    models.recompute_activations(weights)
+    again = learner(weights)(**piece)["mlm"].sum
+    assert torch.equal(again, plain)
+    again.backward()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_encoder_without_heads_is_a_start_and_half_an_encoder_is_none(configs, dataset, tmp_path, name):
+    whole = AutoModel.from_config(built(configs, name, dataset).config)
+    whole.save_pretrained(tmp_path)
+    weights, warnings = models.start_from(str(tmp_path), dataset, length=32)
+    assert weights.config.model_type == name
+    assert "begin at random" in warnings[0]
+    embeddings = next(
+        number for number, value in whole.state_dict().items() if value.shape[0] == whole.config.vocab_size
+    )
+    whole.save_pretrained(tmp_path, state_dict={k: v for k, v in whole.state_dict().items() if k != embeddings})
+    with pytest.raises(UsageError, match="lacks 1 weights of the encoder, such as .*embed"):
+        models.start_from(str(tmp_path), dataset, length=32)
+
+
+# ---------------------------------------------------------------------------------------------------------- documents
+
+
+LENGTHS = [13, 11, 8]  # of three documents in a row of 32
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if FAMILIES[name].isolation])
+def test_packed_documents_are_what_they_are_apart(configs, dataset, name):
+    weights = built(configs, name, dataset).eval()
+    ids = torch.randint(5, 80, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(n) for n in LENGTHS]).expand(2, -1)
+    with torch.no_grad():
+        apart = torch.cat([weights.base_model(input_ids=part).last_hidden_state for part in ids.split(LENGTHS, 1)], 1)
+        leaking = weights.base_model(input_ids=ids).last_hidden_state
+        together = learner(weights, isolate=True).encode(ids, position_ids=positions)
+    torch.testing.assert_close(together, apart, rtol=0, atol=2e-6)
+    assert (leaking - apart).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in FAMILIES or not FAMILIES[name].isolation])
+def test_what_cannot_keep_documents_apart_says_so(configs, dataset, name):
+    config = Config(data=str(dataset.path), out="nowhere", model=configs[name], isolate_documents=True)
+    with pytest.raises(UsageError, match=f"a {name} cannot keep packed documents apart.*; bert, modernbert, .* can"):
+        assemble.learner(config, built(configs, name, dataset), dataset, ALONE, "fp32")
+
+
+# ------------------------------------------------------------------------------------------------------------- teaching
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if FAMILIES[name].taps])
+def test_what_is_tapped_are_hidden_states_and_linear_maps_of_what_comes_before(configs, dataset, name):
+    weights = built(configs, name, dataset).eval()
+    shares = len({id(layer) for layer in layers_of(weights)}) == 1
+    numbers = [1] if shares else [EMBEDDINGS, 0]
+    taps = Taps(weights, numbers, hidden=True)
+    ids = torch.randint(5, 80, (2, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        states = weights.base_model(input_ids=ids, output_hidden_states=True).hidden_states
+    for number in numbers:
+        torch.testing.assert_close(taps.hidden[number], states[number + 1])
+    assert len(layers_of(weights)) == 2
+    if FAMILIES[name].taps == "attention":
+        shapes = {part.shape[:2] for part in taps.projections(numbers[-1])}
+        assert shapes == {(2, 32)}
+
+
+@pytest.mark.parametrize("method", ["relations", "hidden", "logits"])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_family_teaches_and_learns_by_each_method_or_says_that_it_cannot(configs, dataset, tmp_path, name, method):
+    taps = family_of(built(configs, name, dataset)).taps
+    can = method == "logits" or taps == "attention" or (taps == "hidden" and method == "hidden")
+    for model, taught_by in ((name, "bert"), ("bert", name)):
+        place = tmp_path / taught_by
+        if not place.exists():
+            built(configs, taught_by, dataset, seed=1).save_pretrained(place)
+        config = Config(
+            data=str(dataset.path), out="x", model=configs[model], length=32, teacher=str(place), distil=method,
+            **({"distil_layers": "last"} if method == "hidden" else {}),
+        )  # fmt: skip
+        if not can:
+            with pytest.raises(UsageError, match=f"cannot read the layers of a {name} .*give --distil logits"):
+                assemble.learner(config, built(configs, model, dataset), dataset, ALONE, "fp32")
+            continue
+        module = assemble.learner(config, built(configs, model, dataset), dataset, ALONE, "fp32")
+        batch = bertdata.Loader(dataset, length=32, samples="documents").read(np.arange(40, 44))
+        piece = module.prepare(next(feed.micro_batches(batch, size=4, count=1, device=CPU)))
+        loss = module(**piece)["distil"].sum
+        loss.backward()
+        assert 0 < loss.item() < 1e4
+
+
+def test_layers_that_share_weights_are_not_compared_one_by_one(configs, dataset, tmp_path):
+    built(configs, "bert", dataset).save_pretrained(tmp_path)
+    config = Config(data=str(dataset.path), out="x", model=configs["albert"], length=32,
+                    teacher=str(tmp_path), distil="hidden")  # fmt: skip
+    with pytest.raises(UsageError, match="layers of a albert share their weights; give --distil-layers last"):
+        assemble.learner(config, built(configs, "albert", dataset), dataset, ALONE, "fp32")
+
+
+# ----------------------------------------------------------------------------------------------------------- operations
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_operations_are_those_that_torch_counts(configs, dataset, name):
+    """So the vocabulary projection is that of the masked places alone. Windows save nothing in plain attention."""
+    weights = built(configs, name, dataset).eval()
+    weights.set_attn_implementation("eager")
+    batch = bertdata.Loader(dataset, length=32).read(np.arange(4))
+    piece = next(feed.micro_batches(batch, size=4, count=1, device=CPU))
+    with FlopCounterMode(display=False) as counter:
+        learner(weights).logits(**piece)
+    operations = replace(Operations.of(weights), windows=(None, None))
+    counted = operations.of_step(rows=4, length=32, slots=batch.targets.shape[1]) / 3
+    relative = name.startswith("deberta")  # whose relative positions share products between the rows of a batch
+    assert counted == pytest.approx(counter.get_total_flops(), rel=0.1 if relative else 0.02)
+
+
+def test_operations_of_a_family_that_is_not_in_the_table_are_estimated(configs, dataset):
+    weights = built(configs, "longformer", dataset)
+    parameters = sum(parameter.numel() for parameter in weights.parameters())
+    assert Operations.of(weights).of_step(rows=4, length=32, slots=5) == 6 * 4 * 32 * parameters
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+def invoke(command, *arguments):
+    done = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_every_command_takes_every_family(configs, dataset, tmp_path, name):
+    run, data = tmp_path / "run", ("--data", dataset.path)
+    said = invoke(doctor.main, *data, "--out", run, "--model", configs[name], "--length", 32, "--steps", 1)
+    assert ("training is slower" in said) == (name in UNLISTED)
+    train(dataset.path, run, model=configs[name], steps=1, eval_every=0)
+    assert '"loss": ' in invoke(evaluate.main, *data, "--checkpoint", run, "--json", "--show", 1)
+    limits = ("--length", 32, "--max-samples", 8, "--batch-size", 8, "--top-k", 4)
+    assert "done: " in invoke(teacher.main, *data, "--model", run, "--out", tmp_path / "logits", *limits)
+    options = {"model": configs[name], "teacher_cache": str(tmp_path / "logits")}
+    taught = train(dataset.path, tmp_path / "taught", steps=1, **options)
+    assert taught[0]["distil_loss"] > 0
+    again = train(dataset.path, tmp_path / "again", init=str(run), steps=1)
+    assert again[0]["loss"] > 0
+    (tmp_path / "train.tsv").write_text("river light\t1\nsalt stone\t0\n" * 4)
+    labelled = ("--train", tmp_path / "train.tsv", "--dev", tmp_path / "train.tsv", "--out", tmp_path / "tuned")
+    assert "1 seeds" in invoke(finetune.main, "--checkpoint", run, *labelled, "--seeds", 1, "--epochs", 1)
