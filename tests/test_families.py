@@ -8,12 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
+import transformers
 from click.testing import CliRunner
 from families import SMALL, UNLISTED
+from tokenizers import AddedToken
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.processors import RobertaProcessing
+from tokenizers.trainers import BpeTrainer
 from torch.utils.flop_counter import FlopCounterMode
 from training import entries, learner, losses, on_ranks, train
-from transformers import AutoModel, AutoModelForMaskedLM
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
 from bertdata.build import build
@@ -58,6 +66,19 @@ def built(configs, name, dataset, *, seed=0):
 
 def test_every_family_has_a_small_configuration_here():
     assert list(SMALL) == list(FAMILIES)
+
+
+def test_the_page_of_models_has_every_family_with_its_facts():
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text().split("## The table of families")[1]
+    rows = [line.split(" | ")[:4] for line in page.splitlines() if line.startswith("| ") and "model_type" not in line]
+    assert {name.removeprefix("| "): facts for name, *facts in rows} == {
+        name: [
+            "after the padding id" if family.positions_after_padding else "0",
+            family.isolation or "no",
+            {"attention": "logits, relations, hidden", "hidden": "logits, hidden", None: "logits"}[family.taps],
+        ]
+        for name, family in FAMILIES.items()
+    }
 
 
 # --------------------------------------------------------------------------------------------------------------- loss
@@ -157,6 +178,59 @@ def test_an_encoder_without_heads_is_a_start_and_half_an_encoder_is_none(configs
     whole.save_pretrained(tmp_path, state_dict={k: v for k, v in whole.state_dict().items() if k != embeddings})
     with pytest.raises(UsageError, match="lacks 1 weights of the encoder, such as .*embed"):
         models.start_from(str(tmp_path), dataset, length=32)
+
+
+# ------------------------------------------------------------------------------------------------------ RoBERTa's own
+
+
+def byte_level_bpe(texts):
+    """A tokenizer as RoBERTa's: <s> <pad> </s> <unk> <mask>, and the mask takes the space before it."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True, special=True)]
+    tokenizer = tokenizers.Tokenizer(BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    alphabet = ByteLevel.alphabet()
+    trainer = BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory):
+    """The checkpoint of a RoBERTa that was trained on rows of 32 tokens of such a tokenizer."""
+    tmp_path = tmp_path_factory.mktemp("roberta")
+    texts = ["river " * 40 + "bank"] * 2
+    (tmp_path / "corpus.txt").write_text("\n\n".join(texts * 50))
+    byte_level_bpe(texts).save(str(tmp_path / "tokenizer.json"))
+    build([tmp_path / "corpus.txt"], tmp_path / "shards", tokenizer=str(tmp_path / "tokenizer.json"))
+    values = {"model_type": "roberta", "vocab_size": 50265, "type_vocab_size": 1, "max_position_embeddings": 20}
+    (tmp_path / "roberta.json").write_text(json.dumps(SMALL["roberta"] | values | {"pad_token_id": 7}))
+    train(tmp_path / "shards", tmp_path / "run", model=str(tmp_path / "roberta.json"), steps=20, global_batch_size=16,
+          lr=1e-2, save_every=20, eval_every=0)  # fmt: skip
+    return tmp_path / "run" / "step-00000020"
+
+
+def test_a_roberta_of_a_byte_level_bpe_has_positions_after_its_padding_id(roberta):
+    """So rows of 32 need 34 positions; and its checkpoint tells the tokenizer how long rows may be."""
+    config = json.loads((roberta / "config.json").read_text())
+    assert (config["pad_token_id"], config["max_position_embeddings"]) == (1, 34)
+    tokenizer = AutoTokenizer.from_pretrained(roberta)
+    assert tokenizer.model_max_length == 32
+    rows = tokenizer(["river " * 50, "river bank"], truncation=True, padding=True, return_tensors="pt")
+    assert rows.keys() == {"input_ids", "attention_mask"}
+    positions = []
+    model = AutoModelForMaskedLM.from_pretrained(roberta)
+    model.roberta.embeddings.position_embeddings.register_forward_hook(lambda _, ids, __: positions.append(ids[0]))
+    model(**rows)
+    filled = int(rows["attention_mask"][1].sum())
+    assert positions[0][0].tolist() == list(range(2, 34))
+    assert positions[0][1].tolist() == [*range(2, 2 + filled), *[1] * (32 - filled)]
+
+
+@pytest.mark.slow
+def test_it_fills_masks_in_a_pipeline(roberta):
+    fill = transformers.pipeline("fill-mask", model=str(roberta), tokenizer=str(roberta))
+    assert fill("river <mask> river")[0]["sequence"] == "river river river"
 
 
 # ---------------------------------------------------------------------------------------------------------- documents

@@ -699,6 +699,14 @@ def test_hidden_states_and_attention_are_mapped_as_they_should(dataset, big, con
     assert found["distil"].item() == pytest.approx(expected, rel=1e-4)
 
 
+def test_heads_that_share_a_key_are_compared_with_it():
+    queries, keys = torch.randn(2, 5, 24), torch.randn(2, 5, 12)  # six heads of 4; two share a key
+    found = distil._scores(queries, keys, 6)
+    for head in range(6):
+        q, k = queries[..., 4 * head : 4 * head + 4], keys[..., 4 * (head // 2) : 4 * (head // 2) + 4]
+        torch.testing.assert_close(found[:, head], q @ k.transpose(1, 2) / 2)
+
+
 @pytest.mark.parametrize("method", ["relations", "hidden", "logits"])
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
 def test_padding_teaches_nothing(dataset, big, configs, kind, method):
