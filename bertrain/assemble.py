@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bertdata.format.answers import TeacherCache
 from bertrain import feed
 from bertrain.config import Config, pick
 from bertrain.models import build
+from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
 from bertrain.optim import OPTIMIZERS, SCHEDULES
@@ -127,15 +129,21 @@ def _distillation(
         most = build.max_length(teacher.config)
         raise UsageError(f"rows of {config.longest} are more than the {most} positions of --teacher {config.teacher}")
     objective = Distil(weights, config, vocab_size=vocab_size, teacher=teacher)
-    objective.teacher = Teacher(teacher, objective, ranks.device, autocast(ranks.device, precision))
+    computing = autocast(ranks.device, precision)
+    if not family_of(teacher).half:  # it is called where the student computes in half precision
+        computing = functools.partial(torch.autocast, ranks.device.type, enabled=False)
+    objective.teacher = Teacher(teacher, objective, ranks.device, computing)
     return objective, f"{config.distil_method} of teacher {build.fingerprint(teacher)[:16]}"
 
 
-def precision(config: Config, device: torch.device) -> str:
-    """--precision, resolved: fp32, bf16 or fp16."""
+def precision(config: Config, device: torch.device, weights: PreTrainedModel) -> str:
+    """--precision, resolved: fp32, bf16 or fp16. Raises UsageError for one that the model cannot compute in."""
+    half = family_of(weights).half
+    if config.precision not in ("auto", "fp32") and not half:
+        raise UsageError(f"a {weights.config.model_type} computes in fp32 alone; give --precision fp32")
     if config.precision != "auto":
         return config.precision
-    if device.type != "cuda":
+    if device.type != "cuda" or not half:
         return "fp32"
     return "bf16" if rates.has_bf16(device) else "fp16"
 

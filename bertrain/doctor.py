@@ -72,7 +72,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     try:
         weights, warnings = assemble.model(config, shards)
         cpu = torch.device("cpu")
-        assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu))
+        assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
     except BertdataError as error:
         yield "model", (FAIL, str(error))
         return

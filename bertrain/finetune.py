@@ -48,8 +48,11 @@ def finetune(
     directory = checkpoint.find(Path(start)) if Path(start).is_dir() else start
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and has_bf16(device))
     model, num_loaded = _model(directory, names, from_scratch=from_scratch, dropout=dropout)
+    half = family_of(model).half
+    if precision == "bf16" and not half:
+        raise UsageError(f"a {model.config.model_type} computes in fp32 alone; give --precision fp32")
+    bf16 = precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
     choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
     num_tensors = len(model.base_model.state_dict())
     click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)

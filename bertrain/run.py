@@ -43,7 +43,7 @@ class Run:
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
-        self.precision = assemble.precision(config, ranks.device)
+        self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         if config.gradient_checkpointing:
             recompute_activations(weights)

@@ -51,6 +51,8 @@ UNLISTED = {
     "longformer": SIZES | {"attention_window": 8},
     "luke": SIZES | {"entity_vocab_size": 10, "entity_emb_size": 8},
     "ibert": SIZES,
+    "roc_bert": SIZES | {"shape_vocab_size": 9, "pronunciation_vocab_size": 9},
+    "layoutlm": SIZES,
     "big_bird": SIZES | {"attention_type": "original_full"},
 }  # fmt: skip
 

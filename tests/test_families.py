@@ -21,7 +21,8 @@ from tokenizers.processors import RobertaProcessing
 from tokenizers.trainers import BpeTrainer
 from torch.utils.flop_counter import FlopCounterMode
 from training import entries, learner, losses, on_ranks, train
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import MaskedLMOutput
 
 import bertdata
 from bertdata.build import build
@@ -147,6 +148,40 @@ def test_two_ranks_learn_what_one_does(configs, dataset, tmp_path):
         one, two = ([entry["loss"] for entry in entries(place / name) if "loss" in entry] for place in places.values())
         assert len(one) == 2
         assert two == pytest.approx(one, rel=1e-4), name
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_bf16_is_close_or_refused(configs, dataset, tmp_path, name):
+    loss = {}
+    for precision in ("fp32", "bf16"):
+        config = Config(data=str(dataset.path), out="nowhere", precision=precision, length=32)
+        weights = built(configs, name, dataset)
+        if (name, precision) == ("deberta", "bf16"):
+            with pytest.raises(UsageError, match="a deberta computes in fp32 alone; give --precision fp32"):
+                assemble.precision(config, CPU, weights)
+            return
+        assert assemble.precision(config, CPU, weights) == precision
+        isolate = name in FAMILIES and FAMILIES[name].isolation is not None
+        module = assemble.learner(replace(config, isolate_documents=isolate), weights, dataset, ALONE, precision)
+        samples = "packed" if isolate else "documents"
+        batch = bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(40, 44))
+        with assemble.autocast(CPU, precision)():
+            loss[precision] = module(**next(feed.micro_batches(batch, size=4, count=1, device=CPU)))["mlm"].sum
+        loss[precision].backward()
+    assert loss["bf16"].item() == pytest.approx(loss["fp32"].item(), rel=0.02)
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
+def test_a_teacher_that_computes_in_fp32_alone_teaches_one_that_does_not(configs, dataset, tmp_path):
+    built(configs, "deberta", dataset, seed=1).save_pretrained(tmp_path)
+    config = Config(data=str(dataset.path), out="x", model=configs["bert"], length=32, teacher=str(tmp_path),
+                    distil="logits", precision="bf16")  # fmt: skip
+    module = assemble.learner(config, built(configs, "bert", dataset), dataset, ALONE, "bf16")
+    piece = next(
+        feed.micro_batches(bertdata.Loader(dataset, length=32).read(np.arange(4)), size=4, count=1, device=CPU)
+    )
+    with assemble.autocast(CPU, "bf16")():
+        assert 0 < module(**module.prepare(piece))["distil"].sum < 1e4
 
 
 @pytest.mark.parametrize("name", MOST)
@@ -328,6 +363,45 @@ def test_operations_are_those_that_torch_counts(configs, dataset, name):
     counted = operations.of_step(rows=4, length=32, slots=batch.targets.shape[1]) / 3
     relative = name.startswith("deberta")  # whose relative positions share products between the rows of a batch
     assert counted == pytest.approx(counter.get_total_flops(), rel=0.1 if relative else 0.02)
+
+
+class OwnConfig(PreTrainedConfig):
+    """What a program may register that has a model of its own, with no encoder that transformers knows."""
+
+    model_type = "one-of-our-own"
+    hidden_size: int = 16
+
+
+class OwnForMaskedLM(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embeddings = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        self.mixer = torch.nn.GRU(config.hidden_size, config.hidden_size // 2, bidirectional=True, batch_first=True)
+        self.head = torch.nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None):
+        return MaskedLMOutput(logits=self.head(self.mixer(self.embeddings(input_ids))[0]))
+
+
+def test_a_model_of_ones_own_trains_slower_and_says_so(dataset, tmp_path, capsys):
+    AutoConfig.register("one-of-our-own", OwnConfig)
+    AutoModelForMaskedLM.register(OwnConfig, OwnForMaskedLM)
+    (tmp_path / "own.json").write_text('{"model_type": "one-of-our-own", "hidden_size": 32}')
+    options = {"model": str(tmp_path / "own.json"), "steps": 2, "eval_every": 0}
+    whole = losses(train(dataset.path, tmp_path / "run", **options))
+    assert capsys.readouterr().out.count("one-of-our-own is not in the table of families") == 1
+    shutil.rmtree(tmp_path / "run" / "step-00000002")
+    assert losses(train(dataset.path, tmp_path / "run", **options)) == whole
+
+
+def test_a_model_that_needs_more_than_tokens_is_one_sentence(configs, dataset, tmp_path):
+    (tmp_path / "xmod.json").write_text(json.dumps({"model_type": "xmod"} | SMALL["roberta"]))
+    config = Config(data=str(dataset.path), out="x", model=str(tmp_path / "xmod.json"), length=32)
+    with pytest.raises(UsageError, match="a xmod cannot predict tokens from tokens alone: .*language"):
+        assemble.model(config, dataset)
 
 
 def test_operations_of_a_family_that_is_not_in_the_table_are_estimated(configs, dataset):

@@ -47,6 +47,7 @@ class Family:
     """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
     untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model has and does not train
     scores: float = 1.0  # operations of its attention, apart from linear maps, by those of plain attention
+    half: bool = True  # whether it computes in bf16 and fp16 too
     next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
 
 
@@ -86,7 +87,7 @@ FAMILIES: dict[str, Family] = {
     "megatron-bert": Family(isolation="mask"),
     "rembert": Family(isolation="mask"),
     "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # sines, which are computed
-    "deberta": Family(taps="hidden", scores=2.0),  # queries, keys and values of a head lie side by side
+    "deberta": Family(taps="hidden", scores=2.0, half=False),  # queries, keys and values of a head lie side by side
     "deberta-v2": Family(taps="hidden", scores=2.0),  # they are used twice, for relative positions too
     "mobilebert": Family(),  # its embeddings look at neighbouring tokens
     "convbert": Family(taps="hidden"),  # as do its convolutions; attention has fewer heads than the configuration says
