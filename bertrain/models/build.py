@@ -224,7 +224,7 @@ def _from_pretrained(spec: Path | str, *, nsp: bool, local_files_only: bool) -> 
         check_kind(config, str(spec))
         auto: Any = (nsp and family_of(config).next_sentence) or AutoModelForMaskedLM
         model, info = auto.from_pretrained(spec, dtype=torch.float32, output_loading_info=True, **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         if isinstance(error, UsageError):
             raise
         reason = str(error).partition("\n")[0]

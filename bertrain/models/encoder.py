@@ -129,7 +129,11 @@ def _own_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     """
     head = copy.copy(model)
     head.__dict__["_modules"] = dict(model._modules) | {model.base_model_prefix: _Given()}  # noqa: SLF001
-    return lambda hidden: head(input_ids=hidden).logits
+    return functools.partial(_logits, head)  # a copy of which belongs to a copy of the model
+
+
+def _logits(head: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
+    return head(input_ids=hidden).logits
 
 
 def inputs_of(piece: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -14,26 +14,32 @@ from bertrain.models.families import family_of, layers_of, projections_of
 EMBEDDINGS = -1  # stands for the embeddings among layer numbers
 
 
+def check(model: PreTrainedModel, *, hidden: bool) -> None:
+    """Raises UsageError where a model's family cannot be tapped for hidden states, or else for relations."""
+    taps = family_of(model).taps
+    if taps is None or not (hidden or taps == "attention"):
+        raise UsageError(
+            f"--distil {'hidden' if hidden else 'relations'} cannot read the layers of a {model.config.model_type} "
+            f"(docs/models.md); give --distil logits{' or hidden' if taps == 'hidden' else ''}"
+        )
+
+
 class Taps:
     """What passed through some layers in the last forward pass.
 
     hidden: layer number → its output [B, T, H], EMBEDDINGS for what enters the first layer; empty unless asked for.
-    Raises UsageError where the model's family cannot be tapped so.
+    Raises UsageError for several layers that are one module. Call `check` first.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], *, hidden: bool) -> None:
         self.hidden: dict[int, torch.Tensor] = {}
         self._projected: dict[tuple[int, int], torch.Tensor] = {}
-        all_layers, kind = layers_of(model), model.config.model_type
+        all_layers = layers_of(model)
         self.has_attention = family_of(model).taps == "attention"
-        if family_of(model).taps is None or not (hidden or self.has_attention):
-            what = "hidden" if hidden else "relations"
-            raise UsageError(
-                f"--distil {what} cannot read the layers of a {kind} (docs/models.md); give --distil logits"
-                + " or hidden" * (family_of(model).taps == "hidden")
-            )
         if len(layers) > 1 and len({id(layer) for layer in all_layers}) < len(all_layers):
-            raise UsageError(f"the layers of a {kind} share their weights; give --distil-layers last")
+            raise UsageError(
+                f"the layers of a {model.config.model_type} share their weights; give --distil-layers last"
+            )
         for number in layers:
             if number == EMBEDDINGS:
                 all_layers[0].register_forward_pre_hook(_keep_input_in(self.hidden), with_kwargs=True)

@@ -27,6 +27,7 @@ from bertdata import IGNORE_INDEX, Batch, key
 from bertdata.errors import UsageError
 from bertrain.config import Config
 from bertrain.feed import MicroBatch, num_targets
+from bertrain.models import taps
 from bertrain.models.encoder import Encoder, inputs_of
 from bertrain.models.families import family_of
 from bertrain.models.taps import EMBEDDINGS, Taps
@@ -57,6 +58,8 @@ class Distil(Objective):
         """Who answers each micro-batch; None where a cache has the answers. It is no torch module, so not a part."""
         if teacher is None or config.distil_method == "logits":
             return
+        for tapped in (model, teacher):
+            taps.check(tapped, hidden=config.distil_method == "hidden")
         student_config, teacher_config = model.config, teacher.config
         self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, config)
         self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.distil_method == "hidden")
