@@ -91,6 +91,8 @@ def model(config: Config, shards: bertdata.Dataset, *, resume: Path | None = Non
     else:
         special = shards.special_tokens
         weights, warnings = build.build(config.model, special, length=config.longest, seed=config.seed, nsp=nsp)
+    if not nsp:  # which is of families that are known to
+        build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
 
 

@@ -47,6 +47,22 @@ SMALL = {
     "flaubert": XLM,
     "xlm": XLM,
 }  # fmt: skip
+VARIANTS = {  # what a configuration can change in how a family predicts; the name of the family comes first
+    "bert untied": SIZES | {"tie_word_embeddings": False},
+    "roberta untied": SIZES | {"tie_word_embeddings": False},
+    "electra as wide": SIZES | {"embedding_size": 32},
+    "albert in two groups": SIZES | {"embedding_size": 16, "num_hidden_groups": 2},
+    "deberta-v2 with a new head": SIZES | DEBERTA | {"legacy": False},
+    "deberta-v2 with a convolution": SIZES | DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu"},
+    "esm with positions": SIZES | {"position_embedding_type": "absolute", "token_dropout": False},
+    "distilbert with sines": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0,
+                              "attention_dropout": 0.0, "max_position_embeddings": 80, "sinusoidal_pos_embds": True},
+    "eurobert with as many keys": SIZES | {"num_key_value_heads": 2},
+    "mobilebert without trigrams": SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16, "trigram_input": False},
+    "modernbert with biases": SIZES | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False},
+    "deberta with one kind": SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]},
+    "deberta-v2 in base size": SIZES | DEBERTA | {"max_position_embeddings": 512, "position_buckets": 24},
+}  # fmt: skip
 UNLISTED = {
     "longformer": SIZES | {"attention_window": 8},
     "luke": SIZES | {"entity_vocab_size": 10, "entity_emb_size": 8},

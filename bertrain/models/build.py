@@ -286,23 +286,24 @@ def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length
         model.set_attn_implementation("eager")
 
 
-def slower(model: PreTrainedModel) -> list[str]:
-    """A warning for a model of a family that is not in FAMILIES, else nothing.
-
-    Calls such a model once, and raises UsageError if it does not turn ids alone into logits of the vocabulary.
-    """
-    if not family_of(model).dense:
-        return []
+def check_runs(model: PreTrainedModel, *, length: int) -> None:
+    """Calls a model on one row. Raises UsageError if it does not turn ids alone into logits of the vocabulary."""
     was_training = model.training
     try:
         with torch.no_grad():
-            logits = model.eval()(input_ids=torch.arange(8)[None]).logits
-        if logits.shape != (1, 8, model.config.vocab_size):
-            raise ValueError(f"8 ids give logits of shape {list(logits.shape)}")
+            logits = model.eval()(input_ids=torch.arange(length)[None] % model.config.vocab_size).logits
+        if logits.shape != (1, length, model.config.vocab_size):
+            raise ValueError(f"{length} ids give logits of shape {list(logits.shape)}")
     except Exception as error:  # of any code
         reason = " ".join(str(error).split())
         raise UsageError(f"a {model.config.model_type} cannot predict tokens from tokens alone: {reason}") from None
     model.train(was_training)
+
+
+def slower(model: PreTrainedModel) -> list[str]:
+    """A warning for a model of a family that is not in FAMILIES, else nothing."""
+    if not family_of(model).dense:
+        return []
     return [
         f"{model.config.model_type} is not in the table of families (docs/models.md), so training is slower: every "
         "token of a row goes through the vocabulary projection, not the masked ones alone; and the operations a second "

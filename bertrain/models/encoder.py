@@ -116,7 +116,14 @@ def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 
 class _Given(Module):
-    """Stands where a model has its encoder, and gives back the hidden states that come instead of ids."""
+    """Stands where a model has its encoder, and gives back the hidden states that come instead of ids.
+
+    It has the encoder's parts, as a head may multiply by the embeddings.
+    """
+
+    def __init__(self, encoder: Module) -> None:
+        super().__init__()
+        self.__dict__["_modules"] = encoder._modules  # noqa: SLF001
 
     def forward(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=input_ids)
@@ -128,7 +135,7 @@ def _own_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     It is a shallow copy of the model that shares all modules but the encoder, so no family has to describe its head.
     """
     head = copy.copy(model)
-    head.__dict__["_modules"] = dict(model._modules) | {model.base_model_prefix: _Given()}  # noqa: SLF001
+    head.__dict__["_modules"] = dict(model._modules) | {model.base_model_prefix: _Given(model.base_model)}  # noqa: SLF001
     return functools.partial(_logits, head)  # a copy of which belongs to a copy of the model
 
 

@@ -46,7 +46,8 @@ class Family:
     layers: Callable[[PreTrainedModel], Sequence[Module]] | None = None
     """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
     untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model has and does not train
-    scores: float = 1.0  # operations of its attention, apart from linear maps, by those of plain attention
+    scores: Callable[[PreTrainedConfig, int], float] = lambda config, places: 2 * places
+    """Configuration, places that a token attends to → how many vectors of a layer a token is multiplied with there."""
     half: bool = True  # whether it computes in bf16 and fp16 too
     next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
 
@@ -59,6 +60,15 @@ def _albert_layers(model: PreTrainedModel) -> list[Module]:
     """Layers share weights in groups: one module stands for several layers."""
     groups, number = model.albert.encoder.albert_layer_groups, model.config.num_hidden_layers
     return [groups[layer * len(groups) // number] for layer in range(number)]
+
+
+def _deberta_scores(config: PreTrainedConfig, places: int) -> float:
+    """Keys and values; and for each kind of relative attention a table of relative positions, to both sides."""
+    furthest = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
+    table = getattr(config, "position_buckets", 0)  # only DeBERTa-v2 has the whole table in each product
+    if table <= 0:
+        table = min(places, furthest) if config.model_type == "deberta" else furthest
+    return 2 * places + 2 * table * len(config.pos_att_type or ()) * config.relative_attention
 
 
 _ROBERTA = Family(positions_after_padding=True, isolation="kernel")
@@ -87,12 +97,14 @@ FAMILIES: dict[str, Family] = {
     "megatron-bert": Family(isolation="mask"),
     "rembert": Family(isolation="mask"),
     "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # sines, which are computed
-    "deberta": Family(taps="hidden", scores=2.0, half=False),  # queries, keys and values of a head lie side by side
-    "deberta-v2": Family(taps="hidden", scores=2.0),  # they are used twice, for relative positions too
+    "deberta": Family(
+        taps="hidden", scores=_deberta_scores, half=False
+    ),  # queries, keys and values of a head lie side by side
+    "deberta-v2": Family(taps="hidden", scores=_deberta_scores),  # they are used twice, for relative positions too
     "mobilebert": Family(),  # its embeddings look at neighbouring tokens
     "convbert": Family(taps="hidden"),  # as do its convolutions; attention has fewer heads than the configuration says
     "nystromformer": Family(),
-    "fnet": Family(taps="hidden", untrained=("pooler",), scores=0.0),  # Fourier transforms in place of attention
+    "fnet": Family(taps="hidden", untrained=("pooler",), scores=lambda config, places: 0),  # Fourier transforms
     "squeezebert": Family(taps=None, untrained=("pooler",)),  # its layers have hidden states as [B, H, T]
     "flaubert": Family(taps=None),  # a layer is not one module
     "xlm": Family(taps=None),

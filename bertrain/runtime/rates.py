@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,8 @@ class Operations:
 
     token: float  # for each token, by linear maps and convolutions of the encoder
     place: float  # for each masked place, by the head
-    width: float  # for each token and each place that it attends to
+    width: float  # for each token and each vector that it is multiplied with in attention
+    scores: Callable[[int], float]  # places that a token attends to → the number of those vectors in a layer
     windows: tuple[int | None, ...]  # by layer, how many places a token attends to at most
 
     @classmethod
@@ -55,13 +57,14 @@ class Operations:
         config, family = model.config, family_of(model)
         if family.dense:
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            return cls(token=parameters, place=0, width=0, windows=())
+            return cls(token=parameters, place=0, width=0, scores=float, windows=())
         layers = layers_of(model)
         runs = Counter(id(layer) for layer in layers)  # a module that stands for several layers
         parts = [part for name, part in model.base_model.named_children() if name not in family.untrained]
         outside = [part for part in model.children() if part is not model.base_model]
         head = sum(_weights(part, runs) for part in outside)
-        if not any(config.vocab_size in weight.shape[:1] for part in outside for weight in part.parameters()):
+        shapes = [weight.shape for part in outside for weight in part.parameters() if weight.dim() > 1]
+        if config.vocab_size not in {shape[0] for shape in shapes}:
             head += config.vocab_size * config.hidden_size  # it multiplies by the embeddings themselves
         projections = projections_of(layers[0]) if layers else []
         width = projections[0].weight.shape[0] // (3 if len(projections) == 1 else 1) if projections else None
@@ -70,7 +73,8 @@ class Operations:
         return cls(
             token=sum(_weights(part, runs) for part in parts),
             place=head,
-            width=2 * family.scores * (width or config.hidden_size),
+            width=width or config.hidden_size,
+            scores=functools.partial(family.scores, config),
             windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
         )
 
@@ -81,8 +85,9 @@ class Operations:
         row go through the head. What is computed twice to save memory is not counted, as it is not in the usual
         definition of MFU (Chowdhery et al., 2022).
         """
-        reach = sum(length if window is None else min(length, window) for window in self.windows)
-        return 6 * rows * (length * (self.token + self.width * reach) + slots * self.place)
+        reach = (length if window is None else min(length, window) for window in self.windows)
+        attention = self.width * sum(self.scores(places) for places in reach)
+        return 6 * rows * (length * (self.token + attention) + slots * self.place)
 
 
 def _weights(module: Module, runs: Mapping[int, int]) -> float:
