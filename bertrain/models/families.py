@@ -97,10 +97,8 @@ FAMILIES: dict[str, Family] = {
     "megatron-bert": Family(isolation="mask"),
     "rembert": Family(isolation="mask"),
     "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # sines, which are computed
-    "deberta": Family(
-        taps="hidden", scores=_deberta_scores, half=False
-    ),  # queries, keys and values of a head lie side by side
-    "deberta-v2": Family(taps="hidden", scores=_deberta_scores),  # they are used twice, for relative positions too
+    "deberta": Family(taps="hidden", scores=_deberta_scores, half=False),  # one map makes q, k, v head by head
+    "deberta-v2": Family(taps="hidden", scores=_deberta_scores),  # maps are called twice, for relative positions too
     "mobilebert": Family(),  # its embeddings look at neighbouring tokens
     "convbert": Family(taps="hidden"),  # as do its convolutions; attention has fewer heads than the configuration says
     "nystromformer": Family(),
