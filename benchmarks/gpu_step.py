@@ -62,7 +62,7 @@ def measure(
     seconds: float, device: torch.device,
 ) -> dict[str, Any]:  # fmt: skip
     """Tokens a second of whole steps, what share of the time waits for data, MFU and peak memory."""
-    weights = model.build(name, shards.special_tokens, length=length, seed=0).to(device).train()
+    weights = model.build(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
     samples = "packed" if isolate else "windows"
     loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples=samples)
     module: Any = weights if plain else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
@@ -110,7 +110,7 @@ def measure(
         count += 5
     passed = time.perf_counter() - start
     slots = length if plain else loader.num_slots
-    flops = rates.step_flops(weights.config, rows=rows * count, length=length, slots=loader.num_slots) / passed
+    flops = rates.Operations.of(weights).of_step(rows=rows * count, length=length, slots=loader.num_slots) / passed
     peak = rates.peak_flops(device, "bf16")
     return {
         "model": name, "length": length, "compile": compiled, "isolate": isolate, "plain": plain, "rows": rows,

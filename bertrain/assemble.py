@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,16 @@ def model(config: Config, shards: bertdata.Dataset, *, resume: Path | None = Non
     """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights."""
     nsp = "nsp" in objectives(config)
     if resume:
-        return build.load(resume, nsp=nsp), []
-    if config.init:
-        return build.start_from(config.init, shards, length=config.longest, nsp=nsp)
-    special = shards.special_tokens
-    return build.build(config.model, special, length=config.longest, seed=config.seed, nsp=nsp), []
+        weights, warnings = build.load(resume, nsp=nsp), []
+    elif config.init:
+        run_or_name = str(checkpoint.find(Path(config.init))) if Path(config.init).is_dir() else config.init
+        weights, warnings = build.start_from(run_or_name, shards, length=config.longest, nsp=nsp)
+    else:
+        special = shards.special_tokens
+        weights, warnings = build.build(config.model, special, length=config.longest, seed=config.seed, nsp=nsp)
+    if not nsp:  # which is of families that are known to
+        build.check_runs(weights, length=config.longest)
+    return weights, [*warnings, *build.slower(weights)]
 
 
 def learner(
@@ -97,8 +103,6 @@ def learner(
 
     Raises UsageError for a teacher that does not fit.
     """
-    if config.isolate_documents and not family_of(weights).isolates:
-        raise UsageError(f"--isolate-documents is not supported for models of type {weights.config.model_type}")
     on_gpu = ranks.device.type == "cuda"
     build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
@@ -127,15 +131,21 @@ def _distillation(
         most = build.max_length(teacher.config)
         raise UsageError(f"rows of {config.longest} are more than the {most} positions of --teacher {config.teacher}")
     objective = Distil(weights, config, vocab_size=vocab_size, teacher=teacher)
-    objective.teacher = Teacher(teacher, objective, ranks.device, autocast(ranks.device, precision))
+    computing = autocast(ranks.device, precision)
+    if not family_of(teacher).half:  # it is called where the student computes in half precision
+        computing = functools.partial(torch.autocast, ranks.device.type, enabled=False)
+    objective.teacher = Teacher(teacher, objective, ranks.device, computing)
     return objective, f"{config.distil_method} of teacher {build.fingerprint(teacher)[:16]}"
 
 
-def precision(config: Config, device: torch.device) -> str:
-    """--precision, resolved: fp32, bf16 or fp16."""
+def precision(config: Config, device: torch.device, weights: PreTrainedModel) -> str:
+    """--precision, resolved: fp32, bf16 or fp16. Raises UsageError for one that the model cannot compute in."""
+    half = family_of(weights).half
+    if config.precision not in ("auto", "fp32") and not half:
+        raise UsageError(f"a {weights.config.model_type} computes in fp32 alone; give --precision fp32")
     if config.precision != "auto":
         return config.precision
-    if device.type != "cuda":
+    if device.type != "cuda" or not half:
         return "fp32"
     return "bf16" if rates.has_bf16(device) else "fp16"
 

@@ -43,10 +43,13 @@ class Config:
     model: str = _option(
         MODEL, "modernbert-tiny",
         "Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, "
-        "-small, -base), a transformers config.json, or a directory with one.",
+        "-small, -base), or any masked language model of transformers: a config.json, its directory, or a name on the "
+        "Hugging Face hub. Vocabulary and positions are made to fit the data.",
     )  # fmt: skip
     init: str = _option(
-        MODEL, "", "Weights to start from instead of --model: a checkpoint directory or a name on the Hugging Face hub."
+        MODEL,
+        "",
+        "Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub.",
     )
     objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
     length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")

@@ -70,14 +70,15 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     if "validation" not in shards.splits:
         yield "validation", (WARN, "no validation split, so nothing is evaluated; build with --validation 0.01")
     try:
-        weights, _ = assemble.model(config, shards)
+        weights, warnings = assemble.model(config, shards)
         cpu = torch.device("cpu")
-        assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu))
+        assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
     except BertdataError as error:
         yield "model", (FAIL, str(error))
         return
     parameters = sum(parameter.numel() for parameter in weights.parameters())
-    yield "model", (PASS, f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}")
+    size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
+    yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
     yield "devices", _devices(nproc)
     yield "memory", _memory(config, plan, weights, parameters, nproc)
     yield "disk", _disk(config, parameters)
@@ -106,13 +107,14 @@ def _devices(nproc: int) -> Finding:
 def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: int, nproc: int) -> Finding:
     """An estimate: weights, gradients and two moments, and the activations that a backward pass needs."""
     shape, on_gpu = weights.config, torch.cuda.is_available()
-    inner, _ = family_of(shape).feed_forward
+    width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
+    inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
     size = 2 if on_gpu and config.precision != "fp32" else 4
     places = plan.micro_batch_size * plan.length
-    kept = 1 if config.gradient_checkpointing else 20 + 4 * getattr(shape, inner) / shape.hidden_size
-    activations = places * shape.hidden_size * shape.num_hidden_layers * kept * size
+    kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
+    activations = places * width * layers * kept * size
     slots = bertdata.Masking(probability=config.mlm_probability, policy=config.masking).num_slots(plan.length)
-    head = plan.micro_batch_size * slots * shape.vocab_size * (size + 4)
+    head = plan.micro_batch_size * (plan.length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
     needed = (16 * parameters + activations + head) * SPARE
     if on_gpu:
         free, where = torch.cuda.mem_get_info(0)[1], "a GPU"

@@ -29,14 +29,13 @@ from bertdata.errors import UsageError
 from bertdata.files import write_file
 from bertrain import optim, tables
 from bertrain.models.build import choose_attention, max_length
-from bertrain.models.families import DROPOUTS
+from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
 from bertrain.runtime import checkpoint
 from bertrain.runtime.rates import has_bf16
 
 WARMUP = 0.1  # share of the steps
 WEIGHT_DECAY = 0.01
 MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
-HEADS = ("classifier", "score", "head", "pooler")
 
 
 def finetune(
@@ -49,8 +48,11 @@ def finetune(
     directory = checkpoint.find(Path(start)) if Path(start).is_dir() else start
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    bf16 = precision == "bf16" or (precision == "auto" and device.type == "cuda" and has_bf16(device))
     model, num_loaded = _model(directory, names, from_scratch=from_scratch, dropout=dropout)
+    half = family_of(model).half
+    if precision == "bf16" and not half:
+        raise UsageError(f"a {model.config.model_type} computes in fp32 alone; give --precision fp32")
+    bf16 = precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
     choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
     num_tensors = len(model.base_model.state_dict())
     click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)
@@ -110,20 +112,22 @@ def _model(
         labels |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        labels |= {name: dropout for name in (*DROPOUTS, "classifier_dropout") if hasattr(config, name)}
+        labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
         model, info = AutoModelForSequenceClassification.from_pretrained(
             directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **labels
         )
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"--checkpoint {directory} cannot be fine-tuned: {reason}") from None
-    lacking = [name for name in info["missing_keys"] if not any(head in name for head in HEADS)]
+    encoder = f"{model.base_model_prefix}."
+    spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))
+    missing = sorted(info["missing_keys"])
+    lacking = [name for name in missing if name.startswith(encoder) and not name.startswith(spare)]
     if lacking:
         raise UsageError(f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
     if from_scratch:
         return AutoModelForSequenceClassification.from_config(copy.deepcopy(model.config)), 0
-    encoder = {f"{model.base_model_prefix}.{name}" for name in model.base_model.state_dict()}
-    return model, len(encoder - set(info["missing_keys"]))
+    return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
 
 
 def _encode(

@@ -57,7 +57,7 @@ def train(run: Run, signals: Signals) -> None:
     config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
     module: torch.nn.Module = learner
     if ranks.world_size > 1:
-        unused = not learner.uses_logits  # then the model's head gets no gradient
+        unused = learner.is_dense or not learner.uses_logits  # then parts such as the model's head get no gradient
         module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
     rates, readings, clock_started = Rates(learner.model, ranks.device, run.precision), Readings(), None
     spent_before = run.spent

@@ -43,7 +43,7 @@ class Run:
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
-        self.precision = assemble.precision(config, ranks.device)
+        self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         if config.gradient_checkpointing:
             recompute_activations(weights)
@@ -55,7 +55,7 @@ class Run:
             )
         if config.compiles(on_gpu=ranks.device.type == "cuda"):
             torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
-            self.learner.compile(fullgraph=True, dynamic=False)
+            self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         self.optimizer = optim.build(self.learner, config)
         if self.resumed_from:

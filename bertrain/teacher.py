@@ -32,6 +32,7 @@ from bertrain import assemble, feed
 from bertrain.config import Config
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
+from bertrain.models.families import family_of
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World, world
 from bertrain.runtime.rates import has_bf16
@@ -78,7 +79,7 @@ class _Work:
         encoder = Encoder(weights, isolate=student.isolate_documents)
         self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
         whole = None if variants is None else variants * self.loader.num_samples
-        stream = self.loader.state_dict()
+        stream, on_gpu = self.loader.state_dict(), ranks.device.type == "cuda"
         del stream["position"]
         self.header = {
             "format": answers.FORMAT,
@@ -86,7 +87,7 @@ class _Work:
             "teacher": {
                 "sha256": build.fingerprint(weights),
                 "parameters": sum(parameter.numel() for parameter in weights.parameters()),
-                "precision": "bf16" if ranks.device.type == "cuda" and has_bf16(ranks.device) else "fp32",
+                "precision": "bf16" if on_gpu and has_bf16(ranks.device) and family_of(weights).half else "fp32",
             },
             "tokenizer": self.shards.manifest.tokenizer["tokenizer.json"],
             "stream": stream,

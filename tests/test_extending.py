@@ -19,7 +19,9 @@ EXAMPLES = {
     re.search(r"python (\w+)\.py", code)[1]: code for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
 }
 TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES)
-DISTILBERT = {"model_type": "distilbert", "n_layers": 2, "dim": 32, "n_heads": 2, "hidden_dim": 64}
+LONGFORMER = {"model_type": "longformer", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
+              "intermediate_size": 64, "attention_window": 8, "hidden_dropout_prob": 0.0,
+              "attention_probs_dropout_prob": 0.0}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -37,29 +39,36 @@ def run(dataset, out, **options):
 
 
 def test_there_are_four_examples_of_at_most_25_lines():
-    assert EXAMPLES.keys() == {"focal", "nadam", "inverse_sqrt", "distilbert"}
+    assert EXAMPLES.keys() == {"focal", "nadam", "inverse_sqrt", "longformer"}
     for code in EXAMPLES.values():
         assert len([line for line in code.splitlines() if line.strip()]) <= 25
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_trains_and_resumes(dataset, tmp_path, name):
-    config = tmp_path / "distilbert.json"
-    config.write_text(json.dumps(DISTILBERT))
+def test_an_example_trains_and_resumes(dataset, tmp_path, capsys, name):
+    config = tmp_path / "longformer.json"
+    config.write_text(json.dumps(LONGFORMER))
     options = {
         "focal": {"objective": "focal"},
         "nadam": {"optimizer": "nadam"},
         "inverse_sqrt": {"schedule": "inverse_sqrt", "warmup": 1},
-        "distilbert": {"model": str(config)},
+        "longformer": {"model": str(config)},
     }[name]
     without = tmp_path / "without"
-    with pytest.raises(SystemExit) as refused:  # before it is added
-        run(dataset, without, **options)
-    assert refused.value.code == 2
+    if name == "longformer":  # before it is added
+        dense = run(dataset, without, **options)
+        assert "so training is slower" in capsys.readouterr().out
+    else:
+        with pytest.raises(SystemExit) as refused:
+            run(dataset, without, **options)
+        assert refused.value.code == 2
     exec(compile(EXAMPLES[name], f"{name}.py", "exec"), {"__name__": name})  # noqa: S102
     log = run(dataset, tmp_path / "run", **options, steps=2)
     assert [entry["step"] for entry in log] == [1, 2]
     assert all(0 < entry["loss"] < 10 for entry in log)
+    if name == "longformer":
+        assert "slower" not in capsys.readouterr().out
+        assert log[0]["loss"] == pytest.approx(dense[0]["loss"], rel=1e-5)
     if name == "inverse_sqrt":
         assert log[1]["lr"] == pytest.approx(SMALL["lr"])
     assert [entry["step"] for entry in run(dataset, tmp_path / "run", **options)] == [1, 2, 3]
@@ -86,11 +95,11 @@ class Halves(Objective):
 
 def test_a_toy_objective_optimizer_schedule_and_family_train_together(dataset, tmp_path):
     """All four at once, with a second objective that has parameters; stopped and resumed to the same bits."""
-    for name in ("nadam", "inverse_sqrt", "distilbert"):
+    for name in ("nadam", "inverse_sqrt", "longformer"):
         exec(compile(EXAMPLES[name], f"{name}.py", "exec"), {"__name__": name})  # noqa: S102
     OBJECTIVES["halves"] = Halves
-    config = tmp_path / "distilbert.json"
-    config.write_text(json.dumps(DISTILBERT))
+    config = tmp_path / "longformer.json"
+    config.write_text(json.dumps(LONGFORMER))
     options = {"objective": "mlm+halves", "optimizer": "nadam", "schedule": "inverse_sqrt", "model": str(config)}
     whole = run(dataset, tmp_path / "whole", **options, steps=4)
     assert all(entry["halves_loss"] > 0 and 0 <= entry["halves_right"] <= 1 for entry in whole)

@@ -193,7 +193,7 @@ def test_unknown_options_in_a_run_json_are_named(tmp_path):
 
 def test_a_directory_with_a_configuration_is_a_model(dataset, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DROPOUT))
-    built = models.build(str(tmp_path), dataset.special_tokens, length=32, seed=0)
+    built, _ = models.build(str(tmp_path), dataset.special_tokens, length=32, seed=0)
     assert built.config.hidden_size == 32
     with pytest.raises(UsageError, match="nor a directory with a config.json"):
         models.build(str(tmp_path / "none"), dataset.special_tokens, length=32, seed=0)

@@ -14,7 +14,14 @@ import torch
 from click.testing import CliRunner
 from conftest import write_dataset
 from training import end_of, entries, flags, launch, learner, start_ranks, train
-from transformers import AutoModelForMaskedLM, BertConfig, BertForPreTraining, ModernBertConfig
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertForPreTraining,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+)
 
 import bertdata
 from bertdata.build import build
@@ -50,7 +57,7 @@ def test_next_sentences_are_predicted_and_logged_apart(dataset, tmp_path):
 
 def test_losses_of_pairs_are_those_of_transformers(dataset):
     batch = next(bertdata.Loader(dataset, length=32, samples="pairs", global_batch_size=5))
-    weights = model.build("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)
+    weights = model.build("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0]
     losses = learner(weights, "mlm", "nsp")(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))
     given = feed.tensors(batch)
     theirs = weights(**given)
@@ -63,7 +70,7 @@ def test_losses_of_pairs_are_those_of_transformers(dataset):
 
 def test_next_sentences_need_a_bert(dataset, tmp_path):
     with pytest.raises(UsageError, match="nsp needs a model with a head for next sentences"):
-        model.build("modernbert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)
+        model.build("modernbert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0]
 
 
 @pytest.mark.parametrize("name", ["bert-tiny", "modernbert-tiny"])
@@ -219,7 +226,7 @@ def test_other_precisions_and_checkpointing_learn_the_same(dataset, tmp_path, op
 def test_the_step_is_one_graph(dataset, name, recompute):
     """torch.compile sees forward and loss whole, as --compile on asks; with --gradient-checkpointing too."""
     torch.compiler.reset()
-    weights = model.build(name, dataset.special_tokens, length=32, seed=0)
+    weights = model.build(name, dataset.special_tokens, length=32, seed=0)[0]
     if recompute:
         model.recompute_activations(weights)
     plain, batch = learner(weights).train(), bertdata.Loader(dataset, length=32).read(np.arange(6))
@@ -236,12 +243,17 @@ def test_operations_of_a_step_are_counted():
     """Of BERT-base at length 128, by hand: 6 x (85 M weights + 2 x 768 x 128 x 12) a token, the head for 19 places."""
     config = BertConfig(vocab_size=30522)
     per_row = 6 * (128 * (12 * 12 * 768**2 + 12 * 2 * 768 * 128) + 19 * (768**2 + 768 * 30522))
-    assert rates.step_flops(config, rows=3, length=128, slots=19) == 3 * per_row
-    modern = ModernBertConfig(vocab_size=100, num_hidden_layers=4, local_attention=8, global_attn_every_n_layers=2)
+    with torch.device("meta"):
+        assert rates.Operations.of(BertForMaskedLM(config)).of_step(rows=3, length=128, slots=19) == 3 * per_row
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None, "cls_token_id": 2, "sep_token_id": 3}
+    sizes = {"vocab_size": 100, "num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 2}
+    modern = ModernBertConfig(**sizes, **special)
     width, inner = modern.hidden_size, modern.intermediate_size
     seen = [128 if kind == "full_attention" else 9 for kind in modern.layer_types]
     per_token = 4 * (4 * width**2 + 3 * width * inner) + 2 * width * sum(seen)
-    assert rates.step_flops(modern, rows=1, length=128, slots=0) == 6 * 128 * per_token
+    with torch.device("meta"):
+        found = rates.Operations.of(ModernBertForMaskedLM(modern)).of_step(rows=1, length=128, slots=0)
+    assert found == 6 * 128 * per_token
     assert rates.peak_flops(CPU, "bf16") is None
 
 

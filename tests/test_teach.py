@@ -545,7 +545,7 @@ def test_cached_and_asked_give_the_same_losses(dataset, big, configs, caches, tm
 
 def test_the_padding_of_a_students_vocabulary_is_compared_with_nothing(dataset, big, configs, caches, tmp_path):
     """So that cached and asked agree for it too."""
-    weights = model.build(configs["bert"], dataset.special_tokens, length=32, seed=0)
+    weights = model.build(configs["bert"], dataset.special_tokens, length=32, seed=0)[0]
     weights.resize_token_embeddings(dataset.special_tokens.vocab_size + 46, mean_resizing=False)
     torch.nn.init.constant_(weights.get_output_embeddings().bias[dataset.special_tokens.vocab_size :], 5.0)
     found = []
@@ -612,7 +612,7 @@ def test_a_taught_run_resumes_to_the_same_bits_and_is_an_ordinary_checkpoint(
     loaded, info = AutoModelForMaskedLM.from_pretrained(out / "step-00000004", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    own = model.build(configs[kind], dataset.special_tokens, length=32, seed=0)
+    own = model.build(configs[kind], dataset.special_tokens, length=32, seed=0)[0]
     assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in own.parameters())
 
 
@@ -637,7 +637,7 @@ def pupil(dataset, big, configs, kind="bert", *, weights=None, **options):
     """A student's module, its teacher, and a batch of which a row is padded."""
     more = {"teacher": str(big), "model": configs[kind], "length": 32} | options
     config = Config(data=str(dataset.path), out="nowhere", **more)
-    weights = weights or model.build(config.model, dataset.special_tokens, length=32, seed=0)
+    weights = weights or model.build(config.model, dataset.special_tokens, length=32, seed=0)[0]
     module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
     samples, number = ("packed", 60) if config.isolate_documents else ("documents", 6)
     return module, bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(number))
@@ -653,7 +653,7 @@ def taught(module, batch):
 def test_relations_are_those_of_the_last_layers(dataset, big, configs, kind):
     module, batch = pupil(dataset, big, configs, kind)
     found, piece = taught(module, batch)
-    assert piece["teacher_qkv"].shape == (3, 6, 32, 48)
+    assert all(piece[name].shape == (6, 32, 48) for name in distil.PROJECTIONS)
     weights, teaching, expected = module.model, model.load(checkpoint.find(big)).eval(), 0.0
     for row in range(6):
         length = int(batch.attention_mask[row].sum())
@@ -697,6 +697,14 @@ def test_hidden_states_and_attention_are_mapped_as_they_should(dataset, big, con
                 scores.append(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5)
             expected += (scores[0] - scores[1]).square().mean().item() / 2
     assert found["distil"].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_heads_that_share_a_key_are_compared_with_it():
+    queries, keys = torch.randn(2, 5, 24), torch.randn(2, 5, 12)  # six heads of 4; two share a key
+    found = distil._scores(queries, keys, 6)
+    for head in range(6):
+        q, k = queries[..., 4 * head : 4 * head + 4], keys[..., 4 * (head // 2) : 4 * (head // 2) + 4]
+        torch.testing.assert_close(found[:, head], q @ k.transpose(1, 2) / 2)
 
 
 @pytest.mark.parametrize("method", ["relations", "hidden", "logits"])
@@ -764,7 +772,7 @@ def test_relation_heads_divide_both_widths(own, others, heads):
 def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, big, configs):
     config = {"objective": "mlm+nsp", "teacher": str(big), "model": configs["bert"], "length": 32}
     config = Config(data=str(dataset.path), out="nowhere", alpha=0.25, **config)
-    weights = model.build(config.model, dataset.special_tokens, length=32, seed=0, nsp=True)
+    weights = model.build(config.model, dataset.special_tokens, length=32, seed=0, nsp=True)[0]
     module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
     batch = bertdata.Loader(dataset, length=32, samples="pairs").read(np.arange(5))
     found, piece = taught(module, batch)
@@ -811,7 +819,7 @@ def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew(dat
 
 def test_a_cached_batch_compiles_too(dataset, configs, caches):
     config = Config(data=str(dataset.path), out="nowhere", model=configs["bert"], teacher_cache=str(caches["few"]))
-    weights = model.build(config.model, dataset.special_tokens, length=32, seed=0)
+    weights = model.build(config.model, dataset.special_tokens, length=32, seed=0)[0]
     module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
     batch = loader_of(dataset, teacher_cache=str(caches["few"])).read(np.arange(4))
     found = module(**feed_of(batch))["distil"].sum

@@ -11,31 +11,50 @@ from typing import Any
 import huggingface_hub
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from bertdata import Dataset, SpecialTokens, key
 from bertdata.errors import DatasetError, TokenizerError, UsageError
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER
-from bertrain.models.families import DROPOUTS, FAMILIES, PRESETS, family_of, preset
+from bertrain.models.families import DROPOUTS, PRESETS, family_of, first_position, preset
 
 transformers.utils.logging.disable_progress_bar()  # the trainer shows its own
 
 SHORT = 512  # tokens of a row up to which bf16 attention on CPUs is faster as plain products than torch's kernel
 HUB_TIMEOUT_S = 10
+UNBOUNDED = 1 << 20  # tokens of a row, where a configuration does not say how many positions there are
+VOCABULARY_PADDING = 128  # a configuration may have fewer ids than this beyond the shards', for faster products
 
 
-def build(name: str, special: SpecialTokens, *, length: int, seed: int, nsp: bool = False) -> PreTrainedModel:
-    """A freshly initialised model for a vocabulary and rows of `length` tokens, the same on every rank.
+def build(
+    name: str, special: SpecialTokens, *, length: int, seed: int, nsp: bool = False
+) -> tuple[PreTrainedModel, list[str]]:
+    """A freshly initialised model for a vocabulary and rows of `length` tokens, the same on every rank; and warnings.
 
-    name: a preset, a transformers configuration (JSON), or a directory with a config.json. A configuration is used as
-    it is, except for the vocabulary's size where it does not give one. nsp: with a head for next sentence prediction.
-    Raises UsageError if the name is none of these, or the model is too small for the vocabulary or the length.
+    name: a preset, a transformers configuration (JSON), a directory with a config.json, or a name on the hub. What must
+    fit the data in a configuration is changed to fit, and a warning says so. nsp: with a head for next sentence
+    prediction. Raises UsageError if the name is none of these, or is no masked language model.
     """
-    config = preset(name, special, length=length) if name in PRESETS else _read_config(name, special)
-    if length > max_length(config):
-        raise UsageError(f"--length {length} is more than the {max_length(config)} positions of --model {name}")
+    given = f"--model {name}"
+    warnings: list[str] = []
+    if name in PRESETS:
+        config = preset(name, special, length=length)
+    else:
+        config, values = _read_config(name)
+        check_kind(config, given)
+        if changes := _fit(config, values, special, length=length, nsp=nsp, given=given):
+            warnings.append(f"{given} is changed to fit the data: {', '.join(changes)}")
     family = family_of(config)
     if nsp and family.next_sentence is None:
         raise UsageError(
@@ -44,31 +63,97 @@ def build(name: str, special: SpecialTokens, *, length: int, seed: int, nsp: boo
         )
     torch.manual_seed(key(seed, "init") >> 1)
     try:
-        return family.next_sentence(config) if nsp and family.next_sentence else family.model(config)
-    except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-        raise UsageError(f"--model {name} describes no model that can be built: {error}") from None
+        if nsp and family.next_sentence:
+            return family.next_sentence(config), warnings
+        return _freeze(AutoModelForMaskedLM.from_config(config, dtype=torch.float32)), warnings
+    except (ValueError, TypeError, RuntimeError, AssertionError, AttributeError, ImportError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(f"--model {name} describes no model that can be built: {reason}") from None
 
 
-def _read_config(name: str, special: SpecialTokens) -> PreTrainedConfig:
+def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """A configuration, and the values that its file states."""
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise UsageError(
-            f"--model {name} is neither a preset ({', '.join(PRESETS)}), nor a configuration file, nor a directory "
-            "with a config.json"
-        )
+    neither = (
+        f"--model {name} is neither a preset ({', '.join(PRESETS)}), nor a configuration file, nor a directory with a "
+        "config.json"
+    )
+    if not path.is_file() and not _may_be_on_hub(name):
+        raise UsageError(neither)
     try:
-        values = json.loads(path.read_bytes())
-        config = FAMILIES[values.get("model_type")].config(**{"vocab_size": special.vocab_size, **values})
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        if path.is_file():
+            values = dict(json.loads(path.read_bytes()))
+            if values.get("model_type") not in CONFIG_MAPPING:
+                raise ValueError(f"its model_type is {values.get('model_type')}, which transformers does not know")
+            return AutoConfig.for_model(**values), values
+        local = not _must_download(name, neither, "give one of these")
+        config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+        return config, config.to_dict()
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, StrictDataclassError) as error:
+        if isinstance(error, UsageError):
+            raise
+        reason = " ".join(str(error).split())
+        raise UsageError(f"--model {name} is not a transformers configuration: {reason}") from None
+
+
+def check_kind(config: PreTrainedConfig, given: str) -> None:
+    """Raises UsageError for a configuration of anything but an encoder with a masked language model."""
+    if getattr(config, "is_encoder_decoder", False):
+        kind = "an encoder and a decoder"
+    elif getattr(config, "is_decoder", False) or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        is_decoder = getattr(config, "is_decoder", False) or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+        kind = "a decoder" if is_decoder else "no masked language model"
+    else:
+        return
+    raise UsageError(
+        f"{given} is {kind} ({config.model_type}); give an encoder that predicts masked tokens, such as a bert, a "
+        "modernbert or a roberta"
+    )
+
+
+def _fit(
+    config: PreTrainedConfig, values: dict[str, Any], special: SpecialTokens, *, length: int, nsp: bool, given: str
+) -> list[str]:
+    """Gives a configuration the vocabulary's size and special ids, and positions enough. Returns what was changed.
+
+    values: what its file states; a default is changed without a word.
+    """
+    changes = []
+
+    def change(name: str, value: int | None) -> None:
+        if name in values and values[name] != value:
+            changes.append(f"{name} {values[name]} → {value}")
+        setattr(config, name, value)
+
+    family = family_of(config)
+    if family.positions_after_padding and special.pad is None:
         raise UsageError(
-            f"--model {name} is not a transformers configuration with model_type {' or '.join(FAMILIES)}: {error}"
-        ) from None
-    if config.vocab_size < special.vocab_size:
-        raise UsageError(
-            f"--model {name} has vocab_size {config.vocab_size}, and the shards hold ids up to {special.vocab_size - 1}"
+            f"{given} is a {config.model_type}, whose positions begin after the padding id, and the tokenizer of the "
+            "shards has no padding token; give another model, or shards of a tokenizer with a padding token"
         )
-    return config
+    if family.padding_id is not None and special.pad != family.padding_id:
+        raise UsageError(
+            f"{given} is a {config.model_type}, whose padding id is always {family.padding_id}, and that of the shards "
+            f"is {special.pad}; give another model, or shards of a tokenizer with this padding id"
+        )
+    size = config.attribute_map.get("vocab_size", "vocab_size")
+    is_padded = size in values and special.vocab_size <= config.vocab_size < special.vocab_size + VOCABULARY_PADDING
+    if not is_padded:
+        change(size, special.vocab_size)
+    ids = special.roles()
+    ids = {"bos": ids.get("cls"), "eos": ids.get("sep"), **dict.fromkeys(("pad", "cls", "sep", "mask", "unk")), **ids}
+    for role, value in ids.items():
+        for name in (f"{role}_token_id", f"{role}_index"):  # the second in XLM and FlauBERT
+            needed = role in ("pad", "mask") and hasattr(config, name)
+            if needed or getattr(config, name, None) is not None:
+                change(name, value)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and length > max_length(config):
+        change("max_position_embeddings", length + first_position(config))
+    if nsp and getattr(config, "type_vocab_size", 2) < 2:
+        change("type_vocab_size", 2)
+    return changes
 
 
 def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
@@ -89,18 +174,22 @@ def start_from(spec: str, shards: Dataset, *, length: int, nsp: bool = False) ->
     Raises UsageError if its vocabulary is not that of the shards, if rows do not fit, or if it lacks weights of the
     encoder. Heads that it lacks are initialised at random; a warning names them, and weights that are not used.
     """
+    if Path(spec).is_file() and Path(spec).name == "config.json":
+        spec = str(Path(spec).parent)
     local = Path(spec).is_dir()
-    if not local and (spec.startswith((".", "/", "~")) or spec.count("/") > 1):
+    if not local and (Path(spec).exists() or spec in PRESETS or not _may_be_on_hub(spec)):
         raise UsageError(f"--init {spec} is no directory; give one with config.json and weights, or a hub name")
-    local = local or not _must_download(spec)
+    local = local or not _must_download(
+        spec, f"--init {spec} is no directory here", "give a directory with config.json and weights"
+    )
     model, info = _from_pretrained(spec, nsp=nsp, local_files_only=local)
-    family_of(model)
     check_fits(spec, shards, model)
     if length > max_length(model.config):
         raise UsageError(f"--length {length} is more than the {max_length(model.config)} positions of --init {spec}")
-    encoder, pooler = f"{model.base_model_prefix}.", f"{model.base_model_prefix}.pooler."
+    encoder = f"{model.base_model_prefix}."
+    spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if lacking := [name for name in missing if name.startswith(encoder) and not name.startswith(pooler)]:
+    if lacking := [name for name in missing if name.startswith(encoder) and not name.startswith(spare)]:
         raise UsageError(f"--init {spec} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
     warnings = [f"--init {spec} has no weights for {', '.join(missing)}, which begin at random"] if missing else []
     if unexpected:
@@ -108,10 +197,14 @@ def start_from(spec: str, shards: Dataset, *, length: int, nsp: bool = False) ->
     return model, warnings
 
 
-def _must_download(name: str) -> bool:
+def _may_be_on_hub(name: str) -> bool:
+    return not name.startswith((".", "/", "~")) and not name.endswith(".json") and name.count("/") < 2
+
+
+def _must_download(name: str, given: str, instead: str) -> bool:
     """Whether a model of the hub is not on this machine yet. Asks the hub once, and not for long.
 
-    Raises UsageError if the hub does not answer or does not have it.
+    Raises UsageError if the hub does not answer or does not have it; given, instead: how its sentence begins and ends.
     """
     if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
         return False
@@ -120,21 +213,18 @@ def _must_download(name: str) -> bool:
     except Exception as error:  # of the network, of the hub, or of the name
         hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError(
-            f"--init {name} is no directory here, and {hub} does not give it ({reason}); give a directory with "
-            "config.json and weights, or connect to the hub"
-        ) from None
+        raise UsageError(f"{given}, and {hub} does not give it ({reason}); {instead}, or connect to the hub") from None
     return True
 
 
 def _from_pretrained(spec: Path | str, *, nsp: bool, local_files_only: bool) -> tuple[PreTrainedModel, dict[str, Any]]:
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
     try:
-        auto: Any = AutoModelForMaskedLM
-        if nsp:
-            auto = family_of(transformers.AutoConfig.from_pretrained(spec, **options)).next_sentence or auto
+        config = AutoConfig.from_pretrained(spec, **options)
+        check_kind(config, str(spec))
+        auto: Any = (nsp and family_of(config).next_sentence) or AutoModelForMaskedLM
         model, info = auto.from_pretrained(spec, dtype=torch.float32, output_loading_info=True, **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         if isinstance(error, UsageError):
             raise
         reason = str(error).partition("\n")[0]
@@ -143,12 +233,19 @@ def _from_pretrained(spec: Path | str, *, nsp: bool, local_files_only: bool) -> 
         # A loaded tensor lies where it lay in the file. Matrix products round differently by alignment, and a resumed
         # run must give the same bits, so each gets memory of torch's allocator.
         tensor.data = tensor.data.clone()
-    return model, info
+    return _freeze(model), info
+
+
+def _freeze(model: PreTrainedModel) -> PreTrainedModel:
+    """Takes what gets no gradient out of the optimizer, and out of what ranks exchange."""
+    for name in family_of(model).untrained:
+        model.base_model.get_submodule(name).requires_grad_(False)
+    return model
 
 
 def max_length(config: PreTrainedConfig) -> int:
     """The longest row, in tokens, that a model has positions for."""
-    return family_of(config).max_length(config)
+    return getattr(config, "max_position_embeddings", UNBOUNDED) - first_position(config)
 
 
 def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -> None:
@@ -189,6 +286,31 @@ def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length
         model.set_attn_implementation("eager")
 
 
+def check_runs(model: PreTrainedModel, *, length: int) -> None:
+    """Calls a model on one row. Raises UsageError if it does not turn ids alone into logits of the vocabulary."""
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            logits = model.eval()(input_ids=torch.arange(length)[None] % model.config.vocab_size).logits
+        if logits.shape != (1, length, model.config.vocab_size):
+            raise ValueError(f"{length} ids give logits of shape {list(logits.shape)}")
+    except Exception as error:  # of any code
+        reason = " ".join(str(error).split())
+        raise UsageError(f"a {model.config.model_type} cannot predict tokens from tokens alone: {reason}") from None
+    model.train(was_training)
+
+
+def slower(model: PreTrainedModel) -> list[str]:
+    """A warning for a model of a family that is not in FAMILIES, else nothing."""
+    if not family_of(model).dense:
+        return []
+    return [
+        f"{model.config.model_type} is not in the table of families (docs/models.md), so training is slower: every "
+        "token of a row goes through the vocabulary projection, not the masked ones alone; and the operations a second "
+        "are estimated from the number of parameters"
+    ]
+
+
 def has_dropout(model: PreTrainedModel) -> bool:
     return any(getattr(model.config, name, 0.0) for name in DROPOUTS)
 
@@ -197,4 +319,10 @@ def recompute_activations(model: PreTrainedModel) -> None:
     """Layers keep no activations and compute them again in the backward pass (Chen et al., 2016)."""
     model.config.use_cache = False  # of a decoder; transformers would warn in each call, which no compiler takes
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    try:
+        enable({"use_reentrant": False})
+    except ValueError:
+        raise UsageError(
+            f"transformers cannot compute the activations of a {model.config.model_type} again; leave "
+            "--gradient-checkpointing out"
+        ) from None

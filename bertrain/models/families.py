@@ -1,82 +1,152 @@
 """Everything that differs between families of masked language models, in one table.
 
-The rest of the trainer asks this table and never looks at `model_type`. docs/extending.md adds a family.
+Where a fact can be read off a model, it is: the head is the model's own forward pass (encoder.py), and layers,
+projections and widths are found in its modules. The table holds the rest. docs/models.md shows it, and
+docs/extending.md adds a family. A family that is not in it trains through its own forward pass, in which all places of
+a row reach the vocabulary projection.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch.nn import Module
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForPreTraining,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from torch.nn import Module, ModuleList
+from transformers import BertConfig, BertForPreTraining, ModernBertConfig, PreTrainedConfig, PreTrainedModel
 
 from bertdata import SpecialTokens
-from bertdata.errors import UsageError
 
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout",
             "attention_dropout", "dropout")  # fmt: skip
-"""The names that configurations of all families give to dropout probabilities."""
+"""The names that configurations of all families give to dropout probabilities of the encoder."""
+HEAD_DROPOUTS = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "cls_dropout",
+                 "summary_last_dropout", "summary_first_dropout")  # fmt: skip
+"""And to those of a classification head."""
+_PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"),
+                ("query_proj", "key_proj", "value_proj"), ("q", "k", "v"), ("Wqkv",))  # fmt: skip
+"""The names that attention modules give to their linear maps for queries, keys and values, or to one for all three."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What the trainer must know about one family of transformers' masked language models."""
+    """What the trainer must know about one family of transformers' masked language models, and cannot read off one."""
 
-    config: type[PreTrainedConfig]
-    model: type[PreTrainedModel]  # the masked language model
-    head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor]  # model, hidden states [B, K, H] → logits [B, K, V]
-    layers: Callable[[PreTrainedModel], Sequence[Module]]  # the transformer layers, first to last
-    projections: Callable[[Module], Sequence[Module]]  # of a layer: three linear maps for q, k, v, or one for all
-    feed_forward: tuple[str, int] = ("intermediate_size", 2)  # name of its width in the config; its number of matrices
+    head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] | None = None
+    """model, hidden states [B, K, H] → logits [B, K, V]. None: the model's own forward pass after its encoder."""
+    dense: bool = False  # no head for some places alone: all places of a row go through the vocabulary projection
+    positions_after_padding: bool = False  # the first token of a row has position padding id + 1, as in RoBERTa
+    padding_id: int | None = None  # the only one that transformers' code of it takes; None: that of the configuration
+    isolation: Literal["kernel", "mask"] | None = None
+    """How its attention keeps packed documents apart (isolation.py). None: it cannot."""
+    taps: Literal["attention", "hidden"] | None = "attention"
+    """What --distil can read: hidden states and queries, keys, values; hidden states alone; or nothing."""
+    layers: Callable[[PreTrainedModel], Sequence[Module]] | None = None
+    """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
+    untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model has and does not train
+    scores: Callable[[PreTrainedConfig, int], float] = lambda config, places: 2 * places
+    """Configuration, places that a token attends to → how many vectors of a layer a token is multiplied with there."""
+    half: bool = True  # whether it computes in bf16 and fp16 too
     next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
-    isolates: bool = False  # whether its attention can keep packed documents apart (isolation.py)
-    max_length: Callable[[PreTrainedConfig], int] = lambda config: config.max_position_embeddings  # the longest row
 
 
 def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
     return getattr(model.cls, "predictions", model.cls)(hidden)  # BertForPreTraining has one level more
 
 
+def _albert_layers(model: PreTrainedModel) -> list[Module]:
+    """Layers share weights in groups: one module stands for several layers."""
+    groups, number = model.albert.encoder.albert_layer_groups, model.config.num_hidden_layers
+    return [groups[layer * len(groups) // number] for layer in range(number)]
+
+
+def _deberta_scores(config: PreTrainedConfig, places: int) -> float:
+    """Keys and values; and for each kind of relative attention a table of relative positions, to both sides."""
+    furthest = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
+    table = getattr(config, "position_buckets", 0)  # only DeBERTa-v2 has the whole table in each product
+    if table <= 0:
+        table = min(places, furthest) if config.model_type == "deberta" else furthest
+    return 2 * places + 2 * table * len(config.pos_att_type or ()) * config.relative_attention
+
+
+_ROBERTA = Family(positions_after_padding=True, isolation="kernel")
+
 FAMILIES: dict[str, Family] = {
-    "bert": Family(
-        config=BertConfig,
-        model=BertForMaskedLM,
-        head=_bert_head,
-        layers=lambda model: model.bert.encoder.layer,
-        projections=lambda layer: [getattr(layer.attention.self, name) for name in ("query", "key", "value")],
-        next_sentence=BertForPreTraining,
-        isolates=True,
-    ),
-    "modernbert": Family(
-        config=ModernBertConfig,
-        model=ModernBertForMaskedLM,
-        head=lambda model, hidden: model.decoder(model.head(hidden)),
-        layers=lambda model: model.model.layers,
-        projections=lambda layer: [layer.attn.Wqkv],
-        feed_forward=("intermediate_size", 3),
-        isolates=True,
-    ),
+    "bert": Family(head=_bert_head, isolation="kernel", next_sentence=BertForPreTraining),
+    "modernbert": Family(isolation="kernel"),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "xlm-roberta-xl": _ROBERTA,
+    "roberta-prelayernorm": _ROBERTA,
+    "data2vec-text": _ROBERTA,
+    "distilbert": Family(isolation="kernel"),
+    "electra": Family(isolation="kernel"),
+    "albert": Family(isolation="kernel", layers=_albert_layers),
+    "ernie": Family(isolation="kernel"),
+    "eurobert": Family(isolation="kernel"),
+    "gte": Family(isolation="kernel"),
+    "nomic_bert": Family(isolation="kernel"),
+    "jina_embeddings_v3": Family(isolation="kernel"),
+    "ultrabert": Family(isolation="kernel"),
+    "esmc": Family(isolation="kernel"),
+    "esm": Family(positions_after_padding=True, untrained=("contact_head",)),  # token dropout looks at the whole row
+    "mpnet": Family(positions_after_padding=True, padding_id=1, isolation="mask"),
+    "megatron-bert": Family(isolation="mask"),
+    "rembert": Family(isolation="mask"),
+    "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # sines, which are computed
+    "deberta": Family(taps="hidden", scores=_deberta_scores, half=False),  # one map makes q, k, v head by head
+    "deberta-v2": Family(taps="hidden", scores=_deberta_scores),  # maps are called twice, for relative positions too
+    "mobilebert": Family(),  # its embeddings look at neighbouring tokens
+    "convbert": Family(taps="hidden"),  # as do its convolutions; attention has fewer heads than the configuration says
+    "nystromformer": Family(),
+    "fnet": Family(taps="hidden", untrained=("pooler",), scores=lambda config, places: 0),  # Fourier transforms
+    "squeezebert": Family(taps=None, untrained=("pooler",)),  # its layers have hidden states as [B, H, T]
+    "flaubert": Family(taps=None),  # a layer is not one module
+    "xlm": Family(taps=None),
 }
 """Families by the model_type of their configurations."""
 
+UNLISTED = Family(dense=True, taps=None)
+"""Every other family."""
+
 
 def family_of(model: PreTrainedModel | PreTrainedConfig) -> Family:
-    """The family of a model or configuration. Raises UsageError, naming the families there are, if it has none."""
-    model_type = getattr(model, "config", model).model_type
-    if model_type not in FAMILIES:
-        raise UsageError(f"models of type {model_type} are not supported; give one of {', '.join(FAMILIES)}")
-    return FAMILIES[model_type]
+    """The family of a model or configuration: its row of FAMILIES, else UNLISTED."""
+    return FAMILIES.get(getattr(model, "config", model).model_type, UNLISTED)
+
+
+def first_position(config: PreTrainedConfig) -> int:
+    """The position of the first token of a row; for a family that is not in FAMILIES the largest that there may be."""
+    family, padding = family_of(config), getattr(config, "pad_token_id", None)
+    return padding + 1 if padding is not None and (family.positions_after_padding or family.dense) else 0
+
+
+def layers_of(model: PreTrainedModel) -> Sequence[Module]:
+    """The transformer layers, first to last; nothing where they cannot be found."""
+    if find := family_of(model).layers:
+        return find(model)
+    lists = (module for module in model.base_model.modules() if isinstance(module, ModuleList))
+    number = getattr(model.config, "num_hidden_layers", 0)
+    return next((modules for modules in lists if len(modules) == number), ModuleList())
+
+
+def projections_of(layer: Module) -> list[Module]:
+    """The linear maps of a layer for queries, keys and values, or one for all three; nothing where there are none."""
+    for module in layer.modules():
+        parts = dict(module.named_children())
+        for names in _PROJECTIONS:
+            if parts.keys() >= set(names):
+                return [parts[name] for name in names]
+    return []
+
+
+def has_token_types(model: PreTrainedModel) -> bool:
+    """Whether a model tells the two segments of a row apart by token_type_ids."""
+    takes = "token_type_ids" in inspect.signature(model.base_model.forward).parameters
+    return takes and (getattr(model.config, "type_vocab_size", 0) or 0) > 1
 
 
 # ------------------------------------------------------------------------------------------------------------- presets

@@ -4,6 +4,8 @@ transformers calls an attention function by name, so ours is registered beside i
 name, so it makes no mask. On CUDA the documents go to torch's kernel for sequences of unequal length, elsewhere to
 scaled dot-product attention with a mask of the places that share a document. (position_ids alone isolate nothing:
 without flash attention transformers does not look at them.)
+
+Families that compute attention themselves take a mask of all pairs of places instead ("mask" in the table of families).
 """
 
 from __future__ import annotations
@@ -28,6 +30,13 @@ def documents(position_ids: torch.Tensor, cu_seqlens: torch.Tensor | None) -> di
     return arguments
 
 
+def mask(position_ids: torch.Tensor) -> torch.Tensor:
+    """position_ids int64 [B, T] of packed rows → what to add to attention scores, float32 [B, 1, T, T]."""
+    document_ids = (position_ids == 0).cumsum(1)
+    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    return torch.zeros(same.shape, device=same.device).masked_fill(~same, torch.finfo(torch.float32).min)
+
+
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -42,11 +51,13 @@ def attend(
     max_seqlen: int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query, key, value [B, heads, T, D] → [B, T, heads, D].
+    """query, key, value [B, heads, T, D] → [B, T, heads, D]. Several heads may share a key and a value.
 
     sliding_window: a token attends to places at a smaller distance than this. document_ids int64 [B, T].
     """
     width = query.shape[-1]
+    if (sharing := query.shape[1] // key.shape[1]) > 1:
+        key, value = key.repeat_interleave(sharing, 1), value.repeat_interleave(sharing, 1)
     if cu_seqlens is not None and dropout == 0 and width % 8 == 0 and width <= 256:  # what the kernel takes
         from torch.nn.attention.varlen import varlen_attn
 

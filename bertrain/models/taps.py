@@ -8,33 +8,53 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from bertrain.models.families import family_of
+from bertdata.errors import UsageError
+from bertrain.models.families import family_of, layers_of, projections_of
 
 EMBEDDINGS = -1  # stands for the embeddings among layer numbers
+
+
+def check(model: PreTrainedModel, *, hidden: bool) -> None:
+    """Raises UsageError where a model's family cannot be tapped for hidden states, or else for relations."""
+    taps = family_of(model).taps
+    if taps is None or not (hidden or taps == "attention"):
+        raise UsageError(
+            f"--distil {'hidden' if hidden else 'relations'} cannot read the layers of a {model.config.model_type} "
+            f"(docs/models.md); give --distil logits{' or hidden' if taps == 'hidden' else ''}"
+        )
 
 
 class Taps:
     """What passed through some layers in the last forward pass.
 
-    hidden: layer number → its output [B, T, H], EMBEDDINGS for that of the embeddings; empty unless asked for.
+    hidden: layer number → its output [B, T, H], EMBEDDINGS for what enters the first layer; empty unless asked for.
+    Raises UsageError for several layers that are one module. Call `check` first.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], *, hidden: bool) -> None:
         self.hidden: dict[int, torch.Tensor] = {}
         self._projected: dict[tuple[int, int], torch.Tensor] = {}
-        family = family_of(model)
+        all_layers = layers_of(model)
+        self.has_attention = family_of(model).taps == "attention"
+        if len(layers) > 1 and len({id(layer) for layer in all_layers}) < len(all_layers):
+            raise UsageError(
+                f"the layers of a {model.config.model_type} share their weights; give --distil-layers last"
+            )
         for number in layers:
-            layer = model.base_model.embeddings if number == EMBEDDINGS else family.layers(model)[number]
+            if number == EMBEDDINGS:
+                all_layers[0].register_forward_pre_hook(_keep_input_in(self.hidden), with_kwargs=True)
+                continue
+            layer = all_layers[number]
             if hidden:
                 layer.register_forward_hook(_keep_in(self.hidden, number))
-            if number != EMBEDDINGS:
-                modules = family.projections(layer)
+            if self.has_attention:
+                modules = projections_of(layer)
                 self._is_fused = len(modules) == 1
                 for part, module in enumerate(modules):
                     module.register_forward_hook(_keep_in(self._projected, (number, part)))
 
     def projections(self, layer: int) -> list[torch.Tensor]:
-        """Queries, keys and values of a layer, [B, T, H] each, before any rotation by position."""
+        """Queries, keys and values of a layer, [B, T, width] each, before any rotation by position."""
         if self._is_fused:
             return list(self._projected[layer, 0].chunk(3, -1))
         return [self._projected[layer, part] for part in range(3)]
@@ -43,5 +63,12 @@ class Taps:
 def _keep_in(store: dict[Any, torch.Tensor], name: Any) -> Callable[..., None]:
     def keep(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         store[name] = output[0] if isinstance(output, tuple) else output
+
+    return keep
+
+
+def _keep_input_in(store: dict[int, torch.Tensor]) -> Callable[..., None]:
+    def keep(module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+        store[EMBEDDINGS] = inputs[0] if inputs else named["hidden_states"]
 
     return keep

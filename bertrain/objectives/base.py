@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 from bertdata import Batch
 from bertrain.config import Config
 from bertrain.feed import MicroBatch
-from bertrain.models.encoder import Encoder, inputs_of
+from bertrain.models.encoder import Encoder
 from bertrain.objectives.losses import LossSum
 
 
 class Outputs(NamedTuple):
     """What the model computed for a micro-batch, once for all objectives."""
 
-    hidden: torch.Tensor  # [B, T, H]: the last hidden states
+    hidden: torch.Tensor | None  # [B, T, H]: the last hidden states; None for some families that are not in FAMILIES
     logits: torch.Tensor | None  # [B, K, V]: at the masked places; None if no objective uses them
 
 
@@ -80,9 +80,7 @@ class Learner(Encoder):
 
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
         """A micro-batch of feed.micro_batches → the loss of each objective by name."""
-        hidden = self.encode(**inputs_of(piece))
-        logits = self.predict(hidden, piece["masked_positions"]) if self.uses_logits else None
-        outputs = Outputs(hidden, logits)
+        outputs = Outputs(*self.outputs(piece, predict=self.uses_logits))
         return {name: objective(self, outputs, piece) for name, objective in self.objectives.items()}
 
     def total(self, losses: Mapping[str, LossSum], scale: torch.Tensor) -> torch.Tensor:

@@ -27,12 +27,15 @@ from bertdata import IGNORE_INDEX, Batch, key
 from bertdata.errors import UsageError
 from bertrain.config import Config
 from bertrain.feed import MicroBatch, num_targets
+from bertrain.models import taps
 from bertrain.models.encoder import Encoder, inputs_of
+from bertrain.models.families import family_of
 from bertrain.models.taps import EMBEDDINGS, Taps
 from bertrain.objectives.base import Objective, Outputs
 from bertrain.objectives.losses import LossSum, divergence
 
 SMALLEST_RELATION_HEAD = 16  # dimensions of the student in one relation head
+PROJECTIONS = ("teacher_queries", "teacher_keys", "teacher_values")
 _HIDDEN_SCORE = -1e9  # the score of a place that must not be seen; no NaN where all places of a row are hidden
 
 
@@ -55,15 +58,17 @@ class Distil(Objective):
         """Who answers each micro-batch; None where a cache has the answers. It is no torch module, so not a part."""
         if teacher is None or config.distil_method == "logits":
             return
+        for tapped in (model, teacher):
+            taps.check(tapped, hidden=config.distil_method == "hidden")
         student_config, teacher_config = model.config, teacher.config
         self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, config)
-        if config.distil_method == "relations":
-            self.heads = relation_heads(student_config.hidden_size, teacher_config.hidden_size)
-        else:
-            self.compares_attention = student_config.num_attention_heads == teacher_config.num_attention_heads
+        self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.distil_method == "hidden")
+        if config.distil_method == "hidden":
+            same_heads = student_config.num_attention_heads == teacher_config.num_attention_heads
+            both = self._taps.has_attention and family_of(teacher).taps == "attention"
+            self.compares_attention = same_heads and both
             torch.manual_seed(key(config.seed, "distil") >> 1)
             self.projection = torch.nn.Linear(student_config.hidden_size, teacher_config.hidden_size)
-        self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.distil_method == "hidden")
 
     def count(self, batch: Batch) -> int:
         return num_targets(batch) if self.method == "logits" else batch.sample_ids.size
@@ -96,8 +101,10 @@ class Distil(Objective):
     def _relations(self, encoder: Encoder, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
         """[B]: mean of the KL over relation heads, filled places and the three kinds of relations."""
         losses = torch.zeros(filled.shape[0], device=filled.device)
-        for student, teacher in zip(self._taps.projections(self.layer_pairs[0][0]), piece["teacher_qkv"], strict=True):
-            log_q, log_p = (_log_relations(x, self.heads, seen) for x in (student, teacher))
+        for student, name in zip(self._taps.projections(self.layer_pairs[0][0]), PROJECTIONS, strict=True):
+            teacher = piece[name]
+            heads = relation_heads(student.shape[-1], teacher.shape[-1])
+            log_q, log_p = (_log_relations(x, heads, seen) for x in (student, teacher))
             kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1).mean(1)
             losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))
         return losses
@@ -120,8 +127,9 @@ class Distil(Objective):
 class Teacher:
     """Answers micro-batches with a model: in eval mode, without gradients, with its padding inert.
 
-    logits: teacher_logprobs [B, K, V]. relations: teacher_qkv [3, B, T, H]. hidden: teacher_hidden [layers, B, T, H]
-    and, where student and teacher have as many heads, teacher_scores [layers, B, heads, T, T].
+    logits: teacher_logprobs [B, K, V]. relations: teacher_queries, teacher_keys and teacher_values
+    [B, T, width]. hidden: teacher_hidden [layers, B, T, H] and, where student and teacher have as many heads,
+    teacher_scores [layers, B, heads, T, T].
     """
 
     def __init__(
@@ -136,7 +144,8 @@ class Teacher:
         self._precision, self._vocab_size, self._method = precision, student.vocab_size, student.method
         self._layers = [layer for _, layer in student.layer_pairs]
         self._compares_attention = student.compares_attention
-        self._taps = Taps(model, self._layers, hidden=student.method == "hidden")
+        if student.method != "logits":
+            self._taps = Taps(model, self._layers, hidden=student.method == "hidden")
 
     def answers(self, piece: MicroBatch) -> MicroBatch:
         with self._precision():
@@ -145,7 +154,7 @@ class Teacher:
                 return {"teacher_logprobs": logits[..., : self._vocab_size].float().log_softmax(-1)}
             self._encoder.encode(**inputs_of(piece))
             if self._method == "relations":
-                return {"teacher_qkv": torch.stack(self._taps.projections(self._layers[0]))}
+                return dict(zip(PROJECTIONS, self._taps.projections(self._layers[0]), strict=True))
             tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
             if self._compares_attention:
                 heads = self._encoder.model.config.num_attention_heads
@@ -181,8 +190,13 @@ def _log_relations(states: torch.Tensor, heads: int, seen: torch.Tensor) -> torc
 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> torch.Tensor:
-    """[B, T, H] each → float32 [B, heads, T, T], divided by the root of a head's width."""
-    q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (queries, keys))
+    """[B, T, H] each → float32 [B, heads, T, T], divided by the root of a head's width.
+
+    Where several heads share a key, keys are narrower than queries.
+    """
+    sharing = queries.shape[-1] // keys.shape[-1]
+    q, k = (x.unflatten(-1, (heads // n, -1)).transpose(1, 2) for x, n in ((queries, 1), (keys, sharing)))
+    k = k.repeat_interleave(sharing, 1) if sharing > 1 else k
     return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
 
 

@@ -34,6 +34,7 @@ from bertdata.files import fsync_directory, make_directory, write_file
 from bertdata.files import locked as hold
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
 
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
@@ -170,8 +171,7 @@ def tokenizer_files(shards: bertdata.Dataset, model: PreTrainedModel, max_length
     model's inputs: token_type_ids only if it has them.
     """
     config = json.loads(shards.tokenizer_file(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
-    has_types = getattr(model.config, "type_vocab_size", 0) > 1
-    config["model_input_names"] = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
+    config["model_input_names"] = ["input_ids", *(["token_type_ids"] * has_token_types(model)), "attention_mask"]
     content = json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n"
     return {TOKENIZER: shards.tokenizer_file(TOKENIZER), TOKENIZER_CONFIG: content}
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 import time
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
+from torch.nn import Embedding, Module
+from transformers import PreTrainedModel
 
-from bertrain.models.families import family_of
+from bertrain.models.families import family_of, layers_of, projections_of
 
 PEAK_FLOPS = {
     "H200": 989e12, "H100": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "A100": 312e12, "L40S": 362e12,
@@ -36,29 +41,67 @@ def has_bf16(device: torch.device) -> bool:
     return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def step_flops(config: Any, *, rows: float, length: int, slots: int) -> float:
-    """Floating point operations of a forward and backward pass: matrix products and attention.
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """What a model multiplies, counted from its modules once. Units: multiply-adds of a forward pass."""
 
-    A multiply-add is 2 operations, and the backward pass counts twice the forward pass. Only `slots` places of a row go
-    through the head. What is computed twice to save memory is not counted, as it is not in the usual definition of MFU
-    (Chowdhery et al., 2022).
-    """
-    inner_name, matrices = family_of(config).feed_forward
-    width, layers, inner = config.hidden_size, config.num_hidden_layers, getattr(config, inner_name)
-    weights = layers * (4 * width**2 + matrices * width * inner)
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * layers
-    window = 2 * (getattr(config, "sliding_window", None) or length) + 1
-    reach = [min(length, window) if kind == "sliding_attention" else length for kind in kinds]
-    attention = 2 * width * sum(reach)
-    head = slots * (width**2 + width * config.vocab_size)
-    return 6 * rows * (length * (weights + attention) + head)
+    token: float  # for each token, by linear maps and convolutions of the encoder
+    place: float  # for each masked place, by the head
+    width: float  # for each token and each vector that it is multiplied with in attention
+    scores: Callable[[int], float]  # places that a token attends to → the number of those vectors in a layer
+    windows: tuple[int | None, ...]  # by layer, how many places a token attends to at most
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Operations:
+        """Of a family that is not in FAMILIES: one for each parameter and token (Kaplan et al., 2020)."""
+        config, family = model.config, family_of(model)
+        if family.dense:
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            return cls(token=parameters, place=0, width=0, scores=float, windows=())
+        layers = layers_of(model)
+        runs = Counter(id(layer) for layer in layers)  # a module that stands for several layers
+        parts = [part for name, part in model.base_model.named_children() if name not in family.untrained]
+        outside = [part for part in model.children() if part is not model.base_model]
+        head = sum(_weights(part, runs) for part in outside)
+        shapes = [weight.shape for part in outside for weight in part.parameters() if weight.dim() > 1]
+        if config.vocab_size not in {shape[0] for shape in shapes}:
+            head += config.vocab_size * config.hidden_size  # it multiplies by the embeddings themselves
+        projections = projections_of(layers[0]) if layers else []
+        width = projections[0].weight.shape[0] // (3 if len(projections) == 1 else 1) if projections else None
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        window = 2 * config.sliding_window + 1 if getattr(config, "sliding_window", None) else None
+        return cls(
+            token=sum(_weights(part, runs) for part in parts),
+            place=head,
+            width=width or config.hidden_size,
+            scores=functools.partial(family.scores, config),
+            windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+        )
+
+    def of_step(self, *, rows: float, length: int, slots: int) -> float:
+        """Floating point operations of a forward and backward pass.
+
+        A multiply-add is 2 operations, and the backward pass counts twice the forward pass. Only `slots` places of a
+        row go through the head. What is computed twice to save memory is not counted, as it is not in the usual
+        definition of MFU (Chowdhery et al., 2022).
+        """
+        reach = (length if window is None else min(length, window) for window in self.windows)
+        attention = self.width * sum(self.scores(places) for places in reach)
+        return 6 * rows * (length * (self.token + attention) + slots * self.place)
+
+
+def _weights(module: Module, runs: Mapping[int, int]) -> float:
+    """How many weights one place is multiplied by in a module. runs: how often it runs, by id; else once."""
+    own = getattr(module, "weight", None)
+    number = own.numel() if own is not None and own.dim() > 1 and not isinstance(module, Embedding) else 0
+    return runs.get(id(module), 1) * (number + sum(_weights(part, runs) for part in module.children()))
 
 
 class Rates:
     """Tokens a second, MFU, the share of time spent waiting for data, and memory, since the last `take`."""
 
-    def __init__(self, model: Any, device: torch.device, precision: str) -> None:
-        self._config, self._device = model.config, device
+    def __init__(self, model: PreTrainedModel, device: torch.device, precision: str) -> None:
+        self._operations, self._device = Operations.of(model), device
         self._peak = peak_flops(device, precision)
         self._begin()
 
@@ -68,7 +111,7 @@ class Rates:
     def add(self, *, rows: float, length: int, slots: int, waited: float) -> None:
         """What one rank has done in a step. rows: its share of the step."""
         self._tokens += rows * length
-        self._flops += step_flops(self._config, rows=rows, length=length, slots=slots)
+        self._flops += self._operations.of_step(rows=rows, length=length, slots=slots)
         self._waited += waited
 
     def take(self, world_size: int) -> dict[str, float]:

@@ -1,0 +1,82 @@
+"""A small configuration of each family of models, without dropout, and of some that are in no table."""
+
+from pathlib import Path
+
+from training import flags
+
+from bertrain import pretrain
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
+         "max_position_embeddings": 80, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
+XLM = {"emb_dim": 32, "n_layers": 2, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0,
+       "max_position_embeddings": 80}  # fmt: skip
+DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+SMALL = {
+    "bert": SIZES,
+    "modernbert": SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
+    "roberta": SIZES,
+    "xlm-roberta": SIZES,
+    "camembert": SIZES,
+    "xlm-roberta-xl": SIZES,
+    "roberta-prelayernorm": SIZES,
+    "data2vec-text": SIZES,
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0,
+                   "max_position_embeddings": 80},
+    "electra": SIZES | {"embedding_size": 16},
+    "albert": SIZES | {"embedding_size": 16},
+    "ernie": SIZES,
+    "eurobert": SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "gte": SIZES,
+    "nomic_bert": SIZES,
+    "jina_embeddings_v3": SIZES,
+    "ultrabert": SIZES | {"num_key_value_heads": 2, "sliding_window": 3},
+    "esmc": SIZES,
+    "esm": SIZES | {"position_embedding_type": "rotary", "token_dropout": True, "emb_layer_norm_before": False},
+    "mpnet": SIZES,
+    "megatron-bert": SIZES,
+    "rembert": SIZES | {"input_embedding_size": 16, "output_embedding_size": 24},
+    "roformer": SIZES | {"embedding_size": 16},
+    "deberta": SIZES | DEBERTA,
+    "deberta-v2": SIZES | DEBERTA | {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+                                     "position_biased_input": False, "type_vocab_size": 0},
+    "mobilebert": SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16},
+    "convbert": SIZES | {"embedding_size": 16},
+    "nystromformer": SIZES | {"conv_kernel_size": 1},
+    "fnet": SIZES,
+    "squeezebert": SIZES | {"embedding_size": 32, "q_groups": 2, "k_groups": 2, "v_groups": 2},
+    "flaubert": XLM,
+    "xlm": XLM,
+}  # fmt: skip
+VARIANTS = {  # what a configuration can change in how a family predicts; the name of the family comes first
+    "bert untied": SIZES | {"tie_word_embeddings": False},
+    "roberta untied": SIZES | {"tie_word_embeddings": False},
+    "electra as wide": SIZES | {"embedding_size": 32},
+    "albert in two groups": SIZES | {"embedding_size": 16, "num_hidden_groups": 2},
+    "deberta-v2 with a new head": SIZES | DEBERTA | {"legacy": False},
+    "deberta-v2 with a convolution": SIZES | DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu"},
+    "esm with positions": SIZES | {"position_embedding_type": "absolute", "token_dropout": False},
+    "distilbert with sines": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0,
+                              "attention_dropout": 0.0, "max_position_embeddings": 80, "sinusoidal_pos_embds": True},
+    "eurobert with as many keys": SIZES | {"num_key_value_heads": 2},
+    "mobilebert without trigrams": SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16, "trigram_input": False},
+    "modernbert with biases": SIZES | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False},
+    "deberta with one kind": SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]},
+    "deberta-v2 in base size": SIZES | DEBERTA | {"max_position_embeddings": 512, "position_buckets": 24},
+}  # fmt: skip
+UNLISTED = {
+    "longformer": SIZES | {"attention_window": 8},
+    "luke": SIZES | {"entity_vocab_size": 10, "entity_emb_size": 8},
+    "ibert": SIZES,
+    "roc_bert": SIZES | {"shape_vocab_size": 9, "pronunciation_vocab_size": 9},
+    "layoutlm": SIZES,
+    "big_bird": SIZES | {"attention_type": "original_full"},
+}  # fmt: skip
+
+
+def main(arguments):
+    """Trains models for two steps each, on the ranks that call it: a dataset, a place, configuration files."""
+    data, out, *files = map(str, arguments)
+    for file in files:
+        place = Path(out, Path(file).stem)
+        options = {"model": file, "steps": 2, "eval_every": 0}
+        pretrain.main(flags(data, place, **options), standalone_mode=False)
