@@ -17,7 +17,10 @@ COMMON = ["choices", "errors", "keys", "jit", "types", "files"]
 ROOMS = {
     "format": (set(), ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify"]),
     "sources": (set(), ["find", "streams", "documents", "tables", "blocks"]),
-    "tokenize": (set(), ["kernels", "rules", "forms", "models", "added", "engine", "wordpiece", "words", "tokenizer", "load", "train"]),
+    "tokenize": (
+        set(),
+        ["kernels", "rules", "forms", "models", "added", "engine", "wordpiece", "words", "tokenizer", "load", "train"],
+    ),
     "build": ({"format", "sources", "tokenize"}, ["units", "staging", "publish", "vocabulary", "dataset"]),
     "read": (
         {"format"},
