@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertdata.build.kernels import count_literals, hash_documents
 from bertdata.format.manifest import SPLITS
 from bertdata.format.records import FORMAT_VERSION, write_record
 from bertdata.format.shard import ShardWriter
 from bertdata.sources.blocks import Block, read_blocks
 from bertdata.sources.documents import TextFormat
-from bertdata.tokenize import kernels
+from bertdata.tokenize.kernels import literals
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
@@ -104,7 +105,8 @@ class UnitWriter:
         self.word_splitter = word_splitter
         self.unit: int | None = None
         validation, test = shares
-        self._spellings = kernels.literals(tokenizer.spellings)
+        self._spellings = literals(tokenizer.spellings)
+        self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
         self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
 
     def encode_block(self, block: Block) -> EncodedBlock:
@@ -113,12 +115,14 @@ class UnitWriter:
         starts = None
         if self.word_splitter:
             starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
-        text, hashes = np.frombuffer(block.data, np.uint8), np.empty(block.num_documents, np.uint64)
-        kernels.hash_documents(text, block.offsets, hashes)
-        splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
-        literals = np.zeros(len(self.tokenizer.spellings), np.int64)
-        kernels.count_literals(text, text.size, self._spellings, literals)
-        return EncodedBlock(block, encoded, splits, literals, starts)
+        text, counts = np.frombuffer(block.data, np.uint8), np.zeros(len(self.tokenizer.spellings), np.int64)
+        count_literals(text, block.num_bytes, self._spellings, self._first_bytes, counts)
+        splits = np.full(block.num_documents, _SPLITS_BY_HASH.index("train"))
+        if self._below.any():
+            hashes = np.empty(block.num_documents, np.uint64)
+            hash_documents(text, block.offsets, hashes)
+            splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
+        return EncodedBlock(block, encoded, splits, counts, starts)
 
     def append(self, encoded_block: EncodedBlock) -> None:
         """Writes a block. All blocks between two commits must be of one unit."""
@@ -142,7 +146,7 @@ class UnitWriter:
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
         self._totals["skipped_rows"] += block.skipped
         self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
-        self._totals["text_bytes"] += len(block.data) - block.num_documents
+        self._totals["text_bytes"] += block.num_bytes - block.num_documents
         self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced
         self._literals += encoded_block.literals
 

@@ -89,8 +89,8 @@ def _sample(paths: list[Path], form: TextFormat, progress: Progress = lambda don
         if sample_bytes >= SAMPLE_BYTES:
             is_all_text = False
             break
-        texts += block.data.decode().split("\n")
-        sample_bytes, bytes_read = sample_bytes + len(block.data), block.bytes_read
+        texts += block.data[: block.num_bytes].decode().split("\n")
+        sample_bytes, bytes_read = sample_bytes + block.num_bytes, block.bytes_read
         progress(bytes_read, sum(on_disk))
     if not any(texts):
         raise InputError("no document to build from: there is nothing but blank lines; give a file with text in it")
@@ -121,8 +121,8 @@ def _spaced_sample(
         share_so_far = SAMPLE_BYTES * (bytes_before + size) // sum(on_disk)
         if sample_bytes < share_so_far:
             for block in read_blocks([path], form, lambda n: taken_before(n + 1) > taken_before(n)):
-                texts += block.data.decode().split("\n")
-                sample_bytes += len(block.data)
+                texts += block.data[: block.num_bytes].decode().split("\n")
+                sample_bytes += block.num_bytes
                 progress(bytes_before + block.bytes_read, sum(on_disk))
                 if sample_bytes >= share_so_far:
                     break
