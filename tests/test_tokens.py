@@ -554,14 +554,13 @@ def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
 
 def sizes_read(paths, **options):
     """The texts that are sampled, and how many bytes were read for that."""
-    sizes, real = [], streams.InputStream.read
+    sizes, read_into = [], streams.InputStream.readinto
 
-    def counted(self, size=-1):
-        piece = real(self, size)
-        sizes.append(len(piece))
-        return piece
+    def counted(self, buffer):
+        sizes.append(read_into(self, buffer))
+        return sizes[-1]
 
-    with patch.object(streams.InputStream, "read", counted):
+    with patch.object(streams.InputStream, "readinto", counted):
         texts = vocabulary._sample(paths, TextFormat(documents="line", **options))
     return texts, sum(sizes)
 

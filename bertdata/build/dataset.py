@@ -5,7 +5,7 @@ belongs to the unit in which it begins, and a unit becomes at most one shard in 
 only on the text, the tokenizer and the settings. A build that was killed continues from its finished units, when the
 same command is run again, and gives the same bytes.
 
-Memory: two blocks of about 1 MiB for each worker. A build writes only to its output directory.
+Memory: two blocks of about 2 MiB for each worker. A build writes only to its output directory.
 """
 
 from __future__ import annotations

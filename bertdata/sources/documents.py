@@ -23,7 +23,7 @@ from bertdata.sources.find import is_stream
 from bertdata.sources.kernels import ROOM, Cuts, cut
 from bertdata.sources.streams import UTF_8, InputStream, opened
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
 JUNK_SHARE = 0.3  # a file is not text if a larger share of the bytes in its first block is invalid or NUL
 _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
@@ -239,17 +239,17 @@ class TextFile:
         by_line = self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # place of buffer[0]: inside an earlier document, or 0
         self.size = begin
-        buffer, filled = np.empty(BLOCK_BYTES + ROOM, np.uint8), 0  # bytes that are read and not yet given out
-        is_end = False
+        filled, is_end = 0, False
+        buffer = np.empty(0, np.uint8)  # its first `filled` bytes are read and not yet given out
         while not is_end:
             # A document that is not complete is looked at again with at least as many bytes more.
             room = filled + max(BLOCK_BYTES, min(filled, _LONGEST_READ))
             if buffer.size < room + ROOM:
                 buffer = np.concatenate([buffer[:filled], np.empty(room + ROOM - filled, np.uint8)])
+                offsets, starts, invalid, used = (np.empty(room // 2 + 3, np.int64) for _ in range(4))
             length = self._read(stream, buffer[filled:room])
             filled, is_end = filled + length, not length
-            most, text = filled // 2 + 2, bytearray(filled + 1 + ROOM)
-            offsets, starts, invalid, used = (np.empty(size, np.int64) for size in (most + 1, most, most, 1))
+            text = bytearray(filled + 1 + ROOM)
             cuts = Cuts(np.frombuffer(text, np.uint8), offsets, starts, invalid, used)
             count = cut(buffer, filled, begin, is_end, by_line, cuts)
             found = Documents(

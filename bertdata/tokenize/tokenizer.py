@@ -177,9 +177,10 @@ class Tokenizer:
         separator = self.special.separator
         if self._engine and (self._engine.takes_lines or not sentences):
             text, bounds = np.frombuffer(data, np.uint8), offsets
+            separators = np.full(offsets.size - 1, separator is not None)
             if sentences:
                 bounds = np.append(offsets[0], np.flatnonzero(text[: offsets[-1]] == ord("\n")) + 1)
-            separators = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
+                separators = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
             encoded = self._engine.encode(text, bounds, separators, separator or 0)
             if encoded:
                 ids, documents = encoded
