@@ -92,9 +92,12 @@ class OneSentence(click.Command):
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar in bytes on stderr, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
     from tqdm import tqdm
 
-    with tqdm(desc=what, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+    with tqdm(desc=what, unit="B", unit_scale=True, leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -105,6 +108,9 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def _say(line: str) -> None:
     """Prints a line on stderr, above a progress bar if there is one."""
+    if not sys.stderr.isatty():
+        click.echo(line, err=True)
+        return
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
