@@ -31,9 +31,10 @@ from bertdata.sources.blocks import Block
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import describe, find_inputs, is_stream, require_local
 from bertdata.sources.streams import UTF_8
-from bertdata.tokenize.load import load
+from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, WordSplitter
 
+_NAME = "tokenizer_name.json"  # in the staging directory
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
 
@@ -151,6 +152,8 @@ def build(
             loaded = loaded or trained_tokenizer(staging, paths, form, vocab_size, say)
             for name, content in loaded.files.items():
                 write_file(staging / name, content)
+            if tokenizer is not None:
+                write_file(staging / _NAME, json.dumps(name_of(tokenizer)).encode())
         if loaded.missing_roles:
             say(_missing_roles_warning(loaded.missing_roles))
         units = finished_units(staging)
@@ -167,7 +170,7 @@ def build(
         try:
             encode_all(
                 paths, form, writer=writer, units=units, workers=threads,
-                progress=lambda done: progress(done, total), part=part or (0, 1),
+                progress=lambda done: progress(done, total), part=part or (0, 1), total=total, say=say,
             )  # fmt: skip
             progress(total, total)
         finally:
@@ -178,8 +181,15 @@ def build(
             made = sorted(unit for unit in units if unit % part[1] == part[0])
             write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
             return None
-        publish(directory, staging, units, loaded, settings)
+        publish(directory, staging, units, loaded, settings, _tokenizer_name(staging))
     return _report(directory, units, paths, reused)
+
+
+def _tokenizer_name(staging: Path) -> str | None:
+    """What `build` noted of the tokenizer's name; of a tokenizer that the build trained, nothing."""
+    noted = staging / _NAME
+    name: str | None = json.loads(noted.read_bytes()) if noted.exists() else None
+    return name
 
 
 def _word_splitter(spec: str) -> WordSplitter:
@@ -232,7 +242,7 @@ def finish(out: str | Path) -> BuildReport:
         if lost:
             raise BuildError(f"{staging} lost the records of units {lost}; make the parts again")
         plan = json.loads((staging / "plan.json").read_bytes())
-        publish(directory, staging, units, load(str(staging)), plan["published"])
+        publish(directory, staging, units, load(str(staging)), plan["published"], _tokenizer_name(staging))
     paths = [Path(entry["path"]) for entry in plan["inputs"]]
     return _report(directory, units, paths, 0)
 

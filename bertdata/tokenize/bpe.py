@@ -23,6 +23,7 @@ class ByteLevelBPE(Engine):
     `tokenizers` encodes documents that contain an added token, or that NFC may change.
     """
 
+    name = "byte-level BPE"
     takes_lines = False  # line ends are part of tokens
 
     @classmethod

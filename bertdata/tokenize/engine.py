@@ -34,6 +34,7 @@ HARD_SHARE = 256  # bytes of text for each hard run; with more hard runs `tokeni
 class Engine:
     """What the engines have in common. All methods may be called from several threads at once."""
 
+    name: str  # of the kind of tokenizer
     takes_lines: bool  # whether the ids of a text are the ids of its lines, one after the other
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:

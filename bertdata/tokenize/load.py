@@ -36,6 +36,16 @@ def load(spec: str) -> Tokenizer:
     return _load_hub(spec)
 
 
+def name_of(spec: str) -> str | None:
+    """The name of a tokenizer that `load` takes: of its directory or on the hub. None: a file that is named freely."""
+    path = Path(spec)
+    if path.is_dir():
+        return path.resolve().name
+    if path.exists():
+        return path.resolve().parent.name if path.name == TOKENIZER else None
+    return spec
+
+
 def _load_directory(path: Path) -> Tokenizer:
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", TOKENIZER_CONFIG):

@@ -57,6 +57,12 @@ class Tokenizer:
     special: SpecialTokens
     spellings: tuple[str, ...]
     """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
+    engine: str | None = None
+    """After `prepare`: the short name of the engine, or None if there is none for this tokenizer."""
+    engine_refusal: str | None = None
+    """After `prepare`: one clause that says why there is no engine."""
+    engine_gives_lines = False
+    """After `prepare`: whether the engine also finds where sentences begin."""
 
     def __init__(
         self, tokenizer_json: str, roles: dict[str, str] | None = None, input_names: Sequence[str] | None = None
@@ -165,6 +171,10 @@ class Tokenizer:
                 content = json.loads(self.files[TOKENIZER])
                 engines = (kind.of(self._tokenizer, content, self.special) for kind in (WordPiece, ByteLevelBPE))
                 self._engine = next((engine for engine in engines if engine), False)
+                if self._engine:
+                    self.engine, self.engine_gives_lines = self._engine.name, self._engine.takes_lines
+                else:
+                    self.engine_refusal = "its normalizer, pre-tokenizer and model are of no kind that has one"
 
     def encode(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         """The ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.

@@ -19,6 +19,7 @@ from bertdata.types import SpecialTokens
 class WordPiece(Engine):
     """For tokenizers of a BertNormalizer, a BertPreTokenizer and a WordPiece model."""
 
+    name = "WordPiece"
     takes_lines = True
 
     @classmethod
