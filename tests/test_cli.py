@@ -113,7 +113,7 @@ def test_a_split_that_is_empty_is_told(tmp_path, vocab):
 
 def test_training_a_vocabulary_says_what_it_does(tmp_path, corpus):
     result = invoke("train-tokenizer", corpus, "--vocab-size", 150, "--out", tmp_path / "tokenizer")
-    assert result.stderr == "training a vocabulary of 150 tokens on 0.0 MB of text\n"
+    assert result.stderr == "training a lower-casing WordPiece vocabulary of 150 tokens on 0.0 MB of text\n"
 
 
 @pytest.mark.parametrize(

@@ -624,5 +624,7 @@ def test_training_tells_how_far_it_is(tmp_path, corpus):
     said, told = [], []
     train_tokenizer([corpus], tmp_path / "t", vocab_size=150, say=said.append, progress=lambda *done: told.append(done))
     size = corpus.stat().st_size
-    assert said == [f"training a vocabulary of 150 tokens on {len(corpus.read_text()) / 1e6:.1f} MB of text"]
+    assert said == [
+        f"training a lower-casing WordPiece vocabulary of 150 tokens on {len(corpus.read_text()) / 1e6:.1f} MB of text"
+    ]
     assert told[-1] == (size, size)

@@ -21,7 +21,7 @@ from typing import Any
 from bertdata.build.publish import file_digests, publish
 from bertdata.build.staging import STAGING, continue_or_start, finished_units, part_name, planning, staging_directory
 from bertdata.build.units import UnitWriter, encode_all
-from bertdata.build.vocabulary import trained_tokenizer
+from bertdata.build.vocabulary import require_type, trained_tokenizer
 from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
@@ -55,6 +55,8 @@ def build(
     *,
     tokenizer: str | None = None,
     special_tokens: bool = False,
+    type: str = "wordpiece",
+    cased: bool = False,
     vocab_size: int = 30522,
     documents: str = "blank",
     sentences: str = "none",
@@ -78,7 +80,8 @@ def build(
 ) -> BuildReport | None:
     """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
 
-    tokenizer: a path or hub name; None trains a WordPiece vocabulary of `vocab_size` tokens on the text.
+    tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
+    choices.TOKENIZER_TYPES), `cased` or not.
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
     function from several threads. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
@@ -94,6 +97,7 @@ def build(
     )  # fmt: skip
     if sentences not in ("none", "line"):
         raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
+    require_type(type)
     word_splitter = _word_splitter(words) if words else None
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
     if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
@@ -136,7 +140,9 @@ def build(
         settings["words"] = words
     if form.encoding != UTF_8:
         settings["encoding"] = form.encoding
-    chosen = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}" if loaded else f"trained, {vocab_size} tokens"
+    chosen = f"trained, {vocab_size} tokens" + (type != "wordpiece") * f", {type}" + cased * ", cased"
+    if loaded:
+        chosen = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
     plan = {
         "settings": settings
         | {"format": format, "text_key": text_key, "on_error": on_error, "strict": strict, "tokenizer": chosen},
@@ -149,7 +155,7 @@ def build(
     with staging_directory(directory, overwrite=overwrite, part=part) as staging:
         with planning(staging):
             continue_or_start(staging, plan, overwrite=overwrite, start_over=bool(streams))
-            loaded = loaded or trained_tokenizer(staging, paths, form, vocab_size, say)
+            loaded = loaded or trained_tokenizer(staging, paths, form, type, cased, vocab_size, say)
             for name, content in loaded.files.items():
                 write_file(staging / name, content)
             if tokenizer is not None:
