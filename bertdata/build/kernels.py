@@ -93,28 +93,66 @@ def count_literals(text, size, strings, first_bytes, counts):
 
 
 @jit()
+def _bounds(data, offsets, i):
+    """Where the text of document i begins and ends, inside data."""
+    start = min(max(offsets[i], 0), data.size)
+    return start, min(max(offsets[i + 1] - 1, start), data.size)
+
+
+@jit()
+def _absorbed(h, word):
+    h = (h ^ word) * GOLDEN
+    return h ^ (h >> uint64(32))
+
+
+@jit()
+def _finished(data, place, stop, h, length):
+    """The hash of a document of which data[place:stop] is not absorbed yet."""
+    while place < stop:
+        left = min(stop - place, 8)
+        word = uint64(0)
+        if place + 8 <= data.size:
+            word = _load64(data, place) & (~uint64(0) >> uint64(64 - 8 * left))
+        else:
+            for k in range(left):
+                word |= uint64(data[place + k]) << uint64(8 * k)
+        h = _absorbed(h, word)
+        place += 8
+    h ^= uint64(length)
+    h = (h ^ (h >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return h ^ (h >> uint64(31))
+
+
+@jit()
 def hash_documents(data, offsets, out):
     """Writes the hash of each document's text to out uint64 [N]; docs/determinism.md defines the hash.
 
-    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - 1].
+    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - 1]. Each step of a hash waits
+    for the one before it, so two documents are hashed at a time, i of the first half of the text and j of the second.
     """
-    for i in range(out.size):
-        h = SPLIT_KEY
-        start = min(max(offsets[i], 0), data.size)
-        stop = min(max(offsets[i + 1] - 1, start), data.size)
-        place = start
-        while place < stop:
-            left = min(stop - place, 8)
-            word = uint64(0)
-            if place + 8 <= data.size:
-                word = _load64(data, place) & (~uint64(0) >> uint64(64 - 8 * left))
-            else:
-                for k in range(left):
-                    word |= uint64(data[place + k]) << uint64(8 * k)
-            h = (h ^ word) * GOLDEN
-            h ^= h >> uint64(32)
-            place += 8
-        h ^= uint64(stop - start)
-        h = (h ^ (h >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-        h = (h ^ (h >> uint64(27))) * uint64(0x94D049BB133111EB)
-        out[i] = h ^ (h >> uint64(31))
+    half = 0
+    while half < out.size and offsets[half] < offsets[out.size] // 2:
+        half += 1
+    i, j = 0, half
+    h, g = SPLIT_KEY, SPLIT_KEY
+    p, p_stop = _bounds(data, offsets, i) if i < half else (0, 0)
+    q, q_stop = _bounds(data, offsets, j) if j < out.size else (0, 0)
+    while i < half or j < out.size:
+        if i < half and j < out.size:
+            for _ in range(min(p_stop - p, q_stop - q) >> 3):
+                h, g = _absorbed(h, _load64(data, p)), _absorbed(g, _load64(data, q))
+                p += 8
+                q += 8
+        if i < half and (p_stop - p < 8 or j == out.size):
+            start, _ = _bounds(data, offsets, i)
+            out[i] = _finished(data, p, p_stop, h, p_stop - start)
+            i, h = i + 1, SPLIT_KEY
+            if i < half:
+                p, p_stop = _bounds(data, offsets, i)
+        if j < out.size and (q_stop - q < 8 or i == half):
+            start, _ = _bounds(data, offsets, j)
+            out[j] = _finished(data, q, q_stop, g, q_stop - start)
+            j, g = j + 1, SPLIT_KEY
+            if j < out.size:
+                q, q_stop = _bounds(data, offsets, j)
