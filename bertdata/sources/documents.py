@@ -25,7 +25,8 @@ from bertdata.sources.streams import UTF_8, InputStream, opened
 
 BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
-JUNK_SHARE = 0.3  # a file is not text if a larger share of the bytes in its first block is invalid or NUL
+JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
+_JUDGED = 1 << 20
 _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
 _REPLACEMENT = "\ufffd".encode()
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -222,11 +223,11 @@ class TextFile:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
         length = stream.readinto(buffer.data)
         if self.size == 0 and length >= 1024:
-            piece = buffer[:length].tobytes()
+            piece = buffer[: min(length, _JUDGED)].tobytes()
             num_bad = valid_utf8(piece)[1] + piece.count(0)
-            if num_bad > JUNK_SHARE * length:
+            if num_bad > JUNK_SHARE * len(piece):
                 raise InputError(
-                    f"{self.path} is not {self.form.encoding.upper()} text: {num_bad:,} of its first {length:,} "
+                    f"{self.path} is not {self.form.encoding.upper()} text: {num_bad:,} of its first {len(piece):,} "
                     "bytes are invalid or NUL; leave the file out, or name its encoding with --encoding (Parquet, "
                     "Arrow and compressed files must have their usual ending: .parquet, .arrow, .gz, .zst, ...)"
                 )
@@ -287,9 +288,9 @@ class TextFile:
             if self.kind == "text":
                 yield documents.repaired()
                 continue
-            offsets = documents.offsets.tolist()
+            offsets, lines = documents.offsets.tolist(), memoryview(documents.text)
             for start, a, b in zip(documents.starts.tolist(), offsets, offsets[1:], strict=False):
-                yield Row(start, bytes(documents.text[a : b - 1]))
+                yield Row(start, bytes(lines[a : b - 1]))
 
     def _before(self, stream: InputStream, place: int) -> int:
         """Moves the stream to the last byte before `place` that is not white space, or to byte 0. Returns where."""
