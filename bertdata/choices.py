@@ -6,4 +6,5 @@ SHUFFLES = ("full", "blocks")  # the order of an epoch: over all samples, or 64 
 INPUT_FORMATS = ("text", "jsonl", "parquet", "arrow")  # the format of an input file
 DOCUMENT_ENDS = ("blank", "line", "file")  # what ends a document of plain text
 SENTENCE_ENDS = ("none", "line")  # what ends a sentence; "none" stores no sentences
+TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # of a vocabulary that is trained; tokenize/train.py explains each
 ON_ERROR = ("fail", "skip")  # for rows without text: fail, or skip and count them

@@ -25,6 +25,7 @@ from bertdata.choices import (
     ON_ERROR,
     SAMPLE_KINDS,
     SENTENCE_ENDS,
+    TOKENIZER_TYPES,
 )
 from bertdata.errors import BertdataError, UsageError
 
@@ -92,9 +93,12 @@ class OneSentence(click.Command):
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar in bytes on stderr, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
     from tqdm import tqdm
 
-    with tqdm(desc=what, unit="B", unit_scale=True, disable=None, leave=False) as bar:
+    with tqdm(desc=what, unit="B", unit_scale=True, leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -105,6 +109,9 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def _say(line: str) -> None:
     """Prints a line on stderr, above a progress bar if there is one."""
+    if not sys.stderr.isatty():
+        click.echo(line, err=True)
+        return
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stderr)
@@ -162,6 +169,21 @@ _exclude = click.option(
     help="For an INPUT that is a directory or a pattern: leave out files whose relative path matches, such as "
     "'drafts/*'. May be repeated.",
 )
+_type = click.option(
+    "--type",
+    type=click.Choice(TOKENIZER_TYPES),
+    default="wordpiece",
+    help="Kind of a tokenizer that is trained: wordpiece as BERT's, bpe (byte-level) as ModernBERT's, unigram as "
+    "ALBERT's and XLM-R's.",
+)
+_cased = click.option(
+    "--cased",
+    is_flag=True,
+    help="Train a tokenizer that keeps case; wordpiece and unigram then keep accents, too. Default: lower case.",
+)
+_vocab_size = click.option(
+    "--vocab-size", default=30522, help="Number of tokens of a vocabulary that is trained, special tokens included."
+)
 _on_error = click.option(
     "--on-error",
     type=click.Choice(ON_ERROR),
@@ -175,15 +197,17 @@ _on_error = click.option(
 @click.option("--out", required=True, help="Directory for the dataset; new or empty.")
 @click.option(
     "--tokenizer",
-    help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train a "
-    "lower-casing WordPiece vocabulary on the text.",
+    help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
+    "the text, as --type, --cased and --vocab-size say.",
 )
 @click.option(
     "--special-tokens",
     is_flag=True,
     help="Add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer does not have. Needed for gpt2.",
 )
-@click.option("--vocab-size", default=30522, help="Number of tokens of a vocabulary that is trained.")
+@_type
+@_cased
+@_vocab_size
 @click.option(
     "--documents",
     type=click.Choice(DOCUMENT_ENDS),
@@ -251,8 +275,10 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
         return
     if not inputs:
         raise UsageError("no INPUT given; give a file, a directory, a pattern, or - for standard input")
-    if options["tokenizer"] and source_of("vocab_size") is click.core.ParameterSource.COMMANDLINE:
-        click.echo("note: --vocab-size has no effect, because --tokenizer has a vocabulary", err=True)
+    for name in ("type", "cased", "vocab_size"):
+        if options["tokenizer"] and source_of(name) is click.core.ParameterSource.COMMANDLINE:
+            option = "--" + name.replace("_", "-")
+            click.echo(f"note: {option} has no effect, because --tokenizer has a vocabulary", err=True)
     with _bar("build") as progress:
         report = build_dataset(inputs, out, **options, say=_say, progress=progress)
     if report is None:
@@ -299,9 +325,11 @@ def _warnings(report: Any) -> Iterator[str]:
             )
 
 
-@main.command("train-tokenizer", cls=OneSentence, short_help="Train a lower-casing WordPiece vocabulary on text.")
+@main.command("train-tokenizer", cls=OneSentence, short_help="Train a tokenizer on text: WordPiece, BPE or unigram.")
 @_inputs
-@click.option("--vocab-size", default=30522, help="Number of tokens of the vocabulary, special tokens included.")
+@_type
+@_cased
+@_vocab_size
 @click.option("--out", required=True, help="Directory for tokenizer.json and tokenizer_config.json.")
 @_format
 @_text_key
@@ -310,12 +338,13 @@ def _warnings(report: Any) -> Iterator[str]:
 @_exclude
 @_on_error
 def train_tokenizer(
-    inputs: tuple[str, ...], vocab_size: int, out: str, format: str | None, text_key: str, encoding: str,
-    include: tuple[str, ...], exclude: tuple[str, ...], on_error: str,
+    inputs: tuple[str, ...], type: str, cased: bool, vocab_size: int, out: str, format: str | None, text_key: str,
+    encoding: str, include: tuple[str, ...], exclude: tuple[str, ...], on_error: str,
 ) -> None:  # fmt: skip
-    """Train a lower-casing WordPiece vocabulary on at most 100 MiB of the text.
+    """Train a tokenizer on at most 100 MiB of the text: WordPiece, byte-level BPE or unigram.
 
-    INPUT: as for bertdata build. If there is more text than 100 MiB, evenly spaced parts of it are used.
+    INPUT: as for bertdata build. If there is more text than 100 MiB, evenly spaced parts of it are used. The same text
+    and options give the same tokenizer.
     """
     from bertdata.build import TextFormat
     from bertdata.build import train_tokenizer as run
@@ -323,7 +352,7 @@ def train_tokenizer(
     form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error)
     with _bar("read") as progress:
         trained = run(
-            inputs, out, vocab_size=vocab_size, form=form, include=include, exclude=exclude,
+            inputs, out, type=type, cased=cased, vocab_size=vocab_size, form=form, include=include, exclude=exclude,
             say=_say, progress=progress,
         )  # fmt: skip
     click.echo(f"{out}: {trained.special.vocab_size:,} tokens")

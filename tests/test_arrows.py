@@ -16,12 +16,12 @@ COMMON = ["choices", "errors", "keys", "jit", "types", "files"]
 # Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
 ROOMS = {
     "format": (set(), ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify"]),
-    "sources": (set(), ["find", "streams", "documents", "tables", "blocks"]),
+    "sources": (set(), ["kernels", "find", "streams", "documents", "tables", "blocks"]),
     "tokenize": (
         set(),
         ["kernels", "rules", "forms", "models", "added", "engine", "wordpiece", "words", "tokenizer", "load", "train"],
     ),
-    "build": ({"format", "sources", "tokenize"}, ["units", "staging", "publish", "vocabulary", "dataset"]),
+    "build": ({"format", "sources", "tokenize"}, ["kernels", "units", "staging", "publish", "vocabulary", "dataset"]),
     "read": (
         {"format"},
         ["kernels", "order", "stream", "index", "windows", "pieces", "pairs", "samples", "words", "masking", "loader"],

@@ -1,7 +1,9 @@
 """The commands as a user meets them: what they print, how they fail, what they exit with."""
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,9 +13,11 @@ import time
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from conftest import make_text
+from conftest import make_text, write_dataset
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
+from bertdata.build import build
 from bertdata.cli import main
 from bertdata.look import bench
 
@@ -109,7 +113,7 @@ def test_a_split_that_is_empty_is_told(tmp_path, vocab):
 
 def test_training_a_vocabulary_says_what_it_does(tmp_path, corpus):
     result = invoke("train-tokenizer", corpus, "--vocab-size", 150, "--out", tmp_path / "tokenizer")
-    assert result.stderr == "training a vocabulary of 150 tokens on 0.0 MB of text\n"
+    assert result.stderr == "training a lower-casing WordPiece vocabulary of 150 tokens on 0.0 MB of text\n"
 
 
 @pytest.mark.parametrize(
@@ -192,6 +196,80 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     assert dataset.dataset_id in text
     assert f"{dataset.num_tokens:,}" in text
     assert refused("inspect", dataset.path, "--length", 2, code=2)
+
+
+def other_tokenizer(directory):
+    """A directory with a tokenizer that has no engine."""
+    directory.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "."]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(words[:5])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+def test_inspect_says_what_the_tokenizer_is_and_whether_an_engine_takes_it(tmp_path, corpus, dataset, vocab):
+    invoke("build", corpus, "--out", tmp_path / "shards", "--tokenizer", other_tokenizer(tmp_path / "words"))
+    about = json.loads(invoke("inspect", tmp_path / "shards", "--json").stdout)["tokenizer"]
+    assert (about["name"], about["kind"]) == ("words", "WordLevel, NFC, Lowercase, Whitespace")
+    assert about["path"] == str(tmp_path / "shards" / "tokenizer.json")
+    assert about["engine"] is None
+    text = invoke("inspect", tmp_path / "shards").stdout
+    assert "  tokenizer    words: WordLevel, NFC, Lowercase, Whitespace\n" in text
+    assert f"  engine       none, because {about['engine_refusal']}; `tokenizers` encodes text\n" in text
+    text = invoke("inspect", dataset.path).stdout  # of a vocab.txt, which has no name
+    assert "  tokenizer    WordPiece, lower-case\n" in text
+    assert "  engine       WordPiece\n" in text
+
+
+def test_the_name_of_a_tokenizer_is_no_part_of_what_a_dataset_is(tmp_path, corpus):
+    directory = other_tokenizer(tmp_path / "words")
+    shutil.copytree(directory, tmp_path / "others")
+    (tmp_path / "file.json").write_bytes((directory / "tokenizer.json").read_bytes())
+    found = {}
+    for given in ("words", "others/tokenizer.json", "file.json"):
+        out = tmp_path / given.replace("/", "-")[::-1]
+        dataset = build([corpus], out, tokenizer=str(tmp_path / given)).dataset
+        found[dataset.manifest.tokenizer_name] = dataset.dataset_id
+    assert list(found) == ["words", "others", None]
+    assert len(set(found.values())) == 1
+
+
+def test_the_parts_of_a_dataset_keep_the_name_of_their_tokenizer(tmp_path, corpus):
+    directory = other_tokenizer(tmp_path / "words")
+    for part in ("1/2", "2/2"):
+        invoke(
+            "build", corpus, "--out", tmp_path / "out", "--tokenizer", directory, "--shard-size", 9000, "--part", part
+        )
+    assert invoke("build", "--finish", "--out", tmp_path / "out").exit_code == 0
+    assert bertdata.open(tmp_path / "out").manifest.tokenizer_name == "words"
+
+
+def test_inspect_of_a_dataset_without_a_tokenizer_that_can_be_read(tmp_path):
+    out = write_dataset(tmp_path / "shards", [([5, 3], [2], None)], tokenizer="{}")
+    manifest = bertdata.open(out).manifest
+    dataclasses.replace(manifest, counts=dict.fromkeys(("documents", "dropped_documents", "replaced_characters",
+        "special_ids_replaced", "text_bytes"), 0) | {"special_literals": {}}).write(out)  # fmt: skip
+    done = invoke("inspect", out)
+    assert done.exit_code == 0
+    assert "  engine       not known, because the tokenizer cannot be read\n" in done.stdout
+
+
+def test_a_build_without_an_engine_says_why_and_how_fast_it_goes(tmp_path, corpus, vocab):
+    directory = other_tokenizer(tmp_path / "words")
+    done = invoke("build", corpus, "--out", tmp_path / "small", "--tokenizer", directory)
+    (note,) = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+    assert note.startswith("note: there is no engine for this tokenizer, because its normalizer, ")
+    assert note.endswith(", so `tokenizers` encodes the text, at 1 to 3 MB/s a thread")
+    (tmp_path / "large").write_text(corpus.read_text() * 400)
+    done = invoke("build", tmp_path / "large", "--out", tmp_path / "out", "--tokenizer", directory, "--workers", 1)
+    assert re.search(r", at about \d+\.\d MB/s a thread: expect \d+ s with 1 thread\n", done.stderr)
+    done = invoke("build", corpus, "--out", tmp_path / "words2", "--tokenizer", vocab, "--words", "conftest:in_pairs")
+    assert "note: --words needs the places of tokens in the text, so `tokenizers` encodes" in done.stderr
+    done = invoke("build", corpus, "--out", tmp_path / "fast", "--tokenizer", vocab, "--sentences", "line")
+    assert "note" not in done.stderr
 
 
 def test_show_prints_samples_as_a_trainer_gets_them(dataset):

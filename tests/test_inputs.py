@@ -885,35 +885,32 @@ def test_wanted_units_of_json_lines_are_read_as_if_all_were(folder, rows, line_e
 @example([b"a\nb\nc\nd\n"], 1 << 20, 2, lambda unit: unit % 2 == 1, None)
 @example([b"a\nb\nc\n", b"d\ne\n"], 1 << 20, 100, lambda unit: True, 3)
 @example([b"a\nb\nc\n", b"d\ne\n"], 1 << 20, 2, lambda unit: True, 4)
-def test_regular_lines_are_found_as_irregular_ones_are(folder, contents, block_bytes, shard_size, wanted, limit):
+def test_max_documents_counts_those_of_units_that_are_not_wanted(
+    folder, contents, block_bytes, shard_size, wanted, limit
+):
     paths = [write(folder / f"{n}.txt", content) for n, content in enumerate(contents)]
     form = {"documents": "line", "shard_size": shard_size, "max_documents": limit}
     with patch.object(documents, "BLOCK_BYTES", block_bytes):
-        fast, fast_whole = read(paths, wanted, **form), read(paths, **form)
-        with patch.object(documents, "_is_regular", lambda lines: False):
-            assert fast == read(paths, wanted, **form)
-            assert fast_whole == read(paths, **form)
+        found, whole = read(paths, wanted, **form), read(paths, **form)
         everything = read(paths, documents="line", shard_size=shard_size)
-    assert fast_whole == everything[:limit]
-    if limit is None:
-        assert fast == [each for each in everything if wanted(each[0])]
+    assert whole == everything[:limit]
+    assert found == [each for each in whole if wanted(each[0])]
 
 
-def test_the_fast_way_is_taken_for_regular_lines(folder):
+def test_valid_lines_are_never_decoded(folder):
     path = write(folder / "regular.txt", b"the stone\n" * 1000)
     with patch.object(documents, "valid_utf8", side_effect=AssertionError), patch.object(documents, "BLOCK_BYTES", 999):
         assert len(read([path], documents="line", shard_size=777)) == 1000
 
 
 def bytes_asked_for(paths, wanted, **form):
-    sizes, real = [], streams.InputStream.read
+    sizes, read_into = [], streams.InputStream.readinto
 
-    def counted(self, size=-1):
-        piece = real(self, size)
-        sizes.append(len(piece))
-        return piece
+    def counted(self, buffer):
+        sizes.append(read_into(self, buffer))
+        return sizes[-1]
 
-    with patch.object(streams.InputStream, "read", counted):
+    with patch.object(streams.InputStream, "readinto", counted):
         found = read(paths, wanted, **form)
     return sum(sizes), found
 

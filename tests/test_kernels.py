@@ -11,9 +11,9 @@ from reference import keys
 
 from bertdata import Loader
 from bertdata.build import build
+from bertdata.build import kernels as build_kernels
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
-from bertdata.tokenize import kernels as text_kernels
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -286,14 +286,29 @@ def test_text_hash_equals_its_twin(texts):
     data = b"".join(text + b"\n" for text in texts)
     offsets = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     out = np.empty(len(texts), np.uint64)
-    text_kernels.hash_documents(np.frombuffer(data, np.uint8), offsets, out)
+    build_kernels.hash_documents(np.frombuffer(data, np.uint8), offsets, out)
     assert out.tolist() == [keys.text_hash(text) for text in texts]
 
 
 def test_text_hash_reads_nothing_outside_its_data():
     data, out = np.frombuffer(b"abcdef\n", np.uint8), np.empty(3, np.uint64)
-    text_kernels.hash_documents(data, np.array([-(2**63), 2**62, 4, 9]), out)
+    build_kernels.hash_documents(data, np.array([-(2**63), 2**62, 4, 9]), out)
     assert out.tolist() == [keys.text_hash(b"abcdef\n"), keys.text_hash(b""), keys.text_hash(b"ef\n")]
+
+
+@given(
+    st.lists(st.sampled_from([b"[MASK]", b"[MAS", b"[[", b"<s>", "é".encode(), b"aa", b"a" * 60, b"\n"]), max_size=12),
+    st.lists(st.sampled_from(["[MASK]", "[[", "<s>", "aa", "é", "aaa"]), max_size=6, unique=True),
+    st.integers(0, 70),
+)
+@example([b"a" * 60, b"[MASK]", b"a" * 60, b"[MASK]"], ["[MASK]", "aa"], 0)
+def test_spellings_are_counted_as_python_counts_them(pieces, strings, room):
+    """Also where a string crosses 64 bytes, and where there are few bytes after the text."""
+    text, spellings = b"".join(pieces), build_kernels.literals(strings)
+    counts, first_bytes = np.zeros(len(strings), np.int64), np.flatnonzero(spellings.begins).astype(np.uint8)
+    data = np.frombuffer(text + b"aa[MASK]<s>" * 7, np.uint8)[: len(text) + room]
+    build_kernels.count_literals(data, len(text), spellings, first_bytes, counts)
+    assert counts.tolist() == [text.count(string.encode()) for string in strings]
 
 
 # ----------------------------------------------------------------------------------------------------------- machine

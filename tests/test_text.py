@@ -19,6 +19,7 @@ from bertdata.sources import documents
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import describe
+from bertdata.sources.kernels import ROOM, Cuts, cut, first_invalid
 
 PIECES = [
     b"a", b"bc ", b" ", b"\t", b"\n", b"\n\n", b"\r\n", b"\r", b"\0", b"\xff", b"\xe2\x82", b"\xc3\xa9",
@@ -46,10 +47,10 @@ def read(paths, **form):
     for block in read_blocks(paths, TextFormat(**form)):
         assert block.num_documents > 0
         assert block.offsets[0] == 0
-        assert block.offsets[-1] == len(block.data)
+        assert block.offsets[-1] == block.num_bytes <= len(block.data) - ROOM
         assert block.replaced.size == block.num_documents
         assert (block.first_replaced is None) == (not block.replaced.any())
-        block.data.decode()
+        block.data[: block.num_bytes].decode()
         for start, stop, replaced in zip(block.offsets, block.offsets[1:], block.replaced, strict=False):
             assert block.data[stop - 1 : stop] == b"\n"
             found.append((block.unit, block.data[start : stop - 1], int(replaced)))
@@ -104,6 +105,53 @@ def test_the_first_invalid_byte_is_placed(folder, contents, kind):
             read(paths, documents=kind, strict=True)
     else:
         assert read(paths, documents=kind, strict=True) == read(paths, documents=kind)
+
+
+@given(BYTES, st.booleans(), st.booleans(), st.integers(0, 1 << 40))
+@example(b"a" * 64 + b"\n" + b"b" * 63 + b"\xe2\x82\n\n" + b"c" * 128 + b"\r", False, True, 7)
+@example(b"\xff" + b"a" * 70 + b"\n" + b"\xc3\xa9" * 70 + b"\n\n", False, False, 0)
+def test_cut_equals_its_twin(content, by_line, is_end, place):
+    """Documents, and where each has its first invalid byte. What is not complete is left for the next call."""
+    data = np.frombuffer(content + bytes(ROOM), np.uint8)
+    numbers = [np.empty(len(content) + 2, np.int64) for _ in range(4)]
+    cuts = Cuts(np.zeros(len(content) + 1 + ROOM, np.uint8), *numbers)
+    count = cut(data, len(content), place, is_end, by_line, cuts)
+    used = int(cuts.used[0])
+    bounds = cuts.offsets[: count + 1].tolist()
+    found = [
+        (start, cuts.text[a : b - 1].tobytes(), at)
+        for start, a, b, at in zip(cuts.starts.tolist(), bounds, bounds[1:], cuts.invalid.tolist(), strict=False)
+    ]
+    kind = "line" if by_line else "blank"
+    whole = twin.documents(content[:used], kind)
+    places = [twin.first_invalid(raw, 0) for _, raw in whole]
+    assert [(start - place, text) for start, text, _ in found] == whole
+    for (start, raw), (_, _, at), bad in zip(whole, found, places, strict=True):
+        assert (at == -1) == (bad is None)
+        if bad is not None:  # `raw` lacks the carriage returns before newlines, which the input has
+            assert content[at - place : at - place + 1] == raw[bad : bad + 1]
+            assert content[start : at - place].replace(b"\r\n", b"\n") == raw[:bad]
+    if is_end:
+        assert used == len(content) or not content[used:].strip(b" \t\r\n")
+    else:
+        assert whole + [(used + start, raw) for start, raw in twin.documents(content[used:], kind)] == twin.documents(
+            content, kind
+        )
+
+
+@given(st.one_of(st.binary(max_size=12), BYTES, st.text().map(str.encode)))
+def test_invalid_bytes_are_found_where_python_finds_them(content):
+    place = first_invalid(np.frombuffer(content + bytes(ROOM), np.uint8), 0, len(content))
+    assert (None if place < 0 else place) == twin.first_invalid(content, 0)
+
+
+@pytest.mark.parametrize("lead", [0xC1, 0xC2, 0xDF, 0xE0, 0xE1, 0xED, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF])
+def test_every_second_byte_after_a_lead_is_judged_as_python_judges_it(lead):
+    for second in range(256):
+        for rest in (b"", b"\x80", b"\x80\x80", b"\xbf\xbf", b"\x80\x7f", b"\xc0\x80"):
+            content = bytes([lead, second]) + rest
+            place = first_invalid(np.frombuffer(content + bytes(ROOM), np.uint8), 0, len(content))
+            assert (None if place < 0 else place) == twin.first_invalid(content, 0), content
 
 
 def test_ordinary_text_in_blocks_of_a_mebibyte(folder):

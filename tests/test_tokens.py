@@ -554,14 +554,13 @@ def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
 
 def sizes_read(paths, **options):
     """The texts that are sampled, and how many bytes were read for that."""
-    sizes, real = [], streams.InputStream.read
+    sizes, read_into = [], streams.InputStream.readinto
 
-    def counted(self, size=-1):
-        piece = real(self, size)
-        sizes.append(len(piece))
-        return piece
+    def counted(self, buffer):
+        sizes.append(read_into(self, buffer))
+        return sizes[-1]
 
-    with patch.object(streams.InputStream, "read", counted):
+    with patch.object(streams.InputStream, "readinto", counted):
         texts = vocabulary._sample(paths, TextFormat(documents="line", **options))
     return texts, sum(sizes)
 
@@ -625,5 +624,7 @@ def test_training_tells_how_far_it_is(tmp_path, corpus):
     said, told = [], []
     train_tokenizer([corpus], tmp_path / "t", vocab_size=150, say=said.append, progress=lambda *done: told.append(done))
     size = corpus.stat().st_size
-    assert said == [f"training a vocabulary of 150 tokens on {len(corpus.read_text()) / 1e6:.1f} MB of text"]
+    assert said == [
+        f"training a lower-casing WordPiece vocabulary of 150 tokens on {len(corpus.read_text()) / 1e6:.1f} MB of text"
+    ]
     assert told[-1] == (size, size)

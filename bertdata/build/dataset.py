@@ -5,7 +5,7 @@ belongs to the unit in which it begins, and a unit becomes at most one shard in 
 only on the text, the tokenizer and the settings. A build that was killed continues from its finished units, when the
 same command is run again, and gives the same bytes.
 
-Memory: two blocks of about 1 MiB for each worker. A build writes only to its output directory.
+Memory: two blocks of about 2 MiB for each worker. A build writes only to its output directory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from bertdata.build.publish import file_digests, publish
 from bertdata.build.staging import STAGING, continue_or_start, finished_units, part_name, planning, staging_directory
 from bertdata.build.units import UnitWriter, encode_all
-from bertdata.build.vocabulary import trained_tokenizer
+from bertdata.build.vocabulary import require_type, trained_tokenizer
 from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
@@ -31,9 +31,10 @@ from bertdata.sources.blocks import Block
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import describe, find_inputs, is_stream, require_local
 from bertdata.sources.streams import UTF_8
-from bertdata.tokenize.load import load
+from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, WordSplitter
 
+_NAME = "tokenizer_name.json"  # in the staging directory
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
 
@@ -54,6 +55,8 @@ def build(
     *,
     tokenizer: str | None = None,
     special_tokens: bool = False,
+    type: str = "wordpiece",
+    cased: bool = False,
     vocab_size: int = 30522,
     documents: str = "blank",
     sentences: str = "none",
@@ -77,7 +80,8 @@ def build(
 ) -> BuildReport | None:
     """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
 
-    tokenizer: a path or hub name; None trains a WordPiece vocabulary of `vocab_size` tokens on the text.
+    tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
+    choices.TOKENIZER_TYPES), `cased` or not.
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
     function from several threads. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
@@ -93,6 +97,7 @@ def build(
     )  # fmt: skip
     if sentences not in ("none", "line"):
         raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
+    require_type(type)
     word_splitter = _word_splitter(words) if words else None
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
     if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
@@ -135,7 +140,9 @@ def build(
         settings["words"] = words
     if form.encoding != UTF_8:
         settings["encoding"] = form.encoding
-    chosen = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}" if loaded else f"trained, {vocab_size} tokens"
+    chosen = f"trained, {vocab_size} tokens" + (type != "wordpiece") * f", {type}" + cased * ", cased"
+    if loaded:
+        chosen = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
     plan = {
         "settings": settings
         | {"format": format, "text_key": text_key, "on_error": on_error, "strict": strict, "tokenizer": chosen},
@@ -148,9 +155,11 @@ def build(
     with staging_directory(directory, overwrite=overwrite, part=part) as staging:
         with planning(staging):
             continue_or_start(staging, plan, overwrite=overwrite, start_over=bool(streams))
-            loaded = loaded or trained_tokenizer(staging, paths, form, vocab_size, say)
+            loaded = loaded or trained_tokenizer(staging, paths, form, type, cased, vocab_size, say)
             for name, content in loaded.files.items():
                 write_file(staging / name, content)
+            if tokenizer is not None:
+                write_file(staging / _NAME, json.dumps(name_of(tokenizer)).encode())
         if loaded.missing_roles:
             say(_missing_roles_warning(loaded.missing_roles))
         units = finished_units(staging)
@@ -167,7 +176,7 @@ def build(
         try:
             encode_all(
                 paths, form, writer=writer, units=units, workers=threads,
-                progress=lambda done: progress(done, total), part=part or (0, 1),
+                progress=lambda done: progress(done, total), part=part or (0, 1), total=total, say=say,
             )  # fmt: skip
             progress(total, total)
         finally:
@@ -178,8 +187,15 @@ def build(
             made = sorted(unit for unit in units if unit % part[1] == part[0])
             write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
             return None
-        publish(directory, staging, units, loaded, settings)
+        publish(directory, staging, units, loaded, settings, _tokenizer_name(staging))
     return _report(directory, units, paths, reused)
+
+
+def _tokenizer_name(staging: Path) -> str | None:
+    """What `build` noted of the tokenizer's name; of a tokenizer that the build trained, nothing."""
+    noted = staging / _NAME
+    name: str | None = json.loads(noted.read_bytes()) if noted.exists() else None
+    return name
 
 
 def _word_splitter(spec: str) -> WordSplitter:
@@ -232,7 +248,7 @@ def finish(out: str | Path) -> BuildReport:
         if lost:
             raise BuildError(f"{staging} lost the records of units {lost}; make the parts again")
         plan = json.loads((staging / "plan.json").read_bytes())
-        publish(directory, staging, units, load(str(staging)), plan["published"])
+        publish(directory, staging, units, load(str(staging)), plan["published"], _tokenizer_name(staging))
     paths = [Path(entry["path"]) for entry in plan["inputs"]]
     return _report(directory, units, paths, 0)
 

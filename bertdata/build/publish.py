@@ -25,6 +25,7 @@ def publish(
     units: dict[int, dict[str, Any]],
     tokenizer: Tokenizer,
     settings: dict[str, Any],
+    tokenizer_name: str | None,
 ) -> None:
     """Moves all files from `staging` to `directory` and writes the manifest last.
 
@@ -70,6 +71,7 @@ def publish(
         settings=settings,
         splits=splits,
         counts=counts,
+        tokenizer_name=tokenizer_name,
     ).write(directory)
     (staging / "plan.json").unlink()  # without it there is no unfinished build
     shutil.rmtree(staging)

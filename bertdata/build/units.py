@@ -7,6 +7,7 @@ depend on the number of threads.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertdata.build.kernels import count_literals, hash_documents, literals
 from bertdata.format.manifest import SPLITS
 from bertdata.format.records import FORMAT_VERSION, write_record
 from bertdata.format.shard import ShardWriter
 from bertdata.sources.blocks import Block, read_blocks
 from bertdata.sources.documents import TextFormat
-from bertdata.tokenize import kernels
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
@@ -40,11 +41,14 @@ def encode_all(
     workers: int,
     progress: Callable[[int], None],
     part: tuple[int, int],
+    total: int,
+    say: Callable[[str], None],
 ) -> None:
     """Encodes the documents on `workers` threads and writes them in order, at most two blocks ahead for each thread.
 
     units: number → record of the finished units, which are not made again; the new ones are added. progress: called
-    with the bytes of input that are read. part: (i, n) makes only the units u with u mod n = i.
+    with the bytes of input that are read. part: (i, n) makes only the units u with u mod n = i. total: bytes of all
+    inputs on disk. say: called with a line where `tokenizers` encodes the text, about 100 times slower than an engine.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
     finished = set(units)
@@ -55,8 +59,15 @@ def encode_all(
         unit, record = writer.commit()
         units[unit] = record
 
+    is_first = True
+
     def write_oldest() -> None:
+        nonlocal is_first
         oldest = waiting.popleft().result()
+        if is_first and writer.why_slow:
+            share = (total - oldest.block.bytes_read) / part[1]
+            say(f"note: {writer.why_slow}, so `tokenizers` encodes the text, {_speed(oldest, share, workers)}")
+        is_first = False
         if writer.unit not in (None, oldest.block.unit):
             commit()
         writer.append(oldest)
@@ -75,6 +86,26 @@ def encode_all(
         pool.shutdown(cancel_futures=True)
 
 
+def _speed(first: EncodedBlock, more_bytes: float, workers: int) -> str:
+    """At what speed a build goes, judged by its first block. more_bytes: of input on disk, after the block."""
+    if first.block.num_bytes < 1 << 16:
+        return "at 1 to 3 MB/s a thread"
+    rate = first.block.num_bytes / first.seconds
+    said = f"at about {rate / 1e6:.1f} MB/s a thread"
+    if more_bytes <= 0:  # nothing is left, or it comes through a pipe
+        return said
+    text_bytes = more_bytes * first.block.num_bytes / first.block.bytes_read
+    seconds = text_bytes / rate / workers
+    duration = (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.0f} h"
+    )
+    return f"{said}: expect {duration} with {workers} thread{'s' * (workers > 1)}"
+
+
 @dataclass(frozen=True)
 class EncodedBlock:
     """A block, and everything about it that will be written."""
@@ -84,6 +115,7 @@ class EncodedBlock:
     splits: NDArray[np.int64]  # [num_documents] split of each document, an index of _SPLITS_BY_HASH
     literals: NDArray[np.int64]  # [num_special_tokens] how often the text contains each special token
     word_starts: NDArray[np.bool_] | None  # [num_ids] whether an id begins a word; None if words are not stored
+    seconds: float  # that it took
 
 
 class UnitWriter:
@@ -104,21 +136,37 @@ class UnitWriter:
         self.word_splitter = word_splitter
         self.unit: int | None = None
         validation, test = shares
-        self._spellings = kernels.literals(tokenizer.spellings)
+        self._spellings = literals(tokenizer.spellings)
+        self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
         self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
 
     def encode_block(self, block: Block) -> EncodedBlock:
         """Does all work on a block except writing it. May be called from several threads at once."""
+        start = time.perf_counter()
         encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
         starts = None
         if self.word_splitter:
             starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
-        text, hashes = np.frombuffer(block.data, np.uint8), np.empty(block.num_documents, np.uint64)
-        kernels.hash_documents(text, block.offsets, hashes)
-        splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
-        literals = np.zeros(len(self.tokenizer.spellings), np.int64)
-        kernels.count_literals(text, text.size, self._spellings, literals)
-        return EncodedBlock(block, encoded, splits, literals, starts)
+        text, counts = np.frombuffer(block.data, np.uint8), np.zeros(len(self.tokenizer.spellings), np.int64)
+        count_literals(text, block.num_bytes, self._spellings, self._first_bytes, counts)
+        splits = np.full(block.num_documents, _SPLITS_BY_HASH.index("train"))
+        if self._below.any():
+            hashes = np.empty(block.num_documents, np.uint64)
+            hash_documents(text, block.offsets, hashes)
+            splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
+        return EncodedBlock(block, encoded, splits, counts, starts, time.perf_counter() - start)
+
+    @property
+    def why_slow(self) -> str | None:
+        """Why `tokenizers` encodes the text, as a clause; None: an engine does. Needs a prepared tokenizer."""
+        tokenizer = self.tokenizer
+        if tokenizer.engine is None:
+            return f"there is no engine for this tokenizer, because {tokenizer.engine_refusal}"
+        if self.word_splitter:
+            return "--words needs the places of tokens in the text"
+        if self.sentences and not tokenizer.engine_gives_lines:
+            return f"the engine for {tokenizer.engine} does not find sentences (--sentences line)"
+        return None
 
     def append(self, encoded_block: EncodedBlock) -> None:
         """Writes a block. All blocks between two commits must be of one unit."""
@@ -142,7 +190,7 @@ class UnitWriter:
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
         self._totals["skipped_rows"] += block.skipped
         self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
-        self._totals["text_bytes"] += len(block.data) - block.num_documents
+        self._totals["text_bytes"] += block.num_bytes - block.num_documents
         self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced
         self._literals += encoded_block.literals
 

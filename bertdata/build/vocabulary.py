@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bertdata.errors import BuildError, InputError
+from bertdata.choices import TOKENIZER_TYPES
+from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.sources.blocks import read_blocks
@@ -14,7 +15,7 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import describe, find_inputs, is_stream, require_local
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
-from bertdata.tokenize.train import train_wordpiece
+from bertdata.tokenize.train import TRAINERS
 
 SAMPLE_BYTES = 100 << 20  # of text, for training a vocabulary
 _STRETCH_BYTES = 1 << 20  # of text that are sampled together
@@ -28,6 +29,8 @@ def train_tokenizer(
     inputs: Sequence[str | Path],
     out: str | Path,
     *,
+    type: str = "wordpiece",
+    cased: bool = False,
     vocab_size: int = 30522,
     form: TextFormat | None = None,
     include: Sequence[str] = (),
@@ -35,13 +38,15 @@ def train_tokenizer(
     say: Say = lambda line: None,
     progress: Progress = lambda done, total: None,
 ) -> Tokenizer:
-    """Trains a WordPiece vocabulary on at most 100 MiB of the text and writes tokenizer.json and its config to `out`.
+    """Trains a tokenizer on at most 100 MiB of the text and writes tokenizer.json and its config to `out`.
 
-    The same inputs give the same vocabulary. form: None means that every line is a document. include, exclude: patterns
+    type: one of choices.TOKENIZER_TYPES. cased: keep case (and accents). The same inputs give the same tokenizer, with
+    any number of threads. form: None means that every line is a document. include, exclude: patterns
     that select files of directories; see sources.find.find_inputs. Raises UsageError, InputError, or BuildError if
     `out` holds a tokenizer.
     """
     require_local(str(out))
+    require_type(type)
     form, directory = form or TextFormat(documents="line"), Path(out)
     selected = find_inputs(inputs, include=include, exclude=exclude, any_ending=form.kind is not None)
     describe(selected.paths)
@@ -50,21 +55,34 @@ def train_tokenizer(
     for line in selected.notes():
         say(line)
     sample = _sample(selected.paths, form, progress)
-    say(f"training a vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
-    trained = train_wordpiece(sample, vocab_size)
+    say(f"training a {named(type, cased)} vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
+    trained = TRAINERS[type](sample, vocab_size, cased=cased)
     make_directory(directory)
     for name, content in trained.files.items():
         write_file(directory / name, content)
     return trained
 
 
-def trained_tokenizer(staging: Path, paths: list[Path], form: TextFormat, vocab_size: int, say: Say) -> Tokenizer:
+def require_type(type: str) -> None:
+    if type not in TOKENIZER_TYPES:
+        raise UsageError(f"type of tokenizer is {type!r}; give one of {', '.join(TOKENIZER_TYPES)}")
+
+
+def named(type: str, cased: bool) -> str:
+    """A kind of vocabulary in words."""
+    name = {"wordpiece": "WordPiece", "bpe": "byte-level BPE", "unigram": "unigram"}[type]
+    return f"{'cased' if cased else 'lower-casing'} {name}"
+
+
+def trained_tokenizer(
+    staging: Path, paths: list[Path], form: TextFormat, type: str, cased: bool, vocab_size: int, say: Say
+) -> Tokenizer:
     """The tokenizer of a build without --tokenizer: that of an earlier, interrupted run, or one that is trained now."""
     if all((staging / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
         return load(str(staging))
     sample = _sample(paths, form)
-    say(f"no --tokenizer given: training a lower-casing WordPiece vocabulary on {_megabytes(sample)} MB of the text")
-    trained = train_wordpiece(sample, vocab_size)
+    say(f"no --tokenizer given: training a {named(type, cased)} vocabulary on {_megabytes(sample)} MB of the text")
+    trained = TRAINERS[type](sample, vocab_size, cased=cased)
     num_tokens = trained.special.vocab_size
     has_less = f"; the text has not enough words for {vocab_size:,}" * (num_tokens < vocab_size)
     say(f"trained a vocabulary of {num_tokens:,} tokens{has_less}")
@@ -89,8 +107,8 @@ def _sample(paths: list[Path], form: TextFormat, progress: Progress = lambda don
         if sample_bytes >= SAMPLE_BYTES:
             is_all_text = False
             break
-        texts += block.data.decode().split("\n")
-        sample_bytes, bytes_read = sample_bytes + len(block.data), block.bytes_read
+        texts += block.data[: block.num_bytes].decode().split("\n")
+        sample_bytes, bytes_read = sample_bytes + block.num_bytes, block.bytes_read
         progress(bytes_read, sum(on_disk))
     if not any(texts):
         raise InputError("no document to build from: there is nothing but blank lines; give a file with text in it")
@@ -121,8 +139,8 @@ def _spaced_sample(
         share_so_far = SAMPLE_BYTES * (bytes_before + size) // sum(on_disk)
         if sample_bytes < share_so_far:
             for block in read_blocks([path], form, lambda n: taken_before(n + 1) > taken_before(n)):
-                texts += block.data.decode().split("\n")
-                sample_bytes += len(block.data)
+                texts += block.data[: block.num_bytes].decode().split("\n")
+                sample_bytes += block.num_bytes
                 progress(bytes_before + block.bytes_read, sum(on_disk))
                 if sample_bytes >= share_so_far:
                     break

@@ -59,6 +59,7 @@ class Manifest:
     settings: Mapping[str, Any]
     splits: Mapping[str, Split]
     counts: Mapping[str, Any]
+    tokenizer_name: str | None = None  # of the tokenizer's directory or on the hub
 
     @property
     def dataset_id(self) -> str:
@@ -97,6 +98,8 @@ class Manifest:
             "splits": shards,
             "counts": dict(self.counts),
         }
+        if self.tokenizer_name is not None:
+            record["tokenizer_name"] = self.tokenizer_name
         write_record(directory / MANIFEST, record)
 
 
@@ -136,6 +139,9 @@ def _parse(record: dict[str, Any]) -> Manifest:
         raise ValueError(f"separator_id {record['separator_id']!r}")
     if any(not re.fullmatch(r"[a-z0-9_.-]+", name) for name in record["tokenizer"]):
         raise ValueError(f"tokenizer files {list(record['tokenizer'])}")
+    tokenizer_name = record.get("tokenizer_name")
+    if not isinstance(tokenizer_name, str | None):
+        raise ValueError(f"tokenizer_name {tokenizer_name!r}")
     splits = {}
     for name, entries in record["splits"].items():
         if name not in SPLITS or not entries:
@@ -149,7 +155,13 @@ def _parse(record: dict[str, Any]) -> Manifest:
     if list(splits) != [name for name in SPLITS if name in splits] or not splits:
         raise ValueError("splits")
     keys = ("tokenizer", "settings", "counts")
-    return Manifest(record["token_dtype"], special, splits=splits, **{key: record[key] for key in keys})
+    return Manifest(
+        record["token_dtype"],
+        special,
+        splits=splits,
+        **{key: record[key] for key in keys},
+        tokenizer_name=tokenizer_name,
+    )
 
 
 def _check_shard(shard: Shard, split: str, token_dtype: str) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.errors import damaged
+from bertdata.errors import DatasetError, TokenizerError, damaged
 from bertdata.format import answers
 from bertdata.format.arrays import HEADER_BYTES
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
+from bertdata.tokenize.load import load
+from bertdata.tokenize.tokenizer import TOKENIZER
 
 _BAR = 40  # columns of the longest bar of the histogram
 _SHARES = {
@@ -25,7 +27,7 @@ _SHARES = {
 def facts(
     dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows"
 ) -> dict[str, Any]:
-    """All facts about a dataset. Reads the offsets of documents, 8 bytes each, and no tokens.
+    """All facts about a dataset. Reads its tokenizer and the offsets of documents, 8 bytes each, and no tokens.
 
     samples, length, global_batch_size, world_size: for the numbers of samples and steps. Samples that need an index
     make it.
@@ -61,6 +63,9 @@ def facts(
         "token_dtype": {"<u2": "uint16", "<u4": "uint32"}[manifest.token_dtype],
         "bytes": size,
         "tokenizer": {
+            "name": manifest.tokenizer_name,
+            "path": str(dataset.path / TOKENIZER),
+            **_kind_and_engine(dataset),
             "vocab_size": special.vocab_size,
             "special_tokens": special.roles(),
             "separator_id": special.separator,
@@ -77,6 +82,36 @@ def facts(
         "settings": dict(manifest.settings),
         "counts": dict(manifest.counts),
     }
+
+
+def _kind_and_engine(dataset: Dataset) -> dict[str, Any]:
+    """What the dataset's tokenizer does to a text, and the engine for it, or why there is none. None: not known."""
+    try:
+        content = dataset.tokenizer_file(TOKENIZER)
+        tokenizer = load(str(dataset.path))
+        tokenizer.prepare()
+    except (DatasetError, TokenizerError):
+        return {"kind": None, "engine": None, "engine_refusal": None}
+    return {
+        "kind": ", ".join(_steps(json.loads(content))),
+        "engine": tokenizer.engine,
+        "engine_refusal": tokenizer.engine_refusal,
+    }
+
+
+def _steps(content: dict[str, Any]) -> list[str]:
+    """A tokenizer's model, normalizers and pre-tokenizers, as `tokenizers` names them. content: its JSON."""
+    parts = [content.get(part) or {} for part in ("normalizer", "pre_tokenizer")]
+    steps = [step for part in parts for step in (part.get("normalizers") or part.get("pretokenizers") or [part])]
+    names = {"ByteLevel": "byte-level", "BertPreTokenizer": ""}
+    model = content["model"]
+    named = [model.get("type") or ("BPE" if "merges" in model else "")]
+    for step in steps:
+        name = step.get("type", "")
+        if name == "BertNormalizer":
+            name = "lower-case" if step.get("lowercase") else "cased"
+        named.append(names.get(name, name))
+    return [name for name in dict.fromkeys(named) if name]
 
 
 def _sum_or_none(values: list[Any]) -> int | None:
@@ -104,6 +139,14 @@ def _lengths(dataset: Dataset) -> dict[str, Any]:
     }
 
 
+def _engine(tokenizer: dict[str, Any]) -> str:
+    if tokenizer["engine"]:
+        return str(tokenizer["engine"])
+    if tokenizer["engine_refusal"]:
+        return f"none, because {tokenizer['engine_refusal']}; `tokenizers` encodes text"
+    return "not known, because the tokenizer cannot be read"
+
+
 def text(about: dict[str, Any]) -> str:
     """The facts as text for a terminal, 100 columns wide."""
     tokenizer, counts, steps, spread = (
@@ -120,8 +163,10 @@ def text(about: dict[str, Any]) -> str:
         f"  sentences    {'not stored' if about['sentences'] is None else format(about['sentences'], ',')}",
         f"  tokens       {about['tokens']:,} {about['token_dtype']}, separators included",
         f"  size         {about['bytes']:,} bytes, {about['bytes'] / about['tokens']:.2f} a token",
-        f"  tokenizer    {tokenizer['vocab_size']:,} ids, {specials or 'no special tokens'}",
-        f"               SHA-256 {tokenizer['files'].get('tokenizer.json', '?')}",
+        f"  tokenizer    {': '.join(filter(None, (tokenizer['name'], tokenizer['kind'] or 'of an unknown kind')))}",
+        f"               {tokenizer['vocab_size']:,} ids, {specials or 'no special tokens'}",
+        f"               {tokenizer['path']}, SHA-256 {tokenizer['files'].get(TOKENIZER, '?')}",
+        f"  engine       {_engine(tokenizer)}",
         "",
         f"  split        shards    documents        tokens   samples of {steps['length']}   steps an epoch "
         f"(batch {steps['global_batch_size']}, {steps['world_size']} ranks)",

@@ -1,7 +1,7 @@
-"""Inputs → documents, in blocks of about 1 MiB.
+"""Inputs → documents, in blocks of about 2 MiB.
 
 docs/format.md says what a line, a document and a unit are. Memory: two blocks, and a few copies of the longest
-document, which has at most 1 GiB.
+document, which has at most 1 GiB. The text of a plain file is copied once, by the kernel that cuts it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import documents
-from bertdata.sources.documents import BadRow, TextFile, TextFormat, valid_utf8
+from bertdata.sources.documents import BadRow, Documents, TextFile, TextFormat, valid_utf8
 from bertdata.sources.find import kind_of
+from bertdata.sources.kernels import ROOM
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, Table
 
@@ -26,7 +27,7 @@ from bertdata.sources.tables import TABLE_KINDS, Table
 class Block:
     """Some documents of one unit. Document i is data[offsets[i] : offsets[i + 1] - 1]; a newline follows each."""
 
-    data: bytes  # valid UTF-8
+    data: Any  # bytes or bytearray: valid UTF-8 up to offsets[-1], then at least ROOM bytes
     offsets: NDArray[np.int64]  # [num_documents + 1]
     unit: int
     replaced: NDArray[np.int64]  # [num_documents] how many invalid byte sequences became U+FFFD
@@ -37,11 +38,16 @@ class Block:
 
     @classmethod
     def empty(cls) -> Block:
-        return cls(b"", np.zeros(1, np.int64), 0, np.zeros(0, np.int64), None, 0)
+        return cls(bytes(ROOM), np.zeros(1, np.int64), 0, np.zeros(0, np.int64), None, 0)
 
     @property
     def num_documents(self) -> int:
         return self.offsets.size - 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the documents with the newline after each."""
+        return int(self.offsets[-1])
 
 
 def read_blocks(
@@ -52,83 +58,105 @@ def read_blocks(
     is_wanted: which units to give. Plain files of text and JSON lines are not even read where no unit is wanted; other
     inputs must be read in order. Raises InputError, which names file and line or byte, for input that cannot be read.
     """
-    pieces: list[bytes] = []  # documents, each followed by a newline
-    lengths: list[Any] = []
-    replaced: list[Any] = []
-    unit = size = count = base = bytes_before = skipped = 0
-    first_replaced: tuple[int, int] | None = None
-    first_skipped: str | None = None
-    has_named_skipped = False
-
-    def blocks() -> Iterator[Block]:
-        """The block of what was collected, if its unit is wanted; then starts a new one."""
-        nonlocal pieces, lengths, replaced, size, skipped, first_replaced, first_skipped
-        none = np.zeros(0, np.int64)
-        offsets = np.append(0, np.cumsum(np.concatenate([none, *lengths])))
-        block = Block(
-            b"".join(pieces), offsets, unit, np.concatenate([none, *replaced]), first_replaced,
-            bytes_before + source.bytes_read, skipped, first_skipped,
-        )  # fmt: skip
-        pieces, lengths, replaced, size, skipped, first_replaced, first_skipped = [], [], [], 0, 0, None, None
-        if is_wanted(unit):
-            yield block
-
+    block, count, base, bytes_before, has_named_skipped = _Collector(0), 0, 0, 0, False
     for index, path in enumerate(paths):
         source = _source(path, form)
         # With max_documents every document counts, also those of units that are not wanted.
-        for start, raw, starts in source.documents(base, is_wanted if form.max_documents is None else _every_unit):
-            if (base + start) // form.shard_size != unit or size >= documents.BLOCK_BYTES:
-                if pieces or skipped:
-                    yield from blocks()
-                unit = (base + start) // form.shard_size
-            if raw is not None and starts is not None:  # whole lines of one unit, each a document
+        for piece in source.documents(base, is_wanted if form.max_documents is None else _every_unit):
+            unit = (base + piece.start) // form.shard_size
+            if unit != block.unit or (block.size and block.size + piece.num_bytes > documents.BLOCK_BYTES):
+                if not block.is_empty and is_wanted(block.unit):
+                    yield block.finished(bytes_before + source.bytes_read)
+                block = _Collector(unit)
+            if isinstance(piece, Documents):
                 if form.max_documents is not None:
-                    starts = starts[: form.max_documents - count + 1]
-                    raw = raw[: int(starts[-1])]
-                pieces.append(raw)
-                lengths.append(np.diff(starts))
-                replaced.append(np.zeros(starts.size - 1, np.int64))
-                count += starts.size - 1
-                size += len(raw)
+                    piece = piece.part(0, min(form.max_documents - count, piece.starts.size))
+                bad = np.flatnonzero(piece.invalid >= 0)
+                if bad.size:
+                    block.note_replaced(source, form, index, int(piece.invalid[bad[0]]))
+                block.add_text(piece)
+                count += piece.starts.size
             else:
                 try:
-                    raw, num_bad, bad_at = valid_utf8(raw)
+                    raw, num_bad, bad_at = valid_utf8(piece.raw)
                     text, num_surrogates = source.text(raw)
                 except BadRow as error:
                     if form.on_error == "fail":
                         raise InputError(
-                            f"{source.place(start)}: {error}; {error.advice}, or use --on-error skip"
+                            f"{source.place(piece.start)}: {error}; {error.advice}, or use --on-error skip"
                         ) from None
-                    skipped += 1
+                    block.skipped += 1
                     if not has_named_skipped:  # only once, as counting the lines reads the file again
-                        has_named_skipped, first_skipped = True, f"{source.place(start)}: {error}"
+                        has_named_skipped, block.first_skipped = True, f"{source.place(piece.start)}: {error}"
                     continue
                 if num_bad or num_surrogates:
-                    num_bad, bad_at = num_bad + num_surrogates, max(bad_at, 0)
-                    if form.strict:
-                        if form.encoding != UTF_8:
-                            where = f"{source.place(start + bad_at)} is not valid {form.encoding}"
-                        else:
-                            where = f"{path}: byte {start + bad_at} is not valid UTF-8"
-                        raise InputError(
-                            f"{where}; fix the file, name its encoding with --encoding, or build without --strict to "
-                            "replace and count such bytes"
-                        )
-                    first_replaced = first_replaced or (index, start + bad_at)
-                pieces.append(text)
-                pieces.append(b"\n")
-                lengths.append([len(text) + 1])
-                replaced.append([num_bad])
-                size += len(text) + 1
+                    block.note_replaced(source, form, index, piece.start + max(bad_at, 0))
+                block.add_row(text, num_bad + num_surrogates)
                 count += 1
             if count == form.max_documents:
-                yield from blocks()
+                if is_wanted(block.unit):
+                    yield block.finished(bytes_before + source.bytes_read)
                 return
         base += source.size
         bytes_before += source.bytes_read
-    source.bytes_read = 0  # it is already in bytes_before
-    if pieces or skipped:
-        yield from blocks()
+    if not block.is_empty and is_wanted(block.unit):
+        yield block.finished(bytes_before)
+
+
+class _Collector:
+    """A block that is being made."""
+
+    def __init__(self, unit: int) -> None:
+        self.unit, self.size, self.skipped = unit, 0, 0
+        self.first_skipped: str | None = None
+        self._first_replaced: tuple[int, int] | None = None
+        self._texts: list[bytes | memoryview] = []  # documents, each followed by a newline
+        self._lengths: list[Any] = []
+        self._replaced: list[Any] = []
+        self._alone: Documents | None = None  # the only piece, if it is plain text
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._texts or self.skipped)
+
+    def add_text(self, piece: Documents) -> None:
+        self._alone = None if self._texts else piece
+        self._texts.append(memoryview(piece.text)[: piece.num_bytes])
+        self._lengths.append(np.diff(piece.offsets))
+        self._replaced.append(piece.replaced)
+        self.size += piece.num_bytes
+
+    def add_row(self, text: bytes, num_replaced: int) -> None:
+        self._alone = None
+        self._texts += [text, b"\n"]
+        self._lengths.append([len(text) + 1])
+        self._replaced.append([num_replaced])
+        self.size += len(text) + 1
+
+    def note_replaced(self, source: TextFile | Table, form: TextFormat, index: int, place: int) -> None:
+        """An invalid byte sequence becomes U+FFFD. index: of the input. place: of the first invalid byte in it."""
+        if form.strict:
+            where = f"{source.path}: byte {place} is not valid UTF-8"
+            if form.encoding != UTF_8:
+                where = f"{source.place(place)} is not valid {form.encoding}"
+            raise InputError(
+                f"{where}; fix the file, name its encoding with --encoding, or build without --strict to replace and "
+                "count such bytes"
+            )
+        self._first_replaced = self._first_replaced or (index, place)
+
+    def finished(self, bytes_read: int) -> Block:
+        none = np.zeros(0, np.int64)
+        data: bytes | bytearray
+        if self._alone:  # the usual case, without a copy
+            data, offsets = self._alone.text, self._alone.offsets
+        else:
+            data = b"".join([*self._texts, bytes(ROOM)])
+            offsets = np.append(0, np.cumsum(np.concatenate([none, *self._lengths])))
+        return Block(
+            data, offsets, self.unit, np.concatenate([none, *self._replaced]), self._first_replaced, bytes_read,
+            self.skipped, self.first_skipped,
+        )  # fmt: skip
 
 
 def _every_unit(unit: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
 from bertdata.errors import InputError, UsageError
 from bertdata.sources.find import is_stream
+from bertdata.sources.kernels import ROOM, Cuts, cut
 from bertdata.sources.streams import UTF_8, InputStream, opened
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
-JUNK_SHARE = 0.3  # a file is not text if a larger share of the bytes in its first block is invalid or NUL
-_BLANK_LINES = re.compile(rb"(?:[ \t\r]*\n)+")
-_SEPARATORS = {"blank": re.compile(rb"\n(?:[ \t\r]*\n)+"), "line": re.compile(rb"\n(?:[ \t\r]*\n)*")}
+JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
+_JUDGED = 1 << 20
+_LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
 _REPLACEMENT = "\ufffd".encode()
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -91,9 +93,58 @@ def valid_utf8(raw: bytes | None) -> tuple[bytes, int, int]:
     return raw, 0, -1
 
 
-Piece = tuple[int, bytes | None, NDArray[np.int64] | None]
-"""(start, raw bytes, None) is a document. (start, raw bytes, starts) are whole lines of one unit, each a document that
-begins at raw[starts[i]]. `start` is the place of the first byte in the input."""
+class Row(NamedTuple):
+    """A row of JSON lines or of a table, or a file that is one document."""
+
+    start: int  # place of the first byte in the input
+    raw: bytes | None  # before `text` of its input takes the text out of it; None: null
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.raw or b"")
+
+
+class Documents(NamedTuple):
+    """Documents of one unit of plain text. Document i is text[offsets[i] : offsets[i + 1] - 1]."""
+
+    text: bytearray  # valid UTF-8, a newline after each document; then at least ROOM bytes
+    offsets: NDArray[np.int64]  # [n + 1]
+    starts: NDArray[np.int64]  # [n] place of the first byte in the input
+    replaced: NDArray[np.int64]  # [n] how many invalid byte sequences became U+FFFD
+    invalid: NDArray[np.int64]  # [n] place of the first of them in the input; -1: there is none
+
+    @property
+    def start(self) -> int:
+        """Place of the first byte of the first document in the input."""
+        return int(self.starts[0])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the documents with the newline after each."""
+        return int(self.offsets[-1])
+
+    def part(self, first: int, stop: int) -> Documents:
+        """The documents first to stop - 1. Takes no copy if these are all."""
+        if (first, stop) == (0, self.starts.size):
+            return self
+        offsets, chosen = self.offsets[first : stop + 1], slice(first, stop)
+        text = self.text[offsets[0] : offsets[-1]] + bytes(ROOM)
+        return Documents(text, offsets - offsets[0], self.starts[chosen], self.replaced[chosen], self.invalid[chosen])
+
+    def repaired(self) -> Documents:
+        """The same with U+FFFD for invalid bytes, counted in `replaced`."""
+        bad = np.flatnonzero(self.invalid >= 0).tolist()
+        if not bad:
+            return self
+        done, lengths, replaced = 0, np.diff(self.offsets), self.replaced.copy()
+        pieces: list[bytes | bytearray] = []
+        for number in bad:
+            start, stop = int(self.offsets[number]), int(self.offsets[number + 1]) - 1
+            fixed, replaced[number], _ = valid_utf8(bytes(self.text[start:stop]))
+            pieces += [self.text[done:start], fixed]
+            done, lengths[number] = stop, len(fixed) + 1
+        text = bytearray().join([*pieces, self.text[done:]])
+        return self._replace(text=text, offsets=np.append(0, np.cumsum(lengths)), replaced=replaced)
 
 
 class TextFile:
@@ -105,23 +156,23 @@ class TextFile:
         self.size = 0  # decompressed bytes so far; the size of the input when all documents are read
         self.bytes_read = 0  # of the file on disk so far
 
-    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Piece]:
-        """The documents of the units that are wanted, as raw bytes. base: place of this input in the range of all."""
+    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Row | Documents]:
+        """The documents of the units that are wanted. base: place of this input in the range of all."""
         size = self.form.shard_size
         with opened(self.path, self.form.encoding) as stream:
             if self.kind == "text" and self.form.documents == "file":
                 buffer = bytearray()
-                while chunk := self._read(stream):
-                    buffer += chunk
+                chunk = np.empty(BLOCK_BYTES, np.uint8)
+                while length := self._read(stream, chunk):
+                    buffer += chunk[:length].data
                     self._require_short(len(buffer), 0)
                 raw = bytes(buffer)
                 if raw.strip(b" \t\r\n") and is_wanted(base // size):
-                    yield 0, raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw, None
+                    yield Row(0, raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw)
                 return
             if not stream.is_seekable:
-                for piece in self._slices(stream, base, 0, None):
-                    if is_wanted((base + piece[0]) // size):
-                        yield piece
+                for found in self._found(stream, 0, None):
+                    yield from self._pieces(found, base, is_wanted)
                 return
             total, first = self.path.stat().st_size, base // size
             last = (base + total - 1) // size
@@ -130,7 +181,8 @@ class TextFile:
                 while stop <= last and is_wanted(stop):
                     stop += 1
                 if first < stop:
-                    yield from self._slices(stream, base, max(0, first * size - base), stop * size - base)
+                    for found in self._found(stream, max(0, first * size - base), stop * size - base):
+                        yield from self._pieces(found, base, is_wanted)
                 first = max(stop, first + 1)
             self.size, self.bytes_read = total, total
 
@@ -167,10 +219,11 @@ class TextFile:
                 start -= len(piece)
         return f"{self.path}, line {number}"
 
-    def _read(self, stream: InputStream) -> bytes:
-        """About BLOCK_BYTES more bytes. Raises InputError if the first ones cannot be text."""
-        piece = stream.read(BLOCK_BYTES)
-        if self.size == 0 and len(piece) >= 1024:
+    def _read(self, stream: InputStream, buffer: NDArray[np.uint8]) -> int:
+        """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
+        length = stream.readinto(buffer.data)
+        if self.size == 0 and length >= 1024:
+            piece = buffer[: min(length, _JUDGED)].tobytes()
             num_bad = valid_utf8(piece)[1] + piece.count(0)
             if num_bad > JUNK_SHARE * len(piece):
                 raise InputError(
@@ -178,53 +231,44 @@ class TextFile:
                     "bytes are invalid or NUL; leave the file out, or name its encoding with --encoding (Parquet, "
                     "Arrow and compressed files must have their usual ending: .parquet, .arrow, .gz, .zst, ...)"
                 )
-        self.size += len(piece)
+        self.size += length
         self.bytes_read = stream.bytes_read
-        return piece
+        return length
 
-    def _slices(self, stream: InputStream, base: int, first: int, stop: int | None) -> Iterator[Piece]:
-        """The documents that start in [first, stop): the text between two separators. stop None: no limit.
-
-        A buffer holds the bytes that were read and are not yet given out.
-        """
-        lines = self.kind == "text" and self.form.documents == "line"
-        separator = _SEPARATORS["line" if self.kind == "jsonl" else self.form.documents]
+    def _found(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
+        """The documents that start in [first, stop), before they are repaired. stop None: no limit."""
+        by_line = self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # place of buffer[0]: inside an earlier document, or 0
-        buffer, scan = bytearray(), 0  # no separator starts before buffer[scan]
         self.size = begin
-        while True:
-            piece = self._read(stream)
-            unterminated = not piece and buffer and not buffer.endswith(b"\n")
-            buffer += piece or b"\n\n"
-            document_start = 0  # in the buffer; of the next document
-            if lines and piece and begin >= first:
-                whole_lines = bytes(buffer[: buffer.rfind(b"\n") + 1])
-                if _is_regular(whole_lines):
-                    yield from self._by_unit(base, begin, whole_lines, stop)
-                    document_start = len(whole_lines)
-            for match in separator.finditer(buffer, max(scan, document_start)):
-                # There can be blank lines only before the first document.
-                blank = _BLANK_LINES.match(buffer, document_start)
-                document_start = blank.end() if blank else document_start
-                end = match.start()
-                if document_start < end:
-                    if stop is not None and begin + document_start >= stop:
-                        return
-                    last = unterminated and match.end() == len(buffer) and end + 2 == len(buffer)
-                    raw = bytes(buffer[document_start:end])
-                    if begin + document_start >= first:
-                        yield begin + document_start, raw if last else raw.removesuffix(b"\r"), None
-                document_start = max(document_start, match.end())
-            if not piece or (stop is not None and begin + document_start >= stop):
+        filled, is_end = 0, False
+        buffer = np.empty(0, np.uint8)  # its first `filled` bytes are read and not yet given out
+        while not is_end:
+            # A document that is not complete is looked at again with at least as many bytes more.
+            room = filled + max(BLOCK_BYTES, min(filled, _LONGEST_READ))
+            if buffer.size < room + ROOM:
+                buffer = np.concatenate([buffer[:filled], np.empty(room + ROOM - filled, np.uint8)])
+                offsets, starts, invalid, used = (np.empty(room // 2 + 3, np.int64) for _ in range(4))
+            length = self._read(stream, buffer[filled:room])
+            filled, is_end = filled + length, not length
+            text = bytearray(filled + 1 + ROOM)
+            cuts = Cuts(np.frombuffer(text, np.uint8), offsets, starts, invalid, used)
+            count = cut(buffer, filled, begin, is_end, by_line, cuts)
+            found = Documents(
+                text, offsets[: count + 1].copy(), starts[:count].copy(), np.zeros(count, np.int64),
+                invalid[:count].copy(),
+            )  # fmt: skip
+            last = count if stop is None else int(np.searchsorted(found.starts, stop))
+            chosen = found.part(min(last, int(np.searchsorted(found.starts, first))), last)
+            if chosen.starts.size:
+                yield chosen
+            done = int(used[0])
+            begin, filled = begin + done, filled - done
+            buffer[:filled] = buffer[done : done + filled]
+            self._require_short(filled, begin)
+            if stop is not None and begin >= stop:
                 return
-            del buffer[:document_start]
-            begin += document_start
-            self._require_short(len(buffer), begin)
-            scan = max(0, buffer.rfind(b"\n"))
-            if stop is not None and begin < first and begin + scan >= stop:
-                start = begin + len(buffer) - len(buffer.lstrip(b" \t\r\n"))
-                if start < first:
-                    return  # a document that started before `first` ends after `stop`
+            if stop is not None and begin < first and (buffer[stop - begin : filled] == ord("\n")).any():
+                return  # a document that started before `first` ends after `stop`
 
     def _require_short(self, size: int, start: int) -> None:
         if size > LONGEST_DOCUMENT:
@@ -233,17 +277,20 @@ class TextFile:
                 "ends a document with --documents, or split the document"
             )
 
-    def _by_unit(self, base: int, begin: int, lines: bytes, stop: int | None) -> Iterator[Piece]:
-        """Whole lines that begin at byte `begin` of the input, cut where a new unit begins."""
-        starts = np.append(0, np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) + 1)
-        if stop is not None:
-            starts = starts[: np.searchsorted(starts[:-1], stop - begin) + 1]
-        units = (base + begin + starts[:-1]) // self.form.shard_size
+    def _pieces(self, found: Documents, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Row | Documents]:
+        """The documents of each unit that is wanted; of JSON lines, the lines."""
+        units = (base + found.starts) // self.form.shard_size
         cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
-        for a, b in pairwise(cuts):
-            if a < b:
-                unit_start, unit_stop = int(starts[a]), int(starts[b])
-                yield begin + unit_start, lines[unit_start:unit_stop], starts[a : b + 1] - unit_start
+        for first, stop in pairwise(cuts):
+            if not is_wanted(int(units[first])):
+                continue
+            documents = found.part(first, stop)
+            if self.kind == "text":
+                yield documents.repaired()
+                continue
+            offsets, lines = documents.offsets.tolist(), memoryview(documents.text)
+            for start, a, b in zip(documents.starts.tolist(), offsets, offsets[1:], strict=False):
+                yield Row(start, bytes(lines[a : b - 1]))
 
     def _before(self, stream: InputStream, place: int) -> int:
         """Moves the stream to the last byte before `place` that is not white space, or to byte 0. Returns where."""
@@ -259,14 +306,3 @@ class TextFile:
         if place > 0:
             stream.seek(max(0, stop - 1))
         return max(0, stop - 1)
-
-
-def _is_regular(lines: bytes) -> bool:
-    """Whether every line is a document without any change: valid, not blank, without carriage returns."""
-    if not lines or lines[0] in b" \t\n" or any(odd in lines for odd in (b"\r", b"\n\n", b"\n ", b"\n\t")):
-        return False
-    try:
-        lines.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -134,12 +134,18 @@ class InputStream:
         self._num_read += len(piece)
         return piece
 
+    def readinto(self, buffer: Any) -> int:
+        """Fills a writable buffer as far as there are bytes. Returns how many; 0 at the end."""
+        length: int = self.file.readinto(buffer)
+        self._num_read += length
+        return length
+
     def seek(self, place: int) -> None:
         self.file.seek(place)
 
     @property
     def bytes_read(self) -> int:
-        """How many bytes of the file on disk are read; of a pipe, how many bytes `read` has returned."""
+        """How many bytes of the file on disk are read; of a pipe, how many bytes were returned."""
         return int(self._file.tell()) if self._file.seekable() else self._num_read
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import InputError
-from bertdata.sources.documents import Piece, TextFormat
+from bertdata.sources.documents import Row, TextFormat
 from bertdata.sources.find import is_compressed, is_stream
 from bertdata.sources.streams import opened
 
@@ -25,7 +25,7 @@ class Table:
         self.bytes_read = 0  # of the file on disk so far
         self._row = 0  # number of the current row, from 1
 
-    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Piece]:
+    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Row]:
         """The documents of the units that are wanted. base: place of this input in the range of all inputs."""
         import pyarrow as pa
 
@@ -36,7 +36,7 @@ class Table:
             for value in column.cast(pa.large_binary()).to_pylist():
                 self._row += 1
                 if is_wanted((base + self.size) // self.form.shard_size):
-                    yield self.size, value, None
+                    yield Row(self.size, value)
                 self.size += len(value or b"") + 1
 
     def text(self, raw: bytes) -> tuple[bytes, int]:

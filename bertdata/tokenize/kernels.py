@@ -25,7 +25,6 @@ from numba import int64, types, uint64
 from numba.extending import intrinsic
 
 from bertdata.jit import jit
-from bertdata.keys import absorbed, purpose
 
 
 @intrinsic
@@ -42,7 +41,6 @@ UNPACKED = np.uint64(15)  # count of a value whose ids do not fit into it
 FOLD = np.uint64(0x2020202020202020)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 LOW32 = np.uint64(0xFFFFFFFF)
-SPLIT_KEY = np.uint64(absorbed(purpose("split")))
 # Classes of code points for WordPiece, in the low 3 bits of an entry. 0 means that the entry is not known yet.
 #   SILENT  the normalizer removes it          LETTER  it is part of a word
 #   BREAK   it ends a word, like a space       ALONE   it ends a word and is a word itself, like a comma
@@ -155,14 +153,6 @@ class Output(NamedTuple):
     bounds: Any  # int64 [num_pieces + 1]: the ids of piece i are ids[bounds[i] : bounds[i + 1]]
     hard: Any  # int64 [h, 4]: runs that `tokenizers` must encode: (start, stop, place in ids, IN_MIDDLE or another)
     state: Any  # int64 [NUM_STATES]: where the kernel stands, so that it can continue; zeros at the start
-
-
-class Literals(NamedTuple):
-    """Strings to search a text for."""
-
-    data: Any  # uint8 [n]: the strings one after the other, in UTF-8
-    bounds: Any  # int64 [num_strings + 1]: string t is data[bounds[t] : bounds[t + 1]]
-    begins: Any  # bool [256]: whether a string begins with the byte
 
 
 class Added(NamedTuple):
@@ -398,36 +388,6 @@ def _decode(text, i):
         return (point & 15) << 12 | int64(text[i + 1] & 63) << 6 | int64(text[i + 2] & 63), 3
     point = (point & 7) << 18 | int64(text[i + 1] & 63) << 12 | int64(text[i + 2] & 63) << 6 | int64(text[i + 3] & 63)
     return min(point, 0x10FFFF), 4
-
-
-def literals(strings):
-    """The record of strings for the next two kernels."""
-    encoded = [string.encode() for string in strings]
-    begins = np.zeros(256, np.bool_)
-    begins[[string[0] for string in encoded if string]] = True
-    bounds = np.append(0, np.cumsum([len(string) for string in encoded], dtype=np.int64))
-    return Literals(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, begins)
-
-
-@jit()
-def count_literals(text, stop, strings, counts):
-    """Counts how often each of `strings` (Literals) occurs in text[:stop], into counts int64 [num_strings].
-
-    Occurrences of one string do not overlap.
-    """
-    free = np.zeros(counts.size, np.int64)
-    for i in range(stop):
-        if strings.begins[text[i]]:
-            for t in range(counts.size):
-                first, size = strings.bounds[t], strings.bounds[t + 1] - strings.bounds[t]
-                if i < free[t] or i + size > stop:
-                    continue
-                k = 0
-                while k < size and text[i + k] == strings.data[first + k]:
-                    k += 1
-                if k == size:
-                    counts[t] += 1
-                    free[t] = i + size
 
 
 @jit()
@@ -1335,31 +1295,3 @@ def words(pieces, tables, runs, output):
         out_bounds[piece + 1] = p
     state[NUM_HARD] = num_hard
     return DONE
-
-
-@jit()
-def mix(x):
-    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
-    return x ^ (x >> uint64(31))
-
-
-@jit()
-def hash_documents(data, offsets, out):
-    """Writes the hash of each document's text to out uint64 [N]; docs/determinism.md defines the hash.
-
-    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - 1].
-    """
-    for i in range(out.size):
-        h = SPLIT_KEY
-        start = min(max(offsets[i], 0), data.size)
-        stop = min(max(offsets[i + 1] - 1, start), data.size)
-        place = start
-        while place < stop:
-            word = uint64(0)
-            for k in range(min(8, stop - place)):
-                word |= uint64(data[place + k]) << uint64(8 * k)
-            h = (h ^ word) * GOLDEN
-            h ^= h >> uint64(32)
-            place += 8
-        out[i] = mix(h ^ uint64(stop - start))

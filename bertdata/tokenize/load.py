@@ -36,6 +36,16 @@ def load(spec: str) -> Tokenizer:
     return _load_hub(spec)
 
 
+def name_of(spec: str) -> str | None:
+    """The name of a tokenizer that `load` takes: of its directory or on the hub. None: a file that is named freely."""
+    path = Path(spec)
+    if path.is_dir():
+        return path.resolve().name
+    if path.exists():
+        return path.resolve().parent.name if path.name == TOKENIZER else None
+    return spec
+
+
 def _load_directory(path: Path) -> Tokenizer:
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", TOKENIZER_CONFIG):
@@ -158,10 +168,22 @@ def bert_tokenizer(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens([token for token in SPECIALS if token in vocabulary])
-    if "[CLS]" in vocabulary and "[SEP]" in vocabulary:
-        ends = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+    add_roles(tokenizer)
+    return tokenizer
+
+
+def add_roles(tokenizer: tokenizers.Tokenizer, *, mask_takes_space: bool = False) -> None:
+    """Makes those of SPECIALS that are in the vocabulary special tokens, and puts [CLS] and [SEP] around a text.
+
+    mask_takes_space: [MASK] takes the space before it, as is usual where spaces are part of tokens.
+    """
+    present = [token for token in SPECIALS if tokenizer.token_to_id(token) is not None]
+    tokenizer.add_special_tokens(
+        [tokenizers.AddedToken(token, lstrip=mask_takes_space and token == "[MASK]", normalized=False, special=True)
+         for token in present]
+    )  # fmt: skip
+    if "[CLS]" in present and "[SEP]" in present:
+        ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
         )
-    return tokenizer

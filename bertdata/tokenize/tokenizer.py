@@ -61,6 +61,12 @@ class Tokenizer:
     special: SpecialTokens
     spellings: tuple[str, ...]
     """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
+    engine: str | None = None
+    """After `prepare`: what kind of tokenizer the engine takes this one for, or None if there is no engine."""
+    engine_refusal: str | None = None
+    """After `prepare`: one clause that says why there is no engine."""
+    engine_gives_lines = False
+    """After `prepare`: whether the engine also finds where sentences begin."""
 
     def __init__(
         self, tokenizer_json: str, roles: dict[str, str] | None = None, input_names: Sequence[str] | None = None
@@ -116,7 +122,6 @@ class Tokenizer:
         self._engine: Engine | None = None
         self._added: AddedTokens | None = None  # what the engine does not see
         self._is_prepared = False
-        self.engine_refusal: str | None = None
 
     @property
     def missing_roles(self) -> list[str]:
@@ -180,14 +185,13 @@ class Tokenizer:
                         if kind is Words:
                             raise
                 self._added = AddedTokens(self._tokenizer, Forms(content.get("normalizer")))
+                assert self._engine  # noqa: S101
+                self.engine = self._engine.name
+                has_lines = any("\n" in token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+                self.engine_gives_lines = self._engine.takes_lines and not has_lines
             except Unsupported as refusal:
                 self._engine, self.engine_refusal = None, str(refusal)
             self._is_prepared = True
-
-    @property
-    def engine(self) -> str | None:
-        """What kind of tokenizer the engine takes this one for; None if there is no engine, or not known yet."""
-        return self._engine.name if self._engine else None
 
     def encode(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         """The ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
@@ -198,12 +202,13 @@ class Tokenizer:
         """
         self.prepare()
         separator = self.special.separator
-        if self._engine and (self._engine.takes_lines or not sentences):
+        if self._engine and (self.engine_gives_lines or not sentences):
             text, bounds = np.frombuffer(data, np.uint8), offsets
+            ends = np.full(offsets.size - 1, separator is not None)  # pieces that a separator follows
             if sentences:
                 line_ends = np.flatnonzero(text[offsets[0] : offsets[-1]] == ord("\n"))
                 bounds = np.append(offsets[0], offsets[0] + line_ends + 1)
-            ends = np.isin(bounds[1:], offsets[1:]) & (separator is not None)  # pieces that a separator follows
+                ends = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
             encoded = self._encode_pieces(text, bounds, np.where(ends, separator or 0, -1))
             if encoded:
                 ids, documents, replaced = encoded

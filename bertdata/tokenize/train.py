@@ -1,32 +1,35 @@
-"""Texts → a WordPiece vocabulary."""
+"""Texts → a vocabulary, by the trainers of `tokenizers`. The same texts give the same tokenizer."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
-from tokenizers import trainers
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import UsageError
-from bertdata.tokenize.load import SPECIALS, bert_tokenizer
+from bertdata.tokenize.load import SPECIALS, add_roles, bert_tokenizer
 from bertdata.tokenize.tokenizer import Tokenizer
 
+_NUM_BYTES = 256
+_PENALTY = 1e-4  # the unigram trainer adds this to the score of one character after the other
+_DIGITS = 3  # of a unigram score, after the point
 
-def train_wordpiece(texts: list[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer with a lower-casing WordPiece vocabulary of at most `vocab_size` tokens, trained like BPE.
 
-    The same texts give the same vocabulary. The first ids are those of the five special tokens; the other tokens follow
-    in the order of their UTF-8 bytes. Reads about 2 MB/s. Raises UsageError if vocab_size leaves no room for letters.
+def train_wordpiece(texts: list[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+    """A tokenizer like BERT's with a WordPiece vocabulary of at most `vocab_size` tokens, trained like BPE.
+
+    cased: keep case and accents. The first ids are those of the five special tokens; the other tokens follow in the
+    order of their UTF-8 bytes. Reads about 2 MB/s. Raises UsageError if vocab_size leaves no room for letters.
     """
-    if vocab_size < 2 * len(SPECIALS):
-        raise UsageError(f"a vocabulary of {vocab_size} has no room for words; give at least {2 * len(SPECIALS)}")
-    blank = bert_tokenizer({"[UNK]": 0}, lowercase=True)
-    characters: Counter[str] = Counter()
-    for text in texts:
-        characters.update(blank.normalizer.normalize_str(text))
+    _require(vocab_size, 2 * len(SPECIALS), "words")
+    blank = bert_tokenizer({"[UNK]": 0}, lowercase=not cased)
     # The trainer breaks ties by the numbers of symbols, and it numbers "##x" symbols in the order of a hash table. So
     # that the result is always the same, we number them first: frequent characters, then "##x" for those inside words.
-    ranked = sorted((c for c in characters if not c.isspace()), key=lambda c: (-characters[c], c))
-    alphabet = sorted(ranked[: min(1000, max(1, (vocab_size - len(SPECIALS)) // 2))])
+    alphabet = _alphabet(texts, blank.normalizer, min(1000, max(1, (vocab_size - len(SPECIALS)) // 2)))
     joins = [
         c for c in alphabet if len(blank.pre_tokenizer.pre_tokenize_str(blank.normalizer.normalize_str("a" + c))) == 1
     ]
@@ -37,10 +40,118 @@ def train_wordpiece(texts: list[str], vocab_size: int) -> Tokenizer:
         limit_alphabet=len(alphabet),
         show_progress=False,
     )
-    scratch = bert_tokenizer({"[UNK]": 0}, lowercase=True)
-    scratch.train_from_iterator(texts, trainer)
-    learned = sorted(
-        scratch.get_vocab(with_added_tokens=False).keys() - set(SPECIALS), key=lambda token: token.encode()
-    )
+    blank.train_from_iterator(texts, trainer)
+    learned = sorted(blank.get_vocab(with_added_tokens=False).keys() - set(SPECIALS), key=lambda token: token.encode())
     vocabulary = {token: number for number, token in enumerate([*SPECIALS, *learned])}
-    return Tokenizer(bert_tokenizer(vocabulary, lowercase=True).to_str())
+    return Tokenizer(bert_tokenizer(vocabulary, lowercase=not cased).to_str())
+
+
+def train_bpe(texts: list[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+    """A tokenizer like ModernBERT's: byte-level BPE (Radford et al., 2019) of at most `vocab_size` tokens.
+
+    Text is put into the normal form NFC; not cased: and into lower case. Every text can be spelled, so [UNK] is never
+    given. The first ids are those of the five special tokens and of the 256 bytes; the other tokens follow in the order
+    of their merges. Reads about 3 MB/s. Raises UsageError if vocab_size leaves no room for merges.
+    """
+    _require(vocab_size, len(SPECIALS) + _NUM_BYTES + 1, "pairs of bytes")
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    nfc = normalizers.NFC()
+    tokenizer.normalizer = nfc if cased else normalizers.Sequence([nfc, normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = []  # added again, because [MASK] takes the space before it
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    add_roles(tokenizer, mask_takes_space=True)
+    return Tokenizer(tokenizer.to_str())
+
+
+def train_unigram(texts: list[str], vocab_size: int, *, cased: bool = False) -> Tokenizer:
+    """A tokenizer like those of ALBERT and XLM-R: a unigram language model (Kudo, 2018) of at most `vocab_size` tokens.
+
+    Text is put into the normal form NFKC; not cased: without accents and in lower case. The first ids are those of the
+    five special tokens; the other tokens follow by descending probability, equal ones in the order of their UTF-8
+    bytes. Reads about 0.5 MB/s. Raises UsageError if vocab_size leaves no room for letters.
+    """
+    _require(vocab_size, 2 * len(SPECIALS), "words")
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    lowers = [] if cased else [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence([*lowers, normalizers.NFKC()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    # The trainer keeps every character that it meets, so it may meet only as many as there is room for.
+    alphabet = {
+        ord(c): c for c in _alphabet(texts, tokenizer.normalizer, max(1, (vocab_size - len(SPECIALS)) // 2 - 1))
+    }
+    if len(alphabet) >= (vocab_size - len(SPECIALS)) // 2 - 1:
+        kept = _OnlyThese(alphabet)
+        texts = [tokenizer.normalizer.normalize_str(text).translate(kept) for text in texts]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIALS), unk_token="[UNK]", show_progress=False
+    )
+    try:
+        tokenizer.train_from_iterator(texts, trainer)
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(f"no unigram vocabulary of {vocab_size} tokens can be trained on this text: {error}") from None
+    content = json.loads(tokenizer.to_str())
+    content["model"]["vocab"] = _reproducible(content["model"]["vocab"])
+    content["added_tokens"] = []
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
+    add_roles(tokenizer, mask_takes_space=True)
+    return Tokenizer(tokenizer.to_str())
+
+
+TRAINERS: dict[str, Callable[..., Tokenizer]] = {
+    "wordpiece": train_wordpiece,
+    "bpe": train_bpe,
+    "unigram": train_unigram,
+}
+"""By type, one of choices.TOKENIZER_TYPES; called with texts, vocab_size and cased."""
+
+
+def _require(vocab_size: int, least: int, what: str) -> None:
+    if vocab_size < least:
+        raise UsageError(f"a vocabulary of {vocab_size} has no room for {what}; give at least {least}")
+
+
+def _alphabet(texts: list[str], normalizer: Any, limit: int) -> list[str]:
+    """The most frequent characters of the normalized texts, `limit` at most, in ascending order."""
+    characters: Counter[str] = Counter()
+    for text in texts:
+        characters.update(normalizer.normalize_str(text))
+    ranked = sorted((c for c in characters if not c.isspace()), key=lambda c: (-characters[c], c))
+    return sorted(ranked[:limit])
+
+
+class _OnlyThese(dict[int, str]):
+    """A table for str.translate that makes every other character a space."""
+
+    def __missing__(self, point: int) -> str:
+        return " "
+
+
+def _reproducible(pieces: list[list[Any]]) -> list[list[Any]]:
+    """The pieces (token, score) of the unigram trainer without what differs between two runs.
+
+    The trainer sums scores in the order of a hash table, so they differ by up to 4e-11; they are rounded. It also gives
+    the characters that training removed a score of their own each, the least plus 0, 1, 2, ... times _PENALTY, in the
+    order of a hash table. Here they get these scores in the order of the characters.
+    """
+    learned = {token: score for token, score in pieces if token not in SPECIALS}
+    least = min(learned.values(), default=0.0)
+
+    def is_put_back(token: str, score: float) -> bool:
+        steps = (score - least) / _PENALTY
+        return len(token) == 1 and round(steps) < len(learned) and abs(steps - round(steps)) < 1e-3
+
+    put_back = sorted(token for token, score in learned.items() if is_put_back(token, score))
+    learned |= {token: round(least, _DIGITS) + number * _PENALTY for number, token in enumerate(put_back)}
+    rounded = [[token, round(score, _DIGITS)] for token, score in learned.items()]
+    return [[token, 0.0] for token in SPECIALS] + sorted(rounded, key=lambda piece: (-piece[1], piece[0].encode()))

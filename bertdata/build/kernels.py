@@ -1,0 +1,175 @@
+"""The compiled loops over the text of a block that a build makes beside tokenizing it.
+
+Python allocates the arrays, and a kernel never raises. tests/reference has a slow twin of each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types, uint64
+from numba.extending import intrinsic
+
+from bertdata.jit import jit
+from bertdata.keys import absorbed, purpose
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+SPLIT_KEY = np.uint64(absorbed(purpose("split")))
+
+
+class Literals(NamedTuple):
+    """Strings to search a text for."""
+
+    data: Any  # uint8 [n]: the strings one after the other, in UTF-8
+    bounds: Any  # int64 [num_strings + 1]: string t is data[bounds[t] : bounds[t + 1]]
+    begins: Any  # bool [256]: whether a string begins with the byte
+
+
+@intrinsic
+def _trailing_zeros(typing: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def _load64(typing: Any, array: Any, offset: Any) -> Any:
+    """The 8 bytes at a byte offset, any alignment."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
+        word = builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(array, types.int64), generate
+
+
+@intrinsic
+def _equal64(typing: Any, array: Any, offset: Any, byte: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where it is `byte`. Compiles to vector instructions."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind, lane = ir.VectorType(ir.IntType(8), 64), ir.IntType(32)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
+        text = builder.load(builder.bitcast(place, kind.as_pointer()))
+        text.align = 1
+        first = builder.insert_element(ir.Constant(kind, ir.Undefined), args[2], lane(0))
+        every = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(lane, 64), [0] * 64))
+        return builder.bitcast(builder.icmp_unsigned("==", text, every), ir.IntType(64))
+
+    return types.uint64(array, types.int64, types.uint8), generate
+
+
+def literals(strings):
+    """The record of strings for `count_literals`."""
+    encoded = [string.encode() for string in strings]
+    begins = np.zeros(256, np.bool_)
+    begins[[string[0] for string in encoded if string]] = True
+    bounds = np.append(0, np.cumsum([len(string) for string in encoded], dtype=np.int64))
+    return Literals(np.frombuffer(b"".join(encoded) or b"\0", np.uint8), bounds, begins)
+
+
+@jit()
+def count_literals(text, size, strings, first_bytes, counts):
+    """Counts how often each of `strings` occurs in text[:size], into counts int64 [num_strings].
+
+    text: uint8, may be longer. strings: Literals. first_bytes: uint8 [n], the different bytes with
+    which strings begin. Occurrences of one string do not overlap.
+    """
+    free = np.zeros(counts.size, np.int64)
+    for base in range(0, size, 64):
+        length = min(size - base, 64)
+        hits = uint64(0)
+        if base + 64 <= text.size:
+            for byte in first_bytes:
+                hits |= _equal64(text, base, byte)
+            if length < 64:
+                hits &= (uint64(1) << uint64(length)) - uint64(1)
+        else:
+            for k in range(length):
+                hits |= uint64(strings.begins[text[base + k]]) << uint64(k)
+        while hits != uint64(0):
+            i = base + _trailing_zeros(hits)
+            hits &= hits - uint64(1)
+            for t in range(counts.size):
+                first, length = strings.bounds[t], strings.bounds[t + 1] - strings.bounds[t]
+                if i < free[t] or i + length > size:
+                    continue
+                k = 0
+                while k < length and text[i + k] == strings.data[first + k]:
+                    k += 1
+                if k == length:
+                    counts[t] += 1
+                    free[t] = i + length
+
+
+@jit()
+def _bounds(data, offsets, i):
+    """Where the text of document i begins and ends, inside data."""
+    start = min(max(offsets[i], 0), data.size)
+    return start, min(max(offsets[i + 1] - 1, start), data.size)
+
+
+@jit()
+def _absorbed(h, word):
+    h = (h ^ word) * GOLDEN
+    return h ^ (h >> uint64(32))
+
+
+@jit()
+def _finished(data, place, stop, h, length):
+    """The hash of a document of which data[place:stop] is not absorbed yet."""
+    while place < stop:
+        left = min(stop - place, 8)
+        word = uint64(0)
+        if place + 8 <= data.size:
+            word = _load64(data, place) & (~uint64(0) >> uint64(64 - 8 * left))
+        else:
+            for k in range(left):
+                word |= uint64(data[place + k]) << uint64(8 * k)
+        h = _absorbed(h, word)
+        place += 8
+    h ^= uint64(length)
+    h = (h ^ (h >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return h ^ (h >> uint64(31))
+
+
+@jit()
+def hash_documents(data, offsets, out):
+    """Writes the hash of each document's text to out uint64 [N]; docs/determinism.md defines the hash.
+
+    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - 1]. Each step of a hash waits
+    for the one before it, so two documents are hashed at a time, i of the first half of the text and j of the second.
+    """
+    half = 0
+    while half < out.size and offsets[half] < offsets[out.size] // 2:
+        half += 1
+    i, j = 0, half
+    h, g = SPLIT_KEY, SPLIT_KEY
+    p, p_stop = _bounds(data, offsets, i) if i < half else (0, 0)
+    q, q_stop = _bounds(data, offsets, j) if j < out.size else (0, 0)
+    while i < half or j < out.size:
+        if i < half and j < out.size:
+            for _ in range(min(p_stop - p, q_stop - q) >> 3):
+                h, g = _absorbed(h, _load64(data, p)), _absorbed(g, _load64(data, q))
+                p += 8
+                q += 8
+        if i < half and (p_stop - p < 8 or j == out.size):
+            start, _ = _bounds(data, offsets, i)
+            out[i] = _finished(data, p, p_stop, h, p_stop - start)
+            i, h = i + 1, SPLIT_KEY
+            if i < half:
+                p, p_stop = _bounds(data, offsets, i)
+        if j < out.size and (q_stop - q < 8 or i == half):
+            start, _ = _bounds(data, offsets, j)
+            out[j] = _finished(data, q, q_stop, g, q_stop - start)
+            j, g = j + 1, SPLIT_KEY
+            if j < out.size:
+                q, q_stop = _bounds(data, offsets, j)

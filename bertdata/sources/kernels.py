@@ -1,0 +1,165 @@
+"""The compiled loop that cuts text into documents.
+
+Python allocates the arrays, and the kernel never raises. tests/reference/documents.py has a slow twin.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import int64, types, uint64
+from numba.extending import intrinsic
+
+from bertdata.jit import jit
+
+ROOM = 128  # bytes after a text that a kernel may read or write
+HIGH = np.uint64(0x8080808080808080)
+NEWLINE, RETURN, TAB, SPACE = 10, 13, 9, 32
+
+
+class Cuts(NamedTuple):
+    """What `cut` writes."""
+
+    text: Any  # uint8 [n + 1 + ROOM] for n bytes of input: the documents, each followed by a newline
+    offsets: Any  # int64 [m + 1]: document d is text[offsets[d] : offsets[d + 1] - 1]
+    starts: Any  # int64 [m]: where the document begins in the input
+    invalid: Any  # int64 [m]: where the first invalid byte of the document is in the input; -1: it is valid UTF-8
+    used: Any  # int64 [1]: bytes of input that are done; the document that begins there is not complete
+
+
+@intrinsic
+def _trailing_zeros(typing: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def _load64(typing: Any, array: Any, offset: Any) -> Any:
+    """The 8 bytes at a byte offset, any alignment."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
+        word = builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()))
+        word.align = 1
+        return word
+
+    return types.uint64(array, types.int64), generate
+
+
+@intrinsic
+def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
+    """Copies the 64 bytes at source[i:] to target[p:].
+
+    Returns two words with a bit for each byte: 1 where it is a newline, and 1 where it is not ASCII.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        byte, vector = ir.IntType(8), ir.VectorType(ir.IntType(8), 64)
+
+        def at(number: int) -> Any:
+            data = context.make_array(signature.args[number])(context, builder, args[number]).data
+            place = builder.gep(builder.bitcast(data, byte.as_pointer()), [args[number + 1]])
+            return builder.bitcast(place, vector.as_pointer())
+
+        text = builder.load(at(0))
+        text.align = 1
+        builder.store(text, at(2)).align = 1
+        newlines = builder.icmp_unsigned("==", text, ir.Constant(vector, [NEWLINE] * 64))
+        high = builder.icmp_signed("<", text, ir.Constant(vector, [0] * 64))
+        words = [builder.bitcast(bits, ir.IntType(64)) for bits in (newlines, high)]
+        return context.make_tuple(builder, signature.return_type, words)
+
+    return types.UniTuple(types.uint64, 2)(source, types.int64, target, types.int64), generate
+
+
+@jit()
+def first_invalid(text, start, stop):
+    """The place of the first byte of text[start:stop] that is not valid UTF-8, as CPython reports it; -1: all is valid.
+
+    text must have 8 bytes more than `stop`.
+    """
+    i = start
+    while i < stop:
+        high = _load64(text, i) & HIGH
+        if high == uint64(0):
+            i += 8
+            continue
+        i += _trailing_zeros(high) >> 3
+        if i >= stop:
+            return -1
+        lead, low, most = text[i], 0x80, 0xBF
+        width = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+        if lead < 0xC2 or lead > 0xF4 or i + width > stop:
+            return i
+        if lead == 0xE0:
+            low = 0xA0  # a shorter sequence would do
+        elif lead == 0xED:
+            most = 0x9F  # surrogates
+        elif lead == 0xF0:
+            low = 0x90
+        elif lead == 0xF4:
+            most = 0x8F  # above U+10FFFF
+        if text[i + 1] < low or text[i + 1] > most:
+            return i
+        for k in range(i + 2, i + width):
+            if text[k] & 0xC0 != 0x80:
+                return i
+        i += width
+    return -1
+
+
+@jit()
+def cut(data, size, place, is_end, by_line, cuts):
+    """Finds the documents in data[:size], as docs/format.md says. Returns how many are complete.
+
+    data: uint8, ROOM bytes longer than `size`. place: of data[0] in the input. is_end: whether the input ends with
+    these bytes, so that the last line and the last document are complete. by_line: whether each line that is not blank
+    is a document; else blank lines end documents. cuts: Cuts.
+
+    A document in `cuts` has its lines joined by newlines, and may hold invalid bytes.
+    """
+    text, offsets, starts, invalid = cuts.text, cuts.offsets, cuts.starts, cuts.invalid
+    i, p, count, is_open = int64(0), int64(0), 0, False
+    offsets[0], cuts.used[0] = 0, 0
+    while i < size:
+        line, q, has_high, is_whole = i, p, False, False
+        while i < size and not is_whole:
+            newlines, high = _copy_line(data, i, text, q)
+            length = min(size - i, 64)
+            if length < 64:
+                newlines &= (uint64(1) << uint64(length)) - uint64(1)
+            if newlines != uint64(0):
+                length, is_whole = _trailing_zeros(newlines), True
+            if length < 64:
+                high &= (uint64(1) << uint64(length)) - uint64(1)
+            has_high |= high != uint64(0)
+            i += length
+            q += length
+        if not (is_whole or is_end):
+            break
+        k = line
+        while k < i and (data[k] == SPACE or data[k] == TAB or data[k] == RETURN):  # noqa: PLR1714
+            k += 1
+        if k < i:  # the line is not blank
+            if not is_open:
+                starts[count], invalid[count], is_open = place + line, -1, True
+            if has_high and invalid[count] < 0:
+                bad = first_invalid(data, line, i)
+                if bad >= 0:
+                    invalid[count] = place + bad
+            if is_whole and data[i - 1] == RETURN:
+                q -= 1
+            text[q] = NEWLINE
+            p = q + 1
+        i += is_whole
+        if is_open and (by_line or k == i - is_whole or i >= size and is_end):
+            count += 1
+            offsets[count], is_open = p, False
+        if not is_open:
+            cuts.used[0] = i
+    return count

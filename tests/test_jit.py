@@ -1,0 +1,45 @@
+"""Kernels come from the cache on disk without what only compiling needs, and kernels that are compiled go with them."""
+
+import os
+import subprocess
+import sys
+
+KERNELS = """
+import numpy as np
+from bertdata.jit import jit
+
+@jit()
+def total(numbers):
+    copy = np.zeros(numbers.size, np.int64)
+    for k in range(numbers.size):
+        copy[k] = numbers[k]
+    return copy[0] + copy[-1]
+
+@jit()
+def twice(numbers):
+    return 2 * total(numbers)
+"""
+
+
+def run(folder, *calls):
+    """Runs calls of the kernels in a process of their own. Returns their results, and whether numba loaded its own."""
+    if not (folder / "made.py").exists():  # the cache belongs to a file with its time
+        (folder / "made.py").write_text(KERNELS)
+    program = "import sys, numpy as np\nfrom made import *\n"
+    program += "".join(f"print({call}(np.arange(5)))\n" for call in calls)
+    program += "print('numba.np.linalg' in sys.modules)"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_a_kernel_from_the_cache_loads_nothing_that_compiles(tmp_path):
+    assert run(tmp_path, "total") == ["4", "True"]
+    assert run(tmp_path, "total") == ["4", "False"]
+
+
+def test_a_kernel_that_is_compiled_calls_one_from_the_cache(tmp_path):
+    run(tmp_path, "total")
+    assert run(tmp_path, "total", "twice") == ["4", "8", "True"]
+    assert run(tmp_path, "twice", "total") == ["8", "4", "False"]

@@ -1,0 +1,159 @@
+"""Tokenizers of each type that can be trained: exact, read by transformers, and the same every time."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import LETTERS, make_text
+from test_cli import invoke, refused
+
+import bertdata
+from bertdata.build import build, train_tokenizer
+from bertdata.choices import TOKENIZER_TYPES
+from bertdata.errors import BuildError, UsageError
+from bertdata.tokenize.load import load
+from bertdata.tokenize.train import TRAINERS
+
+ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+TEXT = [
+    "The River went by the Häuser.", "Don't stop: 1984 naïve façades", "  two  spaces\tand a tab ", "水 and 川 दी 😀",
+    "e\u0301 and é, ﬁne", "[MASK] is text here", "", "line\nends\r\nhere",
+]  # fmt: skip
+
+
+def texts():
+    """Words of all lengths, many of them equally often: where trainers have to break ties."""
+    draw = random.Random(3)
+    words = ["".join(draw.choices(LETTERS[:9], k=draw.randint(2, 7))) for _ in range(150)]
+    lines = [
+        " ".join([*draw.choices(words, k=4), draw.choice(["Häuser", "NAÏVE", "水", "12", "The River"])])
+        for _ in range(120)
+    ]
+    return [*make_text(20).split("\n"), *lines, *(f"{a} {b}" for a, b in zip(words, reversed(words), strict=True))]
+
+
+def encoded(tokenizer, documents):
+    """The ids of each document by our own way, without separators."""
+    raw = [document.encode() for document in documents]
+    offsets = np.cumsum([0, *(len(each) + 1 for each in raw)])
+    found = tokenizer.encode(b"".join(each + b"\n" for each in raw), offsets, sentences=False)
+    bounds = found.documents.tolist()
+    return [found.ids[a : b - 1].tolist() for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+@pytest.mark.parametrize("cased", [False, True])
+@pytest.mark.parametrize("kind", TOKENIZER_TYPES)
+def test_a_trained_tokenizer_is_exact_and_transformers_reads_it(kind, cased, tmp_path):
+    from transformers import AutoTokenizer
+
+    (tmp_path / "text").write_text("\n".join(texts()))
+    trained = train_tokenizer([tmp_path / "text"], tmp_path / "t", type=kind, cased=cased, vocab_size=450)
+    assert 200 < trained.special.vocab_size <= 450
+    assert trained.special.roles() == ROLES
+    assert trained.special.special_ids == (0, 1, 2, 3, 4)
+    again = load(str(tmp_path / "t"))
+    assert (again.files, again.special) == (trained.files, trained.special)
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path / "t"))
+    assert {role: getattr(theirs, f"{role}_token_id") for role in ROLES} == ROLES
+    assert theirs("the river").input_ids[0::100] == [2]
+    assert theirs("the river").input_ids[-1] == 3
+    assert theirs("a", "b").token_type_ids[-1] == 1
+    documents = [*TEXT, *texts()[:100]]
+    mine = encoded(again, documents)
+    backend = theirs.backend_tokenizer
+    backend.encode_special_tokens = True
+    expected = [backend.encode(document, add_special_tokens=False).ids for document in documents]
+    assert mine == [[1 if token in (0, 2, 3, 4) else token for token in ids] for ids in expected]
+    spelled = again.decode(encoded(again, ["The River by the Häuser"])[0]).split()
+    if cased:
+        assert spelled[:2] == ["The", "River"]
+    else:
+        assert spelled[:2] == ["the", "river"]
+    assert spelled[-1] == {False: {"bpe": "häuser"}.get(kind, "hauser"), True: "Häuser"}[cased]
+
+
+def test_a_mask_takes_the_space_before_it_where_spaces_are_in_tokens(tmp_path):
+    for kind, takes in (("wordpiece", False), ("bpe", True), ("unigram", True)):
+        trained = TRAINERS[kind](texts(), 400)
+        added = json.loads(trained.files["tokenizer.json"])["added_tokens"]
+        assert {token["content"]: token["lstrip"] for token in added} == {
+            "[PAD]": False, "[UNK]": False, "[CLS]": False, "[SEP]": False, "[MASK]": takes
+        }  # fmt: skip
+
+
+def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
+    program = (
+        "import hashlib, test_train; from bertdata.tokenize.train import TRAINERS\n"
+        "for kind, train in TRAINERS.items():\n"
+        "    for cased in (False, True):\n"
+        "        trained = train(test_train.texts(), 400, cased=cased).files['tokenizer.json']\n"
+        "        print(kind, cased, hashlib.sha256(trained).hexdigest())"
+    )
+    found = set()
+    for threads in ("1", "4", "4"):
+        parallel = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true", "PYTHONHASHSEED": threads}
+        environment = os.environ | parallel | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
+    assert len(set(found.pop().split("\n"))) == 2 * len(TRAINERS) + 1
+
+
+@pytest.mark.parametrize(("kind", "least"), [("wordpiece", 10), ("bpe", 262), ("unigram", 10)])
+def test_a_vocabulary_without_room_is_refused(kind, least, tmp_path, corpus):
+    with pytest.raises(UsageError, match=f"a vocabulary of {least - 1} has no room for .*; give at least {least}"):
+        TRAINERS[kind](texts(), least - 1)
+    assert len(TRAINERS[kind](texts(), least).spellings) == 5
+    said = refused(
+        "train-tokenizer", corpus, "--out", tmp_path / "t", "--type", kind, "--vocab-size", least - 1, code=2
+    )
+    assert f"give at least {least}" in said
+    assert not (tmp_path / "t").exists()
+
+
+def test_rare_characters_are_left_out_where_there_is_no_room_for_them():
+    """The trainer for unigrams would keep all of them, and give a larger vocabulary than was asked for."""
+    many = ["".join(chr(0x4E00 + number + k) for k in range(40)) for number in range(0, 4000, 40)]
+    trained = TRAINERS["unigram"]([*texts(), *many], 300)
+    assert trained.special.vocab_size <= 300
+    assert any(trained.spell(number) == "▁the" for number in range(300))
+
+
+def test_a_text_that_gives_few_tokens_gives_a_smaller_vocabulary():
+    for kind in TOKENIZER_TYPES:
+        assert TRAINERS[kind](["some words"], 5000).special.vocab_size < 300
+
+
+def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path):
+    done = invoke("build", corpus, "--out", tmp_path / "out", "--type", "bpe", "--cased", "--vocab-size", 300)
+    assert "training a cased byte-level BPE vocabulary on" in done.stderr
+    dataset = bertdata.open(tmp_path / "out")
+    assert dataset.special_tokens.roles() == ROLES
+    alone = invoke("train-tokenizer", corpus, "--out", tmp_path / "t", "--type", "bpe", "--cased", "--vocab-size", 300)
+    assert "training a cased byte-level BPE vocabulary of 300 tokens" in alone.stderr
+    digest = hashlib.sha256((tmp_path / "t" / "tokenizer.json").read_bytes()).hexdigest()
+    assert dataset.manifest.tokenizer["tokenizer.json"] == digest
+    done = invoke("build", corpus, "--out", tmp_path / "o", "--tokenizer", tmp_path / "t", "--type", "bpe", "--cased")
+    for option in ("--type", "--cased"):
+        assert f"note: {option} has no effect, because --tokenizer has a vocabulary\n" in done.stderr
+    assert "'sentencepiece'" in refused("build", corpus, "--out", tmp_path / "x", "--type", "sentencepiece", code=2)
+    with pytest.raises(UsageError, match="type of tokenizer is 'char'; give one of wordpiece, bpe, unigram"):
+        build([corpus], tmp_path / "x", type="char")
+    with pytest.raises(UsageError, match="type of tokenizer is 'char'"):
+        train_tokenizer([corpus], tmp_path / "x", type="char")
+
+
+def test_an_unfinished_build_is_continued_only_with_the_same_kind_of_vocabulary(corpus, tmp_path):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, progress=stop)
+    with pytest.raises(BuildError, match="tokenizer was 'trained, 300 tokens' and is now 'trained, 300 tokens, bpe'"):
+        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, type="bpe")
