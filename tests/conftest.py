@@ -11,8 +11,10 @@ import tempfile
 from pathlib import Path
 
 # A stale cache must never hide a change: numba reads this when it is first imported, and subprocesses inherit it.
-os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="bertdata-numba-")
-atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
+# The workers of one run share the directory, so that each kernel is compiled once.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="bertdata-numba-")
+    atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
 os.environ["BERTDATA_CACHE"] = tempfile.mkdtemp(prefix="bertdata-cache-")
 atexit.register(shutil.rmtree, os.environ["BERTDATA_CACHE"], ignore_errors=True)
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run two at a time, and some start ranks

@@ -204,7 +204,7 @@ def other_tokenizer(directory):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "."]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = pre_tokenizers.UnicodeScripts()
     tokenizer.add_special_tokens(words[:5])
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory
@@ -213,11 +213,11 @@ def other_tokenizer(directory):
 def test_inspect_says_what_the_tokenizer_is_and_whether_an_engine_takes_it(tmp_path, corpus, dataset, vocab):
     invoke("build", corpus, "--out", tmp_path / "shards", "--tokenizer", other_tokenizer(tmp_path / "words"))
     about = json.loads(invoke("inspect", tmp_path / "shards", "--json").stdout)["tokenizer"]
-    assert (about["name"], about["kind"]) == ("words", "WordLevel, NFC, Lowercase, Whitespace")
+    assert (about["name"], about["kind"]) == ("words", "WordLevel, NFC, Lowercase, UnicodeScripts")
     assert about["path"] == str(tmp_path / "shards" / "tokenizer.json")
     assert about["engine"] is None
     text = invoke("inspect", tmp_path / "shards").stdout
-    assert "  tokenizer    words: WordLevel, NFC, Lowercase, Whitespace\n" in text
+    assert "  tokenizer    words: WordLevel, NFC, Lowercase, UnicodeScripts\n" in text
     assert f"  engine       none, because {about['engine_refusal']}; `tokenizers` encodes text\n" in text
     text = invoke("inspect", dataset.path).stdout  # of a vocab.txt, which has no name
     assert "  tokenizer    WordPiece, lower-case\n" in text
@@ -261,7 +261,7 @@ def test_a_build_without_an_engine_says_why_and_how_fast_it_goes(tmp_path, corpu
     directory = other_tokenizer(tmp_path / "words")
     done = invoke("build", corpus, "--out", tmp_path / "small", "--tokenizer", directory)
     (note,) = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
-    assert note.startswith("note: there is no engine for this tokenizer, because its normalizer, ")
+    assert note.startswith("note: there is no engine for this tokenizer, because its pre-tokenizer has a UnicodeScripts")
     assert note.endswith(", so `tokenizers` encodes the text, at 1 to 3 MB/s a thread")
     (tmp_path / "large").write_text(corpus.read_text() * 400)
     done = invoke("build", tmp_path / "large", "--out", tmp_path / "out", "--tokenizer", directory, "--workers", 1)

@@ -89,7 +89,7 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
         elif kind in _SPLITTERS:
             _SPLITTERS[kind](part, cut)
         else:
-            raise Unsupported(f"its pre-tokenizer has a {kind} in an unusual place")
+            raise Unsupported(f"its pre-tokenizer has a {kind}, which no engine knows here")
     if forms.collapses and not (cut.joins_spaces or cut.drops[0]):
         raise Unsupported("its normalizer joins spaces that its rules tell apart")
     return cut
