@@ -157,7 +157,9 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:
             fault = None
         except DatasetError as error:
             fault = error
-        stayed = _stamp(directory / MANIFEST) == before and not (directory / REPLACED).exists()
+        # A build removes REPLACED after it has written the new manifest, so what is looked at first matters.
+        is_replacing = (directory / REPLACED).exists()
+        stayed = not is_replacing and _stamp(directory / MANIFEST) == before and not (directory / REPLACED).exists()
         if fault is None and stayed:
             return manifest, arrays
         if stayed or time.monotonic() > deadline:
