@@ -261,7 +261,9 @@ def test_a_build_without_an_engine_says_why_and_how_fast_it_goes(tmp_path, corpu
     directory = other_tokenizer(tmp_path / "words")
     done = invoke("build", corpus, "--out", tmp_path / "small", "--tokenizer", directory)
     (note,) = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
-    assert note.startswith("note: there is no engine for this tokenizer, because its pre-tokenizer has a UnicodeScripts")
+    assert note.startswith(
+        "note: there is no engine for this tokenizer, because its pre-tokenizer has a UnicodeScripts"
+    )
     assert note.endswith(", so `tokenizers` encodes the text, at 1 to 3 MB/s a thread")
     (tmp_path / "large").write_text(corpus.read_text() * 400)
     done = invoke("build", tmp_path / "large", "--out", tmp_path / "out", "--tokenizer", directory, "--workers", 1)
