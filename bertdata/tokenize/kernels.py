@@ -1134,7 +1134,7 @@ def words(pieces, tables, runs, output):
     out, out_bounds, hard, state = output.ids, output.bounds, output.hard, output.state
     limits = state[LIMITS:]  # where the text ends that each rule is cutting
     num_rules, first_state = tables.starts.size, uint64(tables.starts[0])
-    longest = runs.word.size // 4 - 16
+    longest, short_mask = runs.word.size // 4 - 16, uint64(short.size // 2 - 1)
     i, p, num_hard, has_begun = state[BYTE], state[PLACE], state[NUM_HARD], state[HAS_BEGUN]
     for piece in range(state[PIECE], starts.size):
         begin, end, code, level = starts[piece], stops[piece], DONE, state[LEVEL]
@@ -1179,9 +1179,9 @@ def words(pieces, tables, runs, output):
                 while True:
                     kind = uint64(0)
                     if place < end:
-                        point, width = int64(text[place]), 1
+                        point, width = int64(text[uint64(place)]), 1
                         if point < 0x80:
-                            kind = uint64(ascii_classes[point])
+                            kind = uint64(ascii_classes[uint64(point)])
                         else:
                             point, width = _decode(text, place)
                             kind = points[point, 0] & uint64(0xFF)
@@ -1263,9 +1263,22 @@ def words(pieces, tables, runs, output):
             else:
                 length = word_stop - i
                 is_key = 0 < length <= LONGEST_KEY and not is_first
-                value = _find(text, i, length, short, long, far, spelled) if is_key else EMPTY
+                value = EMPTY
+                if is_key and length <= 8:  # as in `_find`
+                    rest = ~uint64(0) >> uint64(64 - 8 * length)
+                    key = _load64(text, i) & rest
+                    slot = ((key * GOLDEN) >> uint64(45)) & short_mask
+                    while short[uint64(2) * slot] != key and short[uint64(2) * slot] != EMPTY:
+                        slot = (slot + uint64(1)) & short_mask
+                    if short[uint64(2) * slot] == key and not _has_zero(key | ~rest):
+                        value = short[uint64(2) * slot + uint64(1)]
+                elif is_key:
+                    value = _find(text, i, length, short, long, far, spelled)
                 if value != EMPTY:
-                    p += _emit(out, p, value, pool)
+                    if _count(out, value) != UNPACKED:
+                        p += _put(out, p, value)
+                    else:
+                        p += _emit(out, p, value, pool)
                 else:
                     count = _encode_word(text, i, word_stop, prefixed, tables, runs)
                     num_special = 0
