@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError
-from bertdata.tokenize import engine, kernels
+from bertdata.tokenize import engine, kernels, rules
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import Tokenizer as Ours
@@ -451,6 +451,16 @@ def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content, reas
     theirs = tokenizer._tokenizer.encode("the river", add_special_tokens=False).ids
     if "dropout" not in reason:
         assert both(tokenizer, ["the river"])[0].ids.tolist()[: len(theirs)] == theirs
+
+
+def test_a_text_that_needs_too_many_classes_of_characters_is_left_to_the_library(kinds, monkeypatch):
+    tokenizer = Ours(kinds("GPT-2").files[TOKENIZER].decode())
+    assert_exact(tokenizer, [TEXT])
+    monkeypatch.setattr(rules, "CLASSES", 4)
+    assert_exact(tokenizer, [TEXT, "\u1e00\u4e00"])
+    assert tokenizer.engine is None
+    assert tokenizer.engine_refusal == "its regular expression tells too many classes of characters apart"
+    assert_exact(tokenizer, [TEXT])
 
 
 # -------------------------------------------------------------------------------------------------------------- rules

@@ -201,15 +201,18 @@ class Tokenizer:
         Raises TokenizerError for a text that the tokenizer cannot encode.
         """
         self.prepare()
-        separator = self.special.separator
-        if self._engine and (self.engine_gives_lines or not sentences):
+        separator, engine = self.special.separator, self._engine
+        if engine and (self.engine_gives_lines or not sentences):
             text, bounds = np.frombuffer(data, np.uint8), offsets
             ends = np.full(offsets.size - 1, separator is not None)  # pieces that a separator follows
             if sentences:
                 line_ends = np.flatnonzero(text[offsets[0] : offsets[-1]] == ord("\n"))
                 bounds = np.append(offsets[0], offsets[0] + line_ends + 1)
                 ends = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
-            encoded = self._encode_pieces(text, bounds, np.where(ends, separator or 0, -1))
+            try:
+                encoded = self._encode_pieces(engine, text, bounds, np.where(ends, separator or 0, -1))
+            except Unsupported as refusal:  # only this text has shown that the rules are too many for the tables
+                encoded, self._engine, self.engine, self.engine_refusal = None, None, None, str(refusal)
             if encoded:
                 ids, documents, replaced = encoded
                 starts = None
@@ -220,18 +223,17 @@ class Tokenizer:
         return self._encode_by_library(data, offsets, sentences=sentences)
 
     def _encode_pieces(
-        self, text: NDArray[np.uint8], bounds: NDArray[np.int64], tails: NDArray[np.int64]
+        self, engine: Engine, text: NDArray[np.uint8], bounds: NDArray[np.int64], tails: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
         """What Engine.encode gives for text[bounds[i] : bounds[i + 1] - 1], with tails[i] after it if it is not -1."""
-        assert self._engine  # noqa: S101
         starts, stops, begins = bounds[:-1], bounds[1:] - 1, np.ones(tails.size, np.bool_)
         if not self._added:
-            return self._engine.encode(Text(text, starts, stops, tails, begins))
+            return engine.encode(Text(text, starts, stops, tails, begins))
         cuts = self._added.cut(text, starts, stops, tails)
         left_out = np.stack(
             [np.flatnonzero(cuts.left_out), starts[cuts.of[cuts.left_out]], stops[cuts.of[cuts.left_out]]], 1
         )
-        encoded = self._engine.encode(Text(text, cuts.starts, cuts.stops, cuts.tails, cuts.begins), left_out)
+        encoded = engine.encode(Text(text, cuts.starts, cuts.stops, cuts.tails, cuts.begins), left_out)
         if encoded is None:
             return None
         ids, pieces, replaced = encoded
