@@ -434,6 +434,24 @@ def _edited(name, **parts):
          "its normalizer replaces the regular expression 'a+'"),
         (lambda: _edited("GPT-2", normalizer={"type": "Replace", "pattern": {"String": "abc"}, "content": "b"}),
          "its normalizer replaces 'abc', which is longer than two characters"),
+        (lambda: _edited("GPT-2", normalizer=SPACES),
+         "its vocabulary does not have the character that stands for a space"),
+        (lambda: sentencepiece_bpe({"type": "Prepend", "prepend": "ab"}, None),
+         "it puts more than one character before a text"),
+        (lambda: sentencepiece_bpe(LLAMA, UNSPLIT), "two of its parts put a character before a text"),
+        (lambda: unigram(normalizers.Strip(), pre_tokenizers.Metaspace(prepend_scheme="first")),
+         "it strips a text and treats its first word in another way"),
+        (lambda: unigram(normalizers.Replace(Regex(" {2,}"), "▁"), SPLIT),
+         "its normalizer puts another character in place of several spaces"),
+        (lambda: _edited("Llama 2", model={"end_of_word_suffix": "</w>", "byte_fallback": False}),
+         "nothing cuts text into words"),
+        (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("a bé1", normalized=True)),
+         "its normalizer may make the added token 'a bé1' of other text"),
+        (lambda: byte_level(bytes_of(regex=True), normalizers.Replace("``", '"'), edit=with_added("a`",
+         normalized=True)),
+         "its normalizer may make the added token 'a`' of other text"),
+        (lambda: unigram(normalizers.Sequence([ONE_SPACE, charsmap()]), META),
+         "its normalizer joins spaces that its rules tell apart"),
         (lambda: byte_level(bytes_of(*isolated(r"\w+?|\W"))),
         "its regular expression has a lazy or possessive repetition"),
         (lambda: byte_level(bytes_of(*isolated(r"^a|[^a]+|a"))), "its regular expression contains '^a|'"),
@@ -451,6 +469,14 @@ def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content, reas
     theirs = tokenizer._tokenizer.encode("the river", add_special_tokens=False).ids
     if "dropout" not in reason:
         assert both(tokenizer, ["the river"])[0].ids.tolist()[: len(theirs)] == theirs
+
+
+def test_a_text_whose_first_characters_have_no_normal_form(kinds):
+    content = KINDS["NFKC"]()
+    content["normalizer"] = {"type": "Nmt"}
+    tokenizer = Ours(json.dumps(content))
+    assert_exact(tokenizer, ["\x01abc d", "\x01", "abc \x01d", "\x01\x02 the", ""])
+    assert tokenizer.engine
 
 
 def test_a_text_that_needs_too_many_classes_of_characters_is_left_to_the_library(kinds, monkeypatch):

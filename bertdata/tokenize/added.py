@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
+from tokenizers import normalizers
 
 from bertdata.tokenize import kernels
 from bertdata.tokenize.forms import Forms
@@ -82,6 +83,11 @@ class AddedTokens:
             raise Unsupported("it searches the normal form of a text for added tokens")
         for content in contents:
             last = content[-1]
+            made = {c for pair, by in forms.pairs for c in by}
+            if forms.composes:
+                made |= {c for c in content if normalizers.NFD().normalize_str(c) != c}
+            if not made.isdisjoint(content) or any(last == pair[0] or content[0] == pair[1] for pair, _ in forms.pairs):
+                raise Unsupported(f"its normalizer may make the added token {content!r} of other text")
             if any(forms.normal(c) != c for c in content) or forms.normal(content) != content:
                 raise Unsupported(f"its normalizer changes the added token {content!r}")
             if any(forms.normal(last + mark) != last + forms.normal(mark) for mark in _MARKS):

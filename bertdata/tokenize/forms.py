@@ -23,7 +23,7 @@ _SIMPLE = ("Lowercase", "StripAccents", "Nmt")
 
 
 class Forms:
-    """The normal forms that a tokenizer's normalizer gives. Not for several threads at once."""
+    """The normal forms that a tokenizer's normalizer gives."""
 
     strips = False
     """Whether blank characters at both ends of a text are removed."""
@@ -31,28 +31,38 @@ class Forms:
     """What is put before every text, in its normal form."""
     collapses = False
     """Whether one space is left of several."""
+    collapses_to = " "
+    """What is left of several spaces."""
+    collapses_last = False
+    """Whether that is the last change, so that no other change makes spaces afterwards."""
     replaces_spaces = False
     """Whether no space is left: each has become another character."""
     is_identity: bool
     """Whether every text is its own normal form."""
     clusters: bool
     """Whether letters are replaced together with the marks after them."""
+    composes: bool
+    """Whether a letter and the marks after it may become another letter."""
 
     def __init__(self, normalizer: dict[str, Any] | None) -> None:
-        """normalizer: its JSON. Raises Unsupported if its results do not follow from those for pairs of code points."""
+        """normalizer: its JSON.
+
+        Raises Unsupported if the result for a text does not follow from the results for pairs of its code points.
+        """
         kept: list[dict[str, Any]] = []
+        self.pairs: list[tuple[str, str]] = []  # pairs of characters that are replaced, and by what
         self._followers: set[str] = set()  # the second characters of the pairs that are replaced
         for number, part in enumerate(flat(normalizer, "normalizers")):
-            kind = part["type"]
+            kind, self.collapses_last = part["type"], False
             if kind == "Strip":
                 if number > 0 or not part["strip_left"] or not part["strip_right"]:
                     raise Unsupported("its normalizer strips text in an unusual place")
                 self.strips = True
             elif kind == "Prepend":
-                self.prepended = part["prepend"]
-                after = number + 1
-                if kept:
-                    raise Unsupported("its normalizer prepends text after other changes")
+                later = flat(normalizer, "normalizers")[number + 1 :]
+                if kept or any(part["type"] != "Replace" or not part["content"] for part in later):
+                    raise Unsupported("its normalizer prepends text in an unusual place")
+                self.prepended = _normalizer(later).normalize_str(part["prepend"]) if later else part["prepend"]
             elif kind == "Replace":
                 self._replace(part, kept)
             elif kind in _COMPOSING or kind in _SIMPLE:
@@ -61,11 +71,8 @@ class Forms:
                 raise Unsupported(f"its normalizer has a {kind}")
         self.is_identity = not kept
         self.clusters = any(part["type"] == "Precompiled" for part in kept)
-        self._composes = any(part["type"] in _COMPOSING for part in kept)
+        self.composes = any(part["type"] in _COMPOSING for part in kept)
         self._normalizer = _normalizer(kept)
-        if self.prepended:
-            parts = flat(normalizer, "normalizers")[after:]
-            self.prepended = _normalizer(parts).normalize_str(self.prepended) if parts else self.prepended
         self.replaces_spaces = " " not in self.normal(" ")
         self._is_mark = normalizers.Replace(tokenizers.Regex(r"\p{M}"), "\uf8ff")
         self._cluster = normalizers.Replace(tokenizers.Regex(r"\X"), "*")
@@ -76,10 +83,12 @@ class Forms:
         if "String" in pattern:
             if len(pattern["String"]) > 2:
                 raise Unsupported(f"its normalizer replaces {pattern['String']!r}, which is longer than two characters")
+            if len(pattern["String"]) == 2:
+                self.pairs.append((pattern["String"], content))
             self._followers.update(pattern["String"][1:])
             kept.append(part)
         elif pattern["Regex"] in (" {2,}", " +", r"\s+") and content in (" ", SPACE):
-            self.collapses = True
+            self.collapses, self.collapses_last, self.collapses_to = True, True, content
             if pattern["Regex"] == r"\s+":
                 kept.append(part)
         elif isinstance(parse(pattern["Regex"]), Leaf):
@@ -104,7 +113,7 @@ class Forms:
     def meets(self, points: list[str], forms: list[str]) -> list[bool]:
         """Whether each code point may change the one before it, or be changed with it."""
         found = [not self._followers.isdisjoint(form) for form in forms]
-        if not self._composes:
+        if not self.composes:
             return found
         marks = self._is_mark.normalize_str("".join(points))
         for place, (point, form) in enumerate(zip(points, forms, strict=True)):

@@ -377,20 +377,6 @@ def _decode(text, i):
 
 
 @jit()
-def _decode(text, i):
-    """The code point at byte i of valid UTF-8 and its width."""
-    point = int64(text[i])
-    if point < 0x80:
-        return point, 1
-    if point < 0xE0:
-        return (point & 31) << 6 | int64(text[i + 1] & 63), 2
-    if point < 0xF0:
-        return (point & 15) << 12 | int64(text[i + 1] & 63) << 6 | int64(text[i + 2] & 63), 3
-    point = (point & 7) << 18 | int64(text[i + 1] & 63) << 12 | int64(text[i + 2] & 63) << 6 | int64(text[i + 3] & 63)
-    return min(point, 0x10FFFF), 4
-
-
-@jit()
 def find_added(text, starts, stops, added, seen, found):
     """Finds added tokens in the pieces text[starts[i] : stops[i]]: the leftmost, there the longest, then the next.
 
@@ -668,10 +654,10 @@ def keep_pair(before, point, is_stable, runs):
 
 @jit()
 def _is_unstable(text, begin, start, stop, points, stable, state):
-    """Whether a code point in text[start:stop] may change others, or be changed by them. -1: an entry is missing.
+    """1 if a code point in text[start:stop] may change another one, else 0. Below 0: minus the code of what is missing.
 
-    begin: where the piece begins. Each code point that may change the one before it is tested against that one and
-    against the last one that may not. Three in a row after an ASCII character are unstable without a test.
+    begin: where the piece begins. Each code point that may change the one before it is tested against that one, and
+    against the last one that changes none. Two of them in a row after an ASCII character count as unstable untested.
     """
     i = start
     while i > begin:  # back to a code point that changes none
@@ -679,7 +665,7 @@ def _is_unstable(text, begin, start, stop, points, stable, state):
         while i > begin and text[i] & 0xC0 == 0x80:
             i -= 1
         point, width = _decode(text, i)
-        if points[point, 0] & MEETS == uint64(0):
+        if points[point, 0] & (MEETS | SILENT_FORM) == uint64(0):
             break
     before, base, followers = int64(-1), int64(-1), 0
     while i < stop:
@@ -703,6 +689,9 @@ def _is_unstable(text, begin, start, stop, points, stable, state):
                         return -UNKNOWN_PAIR
                     if found & 1 == 0:
                         return 1
+        elif entry & SILENT_FORM != uint64(0):
+            i += width  # what stands on both sides of it may meet
+            continue
         else:
             base, followers = point, 0
         before = point
@@ -1059,7 +1048,7 @@ def wordpiece(pieces, tables, runs, output):
 def _encode_word(text, start, stop, prefixed, tables, runs):
     """Writes the ids of the word text[start:stop] to runs.ids. Returns how many.
 
-    prefixed: whether the prefix is put before the word. If it is put before each word, only where the word lacks it.
+    prefixed: whether the prefix is put before the word. Where each word gets one, a word that begins with it does not.
     """
     word, ids, size, num_chars, after_space = runs.word, runs.ids, 0, 0, False
     if prefixed:
@@ -1169,6 +1158,14 @@ def words(pieces, tables, runs, output):
                 if entry == uint64(0):
                     code, state[CODE_POINT] = UNKNOWN_CODE_POINT, point
                     break
+                if tables.prefix_when == 2 and i > begin:  # what begins the text has no normal form; is there a prefix?
+                    if num_hard == hard.shape[0]:
+                        code = TOO_MANY_HARD
+                        break
+                    hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2], hard[num_hard, 3] = begin, end, p, AT_BEGIN
+                    num_hard += 1
+                    i, has_begun = end, 1
+                    continue
                 if entry & SILENT_FORM != uint64(0):
                     break  # nothing but code points without a normal form is left
                 is_first, prefixed = True, tables.prefix_always != 0 or entry & PREFIXED == uint64(0)

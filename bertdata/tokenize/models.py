@@ -33,7 +33,8 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     """
     if max(vocabulary.values(), default=0) >= MOST_IDS:
         raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
-    kind = model.get("type") or ("BPE" if "merges" in model else "Unigram" if "unk_id" in model else "WordPiece")
+    kinds = {"merges": "BPE", "unk_id": "Unigram", "continuing_subword_prefix": "WordPiece"}  # by a member each has
+    kind = model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
     fields: dict[str, Any] = {
         "byte_ids": np.full((2, 256), -1, np.int64),
         "pairs": np.full(2, kernels.EMPTY),
@@ -66,6 +67,10 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
         raise Unsupported("its merges are random (dropout)")
     if model.get("continuing_subword_prefix"):
         raise Unsupported("its BPE model marks the tokens that continue a word")
+    if model.get("byte_fallback") and model.get("end_of_word_suffix"):
+        raise Unsupported("its BPE model gives the bytes of unknown characters, and marks the ends of words")
+    if model.get("unk_token") and model["unk_token"] not in vocabulary:
+        raise Unsupported("its unknown token is not in the vocabulary")
     suffix, fallback = model.get("end_of_word_suffix") or "", bool(model.get("byte_fallback"))
     merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
     ranked = {pair: rank for rank, pair in enumerate(merges)}  # of equal merges the last one counts

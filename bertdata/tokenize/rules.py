@@ -300,12 +300,16 @@ class Rules:
 
         Raises Unsupported if there are too many.
         """
-        before = len(self.class_keys)
+        known = dict(self.class_keys)
         numbers = [self.class_keys.setdefault(key, len(self.class_keys) + 1) for key in wanted]
-        if len(self.class_keys) >= CLASSES:
-            raise Unsupported("its regular expression tells too many classes of characters apart")
-        if len(self.class_keys) > before:
-            self._build()
+        try:
+            if len(self.class_keys) >= CLASSES:
+                raise Unsupported("its regular expression tells too many classes of characters apart")
+            if len(self.class_keys) > len(known):
+                self._build()
+        except Unsupported:
+            self.class_keys = known
+            raise
         return numbers
 
     def repeatable(self, matches: int) -> bool:

@@ -176,6 +176,7 @@ class Tokenizer:
             if self._is_prepared:
                 return
             content = json.loads(self.files[TOKENIZER])
+            content |= _canonical({part: content.get(part) for part in ("normalizer", "pre_tokenizer")})
             try:
                 for kind in (WordPiece, Words):
                     try:
@@ -292,6 +293,17 @@ class Tokenizer:
             ids = np.insert(ids, documents[1:], self.special.separator)
             documents += np.arange(documents.size)
         return Encoded(ids, documents, starts, int(replaced.size))
+
+
+def _canonical(parts: dict[str, Any]) -> dict[str, Any]:
+    """Parts of a tokenizer's JSON as the library writes them today; files of older versions spell some otherwise."""
+    nothing: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    written = json.loads(tokenizers.Tokenizer.from_str(json.dumps(nothing | parts)).to_str())
+    return {part: written[part] for part in parts}
 
 
 def _gives_type_ids(post_processor: dict[str, Any]) -> bool:

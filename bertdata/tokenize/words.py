@@ -58,6 +58,9 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
     if forms.replaces_spaces and kinds == ["Split"] and parts[0]["pattern"] == {"String": " "}:
         parts, kinds = [], []  # there is no space left to split at
     splits_nothing = kinds == ["Metaspace"] and not parts[0].get("split", True)
+    adds_prefix = any(part["type"] == "Metaspace" or part.get("add_prefix_space") for part in parts)
+    if forms.prepended and adds_prefix:
+        raise Unsupported("two of its parts put a character before a text")
     if forms.prepended:
         cut.prefix, cut.prefix_when, cut.prefix_always = forms.prepended, EACH_PIECE, True
     if not parts or splits_nothing:
@@ -90,7 +93,11 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
             _SPLITTERS[kind](part, cut)
         else:
             raise Unsupported(f"its pre-tokenizer has a {kind}, which no engine knows here")
-    if forms.collapses and not (cut.joins_spaces or cut.drops[0]):
+    if cut.prefix_when == FIRST_PIECE and forms.strips:
+        raise Unsupported("it strips a text and treats its first word in another way")
+    if forms.collapses and forms.collapses_to != " " and not cut.marks_spaces:
+        raise Unsupported("its normalizer puts another character in place of several spaces")
+    if forms.collapses and not cut.drops[0] and not (cut.joins_spaces and forms.collapses_last):
         raise Unsupported("its normalizer joins spaces that its rules tell apart")
     return cut
 
@@ -131,8 +138,10 @@ def _uncut_words(model: dict[str, Any], spaces: str) -> Node:
     token holds another character before SPACE, text can be cut before SPACE; a character that stands beside no other
     in any token can be cut out. spaces: the characters that reach the model as SPACE.
     """
-    if "merges" not in model:
+    if "merges" not in model or model.get("end_of_word_suffix"):
         raise Unsupported("nothing cuts text into words")
+    if model.get("fuse_unk") and not model.get("byte_fallback") and SPACE not in model["vocab"]:
+        raise Unsupported("nothing cuts text into words, and unknown characters side by side are one token")
     merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
     beside: set[tuple[str, str]] = set()
     for left, right in merges:
@@ -224,8 +233,11 @@ class Words(Engine):
         self._rules = Rules(cut.nodes)
         self._content = content
         self._inner: dict[bool, tokenizers.Tokenizer] = {}  # for hard runs inside a text, and for single words
-        prefix = self.forms.normal(cut.prefix)
-        self._prefix = SPACE if cut.marks_spaces and prefix == " " else prefix
+        self._prefix = prefix = cut.prefix
+        if len(prefix) > 1:
+            raise Unsupported("it puts more than one character before a text")
+        if prefix and len(cut.nodes) > 1:
+            raise Unsupported("it puts a character before a text that several rules cut")
         spelled = np.array([*self._prefix.encode()], np.uint8)
         constants: dict[str, Any] = {n: read_only(v) if isinstance(v, np.ndarray) else v for n, v in model.items()}
         self._constants = WordTables(
@@ -249,7 +261,8 @@ class Words(Engine):
         if cut.prefix:
             number = self._rules.classes([(self._rules.matches(prefix)[0], 0)])[0]
             self._constants = self._constants._replace(prefix_class=number)
-        if not cut.byte_level and model["byte_ids"][0, 0] >= 0 and cut.marks_spaces and SPACE not in vocabulary:
+        gives_bytes = cut.byte_level or (model["byte_ids"][0, 0] >= 0 and SPACE not in vocabulary)
+        if gives_bytes and (cut.marks_spaces or SPACE in (self.forms.normal(" "), prefix)):
             raise Unsupported("its vocabulary does not have the character that stands for a space")
         # A newline that no leaf matches ends words as the end of a text does.
         ends_words = self.forms.normal("\n") != "" and not any(self._rules.matches(self.forms.normal("\n")))
