@@ -1,5 +1,7 @@
 """A small configuration of each family of models, without dropout, and of some that are in no table."""
 
+import os
+import time
 from pathlib import Path
 
 from training import flags
@@ -80,3 +82,8 @@ def main(arguments):
         place = Path(out, Path(file).stem)
         options = {"model": file, "steps": 2, "eval_every": 0}
         pretrain.main(flags(data, place, **options), standalone_mode=False)
+        # All ranks leave one group before any enters the next, as both are at the same port.
+        done = [Path(out, f"{place.name}-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))]
+        done[int(os.environ["RANK"])].touch()
+        while not all(path.exists() for path in done):
+            time.sleep(0.01)
