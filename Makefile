@@ -26,7 +26,7 @@ demo/corpus.txt: | $(VENV)/.train
 demo/shards/manifest.json: demo/corpus.txt
 	$(BIN)/bertdata build demo/corpus.txt --out demo/shards --vocab-size 2000
 
-# Two minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
+# Three and a half minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
 test: $(VENV)/.dev
 	$(PYTEST) -m "not slow"
 
