@@ -566,6 +566,8 @@ def _keep(text, start, length, ids, count, out, runs):
     A run of up to 16 bytes that contains a zero byte is left out, as a key does not say where it ends.
     """
     short, long, far, used = runs.short, runs.long, runs.far, runs.used
+    if count > runs.pool.size:
+        return
     if length <= 16:
         for k in range(start, start + length):
             if text[k] == 0:
