@@ -48,7 +48,7 @@ class AddedTokens:
         self._forms, self._lock = forms, threading.Lock()
         self._hazards: dict[int, int] = {}
         self._searches: list[tuple[Added, bool]] = []  # and whether other text may have a token as its normal form
-        self._alphabet: set[str] = set()
+        self._alphabet: set[str] = set()  # characters of the tokens that are searched for in the normal form of a text
         for normalized in (False, True):
             chosen = [(n, token) for n, token in added.items() if token.normalized == normalized and token.content]
             if all(token.special for _, token in chosen):
@@ -71,11 +71,6 @@ class AddedTokens:
 
     def __bool__(self) -> bool:
         return bool(self._searches)
-
-    @property
-    def alphabet(self) -> set[str]:
-        """The characters of the tokens that are searched for in the normal form of a text."""
-        return self._alphabet
 
     def _check(self, contents: tuple[str, ...]) -> None:
         forms = self._forms
