@@ -277,7 +277,7 @@ KINDS = {
     ),
     "words added to BERT's": lambda: wordpiece(
         normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer(),
-        edit=with_added("01.52", "англ.", "river bank", "1a", normalized=True),
+        edit=with_added("01.52", "англ.", "иййо", "river bank", "1a", normalized=True),
     ),
 }  # fmt: skip
 
@@ -294,7 +294,7 @@ PIECES = [
     "<|endoftext|>", "<0x41>",
     "|||IP|||", "|||", "<tag>", " x ", "01.52", "01\u200d.52", "river bank", "unmergeable", "qqq", "HeLLo", "(a).,b",
     "-" * 5, "\U000e0001",
-    "\ufffd", "\uf8ff", "한국", "--", "\u0600a", "🏻",
+    "\ufffd", "\uf8ff", "한국", "--", "\u0600a", "🏻", "иййо", "ий", "и\u0306",
 ]  # fmt: skip
 TEXTS = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 

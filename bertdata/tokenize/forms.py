@@ -18,7 +18,8 @@ from bertdata.tokenize.rules import Leaf, Unsupported, parse
 
 SPACE = "\u2581"  # the character that stands for a space in vocabularies of SentencePiece
 # Normalizers whose result for a code point depends on others only through marks and the like.
-_COMPOSING = ("NFC", "NFD", "NFKC", "NFKD", "BertNormalizer", "Precompiled")
+_COMPOSING = ("NFC", "NFKC", "Precompiled")
+_REORDERING = ("NFD", "NFKD", "BertNormalizer", *_COMPOSING)
 _SIMPLE = ("Lowercase", "StripAccents", "Nmt")
 
 
@@ -43,6 +44,8 @@ class Forms:
     """Whether letters are replaced together with the marks after them."""
     composes: bool
     """Whether a letter and the marks after it may become another letter."""
+    reorders: bool
+    """Whether the marks after a letter may change their order, or become part of it."""
 
     def __init__(self, normalizer: dict[str, Any] | None) -> None:
         """normalizer: its JSON.
@@ -65,13 +68,14 @@ class Forms:
                 self.prepended = _normalizer(later).normalize_str(part["prepend"]) if later else part["prepend"]
             elif kind == "Replace":
                 self._replace(part, kept)
-            elif kind in _COMPOSING or kind in _SIMPLE:
+            elif kind in _REORDERING or kind in _SIMPLE:
                 kept.append(part)
             else:
                 raise Unsupported(f"its normalizer has a {kind}")
         self.is_identity = not kept
         self.clusters = any(part["type"] == "Precompiled" for part in kept)
         self.composes = any(part["type"] in _COMPOSING for part in kept)
+        self.reorders = any(part["type"] in _REORDERING for part in kept)
         self._normalizer = _normalizer(kept)
         self.replaces_spaces = " " not in self.normal(" ")
         self._is_mark = normalizers.Replace(tokenizers.Regex(r"\p{M}"), "\uf8ff")
@@ -113,7 +117,7 @@ class Forms:
     def meets(self, points: list[str], forms: list[str]) -> list[bool]:
         """Whether each code point may change the one before it, or be changed with it."""
         found = [not self._followers.isdisjoint(form) for form in forms]
-        if not self.composes:
+        if not self.reorders:
             return found
         marks = self._is_mark.normalize_str("".join(points))
         for place, (point, form) in enumerate(zip(points, forms, strict=True)):
