@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("bertdata")
 
 os.fsync = lambda fd: None  # what a lost power supply would leave cannot be tested here, and waiting for disks is long
 # Tables that fill up often, and that a small build makes quickly.
-engine.SHORT_SLOTS = engine.LONG_SLOTS = engine.FAR_SLOTS = 1 << 10
+engine.NEAR_SETS = engine.FAR_SETS = 1 << 9
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

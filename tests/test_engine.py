@@ -451,9 +451,8 @@ def test_what_no_engine_takes_is_left_to_the_library(edit):
 
 
 def test_tables_that_fill_up_are_begun_anew(monkeypatch):
-    monkeypatch.setattr(engine, "SHORT_SLOTS", 16)
-    monkeypatch.setattr(engine, "LONG_SLOTS", 16)
-    monkeypatch.setattr(engine, "FAR_SLOTS", 16)
+    monkeypatch.setattr(engine, "NEAR_SETS", 8)
+    monkeypatch.setattr(engine, "FAR_SETS", 8)
     monkeypatch.setattr(engine, "POOLED_IDS", 128)
     tokenizer = load(VOCABULARY)
     texts = [" ".join(random_words(seed, 300)) for seed in range(20)]
@@ -463,10 +462,10 @@ def test_tables_that_fill_up_are_begun_anew(monkeypatch):
         check(tokenizer, [some])
 
 
-def test_the_table_of_longer_runs_fills_up():
+def test_there_are_more_runs_than_slots():
     tokenizer = load(VOCABULARY)
     words = random_words(7, 6000, alphabet="abcdqz", longest=16)
-    assert len({word for word in words if len(word) > 8}) > engine.LONG_SLOTS
+    assert len(set(words)) > 2 * engine.NEAR_SETS
     check(tokenizer, [" ".join(words)])
     check(tokenizer, [" ".join(words[:1000])])
 
@@ -481,9 +480,8 @@ def test_the_answer_does_not_depend_on_what_came_before():
 
 
 def test_many_threads_give_what_one_gives(monkeypatch):
-    monkeypatch.setattr(engine, "SHORT_SLOTS", 256)
-    monkeypatch.setattr(engine, "LONG_SLOTS", 64)
-    monkeypatch.setattr(engine, "FAR_SLOTS", 64)
+    monkeypatch.setattr(engine, "NEAR_SETS", 128)
+    monkeypatch.setattr(engine, "FAR_SETS", 32)
     blocks = [block([*random_texts(seed, 8), " ".join(random_words(seed, 500))]) for seed in range(8)]
     one = load(VOCABULARY)
     expected = [one._encode_by_library(*some, sentences=True) for some in blocks]
@@ -532,7 +530,7 @@ def test_no_thread_writes_to_what_a_kernel_of_another_may_read():
     mine = tokenizer._engine._of_thread.tables
     before = mine.points.copy()
     constants = [array for array in mine if isinstance(array, np.ndarray) and array is not mine.points]
-    assert len(constants) == 3
+    assert len(constants) == 2
     mine.points.flags.writeable = False  # a thread that wrote to it would fail
     with ThreadPoolExecutor(1) as pool:
         pool.submit(tokenizer.encode, *block(SCRIPTS), sentences=False).result()
@@ -543,7 +541,7 @@ def test_no_thread_writes_to_what_a_kernel_of_another_may_read():
     shared = [*constants, *tokenizer._engine._pages.values()]
     assert len(shared) > 10
     assert not any(array.flags.writeable for array in shared)
-    assert all(getattr(theirs, name) is getattr(mine, name) for name in ("edges", "node_ids", "stop_values"))
+    assert all(getattr(theirs, name) is getattr(mine, name) for name in ("trie", "stop_values"))
 
 
 @settings(max_examples=15)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ import tokenizers
 from conftest import code_points, make_text
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from reference.merges import merged
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError
 from bertdata.tokenize import engine, kernels, rules
+from bertdata.tokenize.models import trie_of
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import Tokenizer as Ours
@@ -383,8 +386,8 @@ def test_words_of_any_length(kinds, name):
 
 
 def test_words_that_do_not_fit_the_tables(kinds, monkeypatch):
-    for table in ("SHORT_SLOTS", "LONG_SLOTS", "FAR_SLOTS"):
-        monkeypatch.setattr(engine, table, 16)
+    for table in ("NEAR_SETS", "FAR_SETS"):
+        monkeypatch.setattr(engine, table, 8)
     monkeypatch.setattr(engine, "POOLED_IDS", 64)
     monkeypatch.setattr(engine, "SPELLED_BYTES", 256)
     monkeypatch.setattr(engine, "STABLE_SLOTS", 8)
@@ -393,6 +396,46 @@ def test_words_that_do_not_fit_the_tables(kinds, monkeypatch):
         for length in (1, 7, 8, 9, 15, 16, 17, 64, 65, 300):
             words = [chr(97 + (k * length) % 26) * length + "\u0323\u0301"[: k % 3] for k in range(60)]
             assert_exact(small, [" ".join(words), " ".join(words[::-1])])
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), unique=True, max_size=40),
+    ids=st.lists(st.integers(0, 5), min_size=1, max_size=80),
+)
+@example(pairs=[(0, 0), (1, 0)], ids=[0] * 33)
+def test_merges(pairs, ids):
+    merges = {rank: (left, right, 6 + rank % 6) for rank, (left, right) in enumerate(pairs)}
+    table, results = np.full(128, kernels.EMPTY), np.array([each for _, _, each in merges.values()], np.int32)
+    kernels.add_pairs(*np.array([*pairs], np.int64).reshape(-1, 2).T.copy(), np.arange(len(pairs)), table)
+    tables = namedtuple("Tables", ["pairs", "merged"])(table, results)
+    found, runs = np.array(ids), engine.new_runs()
+    runs.ids[: found.size] = found
+    assert runs.ids[: kernels._merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
+    assert found[: kernels._merge(found.size, tables, found, runs.ranks[0])].tolist() == merged(ids, merges)
+
+
+SPELLINGS = st.tuples(st.binary(min_size=1, max_size=6) | st.text("ab", min_size=1).map(str.encode), st.integers(0, 1))
+
+
+def in_trie(trie, spelling, root):
+    """The id of a token, -1 if the trie does not have it."""
+    entry = int(trie[root])
+    for byte in spelling:
+        child = int(trie[(entry >> 16 & 0xFFFFFF) ^ byte])
+        if child & 0x1FF != byte:
+            return -1
+        entry = child
+    return (entry >> 40) - 1
+
+
+@given(tokens=st.lists(SPELLINGS, max_size=60), others=st.lists(SPELLINGS, max_size=20))
+@example(tokens=[(bytes([a, b]), 0) for a in range(256) for b in range(0, 256, 51)], others=[(b"a", 0)])
+def test_a_trie_holds_its_tokens_and_no_others(tokens, others):
+    ids = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+    trie = trie_of([(spelling, root, number) for (spelling, root), number in ids.items()])
+    for spelling, root in [*tokens, *others]:
+        for end in range(1, len(spelling) + 1):
+            assert in_trie(trie, spelling[:end], root) == ids.get((spelling[:end], root), -1)
 
 
 @pytest.mark.parametrize("vocab_size", [65_536, 65_537, 300_000])

@@ -18,7 +18,7 @@ from tokenizers import normalizers
 from bertdata.tokenize import kernels
 from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels import Added
-from bertdata.tokenize.models import trie_arrays
+from bertdata.tokenize.models import trie_of
 from bertdata.tokenize.rules import Unsupported
 
 _MARKS = [
@@ -61,13 +61,18 @@ class AddedTokens:
                 -1 if token.special else -2 if token.lstrip or token.rstrip or token.single_word else n
                 for n, token in chosen
             ]
-            begins = np.zeros((256, 256), np.bool_)
+            begins: NDArray[np.bool_] = np.zeros((256, 256), np.bool_)
             for _, token in chosen:
                 spelling = token.content.encode()
                 begins[spelling[0], spelling[1] if len(spelling) > 1 else slice(None)] = True
-            trie = trie_arrays([(token.content.encode(), 0, k) for k, (_, token) in enumerate(chosen)])
-            search = Added(**trie, ids=np.array(ids, np.int64), begins=begins.ravel())
-            self._searches.append((search, normalized and not forms.is_identity))
+            blurs = normalized and not forms.is_identity
+            watched = np.array([b >= 0xC0 or (blurs and b < 128 and self._hazard(b) > 0) for b in range(256)])
+            trie = trie_of([(token.content.encode(), 0, k) for k, (_, token) in enumerate(chosen)])
+            search = Added(
+                trie=trie, ids=np.array(ids, np.int64), begins=begins.ravel(), first=_ranges(np.any(begins, axis=1)),
+                second=_ranges(np.any(begins, axis=0)), watched=_ranges(watched),
+            )  # fmt: skip
+            self._searches.append((search, blurs))
 
     def __bool__(self) -> bool:
         return bool(self._searches)
@@ -132,6 +137,16 @@ class AddedTokens:
             harmed = np.zeros(cuts.starts.size, np.bool_)
             kernels.find_hazards(text, cuts.starts, cuts.stops, table, harmed)
             left_out[cuts.of[harmed]] = True
+
+
+def _ranges(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """uint8 [RANGES, 2]: ranges of bytes, as in kernels.Added, that hold the bytes that are in, and as few others."""
+    chosen = np.flatnonzero(are_in)
+    gaps = np.diff(chosen)
+    widest = np.argsort(gaps)[::-1][: kernels.RANGES - 1]
+    parts = np.split(chosen, np.sort(widest) + 1)
+    parts += [parts[0]] * (kernels.RANGES - len(parts))
+    return np.array([(part[0], part[-1] - part[0]) for part in parts], np.uint8)
 
 
 def _apply(cuts: Cuts, found: NDArray[np.int64], left_out: NDArray[np.bool_], whole_tails: NDArray[np.int64]) -> Cuts:

@@ -30,9 +30,9 @@ from bertdata.tokenize.kernels import Output, RunTables, Text
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
-SHORT_SLOTS, LONG_SLOTS, FAR_SLOTS = 1 << 18, 1 << 17, 1 << 16  # of the tables of runs
+NEAR_SETS, FAR_SETS = 1 << 17, 1 << 14  # of the tables of runs
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 21, 1 << 20, 1 << 14
-RUN_BYTES = 16 * SHORT_SLOTS + 32 * LONG_SLOTS + 32 * FAR_SLOTS + SPELLED_BYTES + 4 * POOLED_IDS + 8 * STABLE_SLOTS
+RUN_BYTES = 64 * NEAR_SETS + 64 * FAR_SETS + SPELLED_BYTES + 4 * POOLED_IDS + 8 * STABLE_SLOTS
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
 
@@ -106,7 +106,7 @@ class Engine:
         )
         thread = self._of_thread
         if not hasattr(thread, "tables"):
-            thread.tables, thread.runs = self._new_tables(), _new_runs()
+            thread.tables, thread.runs = self._new_tables(), new_runs()
         inserted = _Insertions(self._dtype)
         code = -1
         while code != kernels.DONE:
@@ -192,18 +192,21 @@ class _Insertions:
         return ids, bounds + np.append(0, np.cumsum(more))
 
 
-def _new_runs() -> RunTables:
+def new_runs() -> RunTables:
     """Empty tables of runs, for one thread."""
+    memory = np.zeros(8 * (NEAR_SETS + FAR_SETS + 1), np.uint64)
+    memory = memory[-memory.ctypes.data % 64 // 8 :]  # so that a set lies in one line of a processor's cache
     return RunTables(
-        short=np.full(2 * SHORT_SLOTS, kernels.EMPTY),
-        long=np.full(4 * LONG_SLOTS, kernels.EMPTY),
-        far=np.full(4 * FAR_SLOTS, kernels.EMPTY),
-        used=np.zeros(5, np.int64),
+        near=memory[: 8 * NEAR_SETS],
+        far=memory[8 * NEAR_SETS :][: 8 * FAR_SETS],
+        used=np.zeros(2, np.int64),
         spelled=np.empty(SPELLED_BYTES, np.uint8),
         pool=np.empty(POOLED_IDS, np.uint32),
         stable=np.zeros(STABLE_SLOTS, np.int64),
         word=np.empty(WORD_BYTES, np.uint8),
         ids=np.empty(WORD_BYTES, np.int64),
+        lanes=np.empty(kernels.LANES, np.int32),
+        links=np.empty((2, kernels.LANES + 1), np.int64),
         ranks=np.empty((2, WORD_BYTES), np.int64),
         best=np.empty(WORD_BYTES, np.float64),
     )

@@ -17,11 +17,13 @@ that changes belongs to one thread (see engine.py).
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import int64, types, uint64
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from bertdata.jit import jit
@@ -36,10 +38,12 @@ def _trailing_zeros(typing: Any, word: Any) -> Any:
 
 
 PADDING = 80  # bytes that must be readable after the text
-EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # key of a free slot; no run has these bytes
+EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # of a table of runs: it has no such run; of a table of merges: a free slot
 UNPACKED = np.uint64(15)  # count of a value whose ids do not fit into it
 FOLD = np.uint64(0x2020202020202020)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+NO_BYTE = np.uint64(256)  # of an entry of a trie; see `_child`
+OPEN_BLOCKS, MOST_TRIES = 16, 512  # where and how often a place for the children of a trie's node is searched for
 LOW32 = np.uint64(0xFFFFFFFF)
 # Classes of code points for WordPiece, in the low 3 bits of an entry. 0 means that the entry is not known yet.
 #   SILENT  the normalizer removes it          LETTER  it is part of a word
@@ -73,8 +77,14 @@ BYTE_BPE, CHARACTER_BPE, UNIGRAM, WORD_PIECE, WHOLE_WORD = range(5)
 # Output.hard, last column: where a hard run stands, or that it is one word, to which the prefix is added or not
 IN_MIDDLE, AT_BEGIN, ONE_WORD, WITH_PREFIX = range(4)
 NO_RANK = np.int64(1 << 62)
+# WordTables.inside: the sets of bytes of which a quick word consists
+NO_BYTES, LETTERS, PRINTED, LOWER = range(4)
+# WordTables.after: what a byte is that follows a quick word. NOT_QUICK: the automaton must be asked; NEXT_BEGINS: the
+# next word begins with it; GAP: it is in no word; OWN_WORD: it is a word of its own if a space follows
+NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
 LONGEST_KEY = 64  # bytes of a run that has a place in the tables
-SMALL = 24  # ids; up to here the lowest rank is searched for in one loop, else in two loops that compile to vectors
+RANGES = 4  # of bytes, in Added
+LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `_merge_short`
 
 
 class Text(NamedTuple):
@@ -95,8 +105,7 @@ class WordPieceTables(NamedTuple):
     fold: Any  # uint64: FOLD if the tokenizer lower-cases, else 0
     max_chars: int  # a word with more characters is unknown
     unk: int  # id of the unknown token
-    edges: Any  # uint64 [power of two]: hash table of the trie's edges; see `_child`
-    node_ids: Any  # int32 [num_nodes]: id of the token that ends at a node, -1 if none does
+    trie: Any  # uint64 [n]: the tokens that begin a word (root 0) and that continue one (root 1); see `_child`
 
 
 class WordTables(NamedTuple):
@@ -104,7 +113,11 @@ class WordTables(NamedTuple):
 
     points: Any  # uint64 [0x110000, 2]: an entry for each code point (forms.py packs them); 0: not known yet
     ascii: Any  # uint8 [128]: class of each ASCII character
+    quick: Any  # uint8 [256]: class of each ASCII character that is not hard and changes no other; 0 for other bytes
     steps: Any  # uint16 [num_states * CLASSES]: see rules.Rules
+    skips: Any  # bool [num_states]: whether the letters a to z leave a state as it is
+    inside: int  # LETTERS, ...: what a quick word consists of, after a byte that NEXT_BEGINS or none
+    after: Any  # uint8 [256]: NEXT_BEGINS, ...
     starts: Any  # int64 [num_rules]
     keeps_gaps: Any  # bool [num_rules]: whether text between the words of a rule is a word too
     cuts: Any  # bool [CLASSES * CLASSES]
@@ -117,10 +130,11 @@ class WordTables(NamedTuple):
     collapses: int  # 1: of several spaces one is left, else 0
     model: int  # BYTE_BPE, ...
     byte_ids: Any  # int64 [2, 256]: id of each byte, -1 if it has none; [1] where the byte ends a word
-    pairs: Any  # uint64 [2 * power of two]: hash table of the merges; see `add_pairs`
-    whole: int  # 1: a word that is in the vocabulary is not merged, else 0
-    edges: Any  # uint64 [power of two]: hash table of the trie's edges; see `_child`
-    node_ids: Any  # int32 [num_nodes]: id of the token that ends at a node, -1 if none does
+    letters: Any  # int32 [2, 256]: for BPE the id of a byte that is a whole character, else -1; [1] as in byte_ids
+    pairs: Any  # uint64 [power of two]: hash table of the merges, with their ranks; see `add_pairs`
+    merged: Any  # int32 [num_ranks]: the id that each merge gives
+    whole: int  # 1: a word that is a token of `trie` is not merged, else 0
+    trie: Any  # uint64 [n]: the tokens or characters of the model; see `_child`
     scores: Any  # float64 [vocab_size]: score of each token of a Unigram model
     unk_score: float  # score of an unknown character in a Unigram model
     unk: int  # id of the unknown token, -1 if there is none
@@ -131,18 +145,24 @@ class WordTables(NamedTuple):
 
 
 class RunTables(NamedTuple):
-    """Hash tables of the runs a thread has met, with the value of each, and scratch memory of that thread."""
+    """Hash tables of the runs a thread has met, with the value of each, and scratch memory of that thread.
 
-    short: Any  # uint64 [2 * slots]: (run of up to 8 bytes, value); at most 2**19 slots, a power of two
-    long: Any  # uint64 [4 * slots]: (first 8 bytes, other bytes, value, unused), for runs of 9 to 16 bytes
-    far: Any  # uint64 [4 * slots]: (hash, place in `spelled` and length, value, unused), for runs of 17 to 64 bytes
-    used: Any  # int64 [5]: slots in use of each table, bytes of `spelled`, ids of `pool`; half of a table is the most
+    Both tables consist of sets of two slots of 32 bytes; a free slot is zeros. A run that is met again moves to the
+    first slot of its set, and a new one takes the place of the run in the second slot. So frequent runs stay, and no
+    table gets full.
+    """
+
+    near: Any  # uint64 [num_sets * 8]: (first 8 bytes, bytes 8 to 15, value, unused), for runs of up to 16 bytes
+    far: Any  # uint64 [num_sets * 8]: (hash, place in `spelled` and length, value, unused), for longer runs
+    used: Any  # int64 [2]: bytes of `spelled` and ids of `pool` in use; if one is full, all tables are emptied
     spelled: Any  # uint8 [n]: the runs of `far`
     pool: Any  # uint32 [n]: the ids of values that have more than three
     stable: Any  # int64 [slots]: hash table of pairs of code points: (pair, whether the two leave each other alone)
     word: Any  # uint8 [m]: the bytes of a word
     ids: Any  # int64 [m]: the ids of a word
-    ranks: Any  # int64 [2, m]: for BPE the rank and the id of each merge; for Unigram where the best token begins
+    lanes: Any  # int32 [LANES]: see `_merge_short`
+    links: Any  # int64 [2, LANES + 1]
+    ranks: Any  # int64 [2, m]: for BPE of long words the merges; for Unigram where the best token begins, and its id
     best: Any  # float64 [m]: for Unigram the score of the best way to each place
 
 
@@ -158,10 +178,12 @@ class Output(NamedTuple):
 class Added(NamedTuple):
     """Added tokens to search a text for."""
 
-    edges: Any  # uint64 [power of two]: the trie of their spellings, with their numbers at its nodes; see `_child`
-    node_ids: Any  # int32 [num_nodes]
+    trie: Any  # uint64 [n]: their spellings, each with its number; see `_child`
     ids: Any  # int64 [num_tokens]: the id of each; -1: the token is passed over
     begins: Any  # bool [65536]: whether a token begins with two bytes, the first times 256 plus the second
+    first: Any  # uint8 [RANGES, 2]: ranges (least, most - least) that hold all first bytes of tokens
+    second: Any  # uint8 [RANGES, 2]: the same for all second bytes
+    watched: Any  # uint8 [RANGES, 2]: ranges that hold the first bytes of all code points that `AddedTokens` asks about
 
 
 @intrinsic
@@ -191,52 +213,122 @@ def _store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
     return types.void(array, types.int64, types.uint64), generate
 
 
+def _bits64(context: Any, builder: Any, signature: Any, args: Any, is_set: Any) -> Any:
+    """Code for a bit for each of the 64 bytes at an offset of an array, by a test of a vector of them."""
+    byte, vector = ir.IntType(8), ir.VectorType(ir.IntType(8), 64)
+    data = context.make_array(signature.args[0])(context, builder, args[0]).data
+    place = builder.gep(builder.bitcast(data, byte.as_pointer()), [args[1]])
+    text = builder.load(builder.bitcast(place, vector.as_pointer()))
+    text.align = 1
+    return builder.bitcast(is_set(builder, text), ir.IntType(64))
+
+
+def _among(builder: Any, text: Any, first: str, count: int) -> Any:
+    """Code for which bytes of a vector are among `count` characters from `first` on."""
+    lowest, number = (ir.Constant(text.type, [value] * 64) for value in (ord(first), count))
+    return builder.icmp_unsigned("<", builder.sub(text, lowest), number)
+
+
+def _is_stop(builder: Any, text: Any) -> Any:
+    folded = builder.or_(text, ir.Constant(text.type, [0x20] * 64))
+    return builder.not_(builder.or_(_among(builder, folded, "a", 26), _among(builder, text, "0", 10)))
+
+
+@intrinsic
+def _least32(typing: Any, lanes: Any) -> Any:
+    """The least of 32 int32. Compiles to vector instructions."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(32), 32)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        numbers = builder.load(builder.bitcast(data, vector.as_pointer()))
+        numbers.align = 4
+        kind = ir.FunctionType(ir.IntType(32), [vector])
+        least = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.smin.v32i32")
+        return builder.call(least, [numbers])
+
+    return types.int32(lanes), generate
+
+
 @intrinsic
 def _stops64(typing: Any, array: Any, offset: Any) -> Any:
     """A bit for each of the 64 bytes at an offset: 1 where the byte is a stop. Compiles to vector instructions."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, vector = ir.IntType(8), ir.VectorType(ir.IntType(8), 64)
-
-        def splat(value: int) -> Any:
-            return ir.Constant(vector, [value] * 64)
-
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.gep(builder.bitcast(data, byte.as_pointer()), [args[1]])
-        text = builder.load(builder.bitcast(place, vector.as_pointer()))
-        text.align = 1
-        letter = builder.icmp_unsigned("<", builder.sub(builder.or_(text, splat(0x20)), splat(ord("a"))), splat(26))
-        digit = builder.icmp_unsigned("<", builder.sub(text, splat(ord("0"))), splat(10))
-        stops = builder.not_(builder.or_(letter, digit))
-        return builder.bitcast(stops, ir.IntType(64))
-
-    return types.uint64(array, types.int64), generate
+    return types.uint64(array, types.int64), lambda *code: _bits64(*code, _is_stop)
 
 
 @intrinsic
 def _ascii_stops64(typing: Any, array: Any, offset: Any) -> Any:
     """A bit for each of the 64 bytes at an offset: 1 where the byte is an ASCII character, no letter and no digit."""
 
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.and_(_is_stop(builder, text), _among(builder, text, "\0", 128))
+
+    return types.uint64(array, types.int64), lambda *code: _bits64(*code, is_set)
+
+
+@intrinsic
+def _in_ranges64(typing: Any, array: Any, offset: Any, ranges: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is in one of RANGES ranges."""
+
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, vector = ir.IntType(8), ir.VectorType(ir.IntType(8), 64)
+        bounds, lane = context.make_array(signature.args[2])(context, builder, args[2]).data, ir.IntType(32)
 
-        def splat(value: int) -> Any:
-            return ir.Constant(vector, [value] * 64)
+        def splat(place: int, kind: Any) -> Any:
+            bound = builder.load(builder.gep(bounds, [ir.Constant(ir.IntType(64), place)]))
+            vector = builder.insert_element(ir.Constant(kind, ir.Undefined), bound, lane(0))
+            return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(lane, 64), [0] * 64))
 
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.gep(builder.bitcast(data, byte.as_pointer()), [args[1]])
-        text = builder.load(builder.bitcast(place, vector.as_pointer()))
-        text.align = 1
-        letter = builder.icmp_unsigned("<", builder.sub(builder.or_(text, splat(0x20)), splat(ord("a"))), splat(26))
-        digit = builder.icmp_unsigned("<", builder.sub(text, splat(ord("0"))), splat(10))
-        high = builder.icmp_unsigned(">=", text, splat(0x80))
-        stops = builder.not_(builder.or_(builder.or_(letter, digit), high))
-        return builder.bitcast(stops, ir.IntType(64))
+        def is_set(builder: Any, text: Any) -> Any:
+            hits = [
+                builder.icmp_unsigned("<=", builder.sub(text, splat(2 * k, text.type)), splat(2 * k + 1, text.type))
+                for k in range(RANGES)
+            ]
+            return reduce(builder.or_, hits)
 
-    return types.uint64(array, types.int64), generate
+        return _bits64(context, builder, signature, args, is_set)
+
+    return types.uint64(array, types.int64, ranges), generate
 
 
-@jit()
+@intrinsic
+def _not_lower64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is none of the letters a to z."""
+
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.not_(_among(builder, text, "a", 26))
+
+    return types.uint64(array, types.int64), lambda *code: _bits64(*code, is_set)
+
+
+@intrinsic
+def _not_print64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is none of the characters ! to ~."""
+
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.not_(_among(builder, text, "!", 94))
+
+    return types.uint64(array, types.int64), lambda *code: _bits64(*code, is_set)
+
+
+@intrinsic
+def _not_letter64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is no ASCII letter."""
+
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.not_(_among(builder, builder.or_(text, ir.Constant(text.type, [0x20] * 64)), "a", 26))
+
+    return types.uint64(array, types.int64), lambda *code: _bits64(*code, is_set)
+
+
+@jit(forceinline=True, _nrt=False)
+def _outside64(text, i, inside):
+    """A bit for each of the 64 bytes from byte i on: 1 where the byte is not of the set `inside`."""
+    if inside == LETTERS:
+        return _not_letter64(text, i)
+    return _not_print64(text, i) if inside == PRINTED else _not_lower64(text, i)
+
+
+@jit(forceinline=True, _nrt=False)
 def _put(out, p, value):
     """Writes the ids of a value at out[p:] and returns how many they are. Always writes three places."""
     if out.itemsize == 2:
@@ -247,12 +339,12 @@ def _put(out, p, value):
     return int64(value >> uint64(60))
 
 
-@jit()
+@jit(forceinline=True, _nrt=False)
 def _count(out, value):
     return value >> uint64(48) if out.itemsize == 2 else value >> uint64(60)
 
 
-@jit()
+@jit(forceinline=True, _nrt=False)
 def _pack(out, ids, count):
     """The value of ids[:count]."""
     bits, top = (uint64(16), uint64(48)) if out.itemsize == 2 else (uint64(20), uint64(60))
@@ -264,57 +356,156 @@ def _pack(out, ids, count):
     return value
 
 
-@jit()
-def _child(edges, node, byte):
-    """The child of a trie's node along a byte, 0 if there is none.
+@jit(forceinline=True, _nrt=False)
+def _child(trie, entry, byte):
+    """The entry of the child along a byte of a trie's node, given by its entry. 0 if there is none.
 
-    An edge is one uint64: the node in bits 40 to 63, the byte in bits 32 to 39, the child in bits 0 to 31.
+    The trie is a double array (Aoe, 1989): the child of a node along a byte is the entry at the place (base ^ byte).
+    An entry holds the byte that leads to it in bits 0 to 8 (NO_BYTE: the entry is free, or a root), its base in bits 16
+    to 39 (no two nodes have the same; 0 if it has no child), and from bit 40 the id of the token that ends there, plus
+    one (0 if none does). The roots are entries 0 and 1.
     """
-    key = (node << uint64(8)) | uint64(byte)
-    mask = uint64(edges.size - 1)
-    j = ((key * GOLDEN) >> uint64(32)) & mask
-    while edges[j] != EMPTY:
-        if edges[j] >> uint64(32) == key:
-            return edges[j] & LOW32
-        j = (j + uint64(1)) & mask
-    return uint64(0)
+    child = trie[((entry >> uint64(16)) & uint64(0xFFFFFF)) ^ uint64(byte)]
+    return child if child & uint64(0x1FF) == uint64(byte) else uint64(0)
 
 
-@jit()
+@jit(forceinline=True, _nrt=False)
+def _token(entry):
+    """The id of the token that ends at an entry of a trie, -1 if none does."""
+    return int64(entry >> uint64(40)) - 1
+
+
+@jit(_nrt=False)
 def _clear_runs(runs):
     """Empties the tables of runs."""
-    for table in (runs.short, runs.long, runs.far):
-        for j in range(table.size):
-            table[j] = EMPTY
+    for table in (runs.near, runs.far):
+        table[:] = uint64(0)
     runs.used[:] = 0
 
 
-@jit()
-def grow_trie(text, bounds, roots, ids, edges, node_ids):
-    """Adds token t, text[bounds[t] : bounds[t + 1]] with id ids[t], under node roots[t]. Returns the number of nodes.
+@jit(forceinline=True, _nrt=False)
+def _first_bytes(word, count):
+    """The first `count` bytes of a word, 0 to 8, and zeros."""
+    half = uint64(32 - 4 * count)  # a shift by 64 would have no result
+    return word & ((~uint64(0) >> half) >> half)
 
-    Nodes 0 and 1 are roots. edges: uint64, all EMPTY; its size is a power of two and at least twice the bytes of all
-    tokens. node_ids: int32, all -1; its size is at least the bytes of all tokens + 2.
+
+@jit(forceinline=True, _nrt=False)
+def _near_key(text, start, length):
+    """The first 8 bytes of a run of up to 16 bytes, and the others. Zeros fill both up."""
+    key = _first_bytes(_load64(text, start), min(length, 8))
+    return key, _first_bytes(_load64(text, start + 8), max(length, 8) - 8)
+
+
+@jit(forceinline=True, _nrt=False)
+def _near_set(near, key, rest):
+    """Where the set of a run begins in RunTables.near."""
+    return (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(42)) & uint64(near.size - 8)
+
+
+@jit(forceinline=True, _nrt=False)
+def _far_set(far, run_hash):
+    """Where the set of a longer run begins in RunTables.far."""
+    return (run_hash >> uint64(42)) & uint64(far.size - 8)
+
+
+@jit(forceinline=True, _nrt=False)
+def _find_near(near, j, key, rest):
+    """The value of a run of up to 16 bytes, EMPTY if the table does not have it. j: where its set begins."""
+    if near[j] == key and near[j + uint64(1)] == rest:
+        return near[j + uint64(2)]
+    if near[j + uint64(4)] != key or near[j + uint64(5)] != rest:
+        return EMPTY
+    return _swapped(near, j)
+
+
+@jit(forceinline=True, _nrt=False)
+def _swapped(table, j):
+    """Exchanges the slots of the set at j. Returns the value in the first."""
+    for k in range(3):
+        first, second = j + uint64(k), j + uint64(k + 4)
+        table[first], table[second] = table[second], table[first]
+    return table[j + uint64(2)]
+
+
+@jit(forceinline=True, _nrt=False)
+def _set_run(table, j, first, second, value):
+    """Writes a new run to the set at j."""
+    slot = j if table[j] == uint64(0) else j + uint64(4)
+    table[slot], table[slot + uint64(1)], table[slot + uint64(2)] = first, second, value
+
+
+@jit()
+def grow_trie(text, bounds, roots, ids, trie):
+    """Fills a trie with tokens: token t is text[bounds[t] : bounds[t + 1]] under root roots[t], with id ids[t].
+
+    The tokens are sorted by root and spelling, and none is empty. trie: uint64, all NO_BYTE, a multiple of 256 and at
+    least 512. Returns how many entries are in use; 0 if there are too few.
     """
-    num_nodes = uint64(2)
+    most = bounds[-1] + 2
+    first_child, next_sibling, last_child = np.zeros(most, np.int32), np.zeros(most, np.int32), np.zeros(most, np.int32)
+    byte_of, id_of, place_of = np.zeros(most, np.uint8), np.full(most, -1, np.int32), np.zeros(most, np.int32)
+    path, num_nodes, previous = np.zeros(most, np.int32), 2, -1
     for t in range(ids.size):
-        node = uint64(roots[t])
-        for b in range(bounds[t], bounds[t + 1]):
-            child = _child(edges, node, text[b])
-            if child == uint64(0):
-                key = (node << uint64(8)) | uint64(text[b])
-                j = ((key * GOLDEN) >> uint64(32)) & uint64(edges.size - 1)
-                while edges[j] != EMPTY:
-                    j = (j + uint64(1)) & uint64(edges.size - 1)
-                edges[j] = (key << uint64(32)) | num_nodes
-                child = num_nodes
-                num_nodes += uint64(1)
-            node = child
-        node_ids[node] = ids[t]
-    return int64(num_nodes)
+        length, shared = bounds[t + 1] - bounds[t], 0
+        if previous >= 0 and roots[previous] == roots[t]:
+            start, width = bounds[previous], bounds[previous + 1] - bounds[previous]
+            while shared < min(length, width) and text[start + shared] == text[bounds[t] + shared]:
+                shared += 1
+        path[0] = roots[t]
+        for depth in range(shared, length):
+            parent, node = path[depth], num_nodes
+            if last_child[parent] == 0:
+                first_child[parent] = node
+            else:
+                next_sibling[last_child[parent]] = node
+            last_child[parent], byte_of[node], path[depth + 1] = node, text[bounds[t] + depth], node
+            num_nodes += 1
+        id_of[path[length]] = ids[t]
+        previous = t
+    # A list of the free entries of the last blocks: after[e] and before[e] are the free entries around e.
+    after, before = np.zeros(trie.size, np.int32), np.zeros(trie.size, np.int32)
+    has_base, bytes_of_node = np.zeros(trie.size, np.bool_), np.zeros(256, np.int64)
+    size, place_of[1] = 256, 1  # no node has its children in the first block
+    for node in range(num_nodes):
+        count, child = 0, first_child[node]
+        while child != 0:
+            bytes_of_node[count] = byte_of[child]
+            count += 1
+            child = next_sibling[child]
+        base, free, tries = 0, after[0], 0
+        while count > 0 and base == 0 and free != 0 and tries < MOST_TRIES:
+            base = free ^ bytes_of_node[0]
+            is_free = not has_base[base]
+            for k in range(1, count):
+                is_free = is_free and trie[base ^ bytes_of_node[k]] == NO_BYTE
+            if not is_free:
+                base, free, tries = 0, after[free], tries + 1
+        if count > 0 and base == 0:  # a new block; the free entries of an old one are given up
+            if size + 256 > trie.size:
+                return 0
+            base = size
+            for e in range(max(size - 256 * OPEN_BLOCKS, 256), max(size - 256 * OPEN_BLOCKS, 256) + 256):
+                if size > 256 * OPEN_BLOCKS and trie[e] == NO_BYTE:
+                    after[before[e]], before[after[e]] = after[e], before[e]
+            for e in range(size, size + 256):
+                before[e], after[e] = before[0], 0
+                after[before[0]], before[0] = e, e
+            size += 256
+        has_base[base] = True
+        entry = uint64(id_of[node] + 1) << uint64(40) | uint64(base) << uint64(16)
+        trie[place_of[node]] = entry | (uint64(byte_of[node]) if node > 1 else NO_BYTE)
+        child = first_child[node]
+        for k in range(count):
+            e = base ^ bytes_of_node[k]
+            trie[e] = uint64(bytes_of_node[k])  # no longer free; completed at the child's turn
+            after[before[e]], before[after[e]] = after[e], before[e]
+            place_of[child] = e
+            child = next_sibling[child]
+    return size
 
 
-@jit()
+@jit(_nrt=False)
 def _wordpiece(word, size, num_chars, tables, ids):
     """Writes the ids of a normalized word of `size` bytes to `ids`, longest match first. Returns how many.
 
@@ -323,15 +514,15 @@ def _wordpiece(word, size, num_chars, tables, ids):
     if num_chars > tables.max_chars:
         ids[0] = tables.unk
         return 1
-    count, start = 0, 0
+    trie, count, start = tables.trie, 0, 0
     while start < size:
-        node, best, stop = uint64(start > 0), int64(-1), start
+        entry, best, stop = trie[int64(start > 0)], int64(-1), start
         for b in range(start, size):
-            node = _child(tables.edges, node, word[b])
-            if node == uint64(0):
+            entry = _child(trie, entry, word[b])
+            if entry == uint64(0):
                 break
-            if tables.node_ids[node] >= 0:
-                best, stop = int64(tables.node_ids[node]), b + 1
+            if _token(entry) >= 0:
+                best, stop = _token(entry), b + 1
         if best < 0:
             ids[0] = tables.unk
             return 1
@@ -341,28 +532,30 @@ def _wordpiece(word, size, num_chars, tables, ids):
     return count
 
 
-@jit()
-def _pool(runs, count):
-    """Adds runs.ids[:count] to the pool. Returns where they are, as a value holds it. The caller has made room."""
-    first = runs.used[4]
+@jit(_nrt=False)
+def _pool(ids, count, runs):
+    """Adds ids[:count] to the pool. Returns where they are, as a value holds it. The caller has made room."""
+    first = runs.used[1]
     for k in range(count):
-        runs.pool[first + k] = runs.ids[k]
-    runs.used[4] += count
+        runs.pool[first + k] = ids[k]
+    runs.used[1] += count
     return uint64(first) | (uint64(count) << uint64(32))
 
 
-@jit()
+@jit(_nrt=False)
 def _learn(text, start, length, tables, runs, out):
-    """The value of an ASCII run."""
+    """The value of an ASCII run that the tables do not have. If there is no room for its ids, they are emptied."""
+    if runs.used[1] + length > runs.pool.size:
+        _clear_runs(runs)
     for k in range(length):
         byte = text[start + k]
         runs.word[k] = byte | ((byte >> 1) & 0x20) if tables.fold != 0 else byte
     count = _wordpiece(runs.word, length, length, tables, runs.ids)
     value = _pack(out, runs.ids, count)
-    return value if count <= 3 else value | _pool(runs, count)
+    return value if count <= 3 else value | _pool(runs.ids, count, runs)
 
 
-@jit()
+@jit(forceinline=True, _nrt=False)
 def _decode(text, i):
     """The code point at byte i of valid UTF-8 and its width."""
     point = int64(text[i])
@@ -376,42 +569,48 @@ def _decode(text, i):
     return min(point, 0x10FFFF), 4
 
 
-@jit()
+@jit(_nrt=False)
 def find_added(text, starts, stops, added, seen, found):
     """Finds added tokens in the pieces text[starts[i] : stops[i]]: the leftmost, there the longest, then the next.
 
-    added: Added. seen: uint64 [0x110000 / 64], gets a bit for each code point of the text, or is empty. found: int64
-    [n, 4], gets rows (piece, start, stop, id). Returns the number of tokens found; the rows beyond n were not written.
+    added: Added. seen: uint64 [0x110000 / 64], gets a bit for each code point that begins with a watched byte, or is
+    empty. found: int64 [n, 4], gets rows (piece, start, stop, id). Returns the number of tokens found; the rows beyond
+    n were not written.
     """
-    edges, node_ids, ids, begins = added.edges, added.node_ids, added.ids, added.begins
+    trie, ids, begins = added.trie, added.ids, added.begins
     count = 0
     for piece in range(starts.size):
-        i, stop = starts[piece], stops[piece]
-        seen_to = i
-        while i < stop:
-            if seen.size > 0 and i >= seen_to:
-                point, width = _decode(text, i)
-                seen[point >> 6] |= uint64(1) << uint64(point & 63)
-                seen_to = i + width
-            step = 1
-            if begins[int64(text[i]) << 8 | int64(text[i + 1])]:
-                node, token = uint64(0), int64(-1)
+        stop = stops[piece]
+        free = starts[piece]  # where the last token that was found ends
+        for base in range(starts[piece], stop, 64):
+            inside = ~uint64(0) if stop - base >= 64 else (uint64(1) << uint64(stop - base)) - uint64(1)
+            mask = _in_ranges64(text, base, added.first) & _in_ranges64(text, base + 1, added.second) & inside
+            while mask != uint64(0):
+                i = base + _trailing_zeros(mask)
+                mask &= mask - uint64(1)
+                if i < free or not begins[int64(text[i]) << 8 | int64(text[i + 1])]:
+                    continue
+                entry, token = trie[0], int64(-1)
                 for k in range(i, stop):
-                    node = _child(edges, node, text[k])
-                    if node == uint64(0):
+                    entry = _child(trie, entry, text[k])
+                    if entry == uint64(0):
                         break
-                    if node_ids[node] >= 0:
-                        token, step = int64(node_ids[node]), k + 1 - i
+                    if _token(entry) >= 0:
+                        token, free = _token(entry), k + 1
                 if token >= 0 and ids[token] != -1:
                     if count < found.shape[0]:
                         found[count, 0], found[count, 1] = piece, i
-                        found[count, 2], found[count, 3] = i + step, ids[token]
+                        found[count, 2], found[count, 3] = free, ids[token]
                     count += 1
-            i += step
+            mask = _in_ranges64(text, base, added.watched) & inside if seen.size > 0 else uint64(0)
+            while mask != uint64(0):
+                point = _decode(text, base + _trailing_zeros(mask))[0]
+                seen[point >> 6] |= uint64(1) << uint64(point & 63)
+                mask &= mask - uint64(1)
     return count
 
 
-@jit()
+@jit(_nrt=False)
 def find_hazards(text, starts, stops, hazards, is_harmed):
     """Sets is_harmed[i] where piece i has a code point of hazard 2, or one of hazard 1 after one of hazard 3.
 
@@ -430,83 +629,131 @@ def find_hazards(text, starts, stops, hazards, is_harmed):
             i += width
 
 
-@jit()
+@jit(forceinline=True, _nrt=False)
 def _rank(pairs, left, right):
-    """(rank << 32 | merged id) of a pair of ids, EMPTY if they are not merged."""
-    mask = uint64(pairs.size // 2 - 1)
-    key = (uint64(left) << uint64(32)) | uint64(right)
+    """The rank of the merge of two ids, NO_RANK if they are not merged."""
+    mask = uint64(pairs.size - 1)
+    key = (uint64(left) << uint64(20)) | uint64(right)
     j = ((key * GOLDEN) >> uint64(40)) & mask
-    while pairs[uint64(2) * j] != key:
-        if pairs[uint64(2) * j] == EMPTY:
-            return EMPTY
+    while pairs[j] >> uint64(24) != key:
+        if pairs[j] == EMPTY:
+            return NO_RANK
         j = (j + uint64(1)) & mask
-    return pairs[uint64(2) * j + uint64(1)]
+    return int64(pairs[j] & uint64(0xFFFFFF))
 
 
-@jit()
-def _merge(size, pairs, ids, ranks):
+@jit(_nrt=False)
+def _merge(size, tables, ids, ranks):
     """Merges ids[:size] in place. Returns how many ids are left.
 
     Merges the pair of lowest rank first, and the leftmost of equal pairs, until no pair can be merged (Sennrich et al.,
-    2016). ranks: int64 [2, at least size]. Takes time in the square of `size`, with a small factor.
+    2016). ranks: int64 [at least size]. Takes time in the square of `size`, with a small factor.
     """
-    rank, merged = ranks[0], ranks[1]
     for k in range(size - 1):
-        found = _rank(pairs, ids[k], ids[k + 1])
-        rank[k] = NO_RANK if found == EMPTY else int64(found >> uint64(32))
-        merged[k] = int64(found & LOW32)
+        ranks[k] = _rank(tables.pairs, ids[k], ids[k + 1])
     while size > 1:
         best, place = NO_RANK, 0
-        if size <= SMALL:
-            for k in range(size - 1):
-                if rank[k] < best:
-                    best, place = rank[k], k
-        else:
-            for k in range(size - 1):
-                best = min(best, rank[k])
-            while rank[place] != best:
-                place += 1
+        for k in range(size - 1):
+            best = min(best, ranks[k])
         if best == NO_RANK:
             break
-        ids[place] = merged[place]
+        while ranks[place] != best:
+            place += 1
+        ids[place] = tables.merged[best]
         size -= 1
         for k in range(place + 1, size):
-            ids[k] = ids[k + 1]
-        for k in range(place + 1, size - 1):
-            rank[k], merged[k] = rank[k + 1], merged[k + 1]
-        for k in range(max(place - 1, 0), min(place + 1, size - 1)):
-            found = _rank(pairs, ids[k], ids[k + 1])
-            rank[k] = NO_RANK if found == EMPTY else int64(found >> uint64(32))
-            merged[k] = int64(found & LOW32)
+            ids[k], ranks[k] = ids[k + 1], ranks[k + 1]
+        if place > 0:
+            ranks[place - 1] = _rank(tables.pairs, ids[place - 1], ids[place])
+        if place < size - 1:
+            ranks[place] = _rank(tables.pairs, ids[place], ids[place + 1])
     return size
 
 
-@jit()
-def add_pairs(lefts, rights, merged, ranks, pairs):
-    """Fills the hash table of merges. Merge r joins ids lefts[r] and rights[r] to id merged[r].
+@jit(forceinline=True, _nrt=False)
+def _lane(rank, place):
+    """An entry of the lanes of `_merge_short`."""
+    return np.int32(rank << 5 | place) if rank != NO_RANK else NO_LANE
 
-    The merge of lowest rank goes first.
 
-    pairs: uint64 [2 * slots], all EMPTY. A slot is (left in the high half and right in the low half; rank in the high
-    half and merged in the low half).
+@jit(_nrt=False)
+def _merge_short(size, pairs, merged, ids, lanes, links):
+    """Does what `_merge` does, for at most LANES ids, with one vector instruction for each search of the lowest rank.
+
+    pairs, merged: as in WordTables. lanes: int32 [LANES]: (rank << 5 | place) of the pair that begins at a place.
+    links: int64 [2, LANES + 1]: of each place the next one and the one before.
     """
-    mask = uint64(pairs.size // 2 - 1)
-    for r in range(lefts.size):
-        key = (uint64(lefts[r]) << uint64(32)) | uint64(rights[r])
-        j = ((key * GOLDEN) >> uint64(40)) & mask
-        while pairs[uint64(2) * j] != EMPTY:
-            j = (j + uint64(1)) & mask
-        pairs[uint64(2) * j] = key
-        pairs[uint64(2) * j + uint64(1)] = (uint64(ranks[r]) << uint64(32)) | uint64(merged[r])
+    after, before = links[0], links[1]
+    for k in range(LANES):
+        lanes[k] = NO_LANE
+    for k in range(size):
+        after[k], before[k] = k + 1, k - 1
+        if k + 1 < size:
+            lanes[k] = _lane(_rank(pairs, ids[k], ids[k + 1]), k)
+    best = _least32(lanes)
+    while best != NO_LANE:
+        k = int64(best) & 31
+        gone = after[k]
+        following, previous = after[gone], before[k]
+        ids[k], after[k], before[following], lanes[gone] = merged[best >> 5], following, k, NO_LANE
+        lanes[k] = _lane(_rank(pairs, ids[k], ids[following]), k) if following < size else NO_LANE
+        if previous >= 0:
+            lanes[previous] = _lane(_rank(pairs, ids[previous], ids[k]), previous)
+        best = _least32(lanes)
+    count, k = 0, 0
+    while k < size:
+        ids[count] = ids[k]
+        count += 1
+        k = after[k]
+    return count
+
+
+@jit(_nrt=False)
+def _merge_any(size, tables, runs):
+    """Merges runs.ids[:size] in place. Returns how many ids are left."""
+    if size <= LANES:
+        return _merge_short(size, tables.pairs, tables.merged, runs.ids, runs.lanes, runs.links)
+    return _merge(size, tables, runs.ids, runs.ranks[0])
 
 
 @jit()
+def keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole):
+    """Sets is_whole[t] where merging the bytes text[bounds[t] : bounds[t + 1]] of a token gives its id ids[t].
+
+    byte_ids, pairs, merged: as in WordTables. is_whole: bool [num_tokens].
+    """
+    found, lanes, links = np.zeros(LANES, np.int64), np.zeros(LANES, np.int32), np.zeros((2, LANES + 1), np.int64)
+    for t in range(ids.size):
+        size = bounds[t + 1] - bounds[t]
+        has_ids = 0 < size <= LANES
+        for k in range(size if has_ids else 0):
+            found[k] = byte_ids[int64(k == size - 1), text[bounds[t] + k]]
+            has_ids = has_ids and found[k] >= 0
+        is_whole[t] = has_ids and _merge_short(size, pairs, merged, found, lanes, links) == 1 and found[0] == ids[t]
+
+
+@jit(_nrt=False)
+def add_pairs(lefts, rights, ranks, pairs):
+    """Fills the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r].
+
+    pairs: uint64 [power of two], all EMPTY: left in bits 44 to 63, right in bits 24 to 43, rank below.
+    """
+    mask = uint64(pairs.size - 1)
+    for r in range(lefts.size):
+        key = (uint64(lefts[r]) << uint64(20)) | uint64(rights[r])
+        j = ((key * GOLDEN) >> uint64(40)) & mask
+        while pairs[j] != EMPTY:
+            j = (j + uint64(1)) & mask
+        pairs[j] = (key << uint64(24)) | uint64(ranks[r])
+
+
+@jit(forceinline=True, _nrt=False)
 def _has_zero(word):
     """Whether one of the 8 bytes of a word is zero."""
     return ((word - uint64(0x0101010101010101)) & ~word & uint64(0x8080808080808080)) != uint64(0)
 
 
-@jit()
+@jit(_nrt=False)
 def _hash(text, start, length):
     """The hash of a run of 9 bytes or more."""
     h = uint64(length)
@@ -517,104 +764,67 @@ def _hash(text, start, length):
     return h ^ (h >> uint64(32))
 
 
-@jit()
-def _find(text, start, length, short, long, far, spelled):
-    """The value of a run, EMPTY if the tables do not have it. length: 1 to LONGEST_KEY."""
-    if length <= 8:
-        rest = ~uint64(0) >> uint64(64 - 8 * length)
-        key = _load64(text, start) & rest
-        if _has_zero(key | ~rest):
-            return EMPTY
-        mask = uint64(short.size // 2 - 1)
-        j = ((key * GOLDEN) >> uint64(45)) & mask
-        while short[uint64(2) * j] != key:
-            if short[uint64(2) * j] == EMPTY:
-                return EMPTY
-            j = (j + uint64(1)) & mask
-        return short[uint64(2) * j + uint64(1)]
-    if length <= 16:
-        key = _load64(text, start)
-        rest = _load64(text, start + 8) & (~uint64(0) >> uint64(128 - 8 * length))
-        if _has_zero(key) or _has_zero(rest | ~(~uint64(0) >> uint64(128 - 8 * length))):
-            return EMPTY
-        mask = uint64(long.size // 4 - 1)
-        j = (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(45)) & mask
-        while long[uint64(4) * j] != key or long[uint64(4) * j + uint64(1)] != rest:
-            if long[uint64(4) * j] == EMPTY:
-                return EMPTY
-            j = (j + uint64(1)) & mask
-        return long[uint64(4) * j + uint64(2)]
+@jit(forceinline=True, _nrt=False)
+def _find(text, start, length, near, far, spelled):
+    """The value of a run, EMPTY if the tables do not have it. length: 1 to LONGEST_KEY.
+
+    A run of up to 16 bytes that contains a zero byte is never found, as a key does not say where it ends.
+    """
+    if length > 16:
+        return _find_far(text, start, length, far, spelled)
+    key, rest = _near_key(text, start, length)
+    has_zero = _has_zero(key | ~_first_bytes(~uint64(0), min(length, 8)))
+    if has_zero or _has_zero(rest | ~_first_bytes(~uint64(0), max(length, 8) - 8)):
+        return EMPTY
+    return _find_near(near, _near_set(near, key, rest), key, rest)
+
+
+@jit(_nrt=False)
+def _find_far(text, start, length, far, spelled):
+    """The value of a run of 17 to LONGEST_KEY bytes, EMPTY if the table does not have it."""
     h = _hash(text, start, length)
-    mask = uint64(far.size // 4 - 1)
-    j = (h >> uint64(40)) & mask
-    while far[uint64(4) * j] != EMPTY:
-        where = far[uint64(4) * j + uint64(1)]
-        if far[uint64(4) * j] == h and where & uint64(0xFF) == uint64(length):
+    j = _far_set(far, h)
+    for slot in (j, j + uint64(4)):
+        where = far[slot + uint64(1)]
+        if far[slot] == h and where & uint64(0xFF) == uint64(length):
             place, k = int64(where >> uint64(8)), 0
             while k < length and spelled[place + k] == text[start + k]:
                 k += 1
             if k == length:
-                return far[uint64(4) * j + uint64(2)]
-        j = (j + uint64(1)) & mask
+                return far[slot + uint64(2)] if slot == j else _swapped(far, j)
     return EMPTY
 
 
-@jit()
+@jit(forceinline=True, _nrt=False)
 def _keep(text, start, length, ids, count, out, runs):
-    """Adds a run that the tables do not have, with its ids. If one of the tables is half full, all are emptied first.
+    """Adds a run that the tables do not have, with its ids. If there is no room, all tables are emptied first.
 
-    A run of up to 16 bytes that contains a zero byte is left out, as a key does not say where it ends.
+    A run of up to 16 bytes that contains a zero byte is left out.
     """
-    short, long, far, used = runs.short, runs.long, runs.far, runs.used
+    near, far, used = runs.near, runs.far, runs.used
     if count > runs.pool.size:
         return
     if length <= 16:
         for k in range(start, start + length):
             if text[k] == 0:
                 return
-    if (
-        4 * used[0] >= short.size or 8 * used[1] >= long.size or 8 * used[2] >= far.size
-        or used[3] + length > runs.spelled.size or used[4] + count > runs.pool.size
-    ):  # fmt: skip
+    if used[0] + length > runs.spelled.size or used[1] + count > runs.pool.size:
         _clear_runs(runs)
     value = _pack(out, ids, count)
     if count > 3:
-        for k in range(count):
-            runs.pool[used[4] + k] = ids[k]
-        value |= uint64(used[4]) | (uint64(count) << uint64(32))
-        used[4] += count
-    if length <= 8:
-        key = _load64(text, start) & (~uint64(0) >> uint64(64 - 8 * length))
-        mask = uint64(short.size // 2 - 1)
-        j = ((key * GOLDEN) >> uint64(45)) & mask
-        while short[uint64(2) * j] != EMPTY:
-            j = (j + uint64(1)) & mask
-        used[0] += 1
-        short[uint64(2) * j], short[uint64(2) * j + uint64(1)] = key, value
-    elif length <= 16:
-        key = _load64(text, start)
-        rest = _load64(text, start + 8) & (~uint64(0) >> uint64(128 - 8 * length))
-        mask = uint64(long.size // 4 - 1)
-        j = (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(45)) & mask
-        while long[uint64(4) * j] != EMPTY:
-            j = (j + uint64(1)) & mask
-        used[1] += 1
-        long[uint64(4) * j], long[uint64(4) * j + uint64(1)], long[uint64(4) * j + uint64(2)] = key, rest, value
+        value |= _pool(ids, count, runs)
+    if length <= 16:
+        key, rest = _near_key(text, start, length)
+        _set_run(near, _near_set(near, key, rest), key, rest, value)
     else:
-        mask = uint64(far.size // 4 - 1)
         h = _hash(text, start, length)
-        j = (h >> uint64(40)) & mask
-        while far[uint64(4) * j] != EMPTY:
-            j = (j + uint64(1)) & mask
         for k in range(length):
-            runs.spelled[used[3] + k] = text[start + k]
-        far[uint64(4) * j], far[uint64(4) * j + uint64(2)] = h, value
-        far[uint64(4) * j + uint64(1)] = (uint64(used[3]) << uint64(8)) | uint64(length)
-        used[2] += 1
-        used[3] += length
+            runs.spelled[used[0] + k] = text[start + k]
+        _set_run(far, _far_set(far, h), h, (uint64(used[0]) << uint64(8)) | uint64(length), value)
+        used[0] += length
 
 
-@jit()
+@jit(_nrt=False)
 def keep_runs(text, runs_of_text, ids, bounds, out, runs):
     """Adds runs that `tokenizers` has encoded to the tables.
 
@@ -626,11 +836,11 @@ def keep_runs(text, runs_of_text, ids, bounds, out, runs):
         start, length = runs_of_text[i, 0], runs_of_text[i, 1] - runs_of_text[i, 0]
         if length == 0 or length > LONGEST_KEY or bounds[i + 1] - bounds[i] > length:
             continue
-        if _find(text, start, length, runs.short, runs.long, runs.far, runs.spelled) == EMPTY:
+        if _find(text, start, length, runs.near, runs.far, runs.spelled) == EMPTY:
             _keep(text, start, length, ids[bounds[i] :], bounds[i + 1] - bounds[i], out, runs)
 
 
-@jit()
+@jit(_nrt=False)
 def _stable_place(stable, key):
     """The slot of a pair of code points in RunTables.stable, or the free slot where it belongs."""
     mask = uint64(stable.size - 1)
@@ -640,7 +850,7 @@ def _stable_place(stable, key):
     return j
 
 
-@jit()
+@jit(_nrt=False)
 def keep_pair(before, point, is_stable, runs):
     """Adds a pair of code points to RunTables.stable. The table is emptied when it is half full."""
     key = (before << 21) | point
@@ -654,7 +864,7 @@ def keep_pair(before, point, is_stable, runs):
     runs.stable[_stable_place(runs.stable, key)] = (key << 1) | int64(is_stable)
 
 
-@jit()
+@jit(_nrt=False)
 def _is_unstable(text, begin, start, stop, points, stable, state):
     """1 if a code point in text[start:stop] may change another one, else 0. Below 0: minus the code of what is missing.
 
@@ -701,7 +911,7 @@ def _is_unstable(text, begin, start, stop, points, stable, state):
     return 0
 
 
-@jit()
+@jit(_nrt=False)
 def _cut_after(text, i, stop, points, cuts, state):
     """The first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
 
@@ -732,7 +942,7 @@ def _cut_after(text, i, stop, points, cuts, state):
     return stop
 
 
-@jit()
+@jit(_nrt=False)
 def _walk(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, state):
     """Where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
 
@@ -764,38 +974,38 @@ def _walk(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, 
     return stop
 
 
-@jit()
-def _whole_word(word, size, edges, node_ids):
-    """The id of a word that is a token, -1 if it is none."""
-    node = uint64(0)
-    for k in range(size):
-        node = _child(edges, node, word[k])
-        if node == uint64(0):
+@jit(_nrt=False)
+def _whole_word(word, start, stop, trie):
+    """The id of word[start:stop] if that is a token, else -1."""
+    entry = trie[0]
+    for k in range(start, stop):
+        entry = _child(trie, entry, word[k])
+        if entry == uint64(0):
             return int64(-1)
-    return int64(node_ids[node])
+    return _token(entry)
 
 
-@jit()
+@jit(_nrt=False)
 def _unigram(word, size, tables, ids, ranks, best):
     """Writes the ids of the most probable way to cut word[:size] (Kudo, 2018) to `ids`. Returns how many.
 
     Of equally probable ways the one is taken that was found first, from the left and with short tokens first, as
     `tokenizers` does.
     """
-    edges, node_ids, scores = tables.edges, tables.node_ids, tables.scores
+    trie, scores = tables.trie, tables.scores
     came_from, token = ranks[0], ranks[1]
     for k in range(size + 1):
         came_from[k], best[k] = -1, 0.0
     i = 0
     while i < size:
         width = 1 if word[i] < 0x80 else 2 if word[i] < 0xE0 else 3 if word[i] < 0xF0 else 4
-        so_far, node, is_known, k = best[i], uint64(0), False, i
+        so_far, entry, is_known, k = best[i], trie[0], False, i
         while k < size:
-            node = _child(edges, node, word[k])
-            if node == uint64(0):
+            entry = _child(trie, entry, word[k])
+            if entry == uint64(0):
                 break
             k += 1
-            found = node_ids[node]
+            found = _token(entry)
             if found >= 0:
                 score = scores[found] + so_far
                 if came_from[k] < 0 or score > best[k]:
@@ -817,7 +1027,7 @@ def _unigram(word, size, tables, ids, ranks, best):
         if unknown_stop >= 0:  # word[i:unknown_stop] is unknown
             found = int64(-1)
             if tables.byte_ids[0, 0] >= 0:
-                found = _whole_word(word[i:unknown_stop], unknown_stop - i, edges, node_ids)
+                found = _whole_word(word, i, unknown_stop, trie)
             if tables.byte_ids[0, 0] >= 0 and found < 0:
                 for k in range(unknown_stop - 1, i - 1, -1):
                     ids[count] = tables.byte_ids[0, word[k]]
@@ -835,18 +1045,18 @@ def _unigram(word, size, tables, ids, ranks, best):
     return count
 
 
-@jit()
+@jit(_nrt=False)
 def _characters(word, size, tables, ids):
     """Writes the ids of the characters of a word to `ids`, for BPE. Returns how many."""
     count, i, in_unknown = 0, 0, False
     while i < size:
         width = 1 if word[i] < 0x80 else 2 if word[i] < 0xE0 else 3 if word[i] < 0xF0 else 4
-        node = uint64(i + width == size)  # under root 1 are the characters that end a word
+        entry = tables.trie[int64(i + width == size)]  # under root 1 are the characters that end a word
         for k in range(i, i + width):
-            node = _child(tables.edges, node, word[k])
-            if node == uint64(0):
+            entry = _child(tables.trie, entry, word[k])
+            if entry == uint64(0):
                 break
-        found = int64(tables.node_ids[node]) if node != uint64(0) else int64(-1)
+        found = _token(entry)
         if found >= 0:
             ids[count] = found
             count += 1
@@ -864,7 +1074,7 @@ def _characters(word, size, tables, ids):
     return count
 
 
-@jit()
+@jit(forceinline=True, _nrt=False)
 def _emit(out, p, value, pool):
     """Writes the ids of a value at out[p:] and returns how many they are."""
     if _count(out, value) != UNPACKED:
@@ -875,7 +1085,7 @@ def _emit(out, p, value, pool):
     return count
 
 
-@jit()
+@jit(_nrt=False)
 def wordpiece(pieces, tables, runs, output):
     """Encodes pieces of text as BERT does. Returns DONE, UNKNOWN_CODE_POINT or TOO_MANY_HARD.
 
@@ -888,10 +1098,9 @@ def wordpiece(pieces, tables, runs, output):
     """
     text, starts, stops = pieces.data, pieces.starts, pieces.stops
     points, stop_values, fold = tables.points, tables.stop_values, tables.fold
-    short, long, far, spelled, pool = runs.short, runs.long, runs.far, runs.spelled, runs.pool
-    used, word, ids = runs.used, runs.word, runs.ids
+    near, far, spelled, pool = runs.near, runs.far, runs.spelled, runs.pool
+    word, ids = runs.word, runs.ids
     out, out_bounds, hard, state = output.ids, output.bounds, output.hard, output.state
-    short_mask, long_mask = uint64(short.size // 2 - 1), uint64(long.size // 4 - 1)
     i, p, num_hard = state[BYTE], state[PLACE], state[NUM_HARD]
     for piece in range(state[PIECE], starts.size):
         end = stops[piece]
@@ -911,40 +1120,14 @@ def wordpiece(pieces, tables, runs, output):
                 if stop_value == EMPTY or length > 16:
                     slow = True
                     break
-                key = _load64(text, i)
-                if length <= 8:
-                    key &= ~uint64(0) >> uint64(64 - 8 * length) if length > 0 else uint64(0)
-                    key |= (key >> uint64(1)) & fold
-                    j = ((key * GOLDEN) >> uint64(45)) & short_mask
-                    while short[uint64(2) * j] != key and short[uint64(2) * j] != EMPTY:
-                        j = (j + uint64(1)) & short_mask
-                    if short[uint64(2) * j] == EMPTY:
-                        if 4 * used[0] >= short.size or used[4] + length > pool.size:
-                            _clear_runs(runs)
-                            j = ((key * GOLDEN) >> uint64(45)) & short_mask
-                        used[0] += 1
-                        short[uint64(2) * j] = key
-                        short[uint64(2) * j + uint64(1)] = _learn(text, i, length, tables, runs, out)
-                    value = short[uint64(2) * j + uint64(1)]
-                else:
-                    key |= (key >> uint64(1)) & fold
-                    rest = _load64(text, i + 8) & (~uint64(0) >> uint64(128 - 8 * length))
-                    rest |= (rest >> uint64(1)) & fold
-                    h = (key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN
-                    j = (h >> uint64(45)) & long_mask
-                    while (long[uint64(4) * j] != key or long[uint64(4) * j + uint64(1)] != rest) and long[
-                        uint64(4) * j
-                    ] != EMPTY:
-                        j = (j + uint64(1)) & long_mask
-                    if long[uint64(4) * j] == EMPTY:
-                        if 8 * used[1] >= long.size or used[4] + length > pool.size:
-                            _clear_runs(runs)
-                            j = (h >> uint64(45)) & long_mask
-                        used[1] += 1
-                        long[uint64(4) * j] = key
-                        long[uint64(4) * j + uint64(1)] = rest
-                        long[uint64(4) * j + uint64(2)] = _learn(text, i, length, tables, runs, out)
-                    value = long[uint64(4) * j + uint64(2)]
+                key, rest = _near_key(text, i, length)
+                key |= (key >> uint64(1)) & fold
+                rest |= (rest >> uint64(1)) & fold
+                j = _near_set(near, key, rest)
+                value = _find_near(near, j, key, rest)
+                if value == EMPTY:
+                    value = _learn(text, i, length, tables, runs, out)
+                    _set_run(near, j, key, rest, value)
                 if _count(out, value) == UNPACKED:
                     p += _emit(out, p, value, pool)
                 else:
@@ -974,7 +1157,7 @@ def wordpiece(pieces, tables, runs, output):
                     is_key = True
                 is_known = is_key and run_stop == i
                 if is_key and not is_known:
-                    value = _find(text, i, run_stop - i, short, long, far, spelled)
+                    value = _find(text, i, run_stop - i, near, far, spelled)
                     is_known = value != EMPTY
                     if is_known:
                         p += _emit(out, p, value, pool)
@@ -1046,13 +1229,27 @@ def wordpiece(pieces, tables, runs, output):
     return DONE
 
 
-@jit()
+@jit(forceinline=True, _nrt=False)
 def _encode_word(text, start, stop, prefixed, tables, runs):
     """Writes the ids of the word text[start:stop] to runs.ids. Returns how many.
 
     prefixed: whether the prefix is put before the word. Where each word gets one, a word that begins with it does not.
     """
     word, ids, size, num_chars, after_space = runs.word, runs.ids, 0, 0, False
+    is_bpe = tables.model == BYTE_BPE or tables.model == CHARACTER_BPE  # noqa: PLR1714
+    if is_bpe and not prefixed:
+        while start + size < stop:
+            ids[size] = tables.letters[int64(start + size == stop - 1), text[start + size]]
+            if ids[size] < 0:
+                break
+            size += 1
+        if start + size == stop:
+            found = _whole_word(text, start, stop, tables.trie) if tables.whole != 0 else int64(-1)
+            if found >= 0:
+                ids[0] = found
+                return 1
+            return _merge_any(size, tables, runs)
+        size = 0
     if prefixed:
         for k in range(tables.prefix.size):
             word[k] = tables.prefix[k]
@@ -1084,9 +1281,9 @@ def _encode_word(text, start, stop, prefixed, tables, runs):
                 word[k] = word[k + width]
     if size == 0:
         return 0
-    if tables.model == BYTE_BPE or tables.model == CHARACTER_BPE:  # noqa: PLR1714
+    if is_bpe:
         if tables.whole != 0:
-            found = _whole_word(word, size, tables.edges, tables.node_ids)
+            found = _whole_word(word, 0, size, tables.trie)
             if found >= 0:
                 ids[0] = found
                 return 1
@@ -1099,17 +1296,17 @@ def _encode_word(text, start, stop, prefixed, tables, runs):
                     count += 1
         else:
             count = _characters(word, size, tables, ids)
-        return _merge(count, tables.pairs, ids, runs.ranks)
+        return _merge_any(count, tables, runs)
     if tables.model == UNIGRAM:
         return _unigram(word, size, tables, ids, runs.ranks, runs.best)
     if tables.model == WORD_PIECE:
         return _wordpiece(word, size, num_chars, tables, ids)
-    found = _whole_word(word, size, tables.edges, tables.node_ids)
+    found = _whole_word(word, 0, size, tables.trie)
     ids[0] = found if found >= 0 else tables.unk
     return 1
 
 
-@jit()
+@jit(_nrt=False)
 def words(pieces, tables, runs, output):
     """Encodes pieces of text by the rules and the model of `tables`. Returns one of the codes above.
 
@@ -1121,11 +1318,12 @@ def words(pieces, tables, runs, output):
     """
     text, starts, stops = pieces.data, pieces.starts, pieces.stops
     points, ascii_classes, steps, cuts = tables.points, tables.ascii, tables.steps, tables.cuts
-    short, long, far, spelled, pool = runs.short, runs.long, runs.far, runs.spelled, runs.pool
+    quick, skips, after = tables.quick, tables.skips, tables.after
+    near, far, spelled, pool = runs.near, runs.far, runs.spelled, runs.pool
     out, out_bounds, hard, state = output.ids, output.bounds, output.hard, output.state
     limits = state[LIMITS:]  # where the text ends that each rule is cutting
     num_rules, first_state = tables.starts.size, uint64(tables.starts[0])
-    longest, short_mask = runs.word.size // 4 - 16, uint64(short.size // 2 - 1)
+    longest = runs.word.size // 4 - 16
     i, p, num_hard, has_begun = state[BYTE], state[PLACE], state[NUM_HARD], state[HAS_BEGUN]
     for piece in range(state[PIECE], starts.size):
         begin, end, code, level = starts[piece], stops[piece], DONE, state[LEVEL]
@@ -1173,7 +1371,52 @@ def words(pieces, tables, runs, output):
                 is_first, prefixed = True, tables.prefix_always != 0 or entry & PREFIXED == uint64(0)
                 if prefixed:
                     automaton = uint64(steps[first_state * uint64(CLASSES) + uint64(tables.prefix_class)] & STATES)
-            if level == 0:
+            is_quick, word_stop, value, mask, base = False, int64(-1), EMPTY, uint64(0), i
+            while tables.inside != NO_BYTES and num_rules == 1 and not is_first:  # words of quick characters
+                if mask == uint64(0):
+                    base, mask = i, _outside64(text, i, tables.inside)
+                    if mask & uint64(1) != uint64(0) and after[text[uint64(i)]] == NEXT_BEGINS:
+                        mask &= mask - uint64(1)  # a space that begins the word
+                    if mask == uint64(0):
+                        break
+                s = base + _trailing_zeros(mask)
+                what, length = after[text[uint64(s)]], s - i
+                if s >= end or what == NOT_QUICK or (tables.meets != 0 and quick[text[uint64(s + 1)]] == 0):
+                    break
+                mask &= mask - uint64(1)
+                if length == 0 and what == GAP:
+                    i = s + 1
+                    continue
+                if length == 0 or (length == 1 and after[text[uint64(i)]] == NEXT_BEGINS):
+                    break
+                if length <= 16:
+                    key, rest = _near_key(text, i, length)
+                    value = _find_near(near, _near_set(near, key, rest), key, rest)
+                else:
+                    value = _find_far(text, i, length, far, spelled)
+                if value == EMPTY:
+                    is_quick, word_stop = True, s
+                    break
+                p += _emit(out, p, value, pool)
+                i, has_begun = s, 1
+                if what == GAP:
+                    i += 1
+                elif what == OWN_WORD:
+                    if s + 1 >= end or text[uint64(s + 1)] != ord(" "):
+                        break
+                    if tables.meets != 0 and quick[text[uint64(s + 2)]] == 0:
+                        break
+                    key = uint64(text[uint64(s)])
+                    value = _find_near(near, _near_set(near, key, uint64(0)), key, uint64(0))
+                    if value == EMPTY:
+                        break
+                    p += _emit(out, p, value, pool)
+                    i, mask = s + 1 + int64(after[ord(" ")] == GAP), mask & (mask - uint64(1))
+            if i >= end:
+                break
+            if not is_quick:
+                value = EMPTY
+            if level == 0 and not is_quick:
                 place, word_stop, flags, width = i, int64(-1), np.uint16(0), 0
                 while True:
                     kind = uint64(0)
@@ -1195,6 +1438,9 @@ def words(pieces, tables, runs, output):
                     if automaton == uint64(0) or place >= end:
                         break
                     place += width
+                    if skips[automaton]:
+                        mask = _not_lower64(text, place)
+                        place = min(place + (_trailing_zeros(mask) if mask != uint64(0) else 64), end)
                 if code != DONE:
                     break
                 region_stop = int64(-1)
@@ -1226,7 +1472,7 @@ def words(pieces, tables, runs, output):
                 if region_stop >= 0:
                     value = EMPTY
                     if not is_first and region_stop - i <= LONGEST_KEY:
-                        value = _find(text, i, region_stop - i, short, long, far, spelled)
+                        value = _find(text, i, region_stop - i, near, far, spelled)
                     if value != EMPTY:
                         p += _emit(out, p, value, pool)
                     elif num_hard == hard.shape[0]:
@@ -1262,22 +1508,10 @@ def words(pieces, tables, runs, output):
             else:
                 length = word_stop - i
                 is_key = 0 < length <= LONGEST_KEY and not is_first
-                value = EMPTY
-                if is_key and length <= 8:  # as in `_find`
-                    rest = ~uint64(0) >> uint64(64 - 8 * length)
-                    key = _load64(text, i) & rest
-                    slot = ((key * GOLDEN) >> uint64(45)) & short_mask
-                    while short[uint64(2) * slot] != key and short[uint64(2) * slot] != EMPTY:
-                        slot = (slot + uint64(1)) & short_mask
-                    if short[uint64(2) * slot] == key and not _has_zero(key | ~rest):
-                        value = short[uint64(2) * slot + uint64(1)]
-                elif is_key:
-                    value = _find(text, i, length, short, long, far, spelled)
+                if is_key and not is_quick:
+                    value = _find(text, i, length, near, far, spelled)
                 if value != EMPTY:
-                    if _count(out, value) != UNPACKED:
-                        p += _put(out, p, value)
-                    else:
-                        p += _emit(out, p, value, pool)
+                    p += _emit(out, p, value, pool)
                 else:
                     count = _encode_word(text, i, word_stop, prefixed, tables, runs)
                     num_special = 0

@@ -12,6 +12,7 @@ from bertdata.tokenize import kernels
 from bertdata.tokenize.rules import Unsupported
 
 MOST_IDS = 1 << 20  # a value holds ids of 20 bits
+MOST_ENTRIES = 1 << 24  # an entry of a trie holds places of 24 bits
 _UNK_PENALTY = 10.0  # an unknown character scores so much less than the least probable token (SentencePiece)
 
 
@@ -37,7 +38,8 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     kind = model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
     fields: dict[str, Any] = {
         "byte_ids": np.full((2, 256), -1, np.int64),
-        "pairs": np.full(2, kernels.EMPTY),
+        "pairs": np.full(1, kernels.EMPTY),
+        "merged": np.zeros(1, np.int32),
         "whole": 0,
         "scores": np.zeros(1),
         "unk_score": 0.0,
@@ -54,11 +56,8 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     if fields["unk"] < 0:
         raise Unsupported("its unknown token is not in the vocabulary")
     if kind == "WordLevel":
-        return (
-            fields
-            | {"model": kernels.WHOLE_WORD}
-            | trie_arrays([(token.encode(), 0, n) for token, n in vocabulary.items()])
-        )
+        trie = trie_of([(token.encode(), 0, n) for token, n in vocabulary.items()])
+        return fields | {"model": kernels.WHOLE_WORD, "trie": trie}
     return fields | _wordpiece(model, vocabulary)
 
 
@@ -74,11 +73,15 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
     suffix, fallback = model.get("end_of_word_suffix") or "", bool(model.get("byte_fallback"))
     merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
     ranked = {pair: rank for rank, pair in enumerate(merges)}  # of equal merges the last one counts
+    if len(merges) >= MOST_ENTRIES:
+        raise Unsupported(f"it has {MOST_ENTRIES:,} merges or more")
     lefts, rights = [vocabulary[left] for left, _ in ranked], [vocabulary[right] for _, right in ranked]
-    columns = np.array([lefts, rights, [vocabulary[left + right] for left, right in ranked], list(ranked.values())])
-    pairs = np.full(4 << len(ranked).bit_length(), kernels.EMPTY)
-    kernels.add_pairs(*columns.reshape(4, -1).astype(np.int64), pairs)
-    fields: dict[str, Any] = {"pairs": pairs, "whole": int(bool(model.get("ignore_merges")))}
+    pairs, merged = np.full(2 << len(ranked).bit_length(), kernels.EMPTY), np.zeros(len(merges) + 1, np.int32)
+    ranks = np.array([*ranked.values()], np.int64)
+    merged[ranks] = [vocabulary[left + right] for left, right in ranked]
+    kernels.add_pairs(np.array(lefts, np.int64), np.array(rights, np.int64), ranks, pairs)
+    ignores_merges = bool(model.get("ignore_merges"))
+    fields: dict[str, Any] = {"pairs": pairs, "merged": merged, "whole": int(byte_level)}
     byte_ids = np.full((2, 256), -1, np.int64)
     tokens: list[tuple[bytes, int, int]] = []
     if byte_level:
@@ -88,19 +91,20 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
         possible = [byte for byte in range(256) if byte not in (0xC0, 0xC1) and byte < 0xF5]  # in UTF-8
         if (byte_ids[:, possible] < 0).any() and (fallback or model.get("unk_token")):
             raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
-        if fields["whole"]:
-            number = {letter: byte for byte, letter in enumerate(letters)}
-            tokens = [
-                (bytes(map(number.__getitem__, token)), 0, n)
-                for token, n in vocabulary.items()
-                if token and number.keys() >= set(token)
-            ]
+        number, end = {letter: byte for byte, letter in enumerate(letters)}, "" if ignores_merges else suffix
+        tokens = [
+            (bytes(map(number.__getitem__, token.removesuffix(end))), 0, n)
+            for token, n in vocabulary.items()
+            if token.endswith(end) and token != end and number.keys() >= set(token.removesuffix(end))
+        ]
+        if not ignores_merges:
+            tokens = _whole(tokens, byte_ids, pairs, merged)
     else:
         if fallback:
             byte_ids[:] = [vocabulary.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
             if (byte_ids < 0).any():
                 raise Unsupported("its vocabulary lacks tokens of bytes")
-        if fields["whole"]:
+        if ignores_merges:
             raise Unsupported("its BPE model of characters looks up whole words first")
         tokens = [(token.encode(), 0, n) for token, n in vocabulary.items() if len(token) == 1]
         tokens += [
@@ -109,7 +113,21 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
             if token.endswith(suffix) and len(token.removesuffix(suffix)) == 1
         ]
     kind = kernels.BYTE_BPE if byte_level else kernels.CHARACTER_BPE
-    return fields | {"model": kind, "byte_ids": byte_ids} | trie_arrays(tokens)
+    return fields | {"model": kind, "byte_ids": byte_ids, "trie": trie_of(tokens)}
+
+
+def _whole(
+    tokens: list[tuple[bytes, int, int]],
+    byte_ids: NDArray[np.int64],
+    pairs: NDArray[np.uint64],
+    merged: NDArray[np.int32],
+) -> list[tuple[bytes, int, int]]:
+    """The tokens that merging their bytes gives. Others are never the ids of a word."""
+    text = np.frombuffer(b"".join(spelling for spelling, _, _ in tokens) or b"\0", np.uint8)
+    bounds = np.append(0, np.cumsum([len(spelling) for spelling, _, _ in tokens], dtype=np.int64))
+    ids, is_whole = np.array([token_id for _, _, token_id in tokens], np.int64), np.zeros(len(tokens), np.bool_)
+    kernels.keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole)
+    return [token for token, kept in zip(tokens, is_whole.tolist(), strict=True) if kept]
 
 
 def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
@@ -121,41 +139,40 @@ def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any
         byte_ids[:] = [vocabulary.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
         if (byte_ids < 0).any():
             raise Unsupported("its vocabulary lacks tokens of bytes")
-    fields = {
+    return {
         "model": kernels.UNIGRAM,
         "byte_ids": byte_ids,
         "scores": scores,
         "unk_score": float(scores.min()) - _UNK_PENALTY,
         "unk": model["unk_id"],
         "fuse_unk": 1,
+        "trie": trie_of([(token.encode(), 0, n) for token, n in vocabulary.items() if token]),
     }
-    return fields | trie_arrays([(token.encode(), 0, n) for token, n in vocabulary.items() if token])
 
 
 def _wordpiece(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
-    edges, node_ids = wordpiece_trie(vocabulary, model["continuing_subword_prefix"])
-    longest = min(model["max_input_chars_per_word"], 1 << 62)
-    return {"model": kernels.WORD_PIECE, "max_chars": longest, "edges": edges, "node_ids": node_ids}
+    trie = wordpiece_trie(vocabulary, model["continuing_subword_prefix"])
+    return {"model": kernels.WORD_PIECE, "max_chars": min(model["max_input_chars_per_word"], 1 << 62), "trie": trie}
 
 
-def wordpiece_trie(vocabulary: dict[str, int], prefix: str) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Edges and node ids of a vocabulary's trie. Tokens that begin a word are under root 0, the others under root 1."""
+def wordpiece_trie(vocabulary: dict[str, int], prefix: str) -> NDArray[np.uint64]:
+    """The trie of a vocabulary. Tokens that begin a word are under root 0, the others under root 1."""
     begins = [(token.encode(), 0, n) for token, n in vocabulary.items() if token]
     continues = [(t.removeprefix(prefix).encode(), 1, n) for t, n in vocabulary.items() if t.startswith(prefix)]
-    trie = trie_arrays(begins + continues)
-    return trie["edges"], trie["node_ids"]
+    return trie_of(begins + continues)
 
 
-def trie_arrays(tokens: Iterable[tuple[bytes, int, int]]) -> dict[str, Any]:
-    """The arrays of a trie. tokens: (spelling, number of the root, id)."""
-    ordered = sorted(token for token in tokens if token[0])
-    text = np.frombuffer(b"".join(token for token, _, _ in ordered) or b"\0", np.uint8)
-    bounds = np.append(0, np.cumsum([len(token) for token, _, _ in ordered], dtype=np.int64))
-    roots = np.array([root for _, root, _ in ordered], np.uint8)
-    ids = np.array([token_id for _, _, token_id in ordered], np.int32)
-    num_nodes, size = int(bounds[-1]), 0
-    while size != (size := 2 << num_nodes.bit_length()):  # first for the most nodes possible, then for the real number
-        edges = np.full(size, kernels.EMPTY)
-        node_ids = np.full(int(bounds[-1]) + 2, -1, np.int32)
-        num_nodes = int(kernels.grow_trie(text, bounds, roots, ids, edges, node_ids))
-    return {"edges": edges, "node_ids": node_ids[:num_nodes].copy()}
+def trie_of(tokens: Iterable[tuple[bytes, int, int]]) -> NDArray[np.uint64]:
+    """A trie for the kernels. tokens: (spelling, number of the root, id). Raises Unsupported if it gets too large."""
+    ordered = sorted((root, spelling, token_id) for spelling, root, token_id in tokens if spelling)
+    text = np.frombuffer(b"".join(spelling for _, spelling, _ in ordered) or b"\0", np.uint8)
+    bounds = np.append(0, np.cumsum([len(spelling) for _, spelling, _ in ordered], dtype=np.int64))
+    roots = np.array([root for root, _, _ in ordered], np.int64)
+    ids = np.array([token_id for _, _, token_id in ordered], np.int64)
+    room, size = 512 + int(bounds[-1]) // 256 * 256, 0
+    while not size:
+        if room > MOST_ENTRIES:
+            raise Unsupported("its tokens have too many bytes for a table")
+        trie = np.full(room, kernels.NO_BYTE)
+        size, room = int(kernels.grow_trie(text, bounds, roots, ids, trie)), 2 * room
+    return trie[:size].copy()

@@ -52,15 +52,13 @@ class WordPiece(Engine):
         self._model = model
         strip = flags["strip_accents"]
         self._reorders = flags["lowercase"] if strip is None else strip  # BERT uses NFD only to strip accents
-        edges, node_ids = wordpiece_trie(vocabulary, model.continuing_subword_prefix)
         self._constants = WordPieceTables(
             points=None,
             stop_values=read_only(self._stop_values()),
             fold=kernels.FOLD if flags["lowercase"] else np.uint64(0),
             max_chars=min(model.max_input_chars_per_word, 1 << 62),
             unk=vocabulary[model.unk_token],
-            edges=read_only(edges),
-            node_ids=read_only(node_ids),
+            trie=read_only(wordpiece_trie(vocabulary, model.continuing_subword_prefix)),
         )
         self._warm()
 

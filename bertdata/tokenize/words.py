@@ -30,6 +30,7 @@ from bertdata.types import SpecialTokens
 
 GPT2_RULE = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 NEVER, EACH_PIECE, FIRST_PIECE, EACH_WORD = range(4)  # when a prefix is put before text
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FORM_BYTES = 12  # that an entry has room for
 _SILENT = -1  # in place of the leaves that match: the code point has an empty normal form
 
@@ -232,6 +233,8 @@ class Words(Engine):
             raise Unsupported("its pre-tokenizer has too many parts")
         self._rules = Rules(cut.nodes)
         self._content = content
+        self._vocabulary = vocabulary
+        self._of_rules: dict[str, Any] = {}  # fields of the kernel's tables that follow from the rules
         self._inner: dict[bool, tokenizers.Tokenizer] = {}  # for hard runs inside a text, and for single words
         self._prefix = prefix = cut.prefix
         if len(prefix) > 1:
@@ -244,7 +247,12 @@ class Words(Engine):
             **constants,
             points=None,
             ascii=None,
+            quick=None,
+            after=None,
+            inside=kernels.NO_BYTES,
+            letters=None,
             steps=None,
+            skips=None,
             starts=None,
             keeps_gaps=read_only(np.array([not drops for drops in cut.drops])),
             cuts=None,
@@ -277,13 +285,78 @@ class Words(Engine):
     def _with_rules(self, tables: WordTables) -> WordTables:
         """The tables with the rules as they are now. The caller holds the lock."""
         rules = self._rules
-        ascii_classes = (self._page(0)[:128, 0] & np.uint64(0xFF)).astype(np.uint8)
-        return tables._replace(
-            ascii=read_only(ascii_classes),
-            steps=read_only(rules.steps),
-            starts=read_only(rules.starts),
-            cuts=read_only(rules.cuts),
-        )
+        if self._of_rules.get("steps") is not rules.steps:
+            entries = self._page(0)[:128, 0]
+            ascii_classes = (entries & np.uint64(0xFF)).astype(np.uint8)
+            is_quick = entries & (kernels.MEETS | kernels.HARD_FORM | kernels.SILENT_FORM) == 0
+            is_quick[0] = False  # a run with a zero byte has no key
+            quick = np.append(np.where(is_quick, ascii_classes, 0), np.zeros(128)).astype(np.uint8)
+            inside, after = self._quick_words(quick)
+            fields: dict[str, NDArray[Any]]
+            fields = {"ascii": ascii_classes, "quick": quick, "after": after, "letters": self._letters(quick),
+                      "steps": rules.steps, "skips": self._skips(quick), "starts": rules.starts,
+                      "cuts": rules.cuts}  # fmt: skip
+            self._of_rules = {name: read_only(array) for name, array in fields.items()} | {"inside": inside}
+        return tables._replace(**self._of_rules)
+
+    def _skips(self, quick: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """The field `skips` of kernels.WordTables. quick: the field of that name."""
+        steps, classes = self._rules.steps.reshape(-1, kernels.CLASSES), quick[[*LETTERS.encode()]]
+        return (steps[:, classes] == np.arange(steps.shape[0])[:, None]).all(axis=1) & classes.all()  # type: ignore[no-any-return]
+
+    def _quick_words(self, quick: NDArray[np.uint8]) -> tuple[int, NDArray[np.uint8]]:
+        """The fields `inside` and `after` of kernels.WordTables. quick: the field of that name.
+
+        A word of bytes of one set, perhaps with a space before them, needs no automaton if these bytes never end it and
+        the byte after them always does.
+        """
+        steps = self._rules.steps.reshape(-1, kernels.CLASSES)
+        states, ends = steps & kernels.STATES, steps == kernels.ENDED
+        start, drops = int(self._rules.starts[0]), self._cut.drops[0]
+        sets = {kernels.PRINTED: [*range(ord("!"), ord("~") + 1)], kernels.LOWER: [*LETTERS.encode()],
+                kernels.LETTERS: [*LETTERS.encode(), *LETTERS.upper().encode()]}  # fmt: skip
+        for inside in (kernels.PRINTED, kernels.LETTERS, kernels.LOWER):
+            classes = np.unique(quick[sets[inside]])
+            reached = {int(states[start, number]) for number in classes}
+            space = int(states[start, quick[ord(" ")]])
+            begins = space != 0 and quick[ord(" ")] != 0
+            spaced = {int(states[space, number]) for number in classes} if begins else set()
+            begins = begins and 0 not in spaced
+            waiting = sorted(reached | (spaced if begins else set()))
+            for state in waiting:  # grows while it is read
+                following = {int(states[state, number]) for number in classes}
+                waiting.extend(sorted(following.difference(waiting)))
+            if 0 in waiting or 0 in classes:
+                continue
+            after = np.zeros(256, np.uint8)
+            for byte in np.flatnonzero(quick).tolist():
+                number = quick[byte]
+                if number in classes or not ends[waiting, number].all():
+                    continue
+                if number == quick[ord(" ")] and begins:
+                    after[byte] = kernels.NEXT_BEGINS
+                elif steps[start, number] == 0 and drops:
+                    after[byte] = kernels.GAP
+                elif ends[states[start, number], quick[ord(" ")]] and states[start, number] != 0:
+                    after[byte] = kernels.OWN_WORD
+            if after[ord(" ")]:
+                return inside, after
+        return kernels.NO_BYTES, np.zeros(256, np.uint8)
+
+    def _letters(self, quick: NDArray[np.uint8]) -> NDArray[np.int32]:
+        """int32 [2, 256]: what kernels.WordTables says. quick: its field of that name."""
+        letters, byte_ids = np.full((2, 256), -1, np.int32), self._constants.byte_ids
+        if self._cut.byte_level and not self._changes and not self._cut.marks_spaces:
+            return byte_ids.astype(np.int32)
+        if self.forms.collapses or self._constants.whole:  # several characters, or the word, must be seen together
+            return letters
+        for byte in np.flatnonzero(quick).tolist():
+            form, suffix = self._spelled(chr(byte)), self._content["model"].get("end_of_word_suffix") or ""
+            if self._cut.byte_level and len(form.encode()) == 1:
+                letters[:, byte] = byte_ids[:, ord(form)]
+            elif len(form) == 1 and not self._cut.byte_level:
+                letters[:, byte] = [self._vocabulary.get(form + end, -1) for end in ("", suffix)]
+        return letters
 
     def _new_tables(self) -> WordTables:
         # The kernel takes the classes of ASCII from an array of their own, so it does not ask for their entries.
