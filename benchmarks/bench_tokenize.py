@@ -1,17 +1,28 @@
-"""How fast does text in memory become ids and offsets, beside `tokenizers` and nanotoken?
+"""How fast does text in memory become ids and offsets, beside `tokenizers` 0.x and, with --rivals, three others?
 
-    python benchmarks/bench_tokenize.py corpus.txt|random tokenizer.json [--megabytes 64] [--rounds 7]
+    python benchmarks/bench_tokenize.py corpus.txt|random tokenizer.json [--megabytes 64] [--rounds 7] [--rivals PYTHON]
 
-Regime: documents (between blank lines) in memory → one array of ids and the offsets of documents, one thread but where
-it says two, kernels compiled. Cold: tables of words empty at the start; warm: as the pass before left them. The rivals
-take turns. `tokenizers` gets another sixteenth of the text in each round, as all of it would take minutes; nanotoken
-(if installed, and if it takes the tokenizer) all of it, as we do. Before anything is timed every document's ids are
-compared with those of `tokenizers`. Rates by CPU time, of all threads together, show what threads cost each other where
-other jobs take the cores.
+Regime: documents (between blank lines) in memory → one array of ids and the offsets of documents, one thread on one
+core but where it says two, kernels compiled. Cold: tables of words empty at the start; warm: as the pass before left
+them. All take turns. `encode_batch_fast` of the installed `tokenizers` gets another sixteenth of the text in each
+round, as all of it would take minutes.
+
+The rivals (rivals.py) live in another environment, because one of them is `tokenizers` 1.0. Each runs in a process of
+its own on the same core, gets the documents in the type that it takes fastest, and keeps its own type of result. Cold
+is a tokenizer just read from its file; reading is not timed. A rival gets the whole text. If that takes it longer than
+PASS_S, it gets one part of the text in each round; its cold rate is then lower than for the whole, because more of the
+words of a part are met for the first time. Where a tokenizer does not split text (Llama 2, Gemma), `tokenizers` 1.0
+keeps whole documents in its table: a warm pass finds them there, and text that differs by a letter is as slow as cold.
+
+Before anything is timed every document's ids, ours and the rivals', are compared with those of `tokenizers` 0.x. A
+rival that gives others, or does not take the tokenizer, is left out, with the reason. Rates by CPU time, of all threads
+together, show what threads cost each other where other jobs take the cores.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import statistics
 import sys
@@ -19,18 +30,26 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import cycle, pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 import numpy as np
 from common import report
 from numpy.typing import NDArray
+from rivals import RECIPE, RIVALS, LeftOut, Rival, one_core, read_ids, versions
 
 from bertdata.tokenize.kernels import PADDING
 from bertdata.tokenize.load import load as load_tokenizer
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 SLICES = 16
+PASS_S = 5.0
+# A pass: its bytes, seconds, and seconds of CPU time of all threads.
+Pass = tuple[int, float, float]
 
 
 def join(documents: list[bytes]) -> bytes:
@@ -56,11 +75,55 @@ def random_text(size: int) -> str:
     return points.astype("<u4").tobytes().decode("utf-32-le")
 
 
+def cuts(documents: list[bytes], parts: int) -> list[int]:
+    """Where to cut documents into `parts` stretches of about equal bytes, with both ends."""
+    ends = np.cumsum([len(document) + 1 for document in documents])
+    return [0, *np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts).tolist(), len(documents)]
+
+
 def halves(documents: list[bytes], parts: int) -> list[list[bytes]]:
     """Documents in `parts` stretches of about equal bytes."""
-    ends = np.cumsum([len(document) + 1 for document in documents])
-    cuts = [0, *np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts).tolist(), len(documents)]
-    return [documents[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [documents[a:b] for a, b in pairwise(cuts(documents, parts))]
+
+
+def other_ids(wanted: list[NDArray[Any]], found: list[NDArray[Any]]) -> list[int]:
+    """The documents whose ids are not the wanted ones."""
+    pairs = enumerate(zip(wanted, found, strict=True))
+    return [document for document, (left, right) in pairs if not np.array_equal(left, right)]
+
+
+def timed(run: Callable[[], int], cores: set[int], before: Callable[[], object] = lambda: None) -> Callable[[], Pass]:
+    """Passes of this process, on these cores."""
+
+    def turn() -> Pass:
+        os.sched_setaffinity(0, cores)
+        before()
+        start, cpu = time.perf_counter(), time.process_time()
+        done = run()
+        return done, time.perf_counter() - start, time.process_time() - cpu
+
+    return turn
+
+
+def first_pass(rival: Rival, documents: int, ids: Path, expected: list[NDArray[Any]]) -> float:
+    """Seconds of a rival for all documents. Raises LeftOut if ids are expected and it has others."""
+    seconds, _ = rival.encode(0, documents, cold=True, ids=ids)
+    if expected and (others := other_ids(expected, read_ids(ids))):
+        raise LeftOut(f"{len(others)} of {documents} documents have other ids")
+    return seconds
+
+
+def asked(rival: Rival, cuts: list[int], offsets: NDArray[np.int64], cold: bool) -> Callable[[], Pass]:
+    """Passes of a rival, each over the next of the stretches."""
+    stretches = cycle(pairwise(cuts))
+
+    def turn() -> Pass:
+        first, stop = next(stretches)
+        if not cold:  # once untimed, as for ours
+            rival.encode(first, stop, cold=False)
+        return int(offsets[stop] - offsets[first]), *rival.encode(first, stop, cold=cold)
+
+    return turn
 
 
 @click.command()
@@ -69,10 +132,13 @@ def halves(documents: list[bytes], parts: int) -> list[list[bytes]]:
 @click.option("--megabytes", default=64.0)
 @click.option("--rounds", "repeats", default=7)
 @click.option("--check/--no-check", default=True, help="Compare every document's ids with those of tokenizers first.")
-def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bool) -> None:
+@click.option("--rivals", "python", metavar="PYTHON", help=f"Python of an environment with the rivals: {RECIPE}")
+def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bool, python: str | None) -> None:
+    packages = versions(python) if python else {}
     wanted = int(megabytes * 1e6)
     text = random_text(wanted) if corpus.name == "random" else corpus.read_bytes()[:wanted].decode(errors="ignore")
-    documents = [document.encode() for document in text.replace("\r\n", "\n").split("\n\n") if document.strip()]
+    texts = [document for document in text.replace("\r\n", "\n").split("\n\n") if document.strip()]
+    documents = [document.encode() for document in texts]
     ours = load_tokenizer(tokenizer)
     ours.prepare()
     library = ours._tokenizer  # exactly what the dataset's ids are defined by  # noqa: SLF001
@@ -82,16 +148,17 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
     split = [(join(part), offsets_of(part)) for part in halves(documents, 2)]
     pool = ThreadPoolExecutor(2)
 
+    expected: list[NDArray[np.uint32]] = []
     if check:
-        found, at = ours.encode(joined, offsets, sentences=False), 0
-        has_separator = ours.special.separator is not None
         for part in slices:
-            for encoding in library.encode_batch_fast(part, add_special_tokens=False):
-                start, stop = found.documents[at : at + 2].tolist()
-                if not np.array_equal(found.ids[start : stop - has_separator], encoding.ids):
-                    sys.exit(f"document {at} has other ids than tokenizers gives")
-                at += 1
-        print(f"{at} documents, {found.ids.size:,} ids: exact")
+            encodings = library.encode_batch_fast(part, add_special_tokens=False)
+            expected += [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        found = ours.encode(joined, offsets, sentences=False)
+        ends = found.documents[1:] - (ours.special.separator is not None)
+        pairs = zip(found.documents[:-1].tolist(), ends.tolist(), strict=True)
+        for document in other_ids(expected, [found.ids[start:end] for start, end in pairs])[:1]:
+            sys.exit(f"document {document} has other ids than tokenizers gives")
+        print(f"{len(documents)} documents, {found.ids.size:,} ids: exact")
 
     def forget() -> None:
         ours._engine._of_thread = threading.local()  # noqa: SLF001
@@ -104,44 +171,48 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
         list(pool.map(lambda part: ours.encode(*part, sentences=False), split))
         return size
 
-    turn = iter(range(10**9))
+    turns = cycle(slices)
 
     def encode_by_library() -> int:
-        part = slices[next(turn) % SLICES]
+        part = next(turns)
         library.encode_batch_fast(part, add_special_tokens=False)
         return sum(len(document) + 1 for document in part)
 
-    contenders: dict[str, tuple[Callable[[], None], Callable[[], int]]] = {
-        "encode_batch_fast": (lambda: None, encode_by_library),
-        "cold": (forget, encode),
-        "two threads cold": (forget, encode_by_two),
-        "two threads warm": (encode_by_two, encode_by_two),  # first, for either thread may be given either half
-        "warm": (encode, encode),
+    one, cores = one_core(), os.sched_getaffinity(0)
+    contenders: dict[str, Callable[[], Pass]] = {
+        "encode_batch_fast": timed(encode_by_library, one),
+        "cold": timed(encode, one, before=forget),
+        "two threads cold": timed(encode_by_two, cores, before=forget),
+        # First once untimed, for either thread may be given either half.
+        "two threads warm": timed(encode_by_two, cores, before=encode_by_two),
+        "warm": timed(encode, one, before=encode),
     }
-    try:
-        import nanotoken
-
-        theirs = nanotoken.Tokenizer(tokenizer)
-    except (ImportError, ValueError) as error:
-        print(f"without nanotoken: {error}")
-    else:
-
-        def encode_by_nanotoken() -> int:
-            theirs.encode_batch(documents, add_special_tokens=False, parallel=False)
-            return size
-
-        contenders["nanotoken cold"] = theirs.clear_cache, encode_by_nanotoken
-        contenders["nanotoken warm"] = lambda: None, encode_by_nanotoken
-
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    by_cpu: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeats):
-        for name, (before, run) in contenders.items():
-            before()
-            start, cpu = time.perf_counter(), time.process_time()
-            done = run()
-            rates[name].append(done / (time.perf_counter() - start) / 1e6)
-            by_cpu[name].append(done / (time.process_time() - cpu) / 1e6)
+    left_out: dict[str, str] = {}
+    parts: dict[str, int] = {}
+    rates: dict[str, list[float]] = {}
+    by_cpu: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        if python:
+            scratch = Path(stack.enter_context(TemporaryDirectory()))
+            (scratch / "documents.json").write_text(json.dumps(texts), encoding="utf-8")
+            for name in RIVALS:
+                rival = Rival(name, python, tokenizer, scratch / "documents.json")
+                stack.callback(rival.close)
+                try:
+                    seconds = first_pass(rival, len(texts), scratch / "ids.npz", expected)
+                except LeftOut as reason:
+                    left_out[name] = str(reason)
+                    print(f"without {name}: {reason}")
+                    continue
+                parts[name] = math.ceil(seconds / PASS_S)
+                for state in ("cold", "warm"):
+                    contenders[f"{name} {state}"] = asked(rival, cuts(documents, parts[name]), offsets, state == "cold")
+        for _ in range(repeats):
+            for name, turn in contenders.items():
+                done, seconds, cpu = turn()
+                rates.setdefault(name, []).append(done / seconds / 1e6)
+                by_cpu.setdefault(name, []).append(done / cpu / 1e6)
+    os.sched_setaffinity(0, cores)
     medians = {name: round(statistics.median(found), 2) for name, found in rates.items()}
     most = {name: round(max(found), 2) for name, found in rates.items()}
     cpu_medians = {name: round(statistics.median(found), 2) for name, found in by_cpu.items()}
@@ -151,11 +222,10 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
         )
 
     def ratios(of: dict[str, float]) -> dict[str, float]:
-        pairs = [
-            ("cold", "encode_batch_fast"), ("warm", "encode_batch_fast"), ("cold", "nanotoken cold"),
-            ("warm", "nanotoken warm"), ("two threads cold", "cold"), ("two threads warm", "warm"),
-        ]  # fmt: skip
-        return {f"{a} / {b}": round(of[a] / of[b], 2) for a, b in pairs if b in of}
+        pairs = [("cold", "encode_batch_fast"), ("warm", "encode_batch_fast")]
+        pairs += [(state, f"{name} {state}") for name in parts for state in ("cold", "warm")]
+        pairs += [("two threads cold", "cold"), ("two threads warm", "warm")]
+        return {f"{a} / {b}": round(of[a] / of[b], 2) for a, b in pairs}
 
     result = {
         "MB/s median": medians,
@@ -164,6 +234,8 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
         "of medians": ratios(medians),
         "of most": ratios(most),
     }
+    if python:
+        result |= {"rivals": packages, "parts of the text": parts, "left out": left_out}
     names = {"corpus": corpus.name, "tokenizer": Path(tokenizer).parent.name, "bytes": size, "rounds": repeats}
     report("text in memory to ids", "one thread, compiled", names | {"checked": check} | result)
 

@@ -1,0 +1,201 @@
+"""The rivals of bench_tokenize.py: tokenizers that need another environment than ours, each in a process of its own.
+
+This file is both ends of the pipe. The benchmark imports it for `Rival`. The Python of the other environment runs it as
+a script, which needs numpy, the standard library and one rival:
+
+    python rivals.py                                prints which packages are there, as JSON
+    python rivals.py RIVAL TOKENIZER DOCUMENTS      encodes: a line of JSON in asks for a pass, a line out is its time
+
+The process keeps to one core, because `tokenizers` 1.0 and tokie take all cores, whatever RAYON_NUM_THREADS and
+TOKENIZERS_PARALLELISM say. It ends when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PACKAGES = {"tokenizers": "1.0.0rc3", "nanotoken": "0.1.0", "tokie": "0.1.4"}
+RECIPE = "python -m venv .rivals && .rivals/bin/pip install --pre numpy " + " ".join(
+    f"{name}=={number}" for name, number in PACKAGES.items()
+)
+
+
+def one_core() -> set[int]:
+    """The core that every pass in one thread runs on, ours as theirs."""
+    return {max(os.sched_getaffinity(0))}
+
+
+# One class for each rival: `Name(path)` reads a tokenizer file; `encode` is what is timed, without special tokens, on
+# documents of the type it takes fastest; `ids` makes one array for each document of what `encode` returned, not timed.
+
+
+class Tokenizers:
+    takes = str
+
+    def __init__(self, path: str) -> None:
+        from tokenizers import Tokenizer
+
+        self.tokenizer = Tokenizer.from_file(path)
+
+    def encode(self, documents: list) -> Any:
+        # 0.x does not know these two arguments, and so is not timed under the name of 1.0.
+        return self.tokenizer.encode_batch(documents, add_special_tokens=False, padding=None, truncation=None)
+
+    def ids(self, found: Any) -> list:
+        return [encoding.ids_array for encoding in found]
+
+
+class Nanotoken:
+    takes = bytes
+
+    def __init__(self, path: str) -> None:
+        from nanotoken import Tokenizer
+
+        self.tokenizer = Tokenizer(path)
+
+    def encode(self, documents: list) -> Any:
+        return self.tokenizer.encode_batch(documents, add_special_tokens=False, parallel=False)
+
+    def ids(self, found: Any) -> list:
+        return [found[row] for row in range(len(found))]
+
+
+class Tokie:
+    takes = str
+
+    def __init__(self, path: str) -> None:
+        from tokie import Tokenizer
+
+        self.tokenizer = Tokenizer.from_json(path)
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+
+    def encode(self, documents: list) -> Any:
+        return self.tokenizer.encode_batch(documents, add_special_tokens=False)
+
+    def ids(self, found: Any) -> list:
+        return [encoding.ids for encoding in found]
+
+
+RIVALS = {"tokenizers 1.0": Tokenizers, "nanotoken": Nanotoken, "tokie": Tokie}
+
+
+class LeftOut(Exception):
+    """This rival cannot be timed with this tokenizer; says why."""
+
+
+class Rival:
+    """One rival in a process of `python`, which reads the files `tokenizer` and `documents` (JSON: a list of texts)."""
+
+    def __init__(self, name: str, python: str, tokenizer: str, documents: Path) -> None:
+        command = [python, "-I", __file__, name, tokenizer, str(documents)]
+        # In a session of its own: Ctrl-C reaches the benchmark alone, which then ends this process.
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def encode(self, first: int, stop: int, *, cold: bool, ids: Path | None = None) -> tuple[float, float]:
+        """Seconds, and seconds of CPU time, of encoding documents `first` to `stop`; `ids` is a .npz file to write.
+
+        Cold: by a tokenizer that was just read from its file. Raises LeftOut if it cannot be done.
+        """
+        request = {"first": first, "stop": stop, "cold": cold, "ids": ids and str(ids)}
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise LeftOut(f"its process ended with status {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise LeftOut(answer["error"])
+        return answer["seconds"], answer["cpu"]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def read_ids(path: Path) -> list[NDArray[Any]]:
+    """One array of ids for each document, of what a rival wrote."""
+    with np.load(path) as found:
+        return np.split(found["ids"], np.cumsum(found["lengths"])[:-1])
+
+
+def versions(python: str) -> dict[str, str]:
+    """The packages in the environment of `python`, or the end of the program in one sentence."""
+    make = f"make such an environment with: {RECIPE}"
+    try:
+        found = subprocess.run([python, "-I", __file__], capture_output=True, text=True)
+    except OSError as error:
+        sys.exit(f"--rivals {python} cannot be run ({error.strerror}); {make}")
+    try:
+        packages = json.loads(found.stdout)
+    except ValueError:
+        why = (found.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        sys.exit(f"--rivals {python} is not a Python with numpy ({why}); {make}")
+    missing = [name for name in PACKAGES if name not in packages]
+    if missing:
+        sys.exit(f"--rivals {python} has no {' and no '.join(missing)}; {make}")
+    return packages
+
+
+def installed() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def work(name: str, tokenizer: str, path: str) -> None:
+    """The other end: passes as they are asked for. The first fault is answered, and ends the process."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a rival prints is no answer
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody reads the answer: the benchmark was killed
+    os.sched_setaffinity(0, one_core())
+    make, rival = RIVALS[name], None
+    documents = json.loads(Path(path).read_text(encoding="utf-8"))
+    if make.takes is bytes:
+        documents = [document.encode() for document in documents]
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["cold"] or rival is None:
+                rival = None  # before the next is made
+                rival = make(tokenizer)
+            part = documents[request["first"] : request["stop"]]
+            start, cpu = time.perf_counter(), time.process_time()
+            found = rival.encode(part)
+            answer: dict[str, Any] = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
+            if request["ids"]:
+                ids = [np.asarray(one, dtype=np.uint32) for one in rival.ids(found)]
+                np.savez(request["ids"], ids=np.concatenate(ids), lengths=[one.size for one in ids])
+            found = None
+        except BaseException as error:  # a panic of Rust is no Exception
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        print(json.dumps(answer), file=answers, flush=True)
+        if "error" in answer:
+            break
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        print(json.dumps(installed()))
+    else:
+        work(*sys.argv[1:])
