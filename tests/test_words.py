@@ -353,6 +353,7 @@ def assert_exact(tokenizer, texts, *, sentences=False):
 @example(
     texts=["a  b", "|||IP||| the", "e\u0301t\u00e9", "quite", "", "x" * 70 + "e\u0301" + "x" * 70], sentences=False
 )
+@example(texts=["\u0101\u302a\u302a\u0323", "\u1680\u200d\u0307", "\u3000\u200d\u034f"], sentences=False)
 @example(texts=["\u0301\U00017307\n\nx", "=\u0338\n\ni", ".\u200d", "\u0f73\u2581", "\x1f"], sentences=True)
 def test_ids_are_those_of_the_library(kinds, name, texts, sentences):
     assert_exact(kinds(name), texts, sentences=sentences)

@@ -935,7 +935,7 @@ def _cut_after(text, i, stop, points, cuts, state):
             if following == uint64(0):
                 state[CODE_POINT] = _decode(text, i + width)[0]
                 return -1
-            if following & (MEETS | HARD_FORM) == uint64(0):
+            if following & (MEETS | HARD_FORM | SILENT_FORM) == uint64(0):
                 return i
         previous = kind
         i += width
@@ -1446,14 +1446,18 @@ def words(pieces, tables, runs, output):
                 region_stop = int64(-1)
                 if tables.meets != 0:
                     place = min(place + width, end)
-                    if place < end:  # the automaton has seen the code point before; does this one change it?
+                    while place < end:  # the automaton has seen the code point before; do these change it?
                         point, width = _decode(text, place)
-                        if points[point, 0] == uint64(0):
+                        entry = points[point, 0]
+                        if entry == uint64(0):
                             code, state[CODE_POINT] = UNKNOWN_CODE_POINT, point
+                        if entry & (MEETS | SILENT_FORM) == uint64(0):
                             break
-                        if points[point, 0] & MEETS != uint64(0):
+                        if entry & MEETS != uint64(0):
                             flags |= MEETS_STEP
-                            place += width
+                        place += width
+                    if code != DONE:
+                        break
                     is_hard = int64(flags & HARD_STEP != 0)
                     if is_hard == 0 and flags & MEETS_STEP != 0:
                         is_hard = _is_unstable(text, begin, i, place, points, runs.stable, state)
