@@ -353,10 +353,20 @@ def assert_exact(tokenizer, texts, *, sentences=False):
 @example(
     texts=["a  b", "|||IP||| the", "e\u0301t\u00e9", "quite", "", "x" * 70 + "e\u0301" + "x" * 70], sentences=False
 )
-@example(texts=["\u0101\u302a\u302a\u0323", "\u1680\u200d\u0307", "\u3000\u200d\u034f"], sentences=False)
+@example(
+    texts=["\u0101\u302a\u302a\u0323", "\u1680\u200d\u0307", "\u3000\u200d\u034f", "\u00e9\U0001d49c\u0334\u0308"],
+    sentences=False,
+)
 @example(texts=["\u0301\U00017307\n\nx", "=\u0338\n\ni", ".\u200d", "\u0f73\u2581", "\x1f"], sentences=True)
 def test_ids_are_those_of_the_library(kinds, name, texts, sentences):
     assert_exact(kinds(name), texts, sentences=sentences)
+
+
+def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():
+    parts = normalizers.Sequence([normalizers.Strip(), normalizers.Replace("q", "")])
+    content = json.dumps(unigram(parts, pre_tokenizers.Metaspace()))
+    for text in ("q\x85\u6c34", "q\u2003\u6c34", " q \u6c34 "):  # the kernel stops there, asks, and goes on
+        assert_exact(Ours(content), [text, "x", text])
 
 
 @pytest.mark.slow

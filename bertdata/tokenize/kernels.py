@@ -82,6 +82,7 @@ NO_BYTES, LETTERS, PRINTED, LOWER = range(4)
 # WordTables.after: what a byte is that follows a quick word. NOT_QUICK: the automaton must be asked; NEXT_BEGINS: the
 # next word begins with it; GAP: it is in no word; OWN_WORD: it is a word of its own if a space follows
 NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
+MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
 LONGEST_KEY = 64  # bytes of a run that has a place in the tables
 RANGES = 4  # of bytes, in Added
 LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `_merge_short`
@@ -868,8 +869,8 @@ def keep_pair(before, point, is_stable, runs):
 def _is_unstable(text, begin, start, stop, points, stable, state):
     """1 if a code point in text[start:stop] may change another one, else 0. Below 0: minus the code of what is missing.
 
-    begin: where the piece begins. Each code point that may change the one before it is tested against that one, and
-    against the last one that changes none. Two of them in a row after an ASCII character count as unstable untested.
+    begin: where the piece begins. Each code point that may change others is tested against all before it, back to the
+    last that changes none. Many of them in a row, or two after an ASCII character, count as unstable untested.
     """
     i = start
     while i > begin:  # back to a code point that changes none
@@ -879,34 +880,33 @@ def _is_unstable(text, begin, start, stop, points, stable, state):
         point, width = _decode(text, i)
         if points[point, 0] & (MEETS | SILENT_FORM) == uint64(0):
             break
-    before, base, followers = int64(-1), int64(-1), 0
+    chain, base, followers = i, int64(-1), 0
     while i < stop:
         point, width = _decode(text, i)
         entry = points[point, 0]
         if entry == uint64(0):
             state[CODE_POINT] = point
             return -UNKNOWN_CODE_POINT
-        if entry & HARD_FORM != uint64(0):
-            if i >= start:
-                return 1
-        elif entry & MEETS != uint64(0):
+        if entry & HARD_FORM != uint64(0) and i >= start:
+            return 1
+        if entry & HARD_FORM == uint64(0) and entry & MEETS != uint64(0):
             followers += 1
-            if base < 0x80 and followers > 1:
+            if followers > MOST_FOLLOWERS or (base < 0x80 and followers > 1):
                 return 1
-            for other in (before, base):
-                if other >= 0:
-                    found = stable[_stable_place(stable, (other << 21) | point)]
-                    if found == 0:
-                        state[BEFORE], state[CODE_POINT] = other, point
-                        return -UNKNOWN_PAIR
-                    if found & 1 == 0:
-                        return 1
-        elif entry & SILENT_FORM != uint64(0):
-            i += width  # what stands on both sides of it may meet
-            continue
-        else:
-            base, followers = point, 0
-        before = point
+            k = chain
+            while k < i:
+                other, other_width = _decode(text, k)
+                k += other_width
+                if points[other, 0] & SILENT_FORM != uint64(0):
+                    continue  # what stands on both sides of it may meet
+                found = stable[_stable_place(stable, (other << 21) | point)]
+                if found == 0:
+                    state[BEFORE], state[CODE_POINT] = other, point
+                    return -UNKNOWN_PAIR
+                if found & 1 == 0:
+                    return 1
+        elif entry & SILENT_FORM == uint64(0):
+            chain, base, followers = i, point, 0
         i += width
     return 0
 
@@ -1327,7 +1327,7 @@ def words(pieces, tables, runs, output):
     i, p, num_hard, has_begun = state[BYTE], state[PLACE], state[NUM_HARD], state[HAS_BEGUN]
     for piece in range(state[PIECE], starts.size):
         begin, end, code, level = starts[piece], stops[piece], DONE, state[LEVEL]
-        i = max(i, begin)
+        i, is_first = max(i, begin), False
         if tables.strips != 0:
             while i < end and has_begun == 0:
                 point, width = _decode(text, i)
@@ -1348,7 +1348,7 @@ def words(pieces, tables, runs, output):
                     break
                 end = last
         while i < end and code == DONE:
-            automaton, prefixed, is_first = first_state, tables.prefix_when == 3, False
+            automaton, prefixed, is_first, resume = first_state, tables.prefix_when == 3, False, i
             if has_begun == 0 and (tables.prefix_when == 1 or (tables.prefix_when == 2 and pieces.begins[piece])):
                 entry, width = SILENT_FORM, 0
                 while i + width < end and entry & SILENT_FORM != uint64(0):
@@ -1535,7 +1535,8 @@ def words(pieces, tables, runs, output):
                 while level > 0 and i >= limits[level - 1]:
                     level -= 1
         if code != DONE:
-            state[PIECE], state[BYTE], state[PLACE], state[NUM_HARD] = piece, i, p, num_hard
+            state[PIECE], state[PLACE], state[NUM_HARD] = piece, p, num_hard
+            state[BYTE] = resume if is_first else i
             state[HAS_BEGUN], state[LEVEL] = has_begun, level
             return code
         i, has_begun, state[LEVEL] = stops[piece], 0, 0
