@@ -1327,7 +1327,7 @@ def words(pieces, tables, runs, output):
     i, p, num_hard, has_begun = state[BYTE], state[PLACE], state[NUM_HARD], state[HAS_BEGUN]
     for piece in range(state[PIECE], starts.size):
         begin, end, code, level = starts[piece], stops[piece], DONE, state[LEVEL]
-        i, is_first = max(i, begin), False
+        i = max(i, begin)
         if tables.strips != 0:
             while i < end and has_begun == 0:
                 point, width = _decode(text, i)
@@ -1348,7 +1348,7 @@ def words(pieces, tables, runs, output):
                     break
                 end = last
         while i < end and code == DONE:
-            automaton, prefixed, is_first, resume = first_state, tables.prefix_when == 3, False, i
+            automaton, prefixed, is_first = first_state, tables.prefix_when == 3, False
             if has_begun == 0 and (tables.prefix_when == 1 or (tables.prefix_when == 2 and pieces.begins[piece])):
                 entry, width = SILENT_FORM, 0
                 while i + width < end and entry & SILENT_FORM != uint64(0):
@@ -1536,8 +1536,9 @@ def words(pieces, tables, runs, output):
                     level -= 1
         if code != DONE:
             state[PIECE], state[PLACE], state[NUM_HARD] = piece, p, num_hard
-            state[BYTE] = resume if is_first else i
-            state[HAS_BEGUN], state[LEVEL] = has_begun, level
+            state[HAS_BEGUN], state[BYTE], state[LEVEL] = has_begun, i, level
+            if has_begun == 0:  # what begins a text is looked at anew
+                state[BYTE], state[LEVEL] = begin, 0
             return code
         i, has_begun, state[LEVEL] = stops[piece], 0, 0
         if pieces.tails[piece] >= 0:
