@@ -250,6 +250,7 @@ KINDS = {
     "o200k": lambda: byte_level(bytes_of(*isolated(O200K))),
     "StarCoder": lambda: byte_level(bytes_of(pre_tokenizers.Digits(True), regex=True)),
     "DeepSeek": lambda: byte_level(bytes_of(*isolated(r"\p{N}{1,3}", HAN, PUNCTUATED))),
+    "spaces apart": lambda: byte_level(bytes_of(*isolated(r"\w+|\s|[^\w\s]"))),
     "with gaps": lambda: byte_level(bytes_of(*isolated(WITH_GAPS))),
     "CLIP": lambda: byte_level(
         bytes_of(pre_tokenizers.Split(Regex(CLIP), "removed", invert=True)),
@@ -263,6 +264,10 @@ KINDS = {
     "unknowns apart": lambda: sentencepiece_bpe(SPACES, None, fallback=False, fuse=False),
     "T5": lambda: unigram(charsmap(), pre_tokenizers.Sequence([SPLIT, META])),
     "XLM-R": lambda: unigram(normalizers.Sequence([charsmap(), ONE_SPACE]), META),
+    "Strip, a prefix for each word": lambda: unigram(
+        normalizers.Sequence([normalizers.Strip(), normalizers.BertNormalizer()]),
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+    ),
     "DeBERTa": lambda: unigram(normalizers.Sequence([normalizers.Strip(), charsmap(), ONE_SPACE]), META),
     "ALBERT": lambda: unigram(
         normalizers.Sequence([*QUOTES, normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase(),
@@ -349,6 +354,7 @@ def assert_exact(tokenizer, texts, *, sentences=False):
 @pytest.mark.parametrize("name", KINDS)
 @settings(max_examples=40)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), sentences=st.booleans())
+@example(texts=["a  the  of the.", "a  the. AB. ", "a  the  of the.", "a  the. AB. "], sentences=False)
 @example(texts=["   a", " a  ", "\n\n a", "a \n", "'re're", " 's", "a\u00a0\u00a0b", "\0a\0", ""], sentences=False)
 @example(
     texts=["a  b", "|||IP||| the", "e\u0301t\u00e9", "quite", "", "x" * 70 + "e\u0301" + "x" * 70], sentences=False
@@ -464,11 +470,11 @@ def test_large_vocabularies(vocab_size):
 
 def test_ids_too_large_are_left_to_the_library():
     content = byte_level(bytes_of(regex=True))
-    content["model"]["vocab"]["far"] = 1 << 20
+    content["model"]["vocab"]["far"] = (1 << 20) - 1
     tokenizer = Ours(json.dumps(content))
     assert_exact(tokenizer, [TEXT])
     assert tokenizer.engine is None
-    assert tokenizer.engine_refusal == "its vocabulary has ids of 1,048,576 or more"
+    assert tokenizer.engine_refusal == "its vocabulary has ids of 1,048,575 or more"
 
 
 def _edited(name, **parts):
@@ -506,6 +512,12 @@ def _edited(name, **parts):
          "its normalizer may make the added token 'a`' of other text"),
         (lambda: unigram(normalizers.Sequence([ONE_SPACE, charsmap()]), META),
          "its normalizer joins spaces that its rules tell apart"),
+        (lambda: unigram(normalizers.Replace(Regex(r"\s+"), "▁"), META),
+         r"its normalizer replaces the regular expression '\\s+'"),
+        (lambda: unigram(normalizers.Replace(Regex(" {2,}"), " "), pre_tokenizers.Sequence(
+            [pre_tokenizers.Punctuation(), SPLIT])), "its normalizer joins spaces that its rules tell apart"),
+        (lambda: unigram(normalizers.Sequence([normalizers.Replace("a ", "xy"), normalizers.Replace(" ", "-")]), META),
+         "its normalizer replaces 'a ', and later ' '"),
         (lambda: byte_level(bytes_of(*isolated(r"\w+?|\W"))),
         "its regular expression has a lazy or possessive repetition"),
         (lambda: byte_level(bytes_of(*isolated(r"^a|[^a]+|a"))), "its regular expression contains '^a|'"),

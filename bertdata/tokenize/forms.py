@@ -76,6 +76,11 @@ class Forms:
         self.clusters = any(part["type"] == "Precompiled" for part in kept)
         self.composes = any(part["type"] in _COMPOSING for part in kept)
         self.reorders = any(part["type"] in _REORDERING for part in kept)
+        for number, part in enumerate(kept):
+            pair = part["pattern"].get("String", "") if part["type"] == "Replace" else ""
+            later = _normalizer(kept[number + 1 :])
+            if len(pair) == 2 and later and later.normalize_str(pair[1]) != pair[1]:
+                raise Unsupported(f"its normalizer replaces {pair!r}, and later {pair[1]!r}")
         self._normalizer = _normalizer(kept)
         self.replaces_spaces = " " not in self.normal(" ")
         self._is_mark = normalizers.Replace(tokenizers.Regex(r"\p{M}"), "\uf8ff")
@@ -91,7 +96,10 @@ class Forms:
                 self.pairs.append((pattern["String"], content))
             self._followers.update(pattern["String"][1:])
             kept.append(part)
-        elif pattern["Regex"] in (" {2,}", " +", r"\s+") and content in (" ", SPACE):
+        elif (pattern["Regex"] in (" {2,}", " +") and content in (" ", SPACE)) or (pattern["Regex"], content) == (
+            r"\s+",
+            " ",
+        ):
             self.collapses, self.collapses_last, self.collapses_to = True, True, content
             if pattern["Regex"] == r"\s+":
                 kept.append(part)
@@ -126,6 +134,8 @@ class Forms:
             composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800
             starts_with_mark = form != point and self._is_mark.normalize_str(form[:1]) == "\uf8ff"
             found[place] |= rare or composed or marks[place] == "\uf8ff" or point == "\uf8ff" or starts_with_mark
+            if self.clusters and point == "\n" and self.normal("\r\n") != self.normal("\r") + form:
+                found[place] = True
             if self.clusters and not found[place]:
                 found[place] = self._cluster.normalize_str("a" + point) == "*"
         return found

@@ -85,7 +85,7 @@ NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
 MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
 LONGEST_KEY = 64  # bytes of a run that has a place in the tables
 RANGES = 4  # of bytes, in Added
-LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `_merge_short`
+LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `_merge_lanes`; a place takes 5 bits, and `_least32` takes 32 lanes
 
 
 class Text(NamedTuple):
@@ -116,7 +116,7 @@ class WordTables(NamedTuple):
     ascii: Any  # uint8 [128]: class of each ASCII character
     quick: Any  # uint8 [256]: class of each ASCII character that is not hard and changes no other; 0 for other bytes
     steps: Any  # uint16 [num_states * CLASSES]: see rules.Rules
-    skips: Any  # bool [num_states]: whether the letters a to z leave a state as it is
+    skips: Any  # bool [num_states]: whether the letters a to z leave a state as it is, and a word may end before each
     inside: int  # LETTERS, ...: what a quick word consists of, after a byte that NEXT_BEGINS or none
     after: Any  # uint8 [256]: NEXT_BEGINS, ...
     starts: Any  # int64 [num_rules]
@@ -134,7 +134,7 @@ class WordTables(NamedTuple):
     letters: Any  # int32 [2, 256]: for BPE the id of a byte that is a whole character, else -1; [1] as in byte_ids
     pairs: Any  # uint64 [power of two]: hash table of the merges, with their ranks; see `add_pairs`
     merged: Any  # int32 [num_ranks]: the id that each merge gives
-    whole: int  # 1: a word that is a token of `trie` is not merged, else 0
+    whole: int  # 1 for BYTE_BPE: a word that is a token of `trie` is not merged, else 0
     trie: Any  # uint64 [n]: the tokens or characters of the model; see `_child`
     scores: Any  # float64 [vocab_size]: score of each token of a Unigram model
     unk_score: float  # score of an unknown character in a Unigram model
@@ -149,13 +149,13 @@ class RunTables(NamedTuple):
     """Hash tables of the runs a thread has met, with the value of each, and scratch memory of that thread.
 
     Both tables consist of sets of two slots of 32 bytes; a free slot is zeros. A run that is met again moves to the
-    first slot of its set, and a new one takes the place of the run in the second slot. So frequent runs stay, and no
-    table gets full.
+    first slot of its set, and a new one takes the place of the run in the second slot. So frequent runs stay. Only when
+    `spelled` or `pool` is full, everything is forgotten.
     """
 
     near: Any  # uint64 [num_sets * 8]: (first 8 bytes, bytes 8 to 15, value, unused), for runs of up to 16 bytes
     far: Any  # uint64 [num_sets * 8]: (hash, place in `spelled` and length, value, unused), for longer runs
-    used: Any  # int64 [2]: bytes of `spelled` and ids of `pool` in use; if one is full, all tables are emptied
+    used: Any  # int64 [2]: bytes of `spelled` and ids of `pool` in use
     spelled: Any  # uint8 [n]: the runs of `far`
     pool: Any  # uint32 [n]: the ids of values that have more than three
     stable: Any  # int64 [slots]: hash table of pairs of code points: (pair, whether the two leave each other alone)
@@ -584,8 +584,8 @@ def find_added(text, starts, stops, added, seen, found):
         stop = stops[piece]
         free = starts[piece]  # where the last token that was found ends
         for base in range(starts[piece], stop, 64):
-            inside = ~uint64(0) if stop - base >= 64 else (uint64(1) << uint64(stop - base)) - uint64(1)
-            mask = _in_ranges64(text, base, added.first) & _in_ranges64(text, base + 1, added.second) & inside
+            in_piece = ~uint64(0) if stop - base >= 64 else (uint64(1) << uint64(stop - base)) - uint64(1)
+            mask = _in_ranges64(text, base, added.first) & _in_ranges64(text, base + 1, added.second) & in_piece
             while mask != uint64(0):
                 i = base + _trailing_zeros(mask)
                 mask &= mask - uint64(1)
@@ -603,7 +603,7 @@ def find_added(text, starts, stops, added, seen, found):
                         found[count, 0], found[count, 1] = piece, i
                         found[count, 2], found[count, 3] = free, ids[token]
                     count += 1
-            mask = _in_ranges64(text, base, added.watched) & inside if seen.size > 0 else uint64(0)
+            mask = _in_ranges64(text, base, added.watched) & in_piece if seen.size > 0 else uint64(0)
             while mask != uint64(0):
                 point = _decode(text, base + _trailing_zeros(mask))[0]
                 seen[point >> 6] |= uint64(1) << uint64(point & 63)
@@ -1077,8 +1077,14 @@ def _characters(word, size, tables, ids):
 @jit(forceinline=True, _nrt=False)
 def _emit(out, p, value, pool):
     """Writes the ids of a value at out[p:] and returns how many they are."""
-    if _count(out, value) != UNPACKED:
-        return _put(out, p, value)
+    if _count(out, value) == UNPACKED:
+        return _emit_pooled(out, p, value, pool)
+    return _put(out, p, value)
+
+
+@jit(_nrt=False)
+def _emit_pooled(out, p, value, pool):
+    """Does what `_emit` does, for a value that says where its ids are in the pool."""
     first, count = int64(value & LOW32), int64((value >> uint64(32)) & uint64(0xFFFF))
     for k in range(count):
         out[p + k] = pool[first + k]
@@ -1128,10 +1134,7 @@ def wordpiece(pieces, tables, runs, output):
                 if value == EMPTY:
                     value = _learn(text, i, length, tables, runs, out)
                     _set_run(near, j, key, rest, value)
-                if _count(out, value) == UNPACKED:
-                    p += _emit(out, p, value, pool)
-                else:
-                    p += _put(out, p, value)
+                p += _emit(out, p, value, pool)
                 p += _put(out, p, stop_value)
                 i = s + 1
             while slow:
@@ -1372,15 +1375,16 @@ def words(pieces, tables, runs, output):
                 if prefixed:
                     automaton = uint64(steps[first_state * uint64(CLASSES) + uint64(tables.prefix_class)] & STATES)
             is_quick, word_stop, value, mask, base = False, int64(-1), EMPTY, uint64(0), i
-            while tables.inside != NO_BYTES and num_rules == 1 and not is_first:  # words of quick characters
+            while tables.inside != NO_BYTES and not is_first:  # words that need no automaton
                 if mask == uint64(0):
                     base, mask = i, _outside64(text, i, tables.inside)
                     if mask & uint64(1) != uint64(0) and after[text[uint64(i)]] == NEXT_BEGINS:
-                        mask &= mask - uint64(1)  # a space that begins the word
+                        mask &= mask - uint64(1)  # the space that begins this word does not end it
                     if mask == uint64(0):
                         break
                 s = base + _trailing_zeros(mask)
                 what, length = after[text[uint64(s)]], s - i
+                # a mark at s + 1 would change the byte that ends the word
                 if s >= end or what == NOT_QUICK or (tables.meets != 0 and quick[text[uint64(s + 1)]] == 0):
                     break
                 mask &= mask - uint64(1)
@@ -1388,7 +1392,7 @@ def words(pieces, tables, runs, output):
                     i = s + 1
                     continue
                 if length == 0 or (length == 1 and after[text[uint64(i)]] == NEXT_BEGINS):
-                    break
+                    break  # nothing, or nothing but a space: what follows decides what this is
                 if length <= 16:
                     key, rest = _near_key(text, i, length)
                     value = _find_near(near, _near_set(near, key, rest), key, rest)
@@ -1440,7 +1444,10 @@ def words(pieces, tables, runs, output):
                     place += width
                     if skips[automaton]:
                         mask = _not_lower64(text, place)
-                        place = min(place + (_trailing_zeros(mask) if mask != uint64(0) else 64), end)
+                        skipped = min(_trailing_zeros(mask) if mask != uint64(0) else 64, end - place)
+                        if skipped > 0:
+                            place += skipped
+                            word_stop = place - 1
                 if code != DONE:
                     break
                 region_stop = int64(-1)

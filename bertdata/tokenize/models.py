@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bertdata.tokenize import kernels
 from bertdata.tokenize.rules import Unsupported
 
-MOST_IDS = 1 << 20  # a value holds ids of 20 bits
+MOST_IDS = (1 << 20) - 1  # a value holds ids of 20 bits; all ones mark a free slot of the table of merges
 MOST_ENTRIES = 1 << 24  # an entry of a trie holds places of 24 bits
 _UNK_PENALTY = 10.0  # an unknown character scores so much less than the least probable token (SentencePiece)
 

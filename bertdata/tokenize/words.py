@@ -98,7 +98,8 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
         raise Unsupported("it strips a text and treats its first word in another way")
     if forms.collapses and forms.collapses_to != " " and not cut.marks_spaces:
         raise Unsupported("its normalizer puts another character in place of several spaces")
-    if forms.collapses and not cut.drops[0] and not (cut.joins_spaces and forms.collapses_last):
+    has_spaces = bool(Rules(cut.nodes[:1]).matches(" ")[0])
+    if forms.collapses and has_spaces and not (cut.joins_spaces and forms.collapses_last):
         raise Unsupported("its normalizer joins spaces that its rules tell apart")
     return cut
 
@@ -302,7 +303,8 @@ class Words(Engine):
     def _skips(self, quick: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """The field `skips` of kernels.WordTables. quick: the field of that name."""
         steps, classes = self._rules.steps.reshape(-1, kernels.CLASSES), quick[[*LETTERS.encode()]]
-        return (steps[:, classes] == np.arange(steps.shape[0])[:, None]).all(axis=1) & classes.all()  # type: ignore[no-any-return]
+        loops = np.arange(steps.shape[0]) | int(kernels.ENDED)
+        return np.logical_and((steps[:, classes] == loops[:, None]).all(axis=1), classes.all())
 
     def _quick_words(self, quick: NDArray[np.uint8]) -> tuple[int, NDArray[np.uint8]]:
         """The fields `inside` and `after` of kernels.WordTables. quick: the field of that name.
@@ -310,6 +312,9 @@ class Words(Engine):
         A word of bytes of one set, perhaps with a space before them, needs no automaton if these bytes never end it and
         the byte after them always does.
         """
+        none = kernels.NO_BYTES, np.zeros(256, np.uint8)
+        if len(self._cut.nodes) > 1:
+            return none
         steps = self._rules.steps.reshape(-1, kernels.CLASSES)
         states, ends = steps & kernels.STATES, steps == kernels.ENDED
         start, drops = int(self._rules.starts[0]), self._cut.drops[0]
@@ -339,22 +344,20 @@ class Words(Engine):
                     after[byte] = kernels.GAP
                 elif ends[states[start, number], quick[ord(" ")]] and states[start, number] != 0:
                     after[byte] = kernels.OWN_WORD
-            if after[ord(" ")]:
+            if after[ord(" ")] in (kernels.NEXT_BEGINS, kernels.GAP):
                 return inside, after
-        return kernels.NO_BYTES, np.zeros(256, np.uint8)
+        return none
 
     def _letters(self, quick: NDArray[np.uint8]) -> NDArray[np.int32]:
         """int32 [2, 256]: what kernels.WordTables says. quick: its field of that name."""
         letters, byte_ids = np.full((2, 256), -1, np.int32), self._constants.byte_ids
         if self._cut.byte_level and not self._changes and not self._cut.marks_spaces:
             return byte_ids.astype(np.int32)
-        if self.forms.collapses or self._constants.whole:  # several characters, or the word, must be seen together
+        if self._cut.byte_level or self.forms.collapses:  # the whole word, or several spaces, must be seen first
             return letters
         for byte in np.flatnonzero(quick).tolist():
             form, suffix = self._spelled(chr(byte)), self._content["model"].get("end_of_word_suffix") or ""
-            if self._cut.byte_level and len(form.encode()) == 1:
-                letters[:, byte] = byte_ids[:, ord(form)]
-            elif len(form) == 1 and not self._cut.byte_level:
+            if len(form) == 1:
                 letters[:, byte] = [self._vocabulary.get(form + end, -1) for end in ("", suffix)]
         return letters
 
@@ -389,7 +392,9 @@ class Words(Engine):
             ]
         with self._probing:
             if is_word not in self._inner:
-                self._inner[is_word] = _inner_tokenizer(self._content, is_word=is_word)
+                self._inner[is_word] = _inner_tokenizer(
+                    self._content, is_word=is_word, each_word=cut.prefix_when == EACH_WORD
+                )
         encodings = self._inner[is_word].encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
@@ -460,8 +465,10 @@ class Words(Engine):
         return entry | int.from_bytes(encoded[8:], "little") << 32, int.from_bytes(encoded[:8], "little")
 
 
-def _inner_tokenizer(content: dict[str, Any], *, is_word: bool) -> tokenizers.Tokenizer:
+def _inner_tokenizer(content: dict[str, Any], *, is_word: bool, each_word: bool) -> tokenizers.Tokenizer:
     """The tokenizer for text from the middle of a piece: it strips nothing and puts nothing before it.
+
+    each_word: whether a prefix is put before each word; then it stays.
 
     is_word: for a single word as it reaches the model; it does not normalize and cut it either.
     """
@@ -477,7 +484,7 @@ def _inner_tokenizer(content: dict[str, Any], *, is_word: bool) -> tokenizers.To
             kept.append(part | {"add_prefix_space": False} | ({"use_regex": False} if is_word else {}))
         elif part["type"] == "Metaspace" and not is_word:
             part.pop("add_prefix_space", None)
-            kept.append(part | {"prepend_scheme": "never"})
+            kept.append(part if each_word else part | {"prepend_scheme": "never"})
         elif not is_word:
             kept.append(part)
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": kept} if kept else None
