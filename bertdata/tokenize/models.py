@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bertdata.tokenize import kernels
 from bertdata.tokenize.rules import Unsupported
 
-MOST_IDS = (1 << 20) - 1  # a value holds ids of 20 bits; all ones mark a free slot of the table of merges
+MOST_IDS = 1 << 20  # a value holds ids of 20 bits
 MOST_ENTRIES = 1 << 24  # an entry of a trie holds places of 24 bits
 _UNK_PENALTY = 10.0  # an unknown character scores so much less than the least probable token (SentencePiece)
 
@@ -73,6 +73,8 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
     suffix, fallback = model.get("end_of_word_suffix") or "", bool(model.get("byte_fallback"))
     merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
     ranked = {pair: rank for rank, pair in enumerate(merges)}  # of equal merges the last one counts
+    if max(vocabulary.values(), default=0) == MOST_IDS - 1:  # all ones mark a free slot of the table of merges
+        raise Unsupported(f"its vocabulary has the id {MOST_IDS - 1:,}")
     if len(merges) >= MOST_ENTRIES:
         raise Unsupported(f"it has {MOST_ENTRIES:,} merges or more")
     lefts, rights = [vocabulary[left] for left, _ in ranked], [vocabulary[right] for _, right in ranked]
