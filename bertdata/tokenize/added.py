@@ -8,6 +8,7 @@ that do can be told apart; `tokenizers` encodes those.
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -48,14 +49,22 @@ class AddedTokens:
         self._forms, self._lock = forms, threading.Lock()
         self._hazards: dict[int, int] = {}
         self._searches: list[tuple[Added, bool]] = []  # and whether other text may have a token as its normal form
-        self._alphabet: set[str] = set()  # characters of the tokens that are searched for in the normal form of a text
+        # Of the tokens that are searched for in the normal form of a text: the number of each character, and which two
+        # of them stand side by side in a token
+        self._numbers: dict[str, int] = {}
+        self._adjacent = np.zeros((256, 256), np.bool_)
         for normalized in (False, True):
             chosen = [(n, token) for n, token in added.items() if token.normalized == normalized and token.content]
             if all(token.special for _, token in chosen):
                 continue
             if normalized:
-                self._alphabet = {c for _, token in chosen if not token.special for c in token.content}
-                self._check(tuple(token.content for _, token in chosen if not token.special))
+                contents = [token.content for _, token in chosen if not token.special]
+                self._check(contents)
+                # The numbers of kernels.find_hazards, from 3 on; if there are too many characters, many share the last
+                characters = sorted({c for content in contents for c in content})
+                self._numbers = {c: min(number, 255) for number, c in enumerate(characters, 3)}
+                for a, b in (pair for content in contents for pair in pairwise(content)):
+                    self._adjacent[self._numbers[a], self._numbers[b]] = True
             # id; -1: the text stays, as special tokens in a text are text; -2: leave the whole text to `tokenizers`
             ids = [
                 -1 if token.special else -2 if token.lstrip or token.rstrip or token.single_word else n
@@ -77,7 +86,7 @@ class AddedTokens:
     def __bool__(self) -> bool:
         return bool(self._searches)
 
-    def _check(self, contents: tuple[str, ...]) -> None:
+    def _check(self, contents: list[str]) -> None:
         forms = self._forms
         if forms.strips or forms.prepended or forms.collapses:
             raise Unsupported("it searches the normal form of a text for added tokens")
@@ -97,7 +106,7 @@ class AddedTokens:
         """0: harmless; 1: the code point has an empty normal form; 2: its normal form has characters of a token."""
         if point not in self._hazards:
             form = self._forms.normal(chr(point))
-            blurs = form != chr(point) and not self._alphabet.isdisjoint(form)
+            blurs = form != chr(point) and not self._numbers.keys().isdisjoint(form)
             self._hazards[point] = 1 if not form else 2 if blurs else 0
         return self._hazards[point]
 
@@ -118,12 +127,17 @@ class AddedTokens:
                 room, seen[:] = np.empty((found, 4), np.int64), 0
                 found = kernels.find_added(text, cuts.starts, cuts.stops, search, seen, room)
             if blurs:
-                self._leave_out_blurred(text, cuts, seen, left_out)
+                self._leave_out_blurred(text, cuts, search, seen, left_out)
             cuts = _apply(cuts, room[:found], left_out, tails)
         return cuts
 
     def _leave_out_blurred(
-        self, text: NDArray[np.uint8], cuts: Cuts, seen: NDArray[np.uint64], left_out: NDArray[np.bool_]
+        self,
+        text: NDArray[np.uint8],
+        cuts: Cuts,
+        search: Added,
+        seen: NDArray[np.uint64],
+        left_out: NDArray[np.bool_],
     ) -> None:
         """Marks the pieces in which other text than a token may have the token as its normal form."""
         points = np.flatnonzero(np.unpackbits(seen.view(np.uint8), bitorder="little")).tolist()
@@ -133,9 +147,9 @@ class AddedTokens:
             table = np.zeros(0x110000, np.uint8)
             for point, hazard in hazards.items():
                 table[point] = hazard
-            table[[ord(c) for c in self._alphabet]] = 3
+            table[[ord(c) for c in self._numbers]] = list(self._numbers.values())
             harmed = np.zeros(cuts.starts.size, np.bool_)
-            kernels.find_hazards(text, cuts.starts, cuts.stops, table, harmed)
+            kernels.find_hazards(text, cuts.starts, cuts.stops, table, self._adjacent, search.watched, harmed)
             left_out[cuts.of[harmed]] = True
 
 

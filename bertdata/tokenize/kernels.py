@@ -85,7 +85,7 @@ NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
 MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
 LONGEST_KEY = 64  # bytes of a run that has a place in the tables
 RANGES = 4  # of bytes, in Added
-LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `_merge_lanes`; a place takes 5 bits, and `_least32` takes 32 lanes
+LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `_merge_short`; a place takes 5 bits, and `_least32` takes 32 lanes
 
 
 class Text(NamedTuple):
@@ -612,22 +612,36 @@ def find_added(text, starts, stops, added, seen, found):
 
 
 @jit(_nrt=False)
-def find_hazards(text, starts, stops, hazards, is_harmed):
-    """Sets is_harmed[i] where piece i has a code point of hazard 2, or one of hazard 1 after one of hazard 3.
+def find_hazards(text, starts, stops, hazards, adjacent, watched, is_harmed):
+    """Sets is_harmed[i] where piece i may get an added token by its normal form alone.
 
-    hazards: uint8 [0x110000]. Code points of hazard 1 in between do not count.
+    hazards: uint8 [0x110000]. 2: the normal form of a code point has characters of a token. 1: it is empty; then the
+    piece is harmed if what stands before and after it (other such code points do not count) are adjacent in a token.
+    From 3 on: the number of a character of a token. adjacent: bool [256, 256], by these numbers. watched: as in Added;
+    all code points of hazard 1 and 2 begin with a watched byte.
     """
     for piece in range(starts.size):
-        i, before = starts[piece], 0
-        while i < stops[piece]:
-            point, width = _decode(text, i)
-            hazard = hazards[point]
-            if hazard == 2 or (hazard == 1 and before == 3):
-                is_harmed[piece] = True
-                break
-            if hazard != 1:
-                before = hazard
-            i += width
+        start, stop = starts[piece], stops[piece]
+        for base in range(start, stop, 64):
+            mask = _in_ranges64(text, base, watched)
+            while mask != uint64(0) and not is_harmed[piece]:
+                i = base + _trailing_zeros(mask)
+                mask &= mask - uint64(1)
+                if i >= stop:
+                    break
+                point, width = _decode(text, i)
+                hazard, after, before = hazards[point], np.uint8(1), np.uint8(1)
+                k = i + width
+                while hazard == 1 and after == 1 and k < stop:
+                    point, width = _decode(text, k)
+                    after = hazards[point]
+                    k += width
+                while hazard == 1 and before == 1 and i > start:
+                    i -= 1
+                    while i > start and text[i] & 0xC0 == 0x80:
+                        i -= 1
+                    before = hazards[_decode(text, i)[0]]
+                is_harmed[piece] = hazard == 2 or (hazard == 1 and adjacent[before, after])
 
 
 @jit(forceinline=True, _nrt=False)
