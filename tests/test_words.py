@@ -371,7 +371,12 @@ def test_ids_are_those_of_the_library(kinds, name, texts, sentences):
 def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():
     parts = normalizers.Sequence([normalizers.Strip(), normalizers.Replace("q", "")])
     content = json.dumps(unigram(parts, pre_tokenizers.Metaspace()))
-    for text in ("q\u2003a\u6c34", "q\x85a\u6c34", " q \u6c34 "):  # the kernel stops there, asks, and goes on
+    for text in (
+        "q\u2003a\u6c34",
+        "q\x85a\u6c34",
+        " q \u6c34 ",
+        "q\x85e\u0301",
+    ):  # the kernel stops there, asks, and goes on
         assert_exact(Ours(content), [text, "x", text])
 
 

@@ -929,8 +929,8 @@ def _is_unstable(text, begin, start, stop, points, stable, state):
 def _cut_after(text, i, stop, points, cuts, state):
     """The first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
 
-    -1: an entry is missing. Before and after the place stand code points that change nothing and are not stripped at
-    the ends of a text, and no word contains both.
+    -1: an entry is missing. Before and after the place stand code points that change nothing, and no word contains
+    both. The one before is not stripped at the end of a text.
     """
     previous = uint64(0)  # class of the code point before, 0 if it may change something
     while i < stop:
@@ -940,7 +940,7 @@ def _cut_after(text, i, stop, points, cuts, state):
             state[CODE_POINT] = point
             return -1
         kind = entry & uint64(0xFF)
-        if entry & (MEETS | HARD_FORM | SILENT_FORM | BLANK) != uint64(0):
+        if entry & (MEETS | HARD_FORM | SILENT_FORM) != uint64(0):
             kind = uint64(0)
         if previous != uint64(0) and kind != uint64(0) and cuts[previous * uint64(CLASSES) + kind]:
             if i + width >= stop:
@@ -951,7 +951,7 @@ def _cut_after(text, i, stop, points, cuts, state):
                 return -1
             if following & (MEETS | HARD_FORM | SILENT_FORM) == uint64(0):
                 return i
-        previous = kind
+        previous = kind if entry & BLANK == uint64(0) else uint64(0)
         i += width
     return stop
 
@@ -1505,7 +1505,11 @@ def words(pieces, tables, runs, output):
                         break
                     else:
                         hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2] = i, region_stop, p
-                        hard[num_hard, 3] = AT_BEGIN if is_first else IN_MIDDLE
+                        hard[num_hard, 3] = IN_MIDDLE
+                        if (
+                            is_first
+                        ):  # with what was passed over at the begin, as it may keep a blank from being stripped
+                            hard[num_hard, 0], hard[num_hard, 3] = begin, AT_BEGIN
                         num_hard += 1
                     i, has_begun = region_stop, 1
                     continue
