@@ -2,8 +2,8 @@
 
 An engine learns about a tokenizer by asking it. When a code point first occurs in a text, `tokenizers` says what it
 does with all code points of its page of 256, and the kernel uses the results. Where a result depends on neighbouring
-characters in a way that fits no table, the run is *hard*: `tokenizers` encodes it. Short
-ones are kept in the tables of runs.
+characters in a way that fits no table, the run is *hard*: `tokenizers` encodes it. Short ones are kept in the tables of
+runs.
 
 Threads. Kernels run without the GIL, so nothing that a running kernel reads may change. What all threads share is
 written once, before any thread sees it, and is marked read-only: the constant tables, and the pages in

@@ -112,7 +112,7 @@ class WordPieceTables(NamedTuple):
 class WordTables(NamedTuple):
     """What the kernel for words knows about a tokenizer."""
 
-    points: Any  # uint64 [0x110000, 2]: an entry for each code point (forms.py packs them); 0: not known yet
+    points: Any  # uint64 [0x110000, 2]: an entry for each code point (words.py packs them); 0: not known yet
     ascii: Any  # uint8 [128]: class of each ASCII character
     quick: Any  # uint8 [256]: class of each ASCII character that is not hard and changes no other; 0 for other bytes
     steps: Any  # uint16 [num_states * CLASSES]: see rules.Rules
@@ -342,6 +342,7 @@ def _put(out, p, value):
 
 @jit(forceinline=True, _nrt=False)
 def _count(out, value):
+    """How many ids a value holds, UNPACKED if they are in the pool."""
     return value >> uint64(48) if out.itemsize == 2 else value >> uint64(60)
 
 
@@ -545,7 +546,7 @@ def _pool(ids, count, runs):
 
 @jit(_nrt=False)
 def _learn(text, start, length, tables, runs, out):
-    """The value of an ASCII run that the tables do not have. If there is no room for its ids, they are emptied."""
+    """The value of an ASCII run that the tables do not have. Empties the tables if there is no room for its ids."""
     if runs.used[1] + length > runs.pool.size:
         _clear_runs(runs)
     for k in range(length):
@@ -843,7 +844,7 @@ def _keep(text, start, length, ids, count, out, runs):
 def keep_runs(text, runs_of_text, ids, bounds, out, runs):
     """Adds runs that `tokenizers` has encoded to the tables.
 
-    runs_of_text: int64 [n, 3], run i is text[runs_of_text[i, 0] : runs_of_text[i, 1]]. Its ids are
+    runs_of_text: int64, rows of Output.hard; run i is text[runs_of_text[i, 0] : runs_of_text[i, 1]]. Its ids are
     ids[bounds[i] : bounds[i + 1]], int64. out: an array of the dtype of ids as they are stored. A run with more ids
     than bytes is left out, as an output has no room for it.
     """
@@ -1506,9 +1507,7 @@ def words(pieces, tables, runs, output):
                     else:
                         hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2] = i, region_stop, p
                         hard[num_hard, 3] = IN_MIDDLE
-                        if (
-                            is_first
-                        ):  # with what was passed over at the begin, as it may keep a blank from being stripped
+                        if is_first:  # with what was passed over, as it may keep a blank from being stripped
                             hard[num_hard, 0], hard[num_hard, 3] = begin, AT_BEGIN
                         num_hard += 1
                     i, has_begun = region_stop, 1

@@ -468,9 +468,8 @@ class Words(Engine):
 def _inner_tokenizer(content: dict[str, Any], *, is_word: bool, each_word: bool) -> tokenizers.Tokenizer:
     """The tokenizer for text from the middle of a piece: it strips nothing and puts nothing before it.
 
-    each_word: whether a prefix is put before each word; then it stays.
-
-    is_word: for a single word as it reaches the model; it does not normalize and cut it either.
+    is_word: for a single word as it reaches the model; it does not normalize and cut it either. each_word: whether a
+    prefix is put before each word; then it stays.
     """
     content = json.loads(json.dumps(content))
     parts = flat(content.get("normalizer"), "normalizers")
