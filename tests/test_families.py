@@ -104,7 +104,7 @@ def test_loss_and_gradients_are_those_of_transformers(configs, dataset, name, sa
     theirs.backward()
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     for name, parameter in weights.named_parameters():
-        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-5, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("name", ["bert", "electra"])
@@ -165,7 +165,7 @@ def test_two_ranks_learn_what_one_does(configs, dataset, tmp_path):
     for name in EVERY:
         one, two = ([entry["loss"] for entry in entries(place / name) if "loss" in entry] for place in places.values())
         assert len(one) == 2
-        assert two == pytest.approx(one, rel=1e-4), name
+        assert two == pytest.approx(one, rel=1e-5), name
 
 
 @pytest.mark.parametrize("name", MOST)
