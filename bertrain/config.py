@@ -77,7 +77,13 @@ class Config:
         "linear",
         "Learning rate after the warm-up: linear, cosine, or wsd, which stays at the peak and falls in the last fifth.",
     )
-    optimizer: str = _option(SCHEDULE, "adamw", "Optimizer: adamw.")
+    optimizer: str = _option(
+        SCHEDULE,
+        "adamw",
+        "Optimizer: adamw, or muon, which makes updates of hidden matrices orthogonal and leaves the rest to AdamW.",
+    )
+    muon_rate: float = _option(SCHEDULE, 4.0, "Learning rate of Muon's matrices, as a multiple of --lr.")
+    muon_momentum: float = _option(SCHEDULE, 0.95, "Decay rate of Muon's mean of gradients.")
     weight_decay: float = _option(SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.")
     beta1: float = _option(SCHEDULE, 0.9, "Decay rate of the optimizer's mean of gradients.")
     beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.")
@@ -159,14 +165,14 @@ class Config:
         for name in ("global_batch_size", "save_every", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give at least 1")
-        for name in ("steps", "epochs", "micro_batch_size", "lr", "clip_norm", "epsilon"):
+        for name in ("steps", "epochs", "micro_batch_size", "lr", "muon_rate", "clip_norm", "epsilon"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise UsageError(f"{_flag(name)} is {value}; give a number above 0")
         for name in ("warmup", "eval_every", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give 0 or a number above it")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(
                     f"{_flag(name)} is {getattr(self, name)}; give a number from 0 to below 1, such as 0.9"
@@ -177,8 +183,16 @@ class Config:
             raise UsageError(f"--long-share is {self.long_share}; give a share between 0 and 1")
         if self.long_length is not None and not self.long_length > self.length:
             raise UsageError(f"--long-length {self.long_length} must be more than --length {self.length}")
+        self._check_defaults(self.optimizer != "adamw", ("muon_rate", "muon_momentum"), "--optimizer muon")
         self._check_duration()
         self._check_distillation()
+
+    def _check_defaults(self, are_used: bool, names: tuple[str, ...], needed: str) -> None:
+        """Raises UsageError for options that are given and not used."""
+        defaults = {option.name: option.default for option in fields(self)}
+        for name in names:
+            if not are_used and getattr(self, name) != defaults[name]:
+                raise UsageError(f"{_flag(name)} {getattr(self, name)} needs {needed}")
 
     def _check_duration(self) -> None:
         durations = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
@@ -206,10 +220,8 @@ class Config:
             raise UsageError(f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits")
         if self.teacher_cache and self.long_length is not None:
             raise UsageError("--teacher-cache does not go with --long-length: its answers are to rows of one length")
-        defaults = {option.name: option.default for option in fields(self)}
-        for name in ("distil", "distil_layers", "alpha", "temperature"):
-            if not self.distil_method and getattr(self, name) != defaults[name]:
-                raise UsageError(f"{_flag(name)} {getattr(self, name)} needs a --teacher-cache or a --teacher")
+        teaching = ("distil", "distil_layers", "alpha", "temperature")
+        self._check_defaults(bool(self.distil_method), teaching, "a --teacher-cache or a --teacher")
         if self.compile == "on" and self._recomputes_tapped_layers:
             raise UsageError(
                 f"--compile on does not go with --gradient-checkpointing and --distil {self.distil_method}, which "

@@ -115,7 +115,7 @@ def test_a_toy_objective_optimizer_schedule_and_family_train_together(dataset, t
     ("options", "sentence"),
     [
         ({"objective": "mlm+sop"}, "--objective sop is unknown; give one of mlm, nsp"),
-        ({"optimizer": "lamb"}, "--optimizer lamb is unknown; give one of adamw"),
+        ({"optimizer": "lamb"}, "--optimizer lamb is unknown; give one of adamw, muon"),
         ({"schedule": "step"}, "--schedule step is unknown; give one of linear, cosine, wsd"),
         ({"objective": "mlm+nsp", "isolate_documents": ""}, "needs rows of packed and of pairs"),
     ],

@@ -1,9 +1,16 @@
+import shutil
+
 import pytest
 import torch
+from families import SMALL
+from reference import muon as reference
+from training import entries, flags, losses, on_ranks, train
+from transformers import AutoConfig, AutoModelForMaskedLM
 
+from bertdata.errors import UsageError
 from bertrain import optim
 from bertrain.config import Config
-from bertrain.optim import learning_rate
+from bertrain.optim import learning_rate, muon
 
 
 def rates(schedule, steps, warmup_steps):
@@ -43,3 +50,114 @@ def test_only_matrices_are_decayed():
     assert [p.ndim for p in decayed["params"]] == [2]
     assert plain["weight_decay"] == 0
     assert [p.ndim for p in plain["params"]] == [1, 1, 1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- Muon
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_of_muon_is_that_of_each_matrix(seed):
+    torch.manual_seed(seed)
+    shapes = [(24, 8, 3), (8, 8, 1), (8, 12, 1), (16, 6, 2), (12, 8, 1), (1, 4, 1)]  # rows, columns, matrices in it
+    weights = [(torch.nn.Parameter(torch.randn(rows, columns)), parts) for rows, columns, parts in shapes]
+    bias = torch.nn.Parameter(torch.randn(5))
+    made = muon.Muon(
+        weights, [{"params": [bias]}], momentum=0.9, weight_decay=0.1, rate_scale=3.0, betas=(0.9, 0.98), eps=1e-6,
+        dtype=torch.float32,
+    )  # fmt: skip
+    expected = [[piece.detach().double() for piece in weight.chunk(parts)] for weight, parts in weights]
+    momenta = [[torch.zeros_like(piece) for piece in pieces] for pieces in expected]
+    plain = torch.nn.Parameter(bias.detach().clone())
+    adamw = torch.optim.AdamW([plain], lr=0.02, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
+    for _ in range(3):
+        gradients = [torch.randn_like(weight) for weight, _ in weights]
+        for (weight, _), gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient.clone()
+        bias.grad = torch.randn(5)
+        plain.grad = bias.grad.clone()
+        optim.set_learning_rate(made, 0.02)
+        made.step()
+        adamw.step()
+        for number, (gradient, (_, parts)) in enumerate(zip(gradients, weights, strict=True)):
+            for part, piece in enumerate(gradient.chunk(parts)):
+                expected[number][part], momenta[number][part] = reference.step(
+                    expected[number][part], piece, momenta[number][part], rate=0.06, decay=0.1, mean=0.9
+                )
+    for (weight, _), pieces in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.detach(), torch.cat(pieces).float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(bias, plain)
+
+
+def test_muon_is_torchs_own():
+    """Theirs iterates in bf16, one matrix at a time."""
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 32 * 48).view(32, 48).clone()) for _ in range(2))
+    one = muon.Muon(
+        [(ours, 1)], [{"params": [torch.nn.Parameter(torch.zeros(1))]}], momentum=0.95, weight_decay=0.1,
+        rate_scale=1.0, betas=(0.9, 0.98), eps=1e-6, dtype=torch.bfloat16,
+    )  # fmt: skip
+    other = torch.optim.Muon([theirs], lr=0.05, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    optim.set_learning_rate(one, 0.05)
+    for _ in range(3):
+        ours.grad = torch.randn(32, 48)
+        theirs.grad = ours.grad.clone()
+        one.step()
+        other.step()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_muon_takes_the_matrices_of_layers(name):
+    kind = name.split()[0]
+    ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
+    config = AutoConfig.for_model(kind, vocab_size=50, **SMALL[name] | ids)
+    model = AutoModelForMaskedLM.from_config(config)
+    found = muon.hidden_matrices(model)
+    names = {parameter: path for path, parameter in model.named_parameters()}
+    paths = [names[parameter] for parameter, _ in found]
+    assert (paths == []) == (kind == "squeezebert")  # whose layers are convolutions
+    assert not [path for path in paths if "word_embeddings" in path or "head" in path or "predictions" in path]
+    assert all(parameter.ndim == 2 and parameter.shape[0] % parts == 0 for parameter, parts in found)
+    assert {parts for parameter, parts in found} <= ({1, 2, 3} if kind == "modernbert" else {1})
+    assert all(any(part.isdigit() for part in path.split(".")) for path in paths)  # in the layers, not beside them
+
+
+def test_a_run_with_muon_resumes_to_the_same_bits(dataset, tmp_path):
+    whole = train(dataset.path, tmp_path / "run", optimizer="muon", steps=4, eval_every=0)
+    last = tmp_path / "run" / "step-00000004"
+    weights = (last / "model.safetensors").read_bytes()
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "run" / f"step-{step:08d}")
+    assert losses(train(dataset.path, tmp_path / "run", optimizer="muon", steps=4, eval_every=0)) == losses(whole)
+    assert (last / "model.safetensors").read_bytes() == weights
+    with pytest.raises(SystemExit):  # its moments are not AdamW's
+        train(dataset.path, tmp_path / "run", steps=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_muon_on_ranks_is_muon_on_one(dataset, tmp_path, ranks):
+    """Three ranks share eight matrices of one shape unequally."""
+    options = {"optimizer": "muon", "steps": 4, "eval_every": 0}
+    one = train(dataset.path, tmp_path / "one", **options)
+    code, _, err = on_ranks(ranks, "bertrain.pretrain", flags(dataset.path, tmp_path / "more", **options))
+    assert code == 0, err
+    assert [x["loss"] for x in entries(tmp_path / "more") if "loss" in x] == pytest.approx(
+        [x["loss"] for x in one if "loss" in x], rel=2e-5
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch's own, while it compiles
+def test_muon_computes_in_bf16_and_compiled(dataset, tmp_path):
+    plain = train(dataset.path, tmp_path / "plain", optimizer="muon", steps=3, eval_every=0)
+    for name, options in (("bf16", {"precision": "bf16"}), ("compiled", {"compile": "on"})):
+        log = train(dataset.path, tmp_path / name, optimizer="muon", steps=3, eval_every=0, **options)
+        assert [x["loss"] for x in log if "loss" in x] == pytest.approx(
+            [x["loss"] for x in plain if "loss" in x], rel=2e-2 if name == "bf16" else 1e-4
+        )
+
+
+def test_muon_options_belong_to_muon():
+    with pytest.raises(UsageError, match="--muon-rate 2.0 needs --optimizer muon"):
+        Config(data="x", out="y", muon_rate=2.0)

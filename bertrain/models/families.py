@@ -28,6 +28,8 @@ HEAD_DROPOUTS = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_d
 _PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"),
                 ("query_proj", "key_proj", "value_proj"), ("q", "k", "v"), ("Wqkv",))  # fmt: skip
 """The names that attention modules give to their linear maps for queries, keys and values, or to one for all three."""
+FUSED = {"Wqkv": 3, "Wi": 2}
+"""Linear maps whose weights are several matrices one below the other, by name: queries, keys, values; input, gate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from bertdata.errors import UsageError
 from bertrain.config import Config
+from bertrain.optim.muon import Muon, hidden_matrices
 
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -21,7 +23,31 @@ def adamw(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
 
 
-OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]] = {"adamw": adamw}
+def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
+    """Muon for the hidden matrices of a model, AdamW for all else. module: a Learner."""
+    matrices = hidden_matrices(module.model)
+    if not matrices:
+        raise UsageError(
+            f"--optimizer muon: a {module.model.config.model_type} has no linear maps in its layers; give adamw"
+        )
+    theirs = {parameter for parameter, _ in matrices}
+    others = parameter_groups(module, config.weight_decay)
+    for group in others:
+        group["params"] = [parameter for parameter in group["params"] if parameter not in theirs]
+    half = torch.cuda.is_bf16_supported(including_emulation=False) if torch.cuda.is_available() else False
+    return Muon(
+        matrices,
+        others,
+        momentum=config.muon_momentum,
+        weight_decay=config.weight_decay,
+        rate_scale=config.muon_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.epsilon,
+        dtype=torch.bfloat16 if half or config.precision == "bf16" else torch.float32,
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]] = {"adamw": adamw, "muon": muon}
 """Optimizers by the name that --optimizer gives them. Add your own: docs/extending.md."""
 
 
