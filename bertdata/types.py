@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,10 +68,17 @@ class Masking:
     mask_fraction: float = 0.8
     random_fraction: float = 0.1
     random_from: str = "ordinary"  # ids that random ones come from: "ordinary" (not special) or "vocabulary" (all)
+    later: tuple[tuple[int, float], ...] = ()
+    """(position, probability) in ascending order: from this sample of a Loader's stream on, the share is another."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.probability <= 1.0:
-            raise UsageError(f"masking probability is {self.probability}; give a share between 0 and 1, such as 0.15")
+        object.__setattr__(self, "later", tuple((int(first), float(share)) for first, share in self.later))  # of JSON
+        for share in (self.probability, *(share for _, share in self.later)):
+            if not 0.0 <= share <= 1.0:
+                raise UsageError(f"masking probability is {share}; give a share between 0 and 1, such as 0.15")
+        firsts = [0, *(first for first, _ in self.later)]
+        if any(later <= before for before, later in pairwise(firsts)):
+            raise UsageError(f"masking later has the positions {firsts[1:]}; give ascending ones above 0")
         for name, choices in (
             ("policy", MASKING_POLICIES),
             ("rounding", ("nearest", "even", "floor")),
@@ -89,6 +97,17 @@ class Masking:
                 f"mask_fraction is {self.mask_fraction} and random_fraction is {self.random_fraction}; give "
                 "shares that are at least 0 and together at most 1"
             )
+
+    @property
+    def parts(self) -> tuple[Masking, ...]:
+        """The masking of each part of a stream: before the first position of `later`, from it on, and so on."""
+        shares = (self.probability, *(share for _, share in self.later))
+        return tuple(replace(self, probability=share, later=()) for share in shares)
+
+    def state(self) -> dict[str, Any]:
+        """The rule in JSON, for the state of a stream. Without `later` where that is empty, as older ones are."""
+        values = {name: value for name, value in asdict(self).items() if name != "later"}
+        return values | ({"later": [list(pair) for pair in self.later]} if self.later else {})
 
     def quota(self, filled: int) -> int:
         """Places to select in a row with `filled` filled places, [CLS] and [SEP] included, if it has the candidates.

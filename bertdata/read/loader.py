@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,9 @@ from bertdata.format.dataset import Dataset
 from bertdata.read import order
 from bertdata.read.masking import Masker
 from bertdata.read.samples import open_samples
+from bertdata.read.stream import Rows
 from bertdata.read.words import continuing_ids
-from bertdata.types import Batch, Masking
+from bertdata.types import IGNORE_INDEX, Batch, Masking
 
 STATE_VERSION = 1
 
@@ -108,10 +108,11 @@ class Loader:
         self._group = self._requested = (-1, 0)  # groups of blocks: the one being read, the last that was read ahead
         if shuffle == "full":
             self._samples.stream.read_at_random()
-        self._masker = None
-        if masking:
-            continuing = continuing_ids(shards) if words else None
-            self._masker = Masker(masking, shards.special_tokens, length=length, seed=seed, continuing_ids=continuing)
+        continuing = continuing_ids(shards) if words else None
+        self._maskers = [
+            Masker(part, shards.special_tokens, length=length, seed=seed, continuing_ids=continuing)
+            for part in (masking.parts if masking else ())
+        ]
         if self._answers:
             self._answers.check(self._identity(), shards.manifest.tokenizer.get("tokenizer.json", ""))
 
@@ -139,8 +140,8 @@ class Loader:
 
     @property
     def num_slots(self) -> int:
-        """K: masked places that a row has room for."""
-        return self._masker.num_slots if self._masker else 0
+        """K: masked places that a row has room for, at most: a batch where less is masked has fewer."""
+        return max((masker.num_slots for masker in self._maskers), default=0)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -178,12 +179,7 @@ class Loader:
             positions, num_samples=self.num_samples, seed=self.seed, block=self._block
         )
         rows = self._samples.rows(epochs, sample_ids)
-        if self._masker:
-            masked_positions, targets = self._masker.apply(
-                rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word
-            )
-        else:
-            masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
+        masked_positions, targets = self._mask(rows, positions, epochs, sample_ids)
         teacher: dict[str, Any] = {}
         if self._answers:
             answers = self._answers.read(positions, self.shards.special_tokens.vocab_size)
@@ -199,6 +195,34 @@ class Loader:
             position_ids=rows.position_ids,
             **teacher,
         )
+
+    def _mask(
+        self, rows: Rows, positions: np.ndarray, epochs: np.ndarray, sample_ids: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Masks rows in place. Returns masked_positions and targets, int64 [B, K].
+
+        Each row is masked by the rule of the part of the stream in which its position lies. K is that of the parts that
+        the rows come from; with a teacher's answers always that of all.
+        """
+        if not self._maskers:
+            return np.empty((positions.size, 0), np.int64), np.empty((positions.size, 0), np.int64)
+        assert self.masking  # noqa: S101  (there are maskers)
+        firsts = [first for first, _ in self.masking.later]
+        part_of_row = np.searchsorted(firsts, positions, side="right")
+        parts = np.unique(part_of_row).tolist() or [0]
+        slots = self.num_slots if self._answers else max(self._maskers[part].num_slots for part in parts)
+        if len(parts) == 1 and self._maskers[parts[0]].num_slots == slots:
+            return self._maskers[parts[0]].apply(rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word)
+        masked_positions = np.zeros((positions.size, slots), np.int64)
+        targets = np.full((positions.size, slots), IGNORE_INDEX)
+        for part in parts:
+            where = part_of_row == part
+            ids, masker = rows.ids[where], self._maskers[part]
+            inside = None if rows.inside_word is None else rows.inside_word[where]
+            found = masker.apply(ids, rows.text_places[where], epochs[where], sample_ids[where], inside)
+            rows.ids[where] = ids
+            masked_positions[where, : masker.num_slots], targets[where, : masker.num_slots] = found
+        return masked_positions, targets
 
     def _read_ahead(self, position: int, block: int) -> None:
         """When a group of blocks is entered, asks the disk for it and for the next one, unless it was asked before."""
@@ -228,7 +252,7 @@ class Loader:
             "samples": self.samples,
             "short_seq_prob": self.short_seq_prob if self.samples == "pairs" else None,
             "shuffle": self.shuffle,
-            "masking": asdict(self.masking) if self.masking else None,
+            "masking": self.masking.state() if self.masking else None,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -242,7 +266,7 @@ class Loader:
         """
         state = {"shuffle": "full", "short_seq_prob": None} | state  # an older state lacks options that are newer
         if isinstance(state.get("masking"), dict):
-            state["masking"] = asdict(Masking()) | state["masking"]
+            state["masking"] = Masking().state() | state["masking"]
         differing = [
             f"{name} was {state.get(name)!r} and is {value!r}"
             for name, value in ({"variants": None} | self._identity()).items()
