@@ -22,7 +22,7 @@ from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
 from bertrain.optim import OPTIMIZERS, SCHEDULES
-from bertrain.plan import Plan
+from bertrain.plan import Plan, masking_of
 from bertrain.runtime import checkpoint, rates
 from bertrain.runtime.dist import World
 from bertrain.runtime.watch import TrainingError
@@ -62,22 +62,36 @@ def samples(config: Config) -> str:
 
 def loader(
     config: Config, shards: bertdata.Dataset, *, length: int | None = None, rank: int = 0, world_size: int = 1,
-    variants: int | None = None,
+    variants: int | None = None, masking: bertdata.Masking | None = None, with_answers: bool = True,
 ) -> bertdata.Loader:  # fmt: skip
-    """The batches of a run, for one rank. length: None for that of the config. variants: as Loader has them."""
+    """The batches of a run, for one rank.
+
+    length: None for that of the config. variants: as Loader has them. masking: None for that of the first rows.
+    with_answers: whether the teacher cache of the config is opened, which must have been made for this very stream.
+    """
     return bertdata.Loader(
         shards,
         length=length or config.length,
-        global_batch_size=config.global_batch_size,
+        global_batch_size=config.batch_sizes[0][1],
         seed=config.seed if config.data_seed is None else config.data_seed,
         rank=rank,
         world_size=world_size,
         samples=samples(config),
         shuffle=config.shuffle,
-        masking=bertdata.Masking(probability=config.mlm_probability, policy=config.masking),
+        masking=masking or masking_of(config),
         variants=variants,
-        teacher_cache=config.teacher_cache or None,
+        teacher_cache=(with_answers and config.teacher_cache) or None,
     )
+
+
+def planned(
+    config: Config, shards: bertdata.Dataset, *, rank: int = 0, world_size: int = 1
+) -> tuple[bertdata.Loader, Plan]:
+    """The batches of a run, for one rank, and its plan. Raises UsageError for a teacher's cache of another stream."""
+    ranks = {"rank": rank, "world_size": world_size}
+    num_samples = loader(config, shards, **ranks, with_answers=False).num_samples
+    plan = Plan.of(config, num_samples=num_samples, world_size=world_size)
+    return loader(config, shards, **ranks, masking=plan.masking(config)), plan
 
 
 def model(config: Config, shards: bertdata.Dataset, *, resume: Path | None = None) -> tuple[PreTrainedModel, list[str]]:
@@ -160,7 +174,7 @@ def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
     """How many targets the first rows have. Raises UsageError for a teacher's cache that ends before the run."""
     if loader.teacher_cache is None:
         return feed.num_targets(loader.read(np.arange(min(loader.num_samples, 1024))))
-    num_samples = plan.steps * config.global_batch_size
+    num_samples = plan.samples(plan.steps)
     if loader.variants is not None:  # after which the samples repeat
         num_samples = min(num_samples, loader.variants * loader.num_samples)
     try:

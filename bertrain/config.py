@@ -65,7 +65,11 @@ class Config:
     budget: str = _option(
         SCHEDULE, "", "Training time, instead of --steps: a number with s, m, h or d, such as 90m or 24h."
     )
-    global_batch_size: int = _option(SCHEDULE, 256, "Rows in one optimizer step, over all ranks.")
+    global_batch_size: int | str = _option(
+        SCHEDULE, 256,
+        "Rows in one optimizer step, over all ranks. 64:128 takes 64 in the first half of the run; 64:128@0.8 for four "
+        "fifths of it.", staged=int,
+    )  # fmt: skip
     micro_batch_size: int | None = _option(
         HARDWARE, None,
         f"Rows in one forward pass of a rank. Default: its share of a step, at most {MICRO_BATCH_SIZE}.", type=int,
@@ -75,8 +79,9 @@ class Config:
     schedule: str = _option(
         SCHEDULE,
         "linear",
-        "Learning rate after the warm-up: linear, cosine, or wsd, which stays at the peak and falls in the last fifth.",
+        "Learning rate after the warm-up: linear, cosine, or wsd, which stays at the peak and falls at the end.",
     )
+    decay_share: float = _option(SCHEDULE, 0.2, "Share of the run in which --schedule wsd falls.")
     optimizer: str = _option(
         SCHEDULE,
         "adamw",
@@ -89,7 +94,11 @@ class Config:
     beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.")
     epsilon: float = _option(SCHEDULE, 1e-6, "Number that the optimizer adds to its denominator.")
     clip_norm: float = _option(SCHEDULE, 1.0, "Largest norm of the gradient; larger gradients are scaled down.")
-    mlm_probability: float = _option(DATA, 0.15, "Share of a row's tokens to mask and predict.")
+    mlm_probability: float | str = _option(
+        DATA, 0.15,
+        "Share of a row's tokens to mask and predict. 0.3:0.15 changes it after half of the run, 0.3:0.15@0.8 after "
+        "four fifths.", staged=float,
+    )  # fmt: skip
     masking: str = _option(
         DATA,
         "exact",
@@ -156,13 +165,18 @@ class Config:
             value, kind = getattr(self, option.name), _kind(option)
             if value is None and option.default is None:
                 continue
+            if staged := option.metadata.get("staged"):
+                values = stages(_flag(option.name), value, staged)
+                if len(values) == 1:  # the command line gives a text
+                    object.__setattr__(self, option.name, values[0][1])
+                continue
             wrong = not isinstance(value, (int, float) if kind is float else kind)
             if wrong or isinstance(value, bool) != (kind is bool):
                 raise UsageError(f"{_flag(option.name)} is {value!r}, which is not {_KINDS[kind]}")
         for name in ("data", "out"):
             if not getattr(self, name):
                 raise UsageError(f"--{name} is missing; give a directory")
-        for name in ("global_batch_size", "save_every", "keep", "log_every"):
+        for name in ("save_every", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give at least 1")
         for name in ("steps", "epochs", "micro_batch_size", "lr", "muon_rate", "clip_norm", "epsilon"):
@@ -177,12 +191,19 @@ class Config:
                 raise UsageError(
                     f"{_flag(name)} is {getattr(self, name)}; give a number from 0 to below 1, such as 0.9"
                 )
-        if not 0 < self.mlm_probability <= 1:
-            raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
+        for _, share in self.mask_shares:
+            if not 0 < share <= 1:
+                raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
+        for _, rows in self.batch_sizes:
+            if rows < 1:
+                raise UsageError(f"--global-batch-size is {self.global_batch_size}; give at least 1")
         if not 0 < self.long_share < 1:
             raise UsageError(f"--long-share is {self.long_share}; give a share between 0 and 1")
+        if not 0 < self.decay_share <= 1:
+            raise UsageError(f"--decay-share is {self.decay_share}; give a share above 0, such as 0.2")
         if self.long_length is not None and not self.long_length > self.length:
             raise UsageError(f"--long-length {self.long_length} must be more than --length {self.length}")
+        self._check_defaults(self.schedule == "wsd", ("decay_share",), "--schedule wsd")
         self._check_defaults(self.optimizer != "adamw", ("muon_rate", "muon_momentum"), "--optimizer muon")
         self._check_duration()
         self._check_distillation()
@@ -206,8 +227,11 @@ class Config:
                     f"--warmup {self.warmup:.0f} is a number of steps, and a run with --budget has none; give a share "
                     "below 1"
                 )
-            if self.long_length is not None:
-                raise UsageError("--long-length begins at a step, and a run with --budget has none; give --steps")
+            if self.teacher_cache and len(self.mask_shares) > 1:
+                raise UsageError(
+                    f"--mlm-probability {self.mlm_probability} changes at times that a --budget decides, and the "
+                    "answers of --teacher-cache are to rows that were masked before; give --steps"
+                )
 
     def _check_distillation(self) -> None:
         if not 0 <= self.alpha <= 1:
@@ -252,6 +276,16 @@ class Config:
         return float(match[1]) * _SECONDS[match[2]]
 
     @property
+    def mask_shares(self) -> tuple[tuple[float, float], ...]:
+        """--mlm-probability as (share of the run that is done, share of tokens from then on)."""
+        return stages("--mlm-probability", self.mlm_probability, float)
+
+    @property
+    def batch_sizes(self) -> tuple[tuple[float, int], ...]:
+        """--global-batch-size as (share of the run that is done, rows of a step from then on)."""
+        return stages("--global-batch-size", self.global_batch_size, int)
+
+    @property
     def longest(self) -> int:
         """The longest row of the run, in tokens."""
         return max(self.length, self.long_length or 0)
@@ -262,6 +296,26 @@ def pick(registry: dict[str, Any], name: str, flag: str) -> Any:
     if name not in registry:
         raise UsageError(f"{flag} {name} is unknown; give one of {', '.join(registry)}")
     return registry[name]
+
+
+def stages(flag: str, given: float | str, kind: Callable[[str], Any]) -> tuple[tuple[float, Any], ...]:
+    """Values for the parts of a run, as (begin, value): "0.3:0.15@0.8" → ((0, 0.3), (0.8, 0.15)).
+
+    A begin is a share of the run; without @ the parts are equally long. Raises UsageError for anything else.
+    """
+    parts = str(given).split(":")
+    try:
+        found = []
+        for number, part in enumerate(parts):
+            value, at, begin = part.partition("@")
+            found.append((float(begin) if at else number / len(parts), kind(value)))
+    except ValueError:
+        found = []
+    begins = [begin for begin, _ in found]
+    if not found or begins[0] != 0 or begins != sorted(set(begins)) or begins[-1] >= 1:
+        values = {float: "0.3, or 0.3:0.15, or 0.3:0.15@0.8", int: "64, or 64:128, or 64:128@0.8"}[kind]  # type: ignore[index]
+        raise UsageError(f"{flag} is {given}; give one value, or values for the parts of a run: {values}")
+    return tuple(found)
 
 
 def _flag(name: str) -> str:
@@ -323,6 +377,8 @@ def command(run: Callable[[Config], None]) -> click.Command:
     for option in fields(Config):
         meta = dict(option.metadata)
         group, text = meta.pop("group"), meta.pop("help")
+        if meta.pop("staged", None):
+            meta["type"] = str
         default = "off" if option.default is False else option.default
         shown = f"{text}  [default: {default}]" if option.default not in (None, "") else text
         flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}

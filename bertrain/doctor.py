@@ -44,14 +44,13 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, sound)
     try:
         assemble.check_names(config)
-        loader = assemble.loader(config, shards)
-        plan = Plan.of(config, num_samples=loader.num_samples, world_size=nproc)
+        loader, plan = assemble.planned(config, shards, world_size=nproc)
         targets = assemble.first_targets(loader, config, plan)
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return
     steps = f"{plan.steps:,} steps" if not config.budget else f"a budget of {config.budget}"
-    passes = plan.steps * config.global_batch_size / loader.num_samples
+    passes = plan.samples(plan.steps) / loader.num_samples
     counted = f"{loader.num_samples:,} samples of {config.length} an epoch, {steps}"
     yield "samples", (PASS, counted + ("" if config.budget else f", {passes:.2g} passes"))
     facts = loader.facts
@@ -90,7 +89,7 @@ def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
     others = [warning for warning in plan.warnings if "warmup" not in warning]
     if others:
         return WARN, f"{shape}; {others[0]}; give another --global-batch-size"
-    if plan.share * nproc > 1.1 * config.global_batch_size:
+    if plan.share * nproc > 1.1 * max(rows for _, rows in plan.batch_sizes):
         return WARN, f"{shape}; some ranks wait for others; make the batch a multiple of the ranks"
     return PASS, shape
 
@@ -113,7 +112,8 @@ def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: in
     places = plan.micro_batch_size * plan.length
     kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
     activations = places * width * layers * kept * size
-    slots = bertdata.Masking(probability=config.mlm_probability, policy=config.masking).num_slots(plan.length)
+    most = max(share for _, share in config.mask_shares)
+    slots = bertdata.Masking(probability=most, policy=config.masking).num_slots(plan.length)
     head = plan.micro_batch_size * (plan.length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
     needed = (16 * parameters + activations + head) * SPARE
     if on_gpu:

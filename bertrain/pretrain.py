@@ -84,7 +84,7 @@ def train(run: Run, signals: Signals) -> None:
         # again, and divides by what all ranks count.
         scale = (ranks.world_size / counts[:-2].clamp(min=1)).float()
         run.seed_step()
-        size, number = plan.micro_batches(run.loader.length)
+        size, number = plan.micro_batches(run.loader.length, run.loader.global_batch_size)
         for piece in feed.micro_batches(batch, size=size, count=number, device=ranks.device):
             number -= 1
             with _without_all_reduce(module, number > 0), run.autocast():
@@ -93,8 +93,8 @@ def train(run: Run, signals: Signals) -> None:
             run.sums.add(losses)
         run.update()
 
-        rows = config.global_batch_size / ranks.world_size
-        rates.add(rows=rows, length=run.loader.length, slots=run.loader.num_slots, waited=waited)
+        rows, slots = run.loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
+        rates.add(rows=rows, length=run.loader.length, slots=slots, waited=waited)
         if clock_started is None:  # the first step may have compiled, which a budget does not count
             clock_started = time.perf_counter()
             ranks.shorten_timeout()

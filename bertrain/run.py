@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from bertrain import assemble, optim
 from bertrain.config import Config
 from bertrain.evaluate import evaluate, predictions
 from bertrain.models.build import has_dropout, max_length, recompute_activations
-from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sums
@@ -36,8 +36,7 @@ class Run:
         choice.check()
         assemble.check_names(config)
         self.shards = bertdata.open(config.data)
-        self.loader = self._loader(config.length)
-        self.plan = Plan.of(config, num_samples=self.loader.num_samples, world_size=ranks.world_size)
+        self.loader, self.plan = assemble.planned(config, self.shards, rank=ranks.rank, world_size=ranks.world_size)
         assemble.check_targets(self.loader, config, self.plan)
         saved = self._resume()
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
@@ -73,9 +72,9 @@ class Run:
         self.watch = Watch(config, self.plan, ranks, self.shards, step=self.step)
         self.evaluated_step = 0  # `begin` reads it from the log
 
-    def _loader(self, length: int) -> bertdata.Loader:
-        ranks = self.ranks
-        return assemble.loader(self.config, self.shards, length=length, rank=ranks.rank, world_size=ranks.world_size)
+    def _loader(self, length: int, masking: bertdata.Masking) -> bertdata.Loader:
+        ranks = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
+        return assemble.loader(self.config, self.shards, length=length, masking=masking, **ranks)
 
     def _resume(self) -> dict[str, Any]:
         """Moves the loader to where the checkpoint was taken. Returns what the checkpoint's trainer.json says.
@@ -95,9 +94,16 @@ class Run:
                     f"{self.resumed_from} was trained with --{option} {saved[option]}, and --{option} {given} was "
                     "given; give the same, or another --out"
                 )
-        if config.long_length and saved["step"] > self.plan.long_from:
-            self.loader = self._loader(config.long_length)
-        self.loader.load_state_dict(saved["loader"])
+        state = saved["loader"]
+        is_long = config.long_length is not None and state["length"] == config.long_length
+        masking = self.plan.masking(config, is_long=is_long)
+        if config.budget and state["masking"]:  # when the share changed is written in the state
+            then = bertdata.Masking(**state["masking"])
+            shares = iter(share for _, share in config.mask_shares)
+            if all(part.probability in shares for part in then.parts):  # in this order
+                masking = replace(masking, probability=then.probability, later=then.later)
+        self.loader = self._loader(config.longest if is_long else config.length, masking)
+        self.loader.load_state_dict(state)
         return saved
 
     # ------------------------------------------------------------------------------------------------------- a step
@@ -113,10 +119,27 @@ class Run:
 
     def next_batch(self) -> tuple[bertdata.Batch, float]:
         """This rank's rows of the next step, and the seconds that it took to make them."""
-        if self.config.long_length and self.step == self.plan.long_from:
-            self.loader = self._loader(self.config.long_length)
+        config, plan = self.config, self.plan
+        scheduled = plan.scheduled(config, self.step, self.progress)
+        if config.long_length and scheduled >= plan.long_from and self.loader.length != config.long_length:
+            self.loader = self._loader(config.long_length, plan.masking(config, is_long=True))
+        if config.budget:
+            self._change_masking(scheduled)
+        self.loader.global_batch_size = plan.rows(scheduled)
         started = time.perf_counter()
         return next(self.loader), time.perf_counter() - started
+
+    def _change_masking(self, scheduled: int) -> None:
+        """With a budget the time decides when the share of masked tokens changes; the stream then says where it did."""
+        share = [share for begin, share in self.config.mask_shares if begin * self.plan.steps <= scheduled][-1]
+        now, position = self.loader.masking, self.loader.position
+        assert now  # noqa: S101  (rows of a run are masked)
+        if share == now.parts[-1].probability:
+            return
+        later = (*now.later, (position, share))
+        masking = replace(now, later=later) if position else replace(now, probability=share)
+        self.loader = self._loader(self.loader.length, masking)
+        self.loader.position = position
 
     def seed_step(self) -> None:
         """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
@@ -126,13 +149,14 @@ class Run:
         """Clips the gradients and takes an optimizer step."""
         self.scaler.unscale_(self.optimizer)
         self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self.config.clip_norm)
-        self.rate = self.plan.learning_rate(self.config, self.step, self.progress)
+        scheduled = self.plan.scheduled(self.config, self.step, self.progress)
+        self.rate = self.plan.learning_rate(self.config, scheduled)
         optim.set_learning_rate(self.optimizer, self.rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
         self.step += 1
-        self.tokens += self.config.global_batch_size * self.loader.length
+        self.tokens += self.loader.global_batch_size * self.loader.length
         self.watch.advance()
 
     def _norm_or_none(self) -> float | None:

@@ -33,6 +33,7 @@ from bertrain.config import Config
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
+from bertrain.plan import masking_of
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World, world
 from bertrain.runtime.rates import has_bf16
@@ -62,7 +63,13 @@ class _Work:
             isolate_documents=options["samples"] == "packed",
             objective="mlm+nsp" if options["samples"] == "pairs" else "mlm",
         )
-        self.loader = assemble.loader(student, self.shards, variants=variants)
+        if max_samples is None and len(student.mask_shares) > 1:
+            raise UsageError(
+                f"--mlm-probability {options['mlm_probability']} changes along the student's run; give --max-samples, "
+                "its --steps times its --global-batch-size"
+            )
+        masking = masking_of(student, num_samples=max_samples or 0)
+        self.loader = assemble.loader(student, self.shards, variants=variants, masking=masking)
         if options["top_k"] > self.vocab_size:
             raise UsageError(f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens there are")
         if self.loader.num_slots == 0:
@@ -171,11 +178,13 @@ class _Work:
             raise DatasetError(
                 f"the teacher predicts NaN for samples from {positions[0]:,} on; give a teacher that works"
             )
-        kept = answers.Answers(
+        arrays = (
             (ids * used).cpu().numpy().astype(self.header["id_dtype"]),
             top.clamp(min=answers.LEAST).where(used, 0.0).half().cpu().numpy(),
             tails.clamp(answers.LEAST, 0.0).where(used, 0.0).half().squeeze(-1).cpu().numpy(),
         )
+        missing = self.header["slots"] - used.shape[1]  # rows in which less is masked have fewer slots
+        kept = answers.Answers(*(np.pad(x, [(0, 0), (0, missing), (0, 0)][: x.ndim]) for x in arrays))
         counts = {
             "samples": positions.size,
             "targets": int(used.sum()),
@@ -237,7 +246,7 @@ _ONE = click.IntRange(min=1)
 @click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
 @click.option("--samples", type=click.Choice(["windows", "packed", "pairs"]), default="windows",
               help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp.")  # fmt: skip
-@click.option("--mlm-probability", default=0.15, help="Share of a row's tokens to mask, as the student's.")
+@click.option("--mlm-probability", default="0.15", help="Share of a row's tokens to mask, as the student's.")
 @click.option(
     "--masking", type=click.Choice(MASKING_POLICIES), default="exact", help="Masking policy, as the student's."
 )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import write_dataset
-from training import end_of, entries, flags, launch, learner, start_ranks, train
+from training import end_of, entries, flags, launch, learner, losses, start_ranks, train
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
@@ -24,13 +24,16 @@ from transformers import (
 )
 
 import bertdata
+from bertdata import Masking
 from bertdata.build import build
 from bertdata.errors import DatasetError, UsageError
 from bertrain import doctor, evaluate, feed, plot, pretrain
 from bertrain.config import Config
 from bertrain.models import build as model
 from bertrain.plan import Plan
+from bertrain.run import Run
 from bertrain.runtime import checkpoint, rates
+from bertrain.runtime.dist import World
 
 CPU = torch.device("cpu")
 
@@ -152,7 +155,18 @@ def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path):
         ({"budget": "0h"}, "--budget 0h is not a time"),
         ({"budget": "1h", "steps": 3}, "--steps 3 and --budget 1h were given"),
         ({"budget": "1h", "warmup": 10}, "--warmup 10 is a number of steps"),
-        ({"budget": "1h", "long_length": 64}, "--long-length begins at a step"),
+        (
+            {"budget": "1h", "teacher_cache": "c", "mlm_probability": "0.3:0.15"},
+            "--mlm-probability 0.3:0.15 changes at",
+        ),
+        ({"mlm_probability": "0.3:1.5"}, "--mlm-probability is 0.3:1.5"),
+        ({"mlm_probability": "0.3@0.5"}, "--mlm-probability is 0.3@0.5; give one value, or values for the parts"),
+        ({"mlm_probability": "0.3:0.15@1"}, "--mlm-probability is 0.3:0.15@1"),
+        ({"global_batch_size": "64:"}, "--global-batch-size is 64:; give one value"),
+        ({"global_batch_size": "64:0"}, "--global-batch-size is 64:0; give at least 1"),
+        ({"global_batch_size": "8:16@0.5:32@0.5"}, "--global-batch-size is 8:16@0.5:32@0.5"),
+        ({"decay_share": 0.5}, "--decay-share 0.5 needs --schedule wsd"),
+        ({"schedule": "wsd", "decay_share": 0.0}, "--decay-share is 0.0"),
         ({"long_length": 32}, "--long-length 32 must be more than --length 32"),
         ({"long_share": 1.0}, "--long-share is 1.0"),
     ],
@@ -169,7 +183,8 @@ def test_the_last_part_of_a_run_has_longer_rows(dataset, tmp_path):
     assert np.diff([0, *tokens]).tolist() == [6 * 32] * 4 + [6 * 80] * 2
     assert json.loads((last_checkpoint(tmp_path / "whole") / "trainer.json").read_text())["loader"]["length"] == 80
     plan = Plan.of(Config(data="x", out="y", length=32, **options), num_samples=100, world_size=1)
-    assert (plan.micro_batches(32), plan.micro_batches(80)) == ((3, 2), (1, 6))
+    rows = plan.rows(0)
+    assert (plan.micro_batches(32, rows), plan.micro_batches(80, rows)) == ((3, 2), (1, 6))
     for stop in (2, 4, 5):  # before, at and after the change
         for step in range(stop + 1, 7):
             path = tmp_path / "whole" / f"step-{step:08d}"
@@ -178,6 +193,68 @@ def test_the_last_part_of_a_run_has_longer_rows(dataset, tmp_path):
             json.dumps(e) + "\n" for e in whole if e["step"] <= stop))  # fmt: skip
         again = train(dataset.path, tmp_path / "whole", **options)
         assert [e["loss"] for e in again if "lr" in e] == [e["loss"] for e in whole if "lr" in e], stop
+
+
+def test_batches_and_masks_change_along_a_run(dataset, tmp_path):
+    options = {"steps": 6, "global_batch_size": "2:4:6@0.67", "mlm_probability": "0.4:0.1", "length": 32}
+    whole = train(dataset.path, tmp_path / "run", **options)
+    tokens = [entry["tokens"] for entry in whole if "lr" in entry]
+    assert np.diff([0, *tokens]).tolist() == [2 * 32] * 2 + [4 * 32] * 2 + [6 * 32] * 2
+    state = json.loads((last_checkpoint(tmp_path / "run") / "trainer.json").read_text())["loader"]
+    assert (state["masking"]["probability"], state["masking"]["later"]) == (0.4, [[12, 0.1]])  # of 24 rows
+    for stop in (1, 2, 3, 4):
+        for step in range(stop + 1, 7):
+            shutil.rmtree(tmp_path / "run" / f"step-{step:08d}")
+        again = train(dataset.path, tmp_path / "run", **options)
+        assert losses(again) == losses(whole), stop
+    with pytest.raises(SystemExit):  # other masks than the checkpoint's
+        train(dataset.path, tmp_path / "run", **options | {"mlm_probability": "0.4:0.2", "steps": 7})
+
+
+def test_a_plan_counts_the_rows_of_a_run():
+    config = Config(data="x", out="y", steps=100, global_batch_size="8:16@0.25:32@0.5")
+    plan = Plan.of(config, num_samples=1000, world_size=2)
+    assert [plan.rows(step) for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 32]
+    for steps in (0, 1, 24, 25, 26, 50, 51, 100):
+        assert plan.samples(steps) == sum(plan.rows(step) for step in range(steps))
+    assert [plan.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
+    once = Config(data="x", out="y", global_batch_size="8:16@0.25:32@0.5")
+    steps = Plan.of(once, num_samples=1000, world_size=2).steps
+    assert Plan.of(once, num_samples=1000, world_size=2).samples(steps) == pytest.approx(1000, abs=40)
+
+
+def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
+    def start():
+        config = Config(
+            data=str(dataset.path), out=str(tmp_path / "run"), budget="10s", length=32, long_length=48, long_share=0.2,
+            global_batch_size="4:6", mlm_probability="0.4:0.2@0.3:0.1@0.6",
+        )  # fmt: skip
+        run = Run(config, World(0, 1, torch.device("cpu")), checkpoint.choose(tmp_path / "run"))
+        with run.watch:  # which closes its log
+            return run
+
+    def read(run, seconds):
+        run.spent = seconds
+        batch, _ = run.next_batch()
+        run.step += 1
+        return *batch.input_ids.shape, batch.targets.shape[1]
+
+    run = start()
+    slots = {share: Masking(probability=share).num_slots(32) for share in (0.4, 0.2, 0.1)}
+    assert [read(run, 0.0), read(run, 2.9)] == [(4, 32, slots[0.4])] * 2
+    assert [read(run, 3.1), read(run, 4.9)] == [(4, 32, slots[0.2])] * 2
+    run.save(required=True)
+    again = start()
+    assert again.loader.state_dict() == run.loader.state_dict()
+    assert again.loader.masking.later == ((8, 0.2),)
+    for each in (run, again):
+        assert read(each, 5.1) == (6, 32, slots[0.2])
+        assert read(each, 7.0) == (6, 32, slots[0.1])
+        assert each.loader.masking.later == ((8, 0.2), (22, 0.1))
+        assert read(each, 8.5) == (6, 48, Masking(probability=0.1).num_slots(48))
+        assert each.loader.position == 6
+    run.save(required=True)
+    assert start().loader.state_dict() == run.loader.state_dict()
 
 
 def test_a_shorter_run_than_was_made_is_done(dataset, tmp_path, capsys):

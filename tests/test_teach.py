@@ -429,6 +429,23 @@ def test_a_cache_that_ends_before_the_run_is_refused(dataset, big, tmp_path):
     assert "how many samples --budget 1s will read is not known" in done.output
 
 
+def test_a_cache_of_a_share_that_changes(dataset, big, tmp_path):
+    """The teacher's rows are masked as the student's: less after half of its samples."""
+    out = tmp_path / "logits"
+    shares = ["--mlm-probability", "0.4:0.15"]
+    assert "--mlm-probability 0.4:0.15 changes along" in invoke(
+        teacher.main, ask(dataset, big, out, "--variants", 2, *shares)
+    ).output  # fmt: skip
+    assert invoke(teacher.main, ask(dataset, big, out, "--max-samples", 24, *shares)).exit_code == 0
+    options = {"teacher_cache": str(out), "mlm_probability": "0.4:0.15", "global_batch_size": "4:8", "steps": 4}
+    log = train(dataset.path, tmp_path / "run", **options)
+    assert [entry["step"] for entry in log if "distil_loss" in entry] == [1, 2, 3, 4]
+    for wrong in ({"steps": 3}, {"mlm_probability": "0.4:0.2"}, {"mlm_probability": 0.4}):
+        done = invoke(pretrain_main, flags(dataset.path, tmp_path / "other", **options | wrong))
+        assert "was made for other masked samples" in done.output
+        assert done.exit_code == 2
+
+
 def flags_of_time(dataset, out):
     return {"--data": dataset.path, "--out": out, "--length": 32, "--budget": "1s", "--global-batch-size": 8,
             "--eval-every": 0}  # fmt: skip
