@@ -16,7 +16,7 @@ import bertrain
 
 COMMANDS = {
     "pretrain": "Pre-train a masked language model on shards.",
-    "evaluate": "Measure the loss of a checkpoint on held-out text.",
+    "evaluate": "Measure a checkpoint on held-out text, or on minimal pairs.",
     "finetune": "Fine-tune a checkpoint on labelled text, over several seeds.",
     "teacher": "Write a teacher's answers once, for students to learn from.",
     "doctor": "Check data, model, memory and disk before a long run.",

@@ -1,6 +1,7 @@
-"""Loss and accuracy of a checkpoint on held-out text, on masks fixed by a seed.
+"""Loss and accuracy of a checkpoint on held-out text, on masks fixed by a seed; or its accuracy on minimal pairs.
 
     bertrain evaluate --checkpoint run/ --data shards/
+    bertrain evaluate --checkpoint run/ --pairs blimp.jsonl.gz    (pairs.py)
 
 Always masks 15 % (80/10/10), whatever a run was trained with, so that numbers compare; the loss is a mean over tokens.
 Losses of different vocabularies do not compare; bits per byte do, as far as a masked loss can.
@@ -17,6 +18,7 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from click.core import ParameterSource
 from torch.nn import functional as F
 from tqdm import tqdm
 
@@ -25,7 +27,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import Tokenizer
-from bertrain import feed
+from bertrain import feed, pairs
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
 from bertrain.runtime import checkpoint, log
@@ -35,6 +37,7 @@ MASKING = bertdata.Masking(probability=0.15)
 SEED = 0
 ROWS = 64  # of a batch, and of a forward pass
 PLACES = 64 * 128  # tokens in a forward pass at most: longer rows come fewer at a time
+ONLY_WITH = {"data": ("split", "length", "show"), "pairs": ("score",)}  # options that mean nothing with the other one
 
 
 @torch.no_grad()
@@ -184,26 +187,69 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
     return "\n".join([str(directory), *(f"  {name:<15}{value}" for name, value in rows)])
 
 
+def _check(context: click.Context, data: str | None, pairs_path: str | None) -> None:
+    """Raises UsageError unless there is one thing to evaluate on, and no option for the other."""
+    if (data is None) == (pairs_path is None):
+        raise UsageError("give --data, a directory of shards, or --pairs, a file of minimal pairs; and not both")
+    given, other = ("pairs", "data") if data is None else ("data", "pairs")
+    for name in ONLY_WITH[other]:
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise UsageError(f"--{name} is for --{other}; leave it out with --{given}")
+
+
+def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, as_json: bool) -> None:
+    """Evaluates on minimal pairs, and prints the result on rank 0."""
+
+    def ready() -> tuple[Any, ...]:
+        chosen, directory = pairs.read(file, most), checkpoint.find(Path(path))
+        encoder = Encoder(build.load(directory)).to(ranks.device)
+        tokenizer = pairs.tokenizer_of(directory, encoder)
+        rows = pairs.encode(chosen, tokenizer, path=file, most=build.max_length(encoder.model.config))
+        return encoder, chosen, rows, tokenizer, directory
+
+    *parts, directory = ranks.together(ready)
+    result = pairs.evaluate(*parts, ranks, score=score, progress=True)
+    if ranks.rank == 0:
+        facts = {"checkpoint": str(directory), "file": file}
+        click.echo(json.dumps(facts | result) if as_json else pairs.text(result, directory, file))
+
+
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--checkpoint", "path", required=True, help="A run directory, or any directory with a masked LM in it.")
-@click.option("--data", required=True, help="Directory of shards.")
+@click.option("--data", help="Directory of shards.")
+@click.option(
+    "--pairs", "pairs_path", help="Minimal pairs, instead of --data: JSON lines with a good and a bad sentence."
+)
+@click.option(
+    "--score",
+    type=click.Choice(pairs.SCORES),
+    default="word-l2r",
+    help="What is masked with a token of a pair: the rest of its word, or nothing else.",
+)
 @click.option("--split", default="validation", help="Split to evaluate on.")
 @click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: that of the run, else 128.")
 @click.option(
     "--max-samples",
     type=click.IntRange(min=1),
-    help="Number of samples to evaluate, rounded up to whole batches of 64 a rank. Default: the whole split.",
+    help="Number of samples to evaluate, rounded up to whole batches of 64 a rank; of pairs exactly. Default: all.",
 )
 @click.option("--show", default=0, type=click.IntRange(min=0), help="Number of rows to print predictions of.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+@click.pass_context
 def main(
-    path: str, data: str, split: str, length: int | None, max_samples: int | None, show: int, as_json: bool
-) -> None:
-    """Measure the loss of a checkpoint on held-out text. Runs alone or under torchrun.
+    context: click.Context, path: str, data: str | None, pairs_path: str | None, score: str, split: str,
+    length: int | None, max_samples: int | None, show: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure a checkpoint on held-out text, or on minimal pairs. Runs alone or under torchrun.
 
-    It always masks 15 % of the tokens, with a fixed seed, whatever the run used.
+    On text it always masks 15 % of the tokens, with a fixed seed, whatever the run used.
     """
     with world() as ranks:
+        ranks.together(lambda: _check(context, data, pairs_path))
+        if pairs_path is not None:
+            _judge(path, pairs_path, ranks, score=score, most=max_samples, as_json=as_json)
+            return
+        assert data is not None  # noqa: S101  (one of the two is given)
         encoder, shards, directory, places = ranks.together(lambda: _open(path, data, split, length, ranks))
         result = evaluate(encoder, shards, ranks, split=split, length=places, max_samples=max_samples, progress=True)
         if ranks.rank == 0 and result is not None:
