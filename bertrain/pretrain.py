@@ -42,7 +42,8 @@ def pretrain(config: Config) -> None:
         with run.watch, Signals() as signals:
             run.begin()
             try:
-                train(run, signals)
+                with run.writer:
+                    train(run, signals)
             except KeyboardInterrupt:  # the second Ctrl-C
                 _end(ranks, f"interrupted at step {run.step}; {run.newest()}, and the same command continues", 130)
         if signals.stopped:
@@ -98,6 +99,7 @@ def train(run: Run, signals: Signals) -> None:
         if clock_started is None:  # the first step may have compiled, which a budget does not count
             clock_started = time.perf_counter()
             ranks.shorten_timeout()
+            run.reserve()
         num_signals, seconds = readings.read(counts[-2:])
         run.spent = spent_before + seconds
         if num_signals:

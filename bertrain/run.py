@@ -22,6 +22,7 @@ from bertrain.runtime.log import Sums
 from bertrain.runtime.rates import Rates
 from bertrain.runtime.stop import Signals
 from bertrain.runtime.watch import Watch
+from bertrain.runtime.writer import Writer
 
 EVALUATED_SAMPLES = 2048  # of the validation split, during a run
 
@@ -65,12 +66,10 @@ class Run:
         self.sums = Sums(list(self.learner.objectives), ranks.device)
         if ranks.rank == 0:
             self.sums.load(saved["since_entry"])
-        self.saved = self.resumed_from
-        """The newest checkpoint, on rank 0."""
-        self.saved_step = self.step if self.resumed_from else None
         self.rate, self.norm = 0.0, torch.zeros(())
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
         self.watch = Watch(config, self.plan, ranks, self.shards, step=self.step)
+        self.writer = Writer(self.out, keep=config.keep, saved=self.resumed_from, warn=self.watch.warn)
         self.evaluated_step = 0  # `begin` reads it from the log
 
     def _loader(self, length: int) -> bertdata.Loader:
@@ -179,7 +178,12 @@ class Run:
             **rates.take(self.ranks.world_size),  # after the sums, for which the host waits for the GPU
             "seconds": round(time.perf_counter() - self.watch.started, 3),
         }
-        self.ranks.together(lambda: self.watch.entry(entry, done=is_last))
+
+        def show() -> None:
+            self.watch.entry(entry, done=is_last)
+            self.writer.poll()
+
+        self.ranks.together(show)
 
     @property
     def evaluation_is_due(self) -> bool:
@@ -211,20 +215,29 @@ class Run:
         self.ranks.on_first(show)
         return True
 
-    def save(self, *, required: bool) -> None:
-        """Writes a checkpoint, unless there is one of this step. Called on every rank.
+    def reserve(self) -> None:
+        """Gets the memory for checkpoints, beside training. Called after the first step, which makes the moments."""
+        if self.ranks.rank == 0:
+            self.writer.reserve(self._contents())
 
-        A full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
+    def save(self, *, required: bool) -> None:
+        """Copies the state, and writes a checkpoint beside training, unless there is one of this step.
+
+        Called on every rank. Waits until the checkpoint before this one is written; required: until this one is, too. A
+        full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
         """
-        if self.saved_step == self.step:
-            return
         self.watch.require_finite(self.step, None, self._norm_or_none())
         self.sums.gather(self.ranks)
-        if self.ranks.from_first(lambda: self._write(required=required)):
-            self.saved_step = self.step
 
-    def _write(self, *, required: bool) -> bool:
-        """Returns whether the checkpoint was written."""
+        def write() -> None:
+            self.writer.wait()
+            if self.saved_step != self.step:
+                self.writer.save(self.learner.model, self._contents(), required=required)
+
+        self.ranks.on_first(write)
+
+    def _contents(self) -> dict[str, checkpoint.Content]:
+        """What is saved, by the name of its directory."""
         trainer = {
             "model": self.config.init or self.config.model,
             "optimizer": self.config.optimizer,
@@ -237,18 +250,20 @@ class Run:
             "rng": {"keyed by": self.config.seed},  # every draw is a function of (seed, step, rank): there is no state
             "world_size": self.ranks.world_size,
         }
-        try:
-            self.saved = checkpoint.save(
-                self.out, step=self.step, trainer=trainer, keep=self.config.keep, learner=self.learner,
-                optimizer=self.optimizer, tokenizer=self.tokenizer,
-            )  # fmt: skip
-        except (OSError, bertdata.BertdataError) as error:
-            if required:
-                raise
-            self.watch.warn(f"no checkpoint of step {self.step} was written, and training continues: {error}")
-            return False
-        return True
+        content = checkpoint.content(
+            step=self.step, learner=self.learner, optimizer=self.optimizer, trainer=trainer, tokenizer=self.tokenizer
+        )
+        return {f"{checkpoint.STEP}{self.step:08d}": content}
+
+    @property
+    def saved(self) -> Path | None:
+        """The newest checkpoint that is on disk, on rank 0."""
+        return self.writer.saved
+
+    @property
+    def saved_step(self) -> int | None:
+        return int(self.saved.name.removeprefix(checkpoint.STEP)) if self.saved else None
 
     def newest(self) -> str:
         """What a stopped run has, in words."""
-        return f"its newest checkpoint is of step {self.saved_step}" if self.saved_step else "it has no checkpoint yet"
+        return f"its newest checkpoint is of step {self.saved_step}" if self.saved else "it has no checkpoint yet"
