@@ -17,6 +17,7 @@ from bertrain.evaluate import evaluate, predictions
 from bertrain.models.build import has_dropout, max_length, recompute_activations
 from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
+from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sums
 from bertrain.runtime.rates import Rates
@@ -44,6 +45,7 @@ class Run:
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
+        self.clock = Clock({"trained": self.spent} | saved["apart_s"])
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         if config.gradient_checkpointing:
@@ -82,7 +84,7 @@ class Run:
         Raises UsageError if the checkpoint belongs to another model or optimizer.
         """
         config, name = self.config, self.config.init or self.config.model
-        saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "tokens": 0, "scaler": {}, "since_entry": {}}
+        saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}}
         if self.resumed_from is None:
             return saved
         if config.resume == "no":
@@ -177,6 +179,7 @@ class Run:
             "tokens": self.tokens,
             **rates.take(self.ranks.world_size),  # after the sums, for which the host waits for the GPU
             "seconds": round(time.perf_counter() - self.watch.started, 3),
+            **self.clock.entry(),
         }
 
         def show() -> None:
@@ -199,21 +202,31 @@ class Run:
         def interrupted() -> bool:
             return self.ranks.any(len(signals) > 0)
 
+        self._end_of_steps()
+        before = self.clock.seconds["evaluated"]
         options: dict[str, Any] = {"split": "validation", "length": self.loader.length}
         result = evaluate(
             self.learner, self.shards, self.ranks, max_samples=EVALUATED_SAMPLES, interrupted=interrupted, **options
         )
         if result is None:
+            self.clock.lap("evaluated")
             signals.stop()
             return False
         self.evaluated_step = self.step
 
         def show() -> None:
             rows = predictions(self.learner, self.shards, self.ranks.device, rows=1, **options)
-            self.watch.evaluation(self.step, result, rows)
+            self.clock.lap("evaluated")
+            self.watch.evaluation(self.step, result, rows, seconds=self.clock.seconds["evaluated"] - before)
 
         self.ranks.on_first(show)
+        self.clock.lap("evaluated")
         return True
+
+    def _end_of_steps(self) -> None:
+        """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
+        float(self.norm)
+        self.clock.lap("trained")
 
     def reserve(self) -> None:
         """Gets the memory for checkpoints, beside training. Called after the first step, which makes the moments."""
@@ -227,6 +240,7 @@ class Run:
         full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
         """
         self.watch.require_finite(self.step, None, self._norm_or_none())
+        self._end_of_steps()
         self.sums.gather(self.ranks)
 
         def write() -> None:
@@ -235,6 +249,7 @@ class Run:
                 self.writer.save(self.learner.model, self._contents(), required=required)
 
         self.ranks.on_first(write)
+        self.clock.lap("waited")
 
     def _contents(self) -> dict[str, checkpoint.Content]:
         """What is saved, by the name of its directory."""
@@ -245,7 +260,8 @@ class Run:
             "loader": self.loader.state_dict(),
             "since_entry": self.sums.state(),
             "tokens": self.tokens,
-            "spent_s": self.spent,
+            "spent_s": self.clock.seconds["trained"],
+            "apart_s": {kind: seconds for kind, seconds in self.clock.seconds.items() if kind != "trained"},
             "scaler": self.scaler.state_dict(),
             "rng": {"keyed by": self.config.seed},  # every draw is a function of (seed, step, rank): there is no state
             "world_size": self.ranks.world_size,

@@ -35,7 +35,7 @@ TRAINER_FILES = [
     "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
     "objectives.distil",
     "optim.schedules", "optim.optimizers", "optim.__init__", "plan",
-    "runtime.dist", "runtime.stop", "runtime.rates", "runtime.log", "runtime.checkpoint",
+    "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.checkpoint",
     "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "evaluate", "run",
 ]  # fmt: skip
 COMMANDS = ["pretrain", "finetune", "teacher", "doctor", "plot"]

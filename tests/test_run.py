@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from bertrain import run as runs
 from bertrain.config import Config
 from bertrain.models import build as model
 from bertrain.plan import Plan
-from bertrain.runtime import checkpoint, rates, stop, writer
+from bertrain.runtime import checkpoint, clock, rates, stop, writer
 
 CPU = torch.device("cpu")
 
@@ -145,6 +146,58 @@ def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path):
     assert (
         len([e for e in train(dataset.path, tmp_path / "run", budget="4s") if "lr" in e]) == before
     )  # nothing is left
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """The time of clocks, which stands still unless a test moves it."""
+    found = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    return found
+
+
+def test_a_budget_is_of_training_alone(dataset, tmp_path, monkeypatch, capsys, seconds):
+    """A step takes 1 second, an evaluation 100, its predictions 30, and a copy for a checkpoint 1,000."""
+
+    def costs(owner, name, cost):
+        method = getattr(owner, name)
+
+        def called(*arguments, **options):
+            seconds.now += cost
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, called)
+
+    costs(runs.Run, "next_batch", 1)
+    costs(runs, "evaluate", 100)
+    costs(runs, "predictions", 30)
+    costs(writer.Memory, "copy", 1000)
+    log = train(dataset.path, tmp_path / "run", budget="5s", eval_every=3, save_every=4)
+    steps = [entry for entry in log if "lr" in entry]
+    assert [entry["trained_s"] for entry in steps] == [0, 1, 2, 3, 4, 5, 6]  # the first may compile; 5 is read late
+    assert [entry["compiled_s"] for entry in steps] == [1] * 7
+    assert [entry["evaluated_s"] for entry in steps] == [0, 0, 0, 130, 130, 130, 260]
+    assert [entry["waited_s"] for entry in steps] == [0, 0, 0, 0, 1000, 1000, 1000]
+    assert [entry["validation_s"] for entry in log if "validation_s" in entry] == [130] * 3
+    assert (
+        "trained 6.0 s, compiled 1.0 s, evaluated 390.0 s, waited for checkpoints 2000.0 s" in capsys.readouterr().out
+    )
+    times = json.loads((tmp_path / "run" / "run.json").read_text())["clock"]
+    assert times == {"trained_s": 6, "compiled_s": 1, "evaluated_s": 390, "waited_s": 2000}
+    more = [entry for entry in train(dataset.path, tmp_path / "run", budget="8s", eval_every=0) if "lr" in entry]
+    assert [entry["trained_s"] for entry in more[7:]] == [6, 7, 8, 9]
+
+
+def test_a_step_that_compiles_is_not_training(seconds):
+    def step(length):
+        seconds.now += 1
+        found.lap_of_step(length)
+        return found.seconds["trained"], found.seconds["compiled"]
+
+    found = clock.Clock({"trained": 10.0})
+    assert [step(32), step(32), step(80), step(80)] == [(10, 1), (11, 1), (11, 2), (12, 2)]
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert [step(80), step(80)] == [(12, 3), (13, 3)]
 
 
 @pytest.mark.parametrize(
