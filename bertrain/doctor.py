@@ -104,7 +104,7 @@ def _devices(nproc: int) -> Finding:
 
 
 def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: int, nproc: int) -> Finding:
-    """An estimate: weights, gradients and two moments, and the activations that a backward pass needs."""
+    """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints."""
     shape, on_gpu = weights.config, torch.cuda.is_available()
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
@@ -119,7 +119,7 @@ def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: in
     if on_gpu:
         free, where = torch.cuda.mem_get_info(0)[1], "a GPU"
     else:
-        needed, where = needed * nproc, "this machine"
+        needed, where = needed * nproc + 12 * parameters, "this machine"
         with open("/proc/meminfo") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB"

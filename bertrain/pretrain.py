@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +41,9 @@ def pretrain(config: Config) -> None:
         with run.watch, Signals() as signals:
             run.begin()
             try:
-                train(run, signals)
+                with run.writer:
+                    train(run, signals)
+                run.watch.finish(run.clock)
             except KeyboardInterrupt:  # the second Ctrl-C
                 _end(ranks, f"interrupted at step {run.step}; {run.newest()}, and the same command continues", 130)
         if signals.stopped:
@@ -59,10 +60,10 @@ def train(run: Run, signals: Signals) -> None:
     if ranks.world_size > 1:
         unused = learner.is_dense or not learner.uses_logits  # then parts such as the model's head get no gradient
         module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
-    rates, readings, clock_started = Rates(learner.model, ranks.device, run.precision), Readings(), None
-    spent_before = run.spent
+    rates, readings, is_first = Rates(learner.model, ranks.device, run.precision), Readings(), True
     gc.collect()
     gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
+    run.clock.start()
     while True:
         if run.evaluation_is_due:
             if not run.evaluate(signals):
@@ -74,8 +75,8 @@ def train(run: Run, signals: Signals) -> None:
         batch, waited = run.next_batch()
 
         # What every rank must know before the backward pass: how much all ranks sum over, signals, and the time.
-        clock = time.perf_counter() - clock_started if clock_started and ranks.rank == 0 else 0.0
-        counts = torch.tensor([*learner.counts(batch).values(), len(signals), clock], dtype=torch.float64)
+        trained = run.clock.seconds["trained"] if ranks.rank == 0 else 0.0
+        counts = torch.tensor([*learner.counts(batch).values(), len(signals), trained], dtype=torch.float64)
         counts = feed.to_device(counts, ranks.device)
         run.sums.add_counts(counts[:-2])
         counts = ranks.sum(counts)
@@ -95,11 +96,13 @@ def train(run: Run, signals: Signals) -> None:
 
         rows, slots = run.loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
         rates.add(rows=rows, length=run.loader.length, slots=slots, waited=waited)
-        if clock_started is None:  # the first step may have compiled, which a budget does not count
-            clock_started = time.perf_counter()
-            ranks.shorten_timeout()
         num_signals, seconds = readings.read(counts[-2:])
-        run.spent = spent_before + seconds
+        run.spent = max(run.spent, seconds)
+        run.clock.lap_of_step(run.loader.length)
+        if is_first:
+            ranks.shorten_timeout()
+            run.reserve()
+            is_first = False
         if num_signals:
             signals.stop()
         is_last = run.is_done or bool(signals.stopped)

@@ -17,11 +17,13 @@ from bertrain.config import Config
 from bertrain.evaluate import evaluate, predictions
 from bertrain.models.build import has_dropout, max_length, recompute_activations
 from bertrain.runtime import checkpoint
+from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sums
 from bertrain.runtime.rates import Rates
 from bertrain.runtime.stop import Signals
 from bertrain.runtime.watch import Watch
+from bertrain.runtime.writer import Writer
 
 EVALUATED_SAMPLES = 2048  # of the validation split, during a run
 
@@ -42,6 +44,7 @@ class Run:
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
+        self.clock = Clock({"trained": self.spent} | saved["apart_s"])
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         if config.gradient_checkpointing:
@@ -64,12 +67,10 @@ class Run:
         self.sums = Sums(list(self.learner.objectives), ranks.device)
         if ranks.rank == 0:
             self.sums.load(saved["since_entry"])
-        self.saved = self.resumed_from
-        """The newest checkpoint, on rank 0."""
-        self.saved_step = self.step if self.resumed_from else None
         self.rate, self.norm = 0.0, torch.zeros(())
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
         self.watch = Watch(config, self.plan, ranks, self.shards, step=self.step)
+        self.writer = Writer(self.out, keep=config.keep, saved=self.resumed_from, warn=self.watch.warn)
         self.evaluated_step = 0  # `begin` reads it from the log
 
     def _loader(self, length: int, masking: bertdata.Masking) -> bertdata.Loader:
@@ -82,7 +83,7 @@ class Run:
         Raises UsageError if the checkpoint belongs to another model or optimizer.
         """
         config, name = self.config, self.config.init or self.config.model
-        saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "tokens": 0, "scaler": {}, "since_entry": {}}
+        saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}}
         if self.resumed_from is None:
             return saved
         if config.resume == "no":
@@ -202,8 +203,14 @@ class Run:
             "tokens": self.tokens,
             **rates.take(self.ranks.world_size),  # after the sums, for which the host waits for the GPU
             "seconds": round(time.perf_counter() - self.watch.started, 3),
+            **self.clock.entry(),
         }
-        self.ranks.together(lambda: self.watch.entry(entry, done=is_last))
+
+        def show() -> None:
+            self.watch.entry(entry, done=is_last)
+            self.writer.poll()
+
+        self.ranks.together(show)
 
     @property
     def evaluation_is_due(self) -> bool:
@@ -219,36 +226,57 @@ class Run:
         def interrupted() -> bool:
             return self.ranks.any(len(signals) > 0)
 
+        self._end_of_steps()
+        before = self.clock.seconds["evaluated"]
         options: dict[str, Any] = {"split": "validation", "length": self.loader.length}
         result = evaluate(
             self.learner, self.shards, self.ranks, max_samples=EVALUATED_SAMPLES, interrupted=interrupted, **options
         )
         if result is None:
+            self.clock.lap("evaluated")
             signals.stop()
             return False
         self.evaluated_step = self.step
 
         def show() -> None:
             rows = predictions(self.learner, self.shards, self.ranks.device, rows=1, **options)
-            self.watch.evaluation(self.step, result, rows)
+            self.clock.lap("evaluated")
+            self.watch.evaluation(self.step, result, rows, seconds=self.clock.seconds["evaluated"] - before)
 
         self.ranks.on_first(show)
+        self.clock.lap("evaluated")
         return True
 
+    def _end_of_steps(self) -> None:
+        """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
+        float(self.norm)
+        self.clock.lap("trained")
+
+    def reserve(self) -> None:
+        """Gets the memory for checkpoints, beside training. Called after the first step, which makes the moments."""
+        if self.ranks.rank == 0:
+            self.writer.reserve(self._contents())
+
     def save(self, *, required: bool) -> None:
-        """Writes a checkpoint, unless there is one of this step. Called on every rank.
+        """Copies the state, and writes a checkpoint beside training, unless there is one of this step.
 
-        A full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
+        Called on every rank. Waits until the checkpoint before this one is written; required: until this one is, too. A
+        full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
         """
-        if self.saved_step == self.step:
-            return
         self.watch.require_finite(self.step, None, self._norm_or_none())
+        self._end_of_steps()
         self.sums.gather(self.ranks)
-        if self.ranks.from_first(lambda: self._write(required=required)):
-            self.saved_step = self.step
 
-    def _write(self, *, required: bool) -> bool:
-        """Returns whether the checkpoint was written."""
+        def write() -> None:
+            self.writer.wait()
+            if self.saved_step != self.step:
+                self.writer.save(self.learner.model, self._contents(), required=required)
+
+        self.ranks.on_first(write)
+        self.clock.lap("waited")
+
+    def _contents(self) -> dict[str, checkpoint.Content]:
+        """What is saved, by the name of its directory."""
         trainer = {
             "model": self.config.init or self.config.model,
             "optimizer": self.config.optimizer,
@@ -256,23 +284,26 @@ class Run:
             "loader": self.loader.state_dict(),
             "since_entry": self.sums.state(),
             "tokens": self.tokens,
-            "spent_s": self.spent,
+            "spent_s": self.clock.seconds["trained"],
+            "apart_s": {kind: seconds for kind, seconds in self.clock.seconds.items() if kind != "trained"},
             "scaler": self.scaler.state_dict(),
             "rng": {"keyed by": self.config.seed},  # every draw is a function of (seed, step, rank): there is no state
             "world_size": self.ranks.world_size,
         }
-        try:
-            self.saved = checkpoint.save(
-                self.out, step=self.step, trainer=trainer, keep=self.config.keep, learner=self.learner,
-                optimizer=self.optimizer, tokenizer=self.tokenizer,
-            )  # fmt: skip
-        except (OSError, bertdata.BertdataError) as error:
-            if required:
-                raise
-            self.watch.warn(f"no checkpoint of step {self.step} was written, and training continues: {error}")
-            return False
-        return True
+        content = checkpoint.content(
+            step=self.step, learner=self.learner, optimizer=self.optimizer, trainer=trainer, tokenizer=self.tokenizer
+        )
+        return {f"{checkpoint.STEP}{self.step:08d}": content}
+
+    @property
+    def saved(self) -> Path | None:
+        """The newest checkpoint that is on disk, on rank 0."""
+        return self.writer.saved
+
+    @property
+    def saved_step(self) -> int | None:
+        return int(self.saved.name.removeprefix(checkpoint.STEP)) if self.saved else None
 
     def newest(self) -> str:
         """What a stopped run has, in words."""
-        return f"its newest checkpoint is of step {self.saved_step}" if self.saved_step else "it has no checkpoint yet"
+        return f"its newest checkpoint is of step {self.saved_step}" if self.saved else "it has no checkpoint yet"

@@ -35,8 +35,8 @@ TRAINER_FILES = [
     "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
     "objectives.distil",
     "optim.schedules", "optim.muon", "optim.optimizers", "optim.__init__", "plan",
-    "runtime.dist", "runtime.stop", "runtime.rates", "runtime.log", "runtime.checkpoint", "runtime.watch",
-    "runtime.__init__", "assemble", "pairs", "evaluate", "run",
+    "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.checkpoint",
+    "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
 ]  # fmt: skip
 COMMANDS = ["pretrain", "finetune", "teacher", "doctor", "plot"]
 

@@ -46,6 +46,14 @@ def interrupt(number=signal.SIGINT):
     os.kill(os.getpid(), number)
 
 
+def wait_for(path):
+    """Until a checkpoint is there, which is written beside training."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.005)
+
+
 # ------------------------------------------------------------------------------------------------------------- Ctrl-C
 
 
@@ -61,7 +69,8 @@ def test_ctrl_c_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, ca
 
 def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stop, "REPEAT_S", 0.0)
-    at_step(monkeypatch, "next_batch", 3, lambda: (interrupt(), time.sleep(0.01), interrupt()))
+    saved = tmp_path / "run" / "step-00000002"
+    at_step(monkeypatch, "next_batch", 3, lambda: (wait_for(saved), interrupt(), time.sleep(0.01), interrupt()))
     with pytest.raises(SystemExit) as ended:
         train(dataset.path, tmp_path / "run", steps=9, save_every=2, eval_every=0)
     assert ended.value.code == 130
@@ -91,7 +100,7 @@ def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(datas
     assert [[e.get(name) for name in names] for e in again] == [[e.get(name) for name in names] for e in whole]
 
 
-def test_a_checkpoint_is_written_before_the_evaluation(dataset, tmp_path, monkeypatch):
+def test_a_checkpoint_that_was_begun_before_the_evaluation_is_there_after_its_error(dataset, tmp_path, monkeypatch):
     at_step(monkeypatch, "evaluate", 2, lambda: (_ for _ in ()).throw(MemoryError("too much")))
     with pytest.raises(SystemExit):
         train(dataset.path, tmp_path / "run", steps=4, eval_every=2, save_every=2)
@@ -158,7 +167,7 @@ def test_the_tokenizer_of_a_checkpoint_cuts_text_to_what_the_model_takes(dataset
 
 def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(dataset, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
-    at_step(monkeypatch, "next_batch", 3, lambda: shutil.rmtree(out))
+    at_step(monkeypatch, "next_batch", 3, lambda: (wait_for(out / "step-00000002"), shutil.rmtree(out)))
     log = train(dataset.path, out, steps=5, eval_every=0, save_every=2)
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5]
     assert checkpoint.newest(out)[0].name == "step-00000005"

@@ -6,14 +6,16 @@ import math
 import os
 import shutil
 import signal
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from conftest import write_dataset
-from training import end_of, entries, flags, launch, learner, losses, start_ranks, train
+from training import end_of, entries, flags, launch, learner, losses, on_ranks, start_ranks, train
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
@@ -28,11 +30,12 @@ from bertdata import Masking
 from bertdata.build import build
 from bertdata.errors import DatasetError, UsageError
 from bertrain import doctor, evaluate, feed, plot, pretrain
+from bertrain import run as runs
 from bertrain.config import Config
 from bertrain.models import build as model
 from bertrain.plan import Plan
 from bertrain.run import Run
-from bertrain.runtime import checkpoint, rates
+from bertrain.runtime import checkpoint, clock, rates, stop, writer
 from bertrain.runtime.dist import World
 
 CPU = torch.device("cpu")
@@ -148,6 +151,58 @@ def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path):
     )  # nothing is left
 
 
+@pytest.fixture
+def seconds(monkeypatch):
+    """The time of clocks, which stands still unless a test moves it."""
+    found = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: found.now))
+    return found
+
+
+def test_a_budget_is_of_training_alone(dataset, tmp_path, monkeypatch, capsys, seconds):
+    """A step takes 1 second, an evaluation 100, its predictions 30, and a copy for a checkpoint 1,000."""
+
+    def costs(owner, name, cost):
+        method = getattr(owner, name)
+
+        def called(*arguments, **options):
+            seconds.now += cost
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, called)
+
+    costs(runs.Run, "next_batch", 1)
+    costs(runs, "evaluate", 100)
+    costs(runs, "predictions", 30)
+    costs(writer.Memory, "copy", 1000)
+    log = train(dataset.path, tmp_path / "run", budget="5s", eval_every=3, save_every=4)
+    steps = [entry for entry in log if "lr" in entry]
+    assert [entry["trained_s"] for entry in steps] == [0, 1, 2, 3, 4, 5, 6]  # the first may compile; 5 is read late
+    assert [entry["compiled_s"] for entry in steps] == [1] * 7
+    assert [entry["evaluated_s"] for entry in steps] == [0, 0, 0, 130, 130, 130, 260]
+    assert [entry["waited_s"] for entry in steps] == [0, 0, 0, 0, 1000, 1000, 1000]
+    assert [entry["validation_s"] for entry in log if "validation_s" in entry] == [130] * 3
+    assert (
+        "trained 6.0 s, compiled 1.0 s, evaluated 390.0 s, waited for checkpoints 2000.0 s" in capsys.readouterr().out
+    )
+    times = json.loads((tmp_path / "run" / "run.json").read_text())["clock"]
+    assert times == {"trained_s": 6, "compiled_s": 1, "evaluated_s": 390, "waited_s": 2000}
+    more = [entry for entry in train(dataset.path, tmp_path / "run", budget="8s", eval_every=0) if "lr" in entry]
+    assert [entry["trained_s"] for entry in more[7:]] == [6, 7, 8, 9]
+
+
+def test_a_step_that_compiles_is_not_training(seconds):
+    def step(length):
+        seconds.now += 1
+        found.lap_of_step(length)
+        return found.seconds["trained"], found.seconds["compiled"]
+
+    found = clock.Clock({"trained": 10.0})
+    assert [step(32), step(32), step(80), step(80)] == [(10, 1), (11, 1), (11, 2), (12, 2)]
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert [step(80), step(80)] == [(12, 3), (13, 3)]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -185,14 +240,14 @@ def test_the_last_part_of_a_run_has_longer_rows(dataset, tmp_path):
     plan = Plan.of(Config(data="x", out="y", length=32, **options), num_samples=100, world_size=1)
     rows = plan.rows(0)
     assert (plan.micro_batches(32, rows), plan.micro_batches(80, rows)) == ((3, 2), (1, 6))
-    for stop in (2, 4, 5):  # before, at and after the change
-        for step in range(stop + 1, 7):
+    for last in (2, 4, 5):  # before, at and after the change
+        for step in range(last + 1, 7):
             path = tmp_path / "whole" / f"step-{step:08d}"
-            path.rename(tmp_path / f"{path.name}-{stop}")
+            path.rename(tmp_path / f"{path.name}-{last}")
         (tmp_path / "whole" / "log.jsonl").write_text("".join(
-            json.dumps(e) + "\n" for e in whole if e["step"] <= stop))  # fmt: skip
+            json.dumps(e) + "\n" for e in whole if e["step"] <= last))  # fmt: skip
         again = train(dataset.path, tmp_path / "whole", **options)
-        assert [e["loss"] for e in again if "lr" in e] == [e["loss"] for e in whole if "lr" in e], stop
+        assert [e["loss"] for e in again if "lr" in e] == [e["loss"] for e in whole if "lr" in e], last
 
 
 def test_batches_and_masks_change_along_a_run(dataset, tmp_path):
@@ -202,11 +257,11 @@ def test_batches_and_masks_change_along_a_run(dataset, tmp_path):
     assert np.diff([0, *tokens]).tolist() == [2 * 32] * 2 + [4 * 32] * 2 + [6 * 32] * 2
     state = json.loads((last_checkpoint(tmp_path / "run") / "trainer.json").read_text())["loader"]
     assert (state["masking"]["probability"], state["masking"]["later"]) == (0.4, [[12, 0.1]])  # of 24 rows
-    for stop in (1, 2, 3, 4):
-        for step in range(stop + 1, 7):
+    for last in (1, 2, 3, 4):
+        for step in range(last + 1, 7):
             shutil.rmtree(tmp_path / "run" / f"step-{step:08d}")
         again = train(dataset.path, tmp_path / "run", **options)
-        assert losses(again) == losses(whole), stop
+        assert losses(again) == losses(whole), last
     with pytest.raises(SystemExit):  # other masks than the checkpoint's
         train(dataset.path, tmp_path / "run", **options | {"mlm_probability": "0.4:0.2", "steps": 7})
 
@@ -234,7 +289,7 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
             return run
 
     def read(run, seconds):
-        run.spent = seconds
+        run.spent = run.clock.seconds["trained"] = seconds
         batch, _ = run.next_batch()
         run.step += 1
         return *batch.input_ids.shape, batch.targets.shape[1]
@@ -401,6 +456,118 @@ def test_a_signal_to_one_rank_ends_all(dataset, tmp_path):
     assert code == 0, err
     assert "stopped by " in out
     assert last_checkpoint(tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------- checkpoints beside training
+
+
+class Held:
+    """Holds back the end of the first write of a checkpoint, until `go` is set."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.go, write = threading.Event(), threading.Event(), checkpoint.write_file
+
+        def held(path, content):
+            if path.name == checkpoint.INDEX and not self.begun.is_set():
+                self.begun.set()
+                assert self.go.wait(120)
+            write(path, content)
+
+        monkeypatch.setattr(checkpoint, "write_file", held)
+
+
+def before_batch(monkeypatch, action):
+    """Calls action(run) before each batch."""
+    next_batch = runs.Run.next_batch
+    monkeypatch.setattr(runs.Run, "next_batch", lambda run: (action(run), next_batch(run))[1])
+
+
+def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(dataset, tmp_path, monkeypatch):
+    options = {"model": "bert-tiny", "steps": 6, "save_every": 3, "eval_every": 0}
+    whole = train(dataset.path, tmp_path / "whole", **options)
+    said = []
+
+    def look(run):
+        if run.step in (4, 5):
+            assert held.begun.wait(120)
+            said.append((run.newest(), (tmp_path / "run" / "step-00000003").exists()))
+        if run.step == 5:
+            held.go.set()
+
+    held = Held(monkeypatch)
+    before_batch(monkeypatch, look)
+    assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(whole)
+    assert said == [("it has no checkpoint yet", False)] * 2
+    for name in ("step-00000003/model.safetensors", "step-00000003/optimizer.pt", "step-00000006/model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_second_ctrl_c_leaves_off_the_write_of_a_checkpoint(dataset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(stop, "REPEAT_S", 0.0)
+    leave = writer.Writer.__exit__
+    held = Held(monkeypatch)
+
+    def interrupt_twice(run):
+        if run.step == 3:
+            assert held.begun.wait(120)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def left(self, *exception):
+        threading.Thread(target=lambda: (self.leaving.wait(120), held.go.set())).start()
+        leave(self, *exception)
+
+    monkeypatch.setattr(writer.Writer, "__exit__", left)
+    before_batch(monkeypatch, interrupt_twice)
+    with pytest.raises(SystemExit) as ended:
+        train(dataset.path, tmp_path / "run", steps=9, save_every=2, eval_every=0)
+    assert ended.value.code == 130
+    assert "interrupted at step 3; it has no checkpoint yet" in capsys.readouterr().out
+    assert not list((tmp_path / "run").glob("*step*"))
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_older_one(dataset, tmp_path):
+    out, options = tmp_path / "run", {"steps": 6, "save_every": 2, "eval_every": 0}
+    whole = train(dataset.path, tmp_path / "whole", **options)
+    ranks = start_ranks(1, "faulty", ["kill", "4", *flags(dataset.path, out, **options)], tmp_path)
+    assert end_of(ranks, tmp_path)[0] == -signal.SIGKILL
+    assert (out / ".step-00000004.tmp" / "optimizer.pt").exists()
+    assert checkpoint.newest(out) == (out / "step-00000002", [])
+    assert losses(train(dataset.path, out, **options)) == losses(whole)
+    assert sorted(path.name for path in out.glob("*step*")) == [f"step-{step:08d}" for step in (2, 4, 6)]
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [2, 3])
+def test_a_write_that_fails_on_rank_0_ends_both_ranks_only_if_it_is_the_last(dataset, tmp_path, step):
+    arguments = ["full", str(step), *flags(dataset.path, tmp_path / "run", steps=3, eval_every=0)]
+    code, out, err = on_ranks(2, "faulty", arguments)
+    kept = [f"step-{number:08d}" for number in (1, 2, 3) if number != step]
+    assert sorted(path.name for path in (tmp_path / "run").glob("*step*")) == kept
+    if step == 2:
+        assert code == 0, err
+        assert out.count("warning: no checkpoint of step 2 was written, and training continues: [Errno 28]") == 1
+    else:
+        assert code == 1
+        assert err.count("No space left on device") == 1
+
+
+def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
+    tied, memory = torch.arange(6.0), writer.Memory()
+    state = {"a": tied, "b": tied.view(2, 3), "c": [torch.tensor(3), (torch.zeros(0), 7)], "d": tied.bfloat16()}
+    found = memory.copy(state)
+    assert found["b"].untyped_storage().data_ptr() == found["a"].untyped_storage().data_ptr()
+    tied.zero_()
+    assert found["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found["d"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert (found["c"][0].item(), found["c"][1][0].numel(), found["c"][1][1]) == (3, 0, 7)
+    again = memory.copy(state | {"e": torch.ones(9)})  # in the same memory, and more
+    assert again["a"].untyped_storage().data_ptr() == found["a"].untyped_storage().data_ptr()
+    assert (again["a"].sum(), again["e"].sum()) == (0, 9)
 
 
 # ------------------------------------------------------------------------------------------------------------- seeing

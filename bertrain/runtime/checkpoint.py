@@ -7,8 +7,8 @@
         beside.pt                   parameters of objectives, such as a distillation's projection; often absent
         checkpoint.json             written last: size and SHA-256 of every other file
 
-A checkpoint is written under a temporary name, fsynced and renamed. A run resumes from the newest one whose files are
-what its checkpoint.json says; damaged ones are skipped, and a warning names them.
+A checkpoint is written under a temporary name, fsynced and renamed; `writer` does it beside training. A run resumes
+from the newest one whose files are what its checkpoint.json says; damaged ones are skipped, and a warning names them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import json
 import os
 import platform
 import shutil
+import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +40,7 @@ from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
 
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
+STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
 
 
 def locked(run: Path) -> AbstractContextManager[None]:
@@ -48,40 +51,59 @@ def locked(run: Path) -> AbstractContextManager[None]:
     return hold(run / ".lock", f"{run} is in use", "give another --out")
 
 
-def save(
-    run: Path,
-    *,
-    step: int,
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    trainer: dict[str, Any],
+class Content(NamedTuple):
+    """What a checkpoint holds, beside the model's configuration: tensors that may still change, or a copy of them."""
+
+    weights: Mapping[str, torch.Tensor]  # the state dict of a model
+    objects: Mapping[str, Any]  # by file name: what torch.save writes
+    files: Mapping[str, bytes]
+
+
+class Left(Exception):
+    """A write was left off because the run ends at once."""
+
+
+def content(
+    *, step: int, learner: Learner, optimizer: torch.optim.Optimizer, trainer: dict[str, Any],
     tokenizer: dict[str, bytes],
-    keep: int,
-) -> Path:
-    """Writes run/step-XXXXXXXX and removes all but the newest `keep`. An OSError leaves the earlier ones unchanged."""
-    target = run / f"step-{step:08d}"
-    temporary = run / f".{target.name}.tmp"
+) -> Content:  # fmt: skip
+    """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes."""
+    objects: dict[str, Any] = {OPTIMIZER: optimizer.state_dict()}
+    if beside := learner.objective_parameters():
+        objects[BESIDE] = beside
+    facts = json.dumps(trainer | {"step": step, "versions": versions()}, indent=1).encode()
+    return Content(learner.model.state_dict(), objects, tokenizer | {TRAINER: facts})
+
+
+def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
+    """Writes a directory that AutoModelForMaskedLM loads, whole or not at all, and syncs it.
+
+    model: of which the weights are, and whose configuration is written. leaving: once it is set, Left is raised.
+    Raises OSError or BuildError if there is no room. After any error, a directory of this name is as it was.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
-        learner.model.save_pretrained(temporary)
-        if beside := learner.objective_parameters():
-            torch.save(beside, temporary / BESIDE)
-        for name, content in tokenizer.items():
-            (temporary / name).write_bytes(content)
-        torch.save(optimizer.state_dict(), temporary / OPTIMIZER)
-        write_file(temporary / TRAINER, json.dumps(trainer | {"step": step, "versions": versions()}, indent=1).encode())
+        model.save_pretrained(temporary, state_dict=dict(content.weights))
+        for name, saved in content.objects.items():
+            _go_on(leaving)
+            torch.save(saved, temporary / name)
+        for name, data in content.files.items():
+            (temporary / name).write_bytes(data)
         files = {}
-        mode = (temporary / TRAINER).stat().st_mode  # safetensors writes for its owner alone
+        mode = (temporary / "config.json").stat().st_mode  # safetensors writes for its owner alone
         for path in sorted(temporary.iterdir()):
+            _go_on(leaving)
             path.chmod(mode)
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
             files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
         write_file(temporary / INDEX, json.dumps({"files": files}, indent=1).encode())
+        _go_on(leaving)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
         os.replace(temporary, target)
-        fsync_directory(run)
+        fsync_directory(target.parent)
     except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
         shutil.rmtree(temporary, ignore_errors=True)
         reason = str(error).partition("\n")[0]
@@ -89,11 +111,19 @@ def save(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    others = [path for path in _steps(run) if path != target]
+
+
+def _go_on(leaving: threading.Event) -> None:
+    if leaving.is_set():
+        raise Left
+
+
+def remove_others(target: Path, *, keep: int) -> None:
+    """Removes all but the newest `keep` directories of the same kind as `target`, which is the newest whole one."""
+    others = [path for path in _numbered(target.parent, target.name[:-8]) if path != target]
     newer = [path for path in others if path.name > target.name]  # all damaged, or the run would have resumed from them
     for old in newer + others[len(newer) + keep - 1 :]:
         shutil.rmtree(old)
-    return target
 
 
 def versions() -> dict[str, str]:
@@ -106,15 +136,15 @@ def versions() -> dict[str, str]:
     }
 
 
-def _steps(run: Path) -> list[Path]:
-    """Checkpoint directories, the newest first."""
-    return sorted((path for path in run.glob("step-" + "[0-9]" * 8) if path.is_dir()), reverse=True)
+def _numbered(run: Path, kind: str) -> list[Path]:
+    """The directories of a run named `kind` and a step, the newest first."""
+    return sorted((path for path in run.glob(kind + "[0-9]" * 8) if path.is_dir()), reverse=True)
 
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint of a run, if there is one, and a warning for each newer one that is damaged."""
     warnings = []
-    for path in _steps(run):
+    for path in _numbered(run, STEP):
         fault = _fault(path)
         if fault is None:
             return path, warnings

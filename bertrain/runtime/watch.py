@@ -19,6 +19,7 @@ from bertdata.files import make_directory, write_file
 from bertrain.config import Config
 from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
+from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Log, reference_losses
 
@@ -168,19 +169,31 @@ class Watch(contextlib.ExitStack):
                 "lengthen --warmup and run again from the newest checkpoint"
             )
 
-    def evaluation(self, step: int, result: dict[str, Any], rows: list[str]) -> None:
-        """Keeps and shows an evaluation. rows: a table of predictions."""
+    def evaluation(self, step: int, result: dict[str, Any], rows: list[str], *, seconds: float) -> None:
+        """Keeps and shows an evaluation. rows: a table of predictions. seconds: what both took."""
         if not self.is_first:
             return
-        self._keep({"step": step} | {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")})
+        found = {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
+        self._keep({"step": step} | found | {"validation_s": round(seconds, 3)})
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
-        self._bar.write("\n".join([f"step {step}: validation loss {loss}", *rows[:6]]))
+        self._bar.write("\n".join([f"step {step}: validation loss {loss}, {seconds:.1f} s", *rows[:6]]))
         if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
             self._warn_once(
                 "collapse",
                 f"at step {step} {result['same_share']:.0%} of all predictions are the token "
                 f"{result['same_token_text']!r}: the model has collapsed; try a lower --lr or a longer --warmup",
             )
+
+    def finish(self, clock: Clock) -> None:
+        """Says what the time of the run went to, and keeps it in run.json."""
+        if not self.is_first:
+            return
+        self._bar.write(f"{clock}")
+        self._run_json["clock"] = clock.entry()
+        try:
+            self._write_run_json()
+        except OSError as error:
+            self.warn(f"run.json cannot be written: {error.strerror}")
 
     def _keep(self, entry: dict[str, Any]) -> None:
         assert self._log is not None  # noqa: S101  (rank 0)
