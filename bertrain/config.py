@@ -63,7 +63,10 @@ class Config:
     steps: int | None = _option(SCHEDULE, None, "Number of optimizer steps. Default: one pass over the data.", type=int)
     epochs: float | None = _option(SCHEDULE, None, "Passes over the data, instead of --steps.", type=float)
     budget: str = _option(
-        SCHEDULE, "", "Training time, instead of --steps: a number with s, m, h or d, such as 90m or 24h."
+        SCHEDULE,
+        "",
+        "Time of training, instead of --steps: a number with s, m, h or d, such as 90m or 24h. Compiling, evaluation "
+        "and checkpoints do not count.",
     )
     global_batch_size: int | str = _option(
         SCHEDULE, 256,
@@ -98,6 +101,11 @@ class Config:
         DATA, 0.15,
         "Share of a row's tokens to mask and predict. 0.3:0.15 changes it after half of the run, 0.3:0.15@0.8 after "
         "four fifths.", staged=float,
+    )  # fmt: skip
+    average: float = _option(
+        SCHEDULE, 0.0,
+        "Share of the run, at its end, over which weights are averaged. The mean is evaluated, and is a checkpoint of "
+        "its own, OUT/average-XXXXXXXX.",
     )  # fmt: skip
     masking: str = _option(
         DATA,
@@ -203,6 +211,8 @@ class Config:
             raise UsageError(f"--decay-share is {self.decay_share}; give a share above 0, such as 0.2")
         if self.long_length is not None and not self.long_length > self.length:
             raise UsageError(f"--long-length {self.long_length} must be more than --length {self.length}")
+        if not 0 <= self.average < 1:
+            raise UsageError(f"--average is {self.average}; give a share of the run below 1, such as 0.15")
         self._check_defaults(self.schedule == "wsd", ("decay_share",), "--schedule wsd")
         self._check_defaults(self.optimizer != "adamw", ("muon_rate", "muon_momentum"), "--optimizer muon")
         self._check_duration()

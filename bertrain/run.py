@@ -16,6 +16,7 @@ from bertrain import assemble, optim
 from bertrain.config import Config
 from bertrain.evaluate import evaluate, predictions
 from bertrain.models.build import has_dropout, max_length, recompute_activations
+from bertrain.optim.average import EVERY, Average
 from bertrain.runtime import checkpoint
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
@@ -64,6 +65,9 @@ class Run:
             checkpoint.read_optimizer(self.resumed_from, self.optimizer, self.learner)
             if self.scaler.is_enabled() and saved["scaler"]:
                 self.scaler.load_state_dict(saved["scaler"])
+        self.average = Average(self.learner) if config.average else None
+        if self.average and self.resumed_from:
+            checkpoint.read_average(self.resumed_from, self.average)
         self.sums = Sums(list(self.learner.objectives), ranks.device)
         if ranks.rank == 0:
             self.sums.load(saved["since_entry"])
@@ -158,6 +162,8 @@ class Run:
         self.optimizer.zero_grad()
         self.step += 1
         self.tokens += self.loader.global_batch_size * self.loader.length
+        if self.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
+            self.average.add()
         self.watch.advance()
 
     def _norm_or_none(self) -> float | None:
@@ -237,6 +243,11 @@ class Run:
             signals.stop()
             return False
         self.evaluated_step = self.step
+        if self.average and self.is_done:
+            with self.average.applied():
+                mean = evaluate(self.learner, self.shards, self.ranks, max_samples=EVALUATED_SAMPLES, **options)
+            assert mean is not None  # noqa: S101  (it was not interrupted)
+            result |= {f"average_{name}": mean[name] for name in ("loss", "accuracy")}
 
         def show() -> None:
             rows = predictions(self.learner, self.shards, self.ranks.device, rows=1, **options)
@@ -266,6 +277,8 @@ class Run:
         self.watch.require_finite(self.step, None, self._norm_or_none())
         self._end_of_steps()
         self.sums.gather(self.ranks)
+        if self.average and self.is_done and not self.average.count:
+            self.average.add()
 
         def write() -> None:
             self.writer.wait()
@@ -291,9 +304,14 @@ class Run:
             "world_size": self.ranks.world_size,
         }
         content = checkpoint.content(
-            step=self.step, learner=self.learner, optimizer=self.optimizer, trainer=trainer, tokenizer=self.tokenizer
-        )
-        return {f"{checkpoint.STEP}{self.step:08d}": content}
+            step=self.step, learner=self.learner, optimizer=self.optimizer, trainer=trainer, tokenizer=self.tokenizer,
+            average=self.average,
+        )  # fmt: skip
+        contents = {f"{checkpoint.STEP}{self.step:08d}": content}
+        if self.average and self.is_done and self.average.count:
+            mean = checkpoint.mean(content, self.average.weights(self.learner.model))
+            contents[f"{checkpoint.AVERAGE}{self.step:08d}"] = mean
+        return contents
 
     @property
     def saved(self) -> Path | None:

@@ -34,7 +34,7 @@ TRAINER_FILES = [
     "models.families", "models.isolation", "models.encoder", "models.taps", "models.build", "models.__init__",
     "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
     "objectives.distil",
-    "optim.schedules", "optim.muon", "optim.optimizers", "optim.__init__", "plan",
+    "optim.schedules", "optim.average", "optim.muon", "optim.optimizers", "optim.__init__", "plan",
     "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.checkpoint",
     "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
 ]  # fmt: skip

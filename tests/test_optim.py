@@ -1,16 +1,20 @@
+import json
 import shutil
 
 import pytest
 import torch
+from click.testing import CliRunner
 from families import SMALL
 from reference import muon as reference
+from safetensors.torch import load_file
 from training import entries, flags, losses, on_ranks, train
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertdata.errors import UsageError
-from bertrain import optim
+from bertrain import evaluate, optim, run
 from bertrain.config import Config
 from bertrain.optim import learning_rate, muon
+from bertrain.runtime import checkpoint
 
 
 def rates(schedule, steps, warmup_steps):
@@ -50,6 +54,46 @@ def test_only_matrices_are_decayed():
     assert [p.ndim for p in decayed["params"]] == [2]
     assert plain["weight_decay"] == 0
     assert [p.ndim for p in plain["params"]] == [1, 1, 1]
+
+
+# ------------------------------------------------------------------------------------------------ the mean of weights
+
+
+def test_the_mean_of_the_last_weights_is_a_checkpoint_of_its_own(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "EVERY", 2)
+    options = {"steps": 12, "average": 0.5, "model": "bert-tiny", "eval_every": 0, "lr": 1e-2}  # its decoder is tied
+    log = train(dataset.path, tmp_path / "run", **options)
+
+    def weights(name):
+        return load_file(tmp_path / "run" / name / "model.safetensors")
+
+    found, last = weights("average-00000012"), weights("step-00000012")
+    some = [weights(f"step-{step:08d}") for step in (8, 10, 12)]  # after the first half, every second one
+    assert found.keys() == last.keys()
+    for name, mean in found.items():
+        torch.testing.assert_close(mean, sum(one[name] for one in some) / 3, rtol=1e-5, atol=1e-6)
+    assert any(not torch.equal(found[name], last[name]) for name in found)
+    assert not (tmp_path / "run" / "average-00000012" / "optimizer.pt").exists()
+    entry = next(entry for entry in log if "validation_loss" in entry)
+    for path, stated in (("average-00000012", entry["average_loss"]), ("step-00000012", entry["validation_loss"])):
+        told = CliRunner().invoke(
+            evaluate.main, ["--checkpoint", str(tmp_path / "run" / path), "--data", str(dataset.path), "--json"]
+        )
+        assert json.loads(told.output.splitlines()[-1])["loss"] == pytest.approx(stated, rel=1e-5)
+    for step in (10, 11, 12):
+        shutil.rmtree(tmp_path / "run" / f"step-{step:08d}")
+    shutil.rmtree(tmp_path / "run" / "average-00000012")
+    assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(log)
+    assert all(torch.equal(weights("average-00000012")[name], mean) for name, mean in found.items())
+    assert checkpoint.find(tmp_path / "run").name == "step-00000012"
+
+
+def test_a_run_too_short_for_a_mean_has_its_last_weights(dataset, tmp_path):
+    train(dataset.path, tmp_path / "run", steps=3, average=0.3, eval_every=0)
+    one, other = (
+        load_file(tmp_path / "run" / f"{kind}-00000003" / "model.safetensors") for kind in ("step", "average")
+    )
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 # ---------------------------------------------------------------------------------------------------------------- Muon

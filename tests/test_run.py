@@ -222,6 +222,7 @@ def test_a_step_that_compiles_is_not_training(seconds):
         ({"global_batch_size": "8:16@0.5:32@0.5"}, "--global-batch-size is 8:16@0.5:32@0.5"),
         ({"decay_share": 0.5}, "--decay-share 0.5 needs --schedule wsd"),
         ({"schedule": "wsd", "decay_share": 0.0}, "--decay-share is 0.0"),
+        ({"average": 1.0}, "--average is 1.0"),
         ({"long_length": 32}, "--long-length 32 must be more than --length 32"),
         ({"long_share": 1.0}, "--long-share is 1.0"),
     ],

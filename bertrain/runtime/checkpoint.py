@@ -5,7 +5,9 @@
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
         optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; step, loader state, versions
         beside.pt                   parameters of objectives, such as a distillation's projection; often absent
+        average.pt                  with --average, in the last part of a run: the mean of the weights so far
         checkpoint.json             written last: size and SHA-256 of every other file
+    run/average-00000020/           with --average, at the end of a run: the mean, without what only a run reads
 
 A checkpoint is written under a temporary name, fsynced and renamed; `writer` does it beside training. A run resumes
 from the newest one whose files are what its checkpoint.json says; damaged ones are skipped, and a warning names them.
@@ -38,9 +40,11 @@ from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
+from bertrain.optim.average import Average
 
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
+AVERAGE_FILE, AVERAGE = "average.pt", "average-"
 
 
 def locked(run: Path) -> AbstractContextManager[None]:
@@ -65,14 +69,21 @@ class Left(Exception):
 
 def content(
     *, step: int, learner: Learner, optimizer: torch.optim.Optimizer, trainer: dict[str, Any],
-    tokenizer: dict[str, bytes],
+    tokenizer: dict[str, bytes], average: Average | None,
 ) -> Content:  # fmt: skip
     """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes."""
     objects: dict[str, Any] = {OPTIMIZER: optimizer.state_dict()}
+    if average and average.count:
+        objects[AVERAGE_FILE] = average.state_dict()
     if beside := learner.objective_parameters():
         objects[BESIDE] = beside
     facts = json.dumps(trainer | {"step": step, "versions": versions()}, indent=1).encode()
     return Content(learner.model.state_dict(), objects, tokenizer | {TRAINER: facts})
+
+
+def mean(content: Content, weights: Mapping[str, torch.Tensor]) -> Content:
+    """The content of run/average-XXXXXXXX, beside that of the last step. weights: the mean, a state dict."""
+    return Content(weights, {}, content.files)
 
 
 def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
@@ -192,6 +203,15 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
         ) from None
     for group, given in zip(optimizer.param_groups, settings, strict=True):
         group.update(given)
+
+
+def read_average(path: Path, average: Average) -> None:
+    """Loads the mean of the weights, if the checkpoint has one. Raises DatasetError if it is of other weights."""
+    if (path / AVERAGE_FILE).exists():
+        try:
+            average.load_state_dict(torch.load(path / AVERAGE_FILE, map_location="cpu", weights_only=True))
+        except ValueError as error:
+            raise DatasetError(f"{path / AVERAGE_FILE}: {error}; give another --out") from None
 
 
 def tokenizer_files(shards: bertdata.Dataset, model: PreTrainedModel, max_length: int) -> dict[str, bytes]:

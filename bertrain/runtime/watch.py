@@ -174,8 +174,11 @@ class Watch(contextlib.ExitStack):
         if not self.is_first:
             return
         found = {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
+        found |= {name: value for name, value in result.items() if name.startswith("average_")}
         self._keep({"step": step} | found | {"validation_s": round(seconds, 3)})
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
+        if result.get("average_loss") is not None:
+            loss += f" (with the mean of the last weights {result['average_loss']:.4f})"
         self._bar.write("\n".join([f"step {step}: validation loss {loss}, {seconds:.1f} s", *rows[:6]]))
         if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
             self._warn_once(

@@ -1,0 +1,60 @@
+"""The mean of a model's weights over the last part of a run (Izmailov et al., 2018; Hägele et al., 2024)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+EVERY = 10  # steps between the weights that are averaged
+
+
+class Average:
+    """The mean of the weights that `add` has seen: float32, one more copy of them, on their device."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+        self._means: dict[str, torch.Tensor] = {}
+        self.count = 0
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Takes the weights as they are into the mean."""
+        self.count += 1
+        if self.count == 1:
+            self._means = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        else:
+            torch._foreach_lerp_(list(self._means.values()), list(self._weights.values()), 1 / self.count)
+
+    @contextlib.contextmanager
+    @torch.no_grad()
+    def applied(self) -> Iterator[None]:
+        """Puts the mean in the place of the weights, and the weights back at the end."""
+        kept = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        self._set(self._means)
+        try:
+            yield
+        finally:
+            self._set(kept)
+
+    @torch.no_grad()
+    def _set(self, values: dict[str, torch.Tensor]) -> None:
+        for name, weight in self._weights.items():
+            weight.copy_(values[name])
+
+    def weights(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """The state dict of a module, with the means of the weights that are averaged."""
+        means = {id(weight): self._means[name] for name, weight in self._weights.items()}
+        return {name: means.get(id(value), value.detach()) for name, value in module.state_dict(keep_vars=True).items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "means": self._means}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError if the means are of other weights."""
+        if state["means"].keys() != self._weights.keys():
+            raise ValueError("the means are of other weights")
+        self.count = state["count"]
+        self._means = {name: state["means"][name].to(weight.device) for name, weight in self._weights.items()}
