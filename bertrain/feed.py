@@ -5,6 +5,8 @@ The only file that turns arrays into tensors.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,9 +42,21 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
             if "position_ids" in piece:  # one document, not as many as places
                 piece["position_ids"] += torch.arange(batch.input_ids.shape[1])
             piece.pop("attention_mask", None)
-        if "position_ids" in piece and device.type == "cuda" and torch.cuda.get_device_capability(device) >= AMPERE:
+        if "position_ids" in piece and has_kernel(device):
             piece["cu_seqlens"] = bounds(piece["position_ids"])
         yield {name: to_device(array, device) for name, array in piece.items()}
+
+
+@functools.cache
+def has_kernel(device: torch.device) -> bool:
+    """Whether torch has attention for sequences of unequal length, with windows, for a device: torch 2.11 or newer."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < AMPERE:
+        return False
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return "window_size" in inspect.signature(varlen_attn).parameters
 
 
 def bounds(position_ids: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+import torch.nn.attention.varlen
 import transformers
 from click.testing import CliRunner
 from families import SMALL, UNLISTED, VARIANTS
@@ -19,6 +20,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import RobertaProcessing
 from tokenizers.trainers import BpeTrainer
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from training import entries, learner, losses, on_ranks, train
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
@@ -303,6 +305,34 @@ def test_packed_documents_are_what_they_are_apart(configs, dataset, name):
         together = learner(weights, isolate=True).encode(ids, position_ids=positions)
     torch.testing.assert_close(together, apart, rtol=0, atol=2e-6)
     assert (leaking - apart).abs().max() > 1e-4
+
+
+def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size):
+    """What torch's kernel of this name computes, on CPUs; it too refuses float32 and dtypes that differ."""
+    assert query.dtype == key.dtype == value.dtype == torch.bfloat16
+    assert cu_seq_q.dtype == torch.int32
+    assert max_q == max_k == sum(LENGTHS)
+    places = torch.arange(query.shape[0])
+    document, distance = torch.bucketize(places, cu_seq_q[1:], right=True), (places[:, None] - places).abs()
+    mask = (document[:, None] == document) & ((window_size[0] < 0) | (distance <= window_size[0]))
+    q, k, v = (tensor.transpose(0, 1) for tensor in (query, key, value))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if FAMILIES[name].isolation == "kernel"])
+def test_the_kernel_of_gpus_is_given_what_it_takes(configs, dataset, monkeypatch, name):
+    calls = []
+    monkeypatch.setattr(
+        torch.nn.attention.varlen, "varlen_attn", lambda *a, **k: calls.append(1) or varlen_attn(*a, **k)
+    )
+    weights = learner(built(configs, name, dataset).eval(), isolate=True)
+    ids = torch.randint(5, 80, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(n) for n in LENGTHS]).expand(2, -1)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = weights.encode(ids, position_ids=positions, cu_seqlens=feed.bounds(positions)).float()
+        expected = weights.encode(ids, position_ids=positions).float()
+    assert len(calls) == 2
+    assert (found - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in FAMILIES or not FAMILIES[name].isolation])

@@ -1,9 +1,9 @@
 """Attention that stays inside a document, for rows of packed documents.
 
 transformers calls an attention function by name, so ours is registered beside its own. It has no mask function for our
-name, so it makes no mask. On CUDA the documents go to torch's kernel for sequences of unequal length, elsewhere to
-scaled dot-product attention with a mask of the places that share a document. (position_ids alone isolate nothing:
-without flash attention transformers does not look at them.)
+name, so it makes no mask. On CUDA, in half precision, the documents go to torch's kernel for sequences of unequal
+length, elsewhere to scaled dot-product attention with a mask of the places that share a document. (position_ids alone
+isolate nothing: without flash attention transformers does not look at them.)
 
 Families that compute attention themselves take a mask of all pairs of places instead ("mask" in the table of families).
 """
@@ -25,7 +25,7 @@ def documents(position_ids: torch.Tensor, cu_seqlens: torch.Tensor | None) -> di
     position_ids are 0 where a document begins. The padding of a row counts as a document of its own.
     """
     arguments: dict[str, Any] = {"document_ids": (position_ids == 0).cumsum(1)}
-    if cu_seqlens is not None and torch.is_autocast_enabled("cuda"):  # the kernel takes no float32
+    if cu_seqlens is not None:
         arguments |= {"cu_seqlens": cu_seqlens, "max_seqlen": position_ids.shape[1]}
     return arguments
 
@@ -58,10 +58,13 @@ def attend(
     width = query.shape[-1]
     if (sharing := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(sharing, 1), value.repeat_interleave(sharing, 1)
-    if cu_seqlens is not None and dropout == 0 and width % 8 == 0 and width <= 256:  # what the kernel takes
+    # What the kernel takes: bf16 and fp16, of one dtype. Autocast leaves it alone, and rotary positions make float32 of
+    # queries and keys in some families.
+    is_half = value.dtype != torch.float32
+    if cu_seqlens is not None and is_half and dropout == 0 and width % 8 == 0 and width <= 256:
         from torch.nn.attention.varlen import varlen_attn
 
-        flat = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+        flat = [tensor.to(value.dtype).transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
         reach = -1 if sliding_window is None else sliding_window - 1
         attended = varlen_attn(
             *flat, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling, window_size=(reach, reach)
