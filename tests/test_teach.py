@@ -823,6 +823,11 @@ def test_students_compile_to_one_graph_and_recompute_activations(dataset, big, c
     module, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
     module.compile(backend="eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close({name: loss.sum for name, loss in module(**piece).items()}, found)
+    with torch.no_grad():
+        module.eval().logits(**piece)  # an evaluation, between two steps
+    module.train()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        module(**piece)
 
 
 def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew(dataset, big, tmp_path):

@@ -27,13 +27,15 @@ def check(model: PreTrainedModel, *, hidden: bool) -> None:
 class Taps:
     """What passed through some layers in the last forward pass.
 
-    hidden: layer number → its output [B, T, H], EMBEDDINGS for what enters the first layer; empty unless asked for.
-    Raises UsageError for several layers that are one module. Call `check` first.
+    hidden: layer number → its output [B, T, H], EMBEDDINGS for what enters the first layer; empty unless asked for, and
+    None before the first pass and after `forget`. Raises UsageError for several layers that are one
+    module. Call `check` first.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int], *, hidden: bool) -> None:
-        self.hidden: dict[int, torch.Tensor] = {}
-        self._projected: dict[tuple[int, int], torch.Tensor] = {}
+        # All names are there from the start: torch.compile would compile once more for a dictionary that has grown.
+        self.hidden: dict[int, Any] = dict.fromkeys(layers) if hidden else {}
+        self._projected: dict[tuple[int, int], Any] = {}
         all_layers = layers_of(model)
         self.has_attention = family_of(model).taps == "attention"
         if len(layers) > 1 and len({id(layer) for layer in all_layers}) < len(all_layers):
@@ -51,7 +53,14 @@ class Taps:
                 modules = projections_of(layer)
                 self._is_fused = len(modules) == 1
                 for part, module in enumerate(modules):
+                    self._projected[number, part] = None
                     module.register_forward_hook(_keep_in(self._projected, (number, part)))
+
+    def forget(self) -> None:
+        """Lets go of the tensors, which else stay in memory and are outputs, with a gradient, of a compiled graph."""
+        for store in (self.hidden, self._projected):
+            for name in store:
+                store[name] = None
 
     def projections(self, layer: int) -> list[torch.Tensor]:
         """Queries, keys and values of a layer, [B, T, width] each, before any rotation by position."""

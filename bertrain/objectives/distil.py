@@ -82,6 +82,7 @@ class Distil(Objective):
         has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # False for the filler row of a rank without rows
         seen, filled = visible(piece, isolate=self.isolate)
         row_losses = (self._relations if self.method == "relations" else self._hidden)(encoder, piece, seen, filled)
+        self._taps.forget()
         loss = (row_losses * has_targets).sum()
         return LossSum(loss, torch.zeros_like(has_targets.sum()))
 
