@@ -1,11 +1,11 @@
-# make demo | test | test-all | bounds | check | fix | golden
+# make demo | test | test-all | bounds | gpu | check | fix | golden
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-PYTEST  = $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all bounds check fix golden
+.PHONY: demo test test-all bounds gpu check fix golden
 .DELETE_ON_ERROR:
 
 # The whole way on text every machine has: corpus, shards, two minutes of training on two CPU processes, predictions.
@@ -28,7 +28,7 @@ demo/shards/manifest.json: demo/corpus.txt
 
 # Three and a half minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
 test: $(VENV)/.dev
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(VENV)/.dev
 	$(PYTEST)
@@ -38,6 +38,19 @@ bounds: $(VENV)/.dev
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_text.py tests/test_samples.py tests/test_engine.py
 	cache=$$(mktemp -d) && trap 'rm -r "$$cache"' EXIT && \
 	    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR="$$cache" $(BIN)/python tools/damage.py flips --every 40
+
+# What needs a GPU: its tests, then the speed of a training step. Takes the environment, if there is one, else what
+# python3 has, and installs nothing. It ends in about ten minutes; run it again for the cases that it left out.
+GPU_PYTHON  = $(or $(wildcard $(BIN)/python),$(PYTHON))
+GPU_TESTS  ?= -n 4 --dist worksteal
+GPU_OUT    ?= benchmarks/results/gpu.jsonl
+GPU_SECONDS ?= 240
+
+gpu:
+	@$(GPU_PYTHON) -c "import sys, torch; torch.cuda.is_available() or \
+	    sys.exit('torch finds no GPU here; run make gpu on a machine that has one')"
+	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
+	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -1,72 +1,78 @@
 """How fast is a training step on one GPU: BERT-base and -large, ModernBERT-base, rows of 128, 512 and 1,024?
 
-    python benchmarks/gpu_step.py [--seconds 450] [--quick]
+    python benchmarks/gpu_step.py --out benchmarks/results/gpu.jsonl [--seconds 480] [--quick]
 
-Needs nothing but this repository and a GPU: weights are random, data is made up (documents of random length over 30,522
-ids). bf16, AdamW, clipping, batches from the Loader, as in bertrain.pretrain. Beside each, a plain step: transformers'
-model with labels for all places, an attention mask, no compilation, batches by the same Loader. Each case warms up
-(and compiles), then runs for some seconds; cases that do not fit are tried with half the rows. What does not fit into
-the time is left out and named. --quick: tiny models on any device, to see that the script works.
+Needs nothing but this repository and a GPU: weights are random, and so is the text (documents of random length over
+30,522 words). bf16, AdamW, clipping, batches from the Loader, as in bertrain.pretrain. Each case warms up (and
+compiles), then runs for some seconds. One that does not fit into memory is tried with half the rows.
+
+compiled   the step of bertrain, as it is on GPUs
+pretrain   bertrain pretrain itself: the last entries of its log
+plain      transformers' model with labels for all places and an attention mask, not compiled, with the same batches
+packed     the step of bertrain with --isolate-documents, compiled; its MFU counts attention over whole rows
+eager      the step of bertrain, not compiled
+
+Each case that is done is a line of --out at once, and is not run again, so the command can be stopped and repeated. It
+begins no case that may take longer than what is left of --seconds. --quick: tiny models on any device, to see that the
+script works.
 """
 
+# ruff: noqa: E402  (bertdata need not be installed)
 from __future__ import annotations
 
 import gc
+import json
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import click
 import numpy as np
 import torch
-from common import report
+from common import machine
 
 import bertdata
-from bertdata.format.manifest import Manifest, Shard, Split
-from bertdata.format.shard import ShardWriter
-from bertdata.types import SpecialTokens
+from bertdata.build import build
 from bertrain import feed, optim
 from bertrain.config import Config
 from bertrain.models import build as model
 from bertrain.objectives import Learner, MaskedTokens
+from bertrain.pretrain import pretrain
 from bertrain.runtime import rates
 
-ROWS = {128: 256, 512: 64, 1024: 32}  # to begin with
-CASES = [
-    (name, length, compiled, isolate)
-    for name, lengths in (("bert-base", (128, 512)), ("bert-large", (128, 512)), ("modernbert-base", (128, 512, 1024)))
-    for length in lengths
-    for compiled, isolate in ((True, False), (False, False), (True, True))
-]
+ROWS = {32: 4, 128: 256, 512: 64, 1024: 32}  # of a step, by length
+GRID = [("bert-base", 128), ("modernbert-base", 1024), ("modernbert-base", 128), ("bert-base", 512),
+        ("bert-large", 128), ("modernbert-base", 512), ("bert-large", 512)]  # fmt: skip
+WAYS = {"compiled": GRID, "pretrain": GRID[:2], "plain": GRID, "packed": GRID, "eager": GRID}  # what matters most first
+QUICK = {way: [("bert-tiny", 32), ("modernbert-tiny", 32)] for way in ("pretrain", "plain", "packed", "eager")}
+LONGEST_S = {"compiled": 100, "packed": 100, "pretrain": 100}  # of a case, at a guess; others 30
 
 
-def make_shards(out: Path, num_tokens: int = 20_000_000) -> bertdata.Dataset:
-    special = SpecialTokens(vocab_size=30522, pad=0, cls=101, sep=102, mask=103, special_ids=(0, 101, 102, 103))
-    random = np.random.default_rng(0)
-    writer = ShardWriter(out, "train-00000", split="train", token_dtype="<u2", sentences=False)
-    tokens = random.integers(999, 30522, num_tokens, dtype=np.uint16)
-    ends = np.unique(np.append(np.cumsum(random.geometric(1 / 400, num_tokens // 500) + 8), num_tokens))
-    ends = ends[ends <= num_tokens].astype(np.uint64)
-    tokens[ends - np.uint64(1)] = 102
-    writer.append(tokens, ends)
-    arrays = writer.commit(input_range=(0, 1), counts={})["arrays"]
-    public = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
-    splits = {"train": Split((Shard(writer.name, ends.size, num_tokens, None, public),))}
-    Manifest("<u2", special, tokenizer={}, settings={}, splits=splits, counts={}).write(out)
-    return bertdata.open(out)
+def make_shards(place: Path, num_tokens: int) -> bertdata.Dataset:
+    """Documents of 8 tokens and more, 400 in the mean."""
+    letters, random = "abcdefghijklmnop", np.random.default_rng(0)
+    words = [a + b + c + d for a in letters for b in letters for c in letters for d in letters][: 30522 - 5]
+    (place / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n")
+    lengths = random.geometric(1 / 392, num_tokens // 400) + 8
+    texts = (" ".join(words[i] for i in random.integers(0, len(words), length).tolist()) for length in lengths)
+    (place / "corpus.txt").write_text("\n\n".join(texts) + "\n")
+    build([place / "corpus.txt"], place / "shards", tokenizer=str(place / "vocab.txt"), validation=0)
+    return bertdata.open(place / "shards")
 
 
 def measure(
-    shards: bertdata.Dataset, name: str, length: int, *, compiled: bool, isolate: bool, plain: bool, rows: int,
-    seconds: float, device: torch.device,
-) -> dict[str, Any]:  # fmt: skip
+    shards: bertdata.Dataset, name: str, length: int, way: str, *, rows: int, seconds: float, device: torch.device
+) -> dict[str, Any]:
     """Tokens a second of whole steps, what share of the time waits for data, MFU and peak memory."""
     weights = model.build(name, shards.special_tokens, length=length, seed=0)[0].to(device).train()
-    samples = "packed" if isolate else "windows"
-    loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples=samples)
-    module: Any = weights if plain else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
-    if compiled:
+    isolate = way == "packed"
+    loader = bertdata.Loader(shards, length=length, global_batch_size=rows, samples="packed" if isolate else "windows")
+    module: Any = weights if way == "plain" else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
+    if way in ("compiled", "packed") and device.type == "cuda":
         module.compile(fullgraph=True, dynamic=False)
     config = Config(data=str(shards.path), out="none")
     optimizer = optim.build(weights, config)
@@ -78,9 +84,8 @@ def measure(
         batch = next(loader)
         waited += time.perf_counter() - start
         with torch.autocast(device.type, torch.bfloat16):
-            if plain:
+            if way == "plain":
                 given = {key: feed.to_device(tensor, device) for key, tensor in feed.tensors(batch).items()}
-                given.pop("position_ids", None)
                 loss = module(**given).loss
             else:
                 piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
@@ -91,84 +96,99 @@ def measure(
         optimizer.step()
         optimizer.zero_grad()
 
-    def finish() -> None:
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step()
         if device.type == "cuda":
             torch.cuda.synchronize()
 
     start = time.perf_counter()
-    for _ in range(4):
-        step()
-    finish()
+    steps(4)
     warm_s = time.perf_counter() - start
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     waited, count, start = 0.0, 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        for _ in range(5):
-            step()
-        finish()
+        steps(5)
         count += 5
     passed = time.perf_counter() - start
-    slots = length if plain else loader.num_slots
     flops = rates.Operations.of(weights).of_step(rows=rows * count, length=length, slots=loader.num_slots) / passed
     peak = rates.peak_flops(device, "bf16")
     return {
-        "model": name, "length": length, "compile": compiled, "isolate": isolate, "plain": plain, "rows": rows,
-        "tok/s": round(count * rows * length / passed), "MFU": round(flops / peak, 4) if peak else None,
-        "places through the head": slots, "data wait": round(waited / passed, 5), "warm-up, s": round(warm_s, 1),
-        "peak memory, GB": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
-    }  # fmt: skip
+        "tokens_per_s": round(count * rows * length / passed),
+        "mfu": round(flops / peak, 4) if peak else None,
+        "step_ms": round(1000 * passed / count, 2),
+        "data_wait": round(waited / passed, 5),
+        "warm_up_s": round(warm_s, 1),
+    }
+
+
+def whole_run(shards: bertdata.Dataset, name: str, length: int, *, rows: int, quick: bool) -> dict[str, Any]:
+    """The last entry of the log of a short run, which is of its last 20 steps."""
+    with tempfile.TemporaryDirectory() as out:
+        each, start = 2 if quick else 20, time.perf_counter()
+        options = {"global_batch_size": rows, "micro_batch_size": rows, "steps": 3 * each, "log_every": each}
+        pretrain(Config(data=str(shards.path), out=out, model=name, length=length, eval_every=0, **options))
+        entry = json.loads((Path(out) / "log.jsonl").read_text().splitlines()[-1])
+    kept = {key: entry.get(key) for key in ("tokens_per_s", "mfu", "data_wait")}
+    return kept | {"step_ms": round(1000 * rows * length / entry["tokens_per_s"], 2),
+                   "whole_s": round(time.perf_counter() - start, 1)}  # fmt: skip
+
+
+def case(shards: bertdata.Dataset, name: str, length: int, way: str, seconds: float, device: torch.device) -> Any:
+    """The result of a case, or why there is none: one path that fails must not hide the others."""
+    rows = ROWS[length]
+    while True:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            if way == "pretrain":
+                found = whole_run(shards, name, length, rows=rows, quick=length == 32)
+            else:
+                found = measure(shards, name, length, way, rows=rows, seconds=seconds, device=device)
+        except torch.OutOfMemoryError:
+            rows //= 2
+        except (Exception, SystemExit) as error:
+            return {"error": f"{type(error).__name__}: {error}"[:1000]}
+        else:
+            memory = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+            return {"rows": rows, **found, "memory_bytes": memory}
+        finally:
+            gc.unfreeze()  # pretrain froze what it had made
+            gc.collect()
+            torch.compiler.reset()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 @click.command()
-@click.option("--seconds", default=450.0, help="For everything.")
+@click.option("--out", type=Path, required=True, help="File of JSON lines; cases that are in it are not run again.")
+@click.option("--seconds", default=480.0, help="For everything.")
 @click.option("--each", default=4.0, help="Seconds measured of a case.")
 @click.option("--quick", is_flag=True, help="Tiny models, to see that it works.")
-def main(seconds: float, each: float, quick: bool) -> None:
+def main(out: Path, seconds: float, each: float, quick: bool) -> None:
+    begun = time.perf_counter()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not quick:
-        raise click.UsageError("there is no GPU; --quick shows that the script works")
-    cases: list[tuple[str, int, bool, bool]] = CASES
-    if quick:
-        cases = [(name, 32, False, isolate) for name in ("bert-tiny", "modernbert-tiny") for isolate in (False, True)]
-    torch.backends.cuda.matmul.allow_tf32 = True
-    begun, found, left_out = time.perf_counter(), [], []
+        raise click.ClickException("torch finds no GPU here; --quick shows that the script works")
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else "none"
+    lines = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    done = [line["case"] for line in lines if line["GPU"] == gpu]
+    cases = [[name, length, way] for way, grid in (QUICK if quick else WAYS).items() for name, length in grid]
+    cases = [each_case for each_case in cases if each_case not in done]
+    left_out = []
     with tempfile.TemporaryDirectory() as scratch:
-        shards = make_shards(Path(scratch), 200_000 if quick else 20_000_000)
-        todo = [(*case, False) for case in cases]
-        todo += [(name, length, False, False, True) for name, length in dict.fromkeys(case[:2] for case in cases)]
-        todo.sort(key=lambda case: (case[3], case[4] and 0, -case[2]))  # what matters most first
-        for name, length, compiled, isolate, plain in todo:
-            if time.perf_counter() - begun > seconds - 20:
-                left_out.append([name, length, compiled, isolate, plain])
+        shards = make_shards(Path(scratch), 100_000 if quick else 4_000_000) if cases else None
+        for name, length, way in cases:
+            if time.perf_counter() - begun + LONGEST_S.get(way, 30) > seconds:
+                left_out.append(f"{name} {length} {way}")
                 continue
-            rows = 4 if quick else ROWS[length]
-            while True:
-                try:
-                    kind = {"compiled": compiled, "isolate": isolate, "plain": plain}
-                    result = measure(shards, name, length, **kind, rows=rows, seconds=each, device=device)
-                except torch.OutOfMemoryError:
-                    rows //= 2
-                except Exception as error:  # one path that fails must not hide the others
-                    result = {
-                        "model": name,
-                        "length": length,
-                        **kind,
-                        "error": f"{type(error).__name__}: {error}"[:300],
-                    }
-                    break
-                else:
-                    break
-                finally:
-                    gc.collect()
-                    torch.compiler.reset()
-                    if device.type == "cuda":
-                        torch.cuda.empty_cache()
-            found.append(result)
-            print({key: value for key, value in result.items() if value not in (None, False)}, flush=True)
-    gpu = torch.cuda.get_device_name(0) if device.type == "cuda" else "none"
-    result = {"GPU": gpu, "cases": found, "left out": left_out}
-    report("a training step on one GPU", "bf16", result)
+            result = case(shards, name, length, way, each, device)
+            line = {"case": [name, length, way], "GPU": gpu, "result": result, "machine": machine()}
+            with open(out, "a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(f"{name} {length} {way}: {result}", flush=True)
+            if "CUDA error" in result.get("error", ""):
+                raise click.ClickException("after this error the GPU takes no more work of this process; run it again")
+    print(f"{len(left_out)} cases are left for another call" + "".join(f"; {name}" for name in left_out))
 
 
 if __name__ == "__main__":

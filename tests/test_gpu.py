@@ -1,0 +1,309 @@
+"""What only a GPU shows: its kernels, half precision, torch.compile, and a loop that never makes it wait for the host.
+
+    make gpu                                            (these, then the grid of benchmarks/gpu_step.py)
+    python -m pytest -m gpu tests/test_gpu.py
+
+GPU_TESTS_ON=cpu runs the same code on a CPU, to find mistakes of its own. What a GPU computes is compared with float32
+on the CPU; the tolerances are those of the precision.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import test_families
+import torch
+import torch.nn.attention.varlen
+from click.testing import CliRunner
+from families import SMALL
+from test_families import LENGTHS
+from test_finetune import write_tsv
+from training import entries, flags, launch, learner, train
+from transformers import CONFIG_MAPPING
+
+from bertdata import Loader
+from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
+from bertrain.config import Config
+from bertrain.models import build
+from bertrain.models.families import FAMILIES
+from bertrain.run import Run
+from bertrain.runtime.dist import Readings, World
+
+DEVICE, CPU = torch.device(os.environ.get("GPU_TESTS_ON", "cuda")), torch.device("cpu")
+ON_GPU = DEVICE.type == "cuda"
+RANKS = 2 if not ON_GPU or torch.cuda.device_count() > 1 else 1
+KNOWN = [name for name in SMALL if name in CONFIG_MAPPING]  # an older transformers has fewer families
+PRECISIONS = {"fp32": (1e-5, 1e-4), "bf16": (2e-3, 1e-1), "fp16": (5e-4, 1e-2)}
+"""How far a loss and a gradient may be from those of float32 on a CPU, relative to their size."""
+QUIET = {"log_every": 1000, "save_every": 1000, "eval_every": 0}  # a log entry and a checkpoint at the end alone
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # drivers and kinds of GPUs have their own
+
+configs, dataset = test_families.configs, test_families.dataset  # fixtures: all families, and shards that suit all
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _gpu():
+    if ON_GPU and not torch.cuda.is_available():
+        pytest.exit("torch finds no GPU here; run these tests on a machine that has one", returncode=1)
+
+
+@pytest.fixture(scope="module")
+def big(dataset, configs, tmp_path_factory):
+    """A run directory with a teacher in it."""
+    out = tmp_path_factory.mktemp("gpu") / "big"
+    train(dataset.path, out, model=configs["bert"], steps=4, precision="fp32", compile="off", **QUIET)
+    return out
+
+
+def steps_of(data, out, **options):
+    """The entries of the log that are of steps, not of evaluations."""
+    return [entry for entry in train(data, out, **options) if "lr" in entry]
+
+
+def command(main, *arguments):
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def step(config, dataset, device, precision, *, samples=None):
+    """The losses of four rows by objective, and the whole gradient as float32 [N] on the CPU."""
+    weights, _ = assemble.model(config, dataset)
+    module = assemble.learner(config, weights, dataset, World(0, 1, device), precision)
+    batch = Loader(dataset, length=config.length, samples=samples or assemble.samples(config)).read(np.arange(40, 44))
+    piece = next(feed.micro_batches(batch, size=4, count=1, device=device))
+    with assemble.autocast(device, precision)():
+        losses = module(**module.prepare(piece))
+    sum(loss.sum for loss in losses.values()).backward()
+    gradient = torch.cat([p.grad.float().cpu().flatten() for p in module.parameters() if p.grad is not None])
+    return {name: loss.sum.item() for name, loss in losses.items()}, gradient
+
+
+def compare(found, expected, precision):
+    (losses, gradient), (plain, whole), (near, close) = found, expected, PRECISIONS[precision]
+    assert losses == pytest.approx(plain, rel=near)
+    assert (gradient - whole).norm() < close * whole.norm()
+
+
+# -------------------------------------------------------------------------------------------------------------- steps
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [(name, precision) for name in KNOWN for precision in PRECISIONS if FAMILIES[name].half or precision == "fp32"],
+)
+def test_a_step_of_every_family_is_that_of_the_cpu(configs, dataset, name, precision):
+    """Packed rows where the family takes them, else padded ones."""
+    isolate = FAMILIES[name].isolation is not None
+    config = Config(data=str(dataset.path), out="x", model=configs[name], length=32, isolate_documents=isolate)
+    samples = "packed" if isolate else "documents"
+    expected = step(config, dataset, CPU, "fp32", samples=samples)
+    compare(step(config, dataset, DEVICE, precision, samples=samples), expected, precision)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("samples", ["windows", "documents"])
+@pytest.mark.parametrize("name", ["bert-mini", "modernbert-small"])
+def test_a_step_of_a_preset_is_that_of_the_cpu(dataset, name, samples, precision):
+    config = Config(data=str(dataset.path), out="x", model=name, length=32)
+    expected = step(config, dataset, CPU, "fp32", samples=samples)
+    compare(step(config, dataset, DEVICE, precision, samples=samples), expected, precision)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", [name for name in KNOWN if FAMILIES[name].isolation == "kernel"])
+def test_packed_documents_do_not_see_each_other(configs, dataset, monkeypatch, name, precision):
+    """In the kernel for sequences of unequal length: near to what they are apart, and to the bit without the others."""
+    calls, kernel = [], torch.nn.attention.varlen.varlen_attn
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", lambda *a, **k: calls.append(1) or kernel(*a, **k))
+    weights = test_families.built(configs, name, dataset).eval()
+    ids = torch.randint(5, 80, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(n) for n in LENGTHS]).expand(2, -1)
+    with torch.no_grad():
+        apart = torch.cat([weights.base_model(input_ids=part).last_hidden_state for part in ids.split(LENGTHS, 1)], 1)
+    module = learner(weights, isolate=True).to(DEVICE)
+    bounds = {"cu_seqlens": feed.bounds(positions).to(DEVICE)} if feed.has_kernel(DEVICE) else {}
+
+    @torch.no_grad()
+    def encode(ids):
+        with assemble.autocast(DEVICE, precision)():
+            return module.encode(ids.to(DEVICE), position_ids=positions.to(DEVICE), **bounds).float().cpu()
+
+    together = encode(ids)
+    assert len(calls) == (2 if bounds else 0)
+    assert (together - apart).norm() < 2e-2 * apart.norm()
+    for start, length in zip(np.cumsum([0, *LENGTHS]), LENGTHS, strict=False):
+        changed = ids.clone()
+        changed[:, start : start + length] = (ids[:, start : start + length] + 7) % 70 + 5
+        same = (encode(changed) == together).all(-1)
+        assert not same[:, start : start + length].any()
+        same[:, start : start + length] = True
+        assert same.all()
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+def on_cpu(monkeypatch, data, out, **options):
+    """A run in float32 on the CPU, not compiled."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        return steps_of(data, out, **options | {"precision": "fp32", "compile": "off", "gradient_checkpointing": False})
+
+
+STEPS = 12
+WAYS = {
+    "compiled": {"model": "bert-tiny", "compile": "on"},
+    "compiled, fp16": {"model": "modernbert-tiny", "compile": "on", "precision": "fp16"},
+    "compiled, packed": {"compile": "on", "isolate_documents": True, "global_batch_size": 32},
+    "compiled, recomputed": {"model": "bert-tiny", "compile": "on", "gradient_checkpointing": True},
+    "compiled, with a teacher": {"model": "bert-tiny", "compile": "on", "distil": "relations"},
+    "packed": {"compile": "off", "isolate_documents": True},
+    "in pieces": {"model": "bert-tiny", "compile": "off", "micro_batch_size": 2},
+    "muon, averaged": {"model": "bert-tiny", "compile": "off", "optimizer": "muon", "average": 0.5},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(dataset, big, tmp_path, monkeypatch, way):
+    """After two steps every call that waits is an error, until the last step is logged; one graph for each shape."""
+    options = {"steps": STEPS, **QUIET, **WAYS[way]} | ({"teacher": str(big)} if "distil" in WAYS[way] else {})
+    counters = torch._dynamo.utils.counters
+    torch.compiler.reset()
+    counters.clear()
+    shapes, graphs = set(), []
+    update, micro_batches = Run.update, feed.micro_batches
+
+    def updated(self):
+        update(self)
+        graphs.append((counters["stats"]["unique_graphs"], len(shapes)))
+        if ON_GPU:
+            torch.cuda.set_sync_debug_mode("error" if 2 <= self.step < STEPS else "default")
+
+    def recorded(*arguments, **named):
+        for piece in micro_batches(*arguments, **named):
+            shapes.add(tuple((name, tensor.shape) for name, tensor in piece.items()))
+            yield piece
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "update", updated)
+        patch.setattr(feed, "micro_batches", recorded)
+        try:
+            (entry,) = steps_of(dataset.path, tmp_path / "run", **options)
+        finally:
+            if ON_GPU:
+                torch.cuda.set_sync_debug_mode("default")
+    assert len(graphs) == STEPS
+    if options["compile"] == "on":
+        assert graphs[-1] == graphs[1]
+        assert graphs[-1][0] == graphs[-1][1]
+    assert not counters["graph_break"]
+    (plain,) = on_cpu(monkeypatch, dataset.path, tmp_path / "plain", **options)
+    names = [name for name in entry if name.endswith("loss")]
+    assert [entry[name] for name in names] == pytest.approx([plain[name] for name in names], rel=2e-2)
+
+
+@pytest.mark.parametrize("more", [{"compile": "on"}, {"compile": "off", "optimizer": "muon"}])
+def test_a_resumed_run_goes_on_as_it_would_have(dataset, tmp_path, more):
+    """Not to the bit, as gradients are added with atomic operations; the first loss is that of the same weights."""
+    options = {"model": "bert-tiny", "steps": 6, "save_every": 3, "eval_every": 3, **more}
+    whole = [entry["loss"] for entry in steps_of(dataset.path, tmp_path / "run", **options)]
+    shutil.rmtree(tmp_path / "run" / "step-00000006")
+    again = [entry["loss"] for entry in steps_of(dataset.path, tmp_path / "run", **options)]
+    assert again[:4] == pytest.approx(whole[:4], rel=1e-5)
+    assert again[4:] == pytest.approx(whole[4:], rel=2e-3)
+
+
+def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
+    class Scaler(torch.amp.GradScaler):
+        def __init__(self, device, enabled):
+            super().__init__(device, init_scale=2.0**127, enabled=enabled)
+
+    monkeypatch.setattr(torch.amp, "GradScaler", Scaler)
+    log = steps_of(dataset.path, tmp_path / "run", model="bert-tiny", precision="fp16", compile="off", steps=4)
+    assert log[0]["grad_norm"] is None
+    assert log[0]["loss"] > 3
+    assert all(math.isfinite(entry["loss"]) for entry in log)
+    saved = json.loads((tmp_path / "run" / "step-00000004" / "trainer.json").read_text())
+    assert saved["scaler"]["scale"] < 2.0**127
+
+
+ON_RANKS = [{"compile": "off"}, {"compile": "on"}, {"compile": "on", "gradient_checkpointing": True}]
+
+
+@pytest.mark.parametrize("options", ON_RANKS[: 3 if RANKS > 1 else 1])
+def test_all_gpus_learn_what_one_does(dataset, tmp_path, options):
+    """Two ranks where there are two GPUs, else one under torchrun."""
+    options = {"model": "bert-tiny", "steps": 3, "precision": "fp32", **QUIET, "log_every": 1, **options}
+    bare = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is True]
+    arguments = flags(dataset.path, tmp_path / "ranks", **{k: v for k, v in options.items() if v is not True})
+    with launch(RANKS, "bertrain.pretrain", [*arguments, *bare]) as process:
+        try:
+            _, err = process.communicate(timeout=400)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert process.returncode == 0, err
+    steps_of(dataset.path, tmp_path / "alone", **options)
+    found, alone = (
+        [(entry["loss"], entry["grad_norm"]) for entry in entries(tmp_path / out) if "lr" in entry]
+        for out in ("ranks", "alone")
+    )
+    assert len(found) == 3
+    np.testing.assert_allclose(found, alone, rtol=1e-4)
+
+
+def test_numbers_are_read_one_step_late():
+    readings = Readings()
+    found = [readings.read(torch.tensor([n, -n], dtype=torch.float64, device=DEVICE)) for n in range(1, 5)]
+    late = [[0, 0], [1, -1], [2, -2], [3, -3]]
+    assert found == (late if ON_GPU else [*late[1:], [4, -4]])
+
+
+# ------------------------------------------------------------------------------------------------------ other commands
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate_documents": True}])
+def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
+    log = train(dataset.path, tmp_path / "run", steps=2, compile="off", **options)
+    said = command(evaluate.main, "--checkpoint", tmp_path / "run", "--data", dataset.path, "--json", "--show", 1)
+    found = json.loads(said.splitlines()[-1])
+    assert found["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)
+    weights = learner(build.load(tmp_path / "run" / "step-00000002"), isolate=bool(options))
+    plain = evaluate.evaluate(weights, dataset, World(0, 1, CPU), split="validation", length=32)
+    assert found["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+    assert (found["targets"], found["samples"]) == (plain["targets"], plain["samples"])
+
+
+def test_a_task_is_learned(big, tmp_path):
+    data = write_tsv(tmp_path / "train.tsv")
+    said = command(finetune.main, "--checkpoint", big, "--train", data, "--dev", data, "--out", tmp_path / "out",
+                   "--seeds", 1, "--epochs", 12, "--lr", 3e-3, "--batch-size", 4, "--json")  # fmt: skip
+    assert json.loads(said.splitlines()[-1])["dev_accuracy"]["min"] == 1.0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("method", ["logits", "relations", "hidden"])
+def test_a_teacher_teaches_what_it_would_on_the_cpu(configs, dataset, big, method, precision):
+    named = {"model": configs["modernbert"], "teacher": str(big), "distil": method, "distil_layers": "uniform"}
+    config = Config(data=str(dataset.path), out="x", length=32, seed=1, **named)
+    compare(step(config, dataset, DEVICE, precision), step(config, dataset, CPU, "fp32"), precision)
+
+
+def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_path):
+    command(teacher.main, "--model", big, "--data", dataset.path, "--out", tmp_path / "cache", "--length", 32,
+            "--max-samples", 12, "--top-k", 20)  # fmt: skip
+    log = steps_of(dataset.path, tmp_path / "run", steps=2, teacher_cache=str(tmp_path / "cache"))
+    assert [entry["step"] for entry in log] == [1, 2]
+    assert all(0 < entry["distil_loss"] < 5 for entry in log)
+
+
+def test_the_doctor_sees_the_gpu(dataset, tmp_path):
+    said = command(doctor.main, "--data", dataset.path, "--out", tmp_path / "run", "--steps", 100)
+    assert ("1 × " in said or " × NVIDIA" in said) == ON_GPU
+    assert "FAIL" not in said
