@@ -1,31 +1,35 @@
 """What is a fixed time worth: corpus → shards → model → bits per byte → SST-2, by us and by a run_mlm script?
 
-    python benchmarks/speedrun.py corpus.txt tokenizer/ --sst2 sst2/ [--minutes 10] [--ranks 2]
+    python benchmarks/speedrun.py corpus.txt tokenizer/ --sst2 sst2/ [--minutes 10] [--ranks 2] [--seeds 3]
 
-Both get the same minutes, text, tokenizer, architecture (ModernBERT of 6 layers, width 256), batch and dtype (bf16),
-and their time begins with the raw text. Ours: bertdata build, then pretrain with the rest as --budget. The other:
-`datasets` tokenizes and groups the text as run_mlm.py does, then transformers' Trainer with
-DataCollatorForLanguageModeling trains with the same peak rate and schedule, compiled or not, whichever gives it more
-steps in the time by trials of 10 and 30 steps, which are not counted. Ours is compiled. Both are then scored alike:
-masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.finetune over three seeds.
+Both get the same minutes, text, tokenizer, architecture (ModernBERT of 6 layers, width 256) and dtype (bf16), and their
+time begins with the raw text. Both are compiled; compiling, the start of processes and checkpoints do not count for
+either. Ours: bertdata build, then pretrain with the rest as --budget and the recipe RECIPE. The other: `datasets`
+tokenizes and groups the text as run_mlm.py does, then transformers' Trainer with its DataCollatorForLanguageModeling
+trains with AdamW, 128 rows a step and a peak rate of 2e-3, compiled or not, whichever gives it more steps in the time
+by trials of 10 and 30 steps. Both are then scored alike: masked loss as bits per byte on the same held-out shards,
+SST-2 by bertrain.finetune over three seeds. With --seeds N both are trained N times from the same shards and rows.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import click
 from common import report
 
-LENGTH, ROWS, LR = 64, 128, 2e-3
+from bertdata.tokenize.load import load as load_tokenizer
+
+LENGTH, ROWS, LR = 64, 128, 2e-3  # rows and rate of the script
+RECIPE = "--optimizer muon --global-batch-size 32 --lr 2e-3 --muon-rate 4"  # docs/recipes.md
 CONFIG = {
     "model_type": "modernbert", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
     "intermediate_size": 384, "max_position_embeddings": 512, "layer_types": ["full_attention"] * 6,
@@ -55,9 +59,9 @@ import torch
 from datasets import load_from_disk
 from transformers import (AutoTokenizer, DataCollatorForLanguageModeling, ModernBertConfig, ModernBertForMaskedLM,
                           Trainer, TrainingArguments)
-name, data, out, config, rows, lr, ranks, steps, compiled = sys.argv[1:]
+name, data, out, config, rows, lr, ranks, steps, compiled, seed = sys.argv[1:]
 torch.set_num_threads(1)
-torch.manual_seed(0)
+torch.manual_seed(int(seed))
 tokenizer = AutoTokenizer.from_pretrained(name)
 values = json.loads(config)
 values.pop("model_type")
@@ -66,8 +70,8 @@ arguments = TrainingArguments(
     output_dir=out, max_steps=int(steps), per_device_train_batch_size=int(rows) // int(ranks), learning_rate=float(lr),
     warmup_steps=max(1, int(0.06 * int(steps))), lr_scheduler_type="linear", weight_decay=0.01, adam_beta2=0.98,
     adam_epsilon=1e-6, bf16=True, use_cpu=not torch.cuda.is_available(), save_strategy="no", report_to=[],
-    torch_compile=compiled == "compiled", disable_tqdm=True, logging_steps=50, optim="adamw_torch_fused",
-    ddp_find_unused_parameters=False)
+    torch_compile=compiled == "compiled", disable_tqdm=True, seed=int(seed), logging_steps=50,
+    optim="adamw_torch_fused", ddp_find_unused_parameters=False)
 trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk(data),
                   data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15))
 trainer.train()
@@ -87,102 +91,106 @@ def run(command: list[str], **more: Any) -> str:
     return done.stdout
 
 
-def ours(corpus: str, tokenizer: str, scratch: Path, seconds: float, ranks: int) -> tuple[str, dict[str, Any]]:
+def build(corpus: str, tokenizer: str, scratch: Path) -> float:
+    """Our shards. Returns seconds."""
     start = time.perf_counter()
-    shards = str(scratch / "shards")
-    run([sys.executable, "-m", "bertdata", "build", corpus, "--out", shards, "--tokenizer", tokenizer])
-    built = time.perf_counter() - start
-    command = ["--data", shards, "--out", scratch / "ours", "--model", scratch / "config.json", "--length", LENGTH]
-    command += ["--global-batch-size", ROWS, "--lr", LR, "--precision", "bf16", "--log-every", 50]
-    command += ["--compile", "on", "--budget", f"{seconds - built - 12:.0f}s"]
-    command += ["--eval-every", 0, "--save-every", 10**9]  # twelve seconds are for starting and the last checkpoint
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    run([*launch, "-m", "bertrain.pretrain", *map(str, command)])
-    entries = [json.loads(line) for line in (scratch / "ours" / "log.jsonl").read_text().splitlines()]
-    return str(scratch / "ours"), {
-        "seconds": round(time.perf_counter() - start, 1),
-        "until training": round(built, 1),
-        "tokens": entries[-1].get("tokens") or entries[-2]["tokens"],
-    }
+    run([sys.executable, "-m", "bertdata", "build", corpus, "--out", str(scratch / "shards"), "--tokenizer", tokenizer])
+    return time.perf_counter() - start
 
 
-def theirs(corpus: str, tokenizer: str, scratch: Path, seconds: float, ranks: int) -> tuple[str, dict[str, Any]]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    script, out = scratch / "train.py", scratch / "theirs"
-    script.write_text(TRAIN)
+def ours(scratch: Path, seconds: float, ranks: int, seed: int) -> tuple[str, dict[str, Any]]:
+    """seconds: of training."""
+    out = scratch / f"ours-{seed}"
+    command = ["--data", scratch / "shards", "--out", out, "--model", scratch / "config.json", "--length", LENGTH]
+    command += [*RECIPE.split(), "--precision", "bf16", "--compile", "on", "--budget", f"{seconds:.0f}s"]
+    command += ["--eval-every", 0, "--save-every", 10**9, "--log-every", 50, "--seed", seed]
+    run([*launch(ranks), "-m", "bertrain.pretrain", *map(str, command)])
+    entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    last = next(entry for entry in reversed(entries) if "trained_s" in entry)
+    return str(out), {name: last[name] for name in ("trained_s", "compiled_s", "step", "tokens")}
+
+
+def group(corpus: str, tokenizer: str, scratch: Path) -> float:
+    """The script's rows. Returns seconds."""
     start = time.perf_counter()
     run([sys.executable, "-c", PREPARE, corpus, tokenizer, str(scratch), str(LENGTH)])
-    prepared = time.perf_counter() - start
-    rest = [str(scratch / "shards"), str(scratch / "rows"), str(out)]
-    rest += [(scratch / "config.json").read_text(), str(ROWS), str(LR), str(ranks)]
+    (scratch / "train.py").write_text(TRAIN)
+    return time.perf_counter() - start
 
-    def train(steps: int, how: str) -> float:
-        begun = time.perf_counter()
-        run([*launch, str(script), *rest, str(steps), how])
-        return time.perf_counter() - begun
 
-    def fitting(how: str) -> int:
-        few, more = train(10, how), train(30, how)
-        return 30 + int((seconds - prepared - more) / ((more - few) / 20))
+def script(scratch: Path, ranks: int, steps: int, how: str, tokenizer: str, seed: int = 0) -> tuple[str, float]:
+    """Trains by the script. Returns where its model is, and seconds."""
+    out, begun = str(scratch / f"theirs-{seed}"), time.perf_counter()
+    rest = [tokenizer, str(scratch / "rows"), out, (scratch / "config.json").read_text(), str(ROWS), str(LR)]
+    run([*launch(ranks), str(scratch / "train.py"), *rest, str(ranks), str(steps), how, str(seed)])
+    return out, time.perf_counter() - begun
 
-    trials = {how: fitting(how) for how in ("eager", "compiled")}
-    how = max(trials, key=lambda name: trials[name])
-    took = train(trials[how], how)
-    figures = {
-        "seconds": round(prepared + took, 1),
-        "until training": round(prepared, 1),
-        "tokens": trials[how] * ROWS * LENGTH,
-        "steps that fit": trials,
-    }
-    return str(out), figures
+
+def launch(ranks: int) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+
+
+def fitting(scratch: Path, seconds: float, ranks: int, tokenizer: str) -> dict[str, int]:
+    """How many steps of the script fit into seconds of training, compiled and not, by the time of 20 steps."""
+    found = {}
+    for how in ("eager", "compiled"):
+        few, more = (script(scratch, ranks, steps, how, tokenizer)[1] for steps in (10, 30))
+        found[how] = int(seconds / ((more - few) / 20))
+    return found
 
 
 @click.command()
 @click.argument("corpus")
 @click.argument("tokenizer")
-@click.option("--sst2", required=True, help="Directory with train.tsv, dev.tsv, test.tsv.")
-@click.option("--minutes", default=10.0)
-@click.option("--ranks", default=2)
-@click.option("--epochs", default=3, help="Of fine-tuning.")
-def main(corpus: str, tokenizer: str, sst2: str, minutes: float, ranks: int, epochs: int) -> None:
-    found: dict[str, dict[str, Any]] = {}
-    models: dict[str, str] = {}
+@click.option("--sst2", help="Directory with train.tsv, dev.tsv, test.tsv, to fine-tune on too.")
+@click.option("--minutes", default=10.0, show_default=True)
+@click.option("--ranks", default=2, show_default=True)
+@click.option("--seeds", default=1, show_default=True)
+@click.option("--epochs", default=3, show_default=True, help="Of fine-tuning.")
+@click.option("--alone", is_flag=True, help="Only ours.")
+def main(
+    corpus: str, tokenizer: str, sst2: str | None, minutes: float, ranks: int, seeds: int, epochs: int, alone: bool
+) -> None:
+    def score(model: str) -> dict[str, Any]:
+        options = ["--checkpoint", model, "--data", str(scratch / "shards"), "--length", str(LENGTH)]
+        scored = json.loads(run([sys.executable, "-m", "bertrain.evaluate", "--json", *options]).splitlines()[-1])
+        return {key: round(scored[key], 4) for key in ("loss", "accuracy", "bits_per_byte")}
 
-    def tune(name: str, model: str) -> Any:
-        tuning = [
-            "--checkpoint",
-            model,
-            "--out",
-            str(scratch / f"tuned-{name}"),
-            "--epochs",
-            str(epochs),
-            "--lr",
-            "3e-4",
-        ]
+    def tune(model: str) -> dict[str, Any]:
+        tuning = ["--checkpoint", model, "--out", f"{model}-tuned", "--epochs", str(epochs), "--lr", "3e-4"]
         tuning += ["--length", str(LENGTH), "--precision", "bf16"]
         for part in ("train", "dev", "test"):
-            tuning += [f"--{part}", str(Path(sst2, f"{part}.tsv"))]
-        return json.loads(run([sys.executable, "-m", "bertrain.finetune", "--json", *tuning]).splitlines()[-1])
+            tuning += [f"--{part}", str(Path(sst2 or "", f"{part}.tsv"))]
+        tuned = json.loads(run([sys.executable, "-m", "bertrain.finetune", "--json", *tuning]).splitlines()[-1])
+        return {"SST-2 dev": tuned["dev_accuracy"], "SST-2 test": tuned["test_accuracy"]}
 
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        from bertdata.tokenize.load import load as load_tokenizer
-
         special = load_tokenizer(tokenizer).special
         ids = {"vocab_size": special.vocab_size, "pad_token_id": special.pad, "cls_token_id": special.cls,
                "sep_token_id": special.sep}  # fmt: skip
         (scratch / "config.json").write_text(json.dumps(CONFIG | ids))
-        for name, contender in (("ours", ours), ("run_mlm", theirs)):
-            model, figures = contender(corpus, tokenizer, scratch, 60 * minutes, ranks)
-            options = ["--checkpoint", model, "--data", str(scratch / "shards"), "--length", str(LENGTH)]
-            scored = json.loads(run([sys.executable, "-m", "bertrain.evaluate", "--json", *options]).splitlines()[-1])
-            score = {key: round(scored[key], 4) for key in ("loss", "accuracy", "bits_per_byte")}
-            found[name], models[name] = figures | {"validation": score}, model
-            print(name, found[name], flush=True)
-        with ThreadPoolExecutor() as both:
-            for name, tuned in zip(models, both.map(lambda name: tune(name, models[name]), models), strict=True):
-                found[name] |= {"SST-2 dev": tuned["dev_accuracy"], "SST-2 test": tuned["test_accuracy"]}
-    report("what a fixed time is worth", f"{minutes} minutes, {ranks} CPU ranks, bf16", found)
+        found: dict[str, Any] = {"ours": {"until training": round(build(corpus, tokenizer, scratch), 1), "seeds": []}}
+        if not alone:
+            grouped = group(corpus, tokenizer, scratch)
+            fits = fitting(scratch, 60 * minutes - grouped, ranks, tokenizer)
+            found["run_mlm"] = {"until training": round(grouped, 1), "steps that fit": fits, "seeds": []}
+            how = max(fits, key=lambda name: fits[name])
+        for seed in range(seeds):
+            model, figures = ours(scratch, 60 * minutes - found["ours"]["until training"], ranks, seed)
+            runs = {"ours": (model, figures)}
+            if not alone:
+                model, seconds = script(scratch, ranks, fits[how], how, tokenizer, seed)
+                figures = {"seconds, all": round(seconds, 1), "tokens": fits[how] * ROWS * LENGTH}
+                runs["run_mlm"] = model, figures
+            for name, (model, figures) in runs.items():
+                figures = figures | score(model) | (tune(model) if sst2 else {})
+                found[name]["seeds"].append(figures)
+                print(name, seed, figures, flush=True)
+        for name, one in found.items():
+            one["bits a byte, median"] = statistics.median(figures["bits_per_byte"] for figures in one["seeds"])
+            print(name, one["bits a byte, median"], flush=True)
+    report("what a fixed time is worth", f"{minutes} minutes, {ranks} CPU ranks, bf16, {RECIPE}", found)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""Which recipe reaches the lowest loss in given minutes?
+
+    python benchmarks/recipes.py corpus.txt --out study/ --size tiny
+    python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert-base-uncased/ --row muon
+
+A row of the study is a name and options of bertrain pretrain. Each runs with every seed for the same time of training;
+compiling and evaluation do not count, and are stated. The last evaluation is on the same 2,048 samples of the
+validation split for all. What is done stands in OUT/results.jsonl and is not run again, so the command may be stopped
+at any time. It ends with a table: of each row the loss of every seed, their median, and the steps that fitted.
+
+tiny: ModernBERT of 2 layers and width 128, a vocabulary of 1,024 made from the corpus, one process.
+small: ModernBERT of 6 layers and width 256 with the vocabulary of --tokenizer, two processes.
+Rows of a study may run side by side only if there are cores for all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from common import machine
+
+from bertdata.tokenize.load import load as load_tokenizer
+
+SMALL = {
+    "model_type": "modernbert", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "intermediate_size": 384, "max_position_embeddings": 512, "layer_types": ["full_attention"] * 6,
+    "classifier_pooling": "mean", "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+TIMES = {"tiny": "280s", "small": "10m"}
+RANKS = {"tiny": 1, "small": 2}
+EVERY_RUN = "--length 64 --precision bf16 --compile on --eval-every 0 --save-every 1000000 --log-every 50"
+ROWS = {
+    "tiny": {
+        "adamw 2e-3": "--global-batch-size 64 --lr 2e-3",
+        "adamw 4e-3": "--global-batch-size 64 --lr 4e-3",
+        "adamw 8e-3": "--global-batch-size 64 --lr 8e-3",
+        "muon 4e-3 x1": "--global-batch-size 64 --lr 4e-3 --optimizer muon --muon-rate 1",
+        "muon 4e-3 x2": "--global-batch-size 64 --lr 4e-3 --optimizer muon --muon-rate 2",
+        "muon 4e-3 x4": "--global-batch-size 64 --lr 4e-3 --optimizer muon --muon-rate 4",
+        "muon 2e-3 x4": "--global-batch-size 64 --lr 2e-3 --optimizer muon --muon-rate 4",
+    },
+    "small": {
+        "adamw 128 rows": "--global-batch-size 128 --lr 2e-3",
+        "adamw 32 rows": "--global-batch-size 32 --lr 2e-3",
+        "muon 32 rows": "--global-batch-size 32 --lr 2e-3 --optimizer muon --muon-rate 4",
+    },
+}
+
+
+def run(command: list[str], cache: Path, ranks: int = 1) -> None:
+    launch = [sys.executable, "-m"]
+    if ranks > 1:
+        launch += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    more = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    done = subprocess.run([*launch, *command], env=os.environ | more, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+
+
+def prepare(corpus: str, tokenizer: str | None, size: str, out: Path) -> list[str]:
+    """Builds the shards and writes the configuration, unless they are there. Returns options for pretrain."""
+    shards, config = out / f"{size}-shards", out / f"{size}.json"
+    if not (shards / "manifest.json").exists():
+        vocabulary = ["--tokenizer", tokenizer] if tokenizer else ["--vocab-size", "1024"]
+        run(["bertdata", "build", corpus, "--out", str(shards), *vocabulary], out)
+    if size == "tiny":
+        return ["--data", str(shards), "--model", "modernbert-tiny"]
+    special = load_tokenizer(str(shards)).special
+    ids = {"vocab_size": special.vocab_size, "pad_token_id": special.pad, "cls_token_id": special.cls,
+           "sep_token_id": special.sep}  # fmt: skip
+    config.write_text(json.dumps(SMALL | ids))
+    return ["--data", str(shards), "--model", str(config)]
+
+
+def result_of(place: Path) -> dict[str, Any]:
+    """What the log of a run says at its end."""
+    entries = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
+    steps = [entry for entry in entries if "lr" in entry]
+    last, judged = steps[-1], next(entry for entry in reversed(entries) if "validation_loss" in entry)
+    kept = {name: judged[name] for name in ("validation_loss", "validation_accuracy", "average_loss") if name in judged}
+    times = {name: last[name] for name in ("trained_s", "compiled_s")}
+    return kept | times | {"steps": last["step"], "tokens": last["tokens"]}
+
+
+def table(results: list[dict[str, Any]], size: str) -> str:
+    """Markdown, a line for each row, the best first."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        if result["size"] == size:
+            rows.setdefault(result["row"], []).append(result)
+    lines = ["| recipe | options | loss, median | of each seed | mean of weights | steps | tokens |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row, found in sorted(rows.items(), key=lambda item: statistics.median(x["validation_loss"] for x in item[1])):
+        losses = [one["validation_loss"] for one in sorted(found, key=lambda one: one["seed"])]
+        means = [one["average_loss"] for one in found if "average_loss" in one]
+        lines.append(
+            f"| {row} | `{found[-1]['options']}` | {statistics.median(losses):.3f} | "
+            f"{', '.join(f'{loss:.3f}' for loss in losses)} | {f'{statistics.median(means):.3f}' if means else ''} | "
+            f"{statistics.median(one['steps'] for one in found):,.0f} | "
+            f"{statistics.median(one['tokens'] for one in found) / 1e6:.1f} M |"
+        )
+    return "\n".join(lines)
+
+
+@click.command()
+@click.argument("corpus")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for shards, runs and results.")
+@click.option("--size", type=click.Choice(list(ROWS)), default="tiny", show_default=True)
+@click.option("--tokenizer", help="For --size small: a directory or tokenizer.json.")
+@click.option("--row", "names", multiple=True, help="A row to run, by its name. Default: all.")
+@click.option("--options", help="Run these options of pretrain instead; --row names them.")
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--budget", help="Time of training of a run. Default: 280s for tiny, 10m for small.")
+def main(
+    corpus: str, out: Path, size: str, tokenizer: str | None, names: tuple[str, ...], options: str | None, seeds: int,
+    budget: str | None,
+) -> None:  # fmt: skip
+    if size == "small" and not tokenizer:
+        raise click.UsageError("--size small needs a --tokenizer")
+    if options and len(names) != 1:
+        raise click.UsageError("--options needs one --row, a name for them")
+    if unknown := [name for name in names if name not in ROWS[size] and not options]:
+        raise click.UsageError(f"--row {unknown[0]} is unknown; give one of {', '.join(ROWS[size])}")
+    out.mkdir(parents=True, exist_ok=True)
+    rows = {names[0]: options} if options else {name: ROWS[size][name] for name in names or ROWS[size]}
+    file, given = out / "results.jsonl", prepare(corpus, tokenizer, size, out)
+    budget = budget or TIMES[size]
+    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = {(one["size"], one["options"], one["seed"], one["budget"]) for one in results}
+    for seed in range(seeds):
+        for name, flags in rows.items():
+            if (size, flags, seed, budget) in done:
+                continue
+            place = out / f"{size}-{name}-{seed}".replace(" ", "-")
+            command = ["bertrain.pretrain", *given, "--out", str(place), *EVERY_RUN.split(), "--budget", budget]
+            run([*command, "--seed", str(seed), *flags.split()], out / "inductor", RANKS[size])
+            result = {"size": size, "row": name, "options": flags, "seed": seed, "budget": budget} | result_of(place)
+            results.append(result)
+            with file.open("a") as stream:
+                stream.write(json.dumps(result) + "\n")
+            print(f"{name}, seed {seed}: {result['validation_loss']:.4f} after {result['steps']:,} steps", flush=True)
+    print(table([one for one in results if one["budget"] == budget], size))
+    print(
+        json.dumps(
+            {
+                "question": "recipes",
+                "regime": f"{size}, {budget} of training",
+                "rows": len(results),
+                "machine": machine(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
