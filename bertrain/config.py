@@ -322,7 +322,7 @@ def stages(flag: str, given: float | str, kind: Callable[[str], Any]) -> tuple[t
     except ValueError:
         found = []
     begins = [begin for begin, _ in found]
-    if not found or begins[0] != 0 or begins != sorted(set(begins)) or begins[-1] >= 1:
+    if not found or begins[0] != 0 or begins != sorted(set(begins)) or not all(begin < 1 for begin in begins):
         values = {float: "0.3, or 0.3:0.15, or 0.3:0.15@0.8", int: "64, or 64:128, or 64:128@0.8"}[kind]  # type: ignore[index]
         raise UsageError(f"{flag} is {given}; give one value, or values for the parts of a run: {values}")
     return tuple(found)

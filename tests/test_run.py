@@ -217,6 +217,8 @@ def test_a_step_that_compiles_is_not_training(seconds):
         ({"mlm_probability": "0.3:1.5"}, "--mlm-probability is 0.3:1.5"),
         ({"mlm_probability": "0.3@0.5"}, "--mlm-probability is 0.3@0.5; give one value, or values for the parts"),
         ({"mlm_probability": "0.3:0.15@1"}, "--mlm-probability is 0.3:0.15@1"),
+        ({"mlm_probability": "0.3:0.15@nan"}, "--mlm-probability is 0.3:0.15@nan"),
+        ({"mlm_probability": "0.3:nan"}, "--mlm-probability is 0.3:nan"),
         ({"global_batch_size": "64:"}, "--global-batch-size is 64:; give one value"),
         ({"global_batch_size": "64:0"}, "--global-batch-size is 64:0; give at least 1"),
         ({"global_batch_size": "8:16@0.5:32@0.5"}, "--global-batch-size is 8:16@0.5:32@0.5"),
