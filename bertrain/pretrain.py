@@ -71,6 +71,7 @@ def train(run: Run, signals: Signals) -> None:
                 return
             rates.take(ranks.world_size)
         if run.is_done:
+            run.finish()
             return
         batch, waited = run.next_batch()
 

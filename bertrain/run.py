@@ -66,7 +66,7 @@ class Run:
             if self.scaler.is_enabled() and saved["scaler"]:
                 self.scaler.load_state_dict(saved["scaler"])
         self.average = Average(self.learner) if config.average else None
-        if self.average and self.resumed_from:
+        if self.average and self.resumed_from and self.progress > 1 - config.average:
             checkpoint.read_average(self.resumed_from, self.average)
         self.sums = Sums(list(self.learner.objectives), ranks.device)
         if ranks.rank == 0:
@@ -101,15 +101,30 @@ class Run:
                 )
         state = saved["loader"]
         is_long = config.long_length is not None and state["length"] == config.long_length
-        masking = self.plan.masking(config, is_long=is_long)
-        if config.budget and state["masking"]:  # when the share changed is written in the state
-            then = bertdata.Masking(**state["masking"])
-            shares = iter(share for _, share in config.mask_shares)
-            if all(part.probability in shares for part in then.parts):  # in this order
-                masking = replace(masking, probability=then.probability, later=then.later)
+        masking = self._masking_after(state, self.plan.masking(config, is_long=is_long))
         self.loader = self._loader(config.longest if is_long else config.length, masking)
-        self.loader.load_state_dict(state)
+        self.loader.load_state_dict(state | ({} if len(masking.parts) == 1 else {"masking": masking.state()}))
         return saved
+
+    def _masking_after(self, state: dict[str, Any], planned: bertdata.Masking) -> bertdata.Masking:
+        """How a stream goes on: as its state says up to its position, and from there as is planned.
+
+        The two differ where time decided when the share changed, or where the run has become longer. `planned` where
+        the state has other rules, which the loader then refuses.
+        """
+        position, then = state["position"], bertdata.Masking(**state["masking"])
+        read = tuple(pair for pair in then.later if pair[0] < position)
+        shares = {then.probability, *(share for _, share in read)}
+        known = {share for _, share in self.config.mask_shares}
+        if replace(then, probability=0.0, later=()) != replace(planned, probability=0.0, later=()) or shares - known:
+            return planned
+        if self.config.budget:
+            return replace(planned, probability=then.probability, later=read)
+        now = [part for part in ((0, planned.probability), *planned.later) if part[0] <= position][-1][1]
+        last = read[-1][1] if read else then.probability
+        changed = ((position, now),) if position and now != last else ()
+        ahead = tuple(pair for pair in planned.later if pair[0] > position)
+        return replace(planned, probability=then.probability, later=(*read, *changed, *ahead))
 
     # ------------------------------------------------------------------------------------------------------- a step
 
@@ -244,6 +259,7 @@ class Run:
             return False
         self.evaluated_step = self.step
         if self.average and self.is_done:
+            self._take_last()
             with self.average.applied():
                 mean = evaluate(self.learner, self.shards, self.ranks, max_samples=EVALUATED_SAMPLES, **options)
             assert mean is not None  # noqa: S101  (it was not interrupted)
@@ -277,8 +293,7 @@ class Run:
         self.watch.require_finite(self.step, None, self._norm_or_none())
         self._end_of_steps()
         self.sums.gather(self.ranks)
-        if self.average and self.is_done and not self.average.count:
-            self.average.add()
+        self._take_last()
 
         def write() -> None:
             self.writer.wait()
@@ -308,10 +323,27 @@ class Run:
             average=self.average,
         )  # fmt: skip
         contents = {f"{checkpoint.STEP}{self.step:08d}": content}
-        if self.average and self.is_done and self.average.count:
+        if self.average and self.is_done and self.average.count:  # the mean first: without the other it is made again
             mean = checkpoint.mean(content, self.average.weights(self.learner.model))
-            contents[f"{checkpoint.AVERAGE}{self.step:08d}"] = mean
+            contents = {f"{checkpoint.AVERAGE}{self.step:08d}": mean} | contents
         return contents
+
+    def _take_last(self) -> None:
+        """At the end of a run that is too short for a mean, the mean is that of the last weights."""
+        if self.average and self.is_done and not self.average.count:
+            self.average.add()
+
+    def finish(self) -> None:
+        """Writes the mean of the weights, if the run had ended before it was asked for. Called on every rank."""
+        name = f"{checkpoint.AVERAGE}{self.step:08d}"
+        if not self.average or self.ranks.from_first(lambda: (self.out / name).exists()):
+            return
+        self._take_last()
+
+        def write() -> None:
+            self.writer.save(self.learner.model, {name: self._contents()[name]}, required=True)
+
+        self.ranks.on_first(write)
 
     @property
     def saved(self) -> Path | None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import write_dataset
-from training import end_of, entries, flags, launch, learner, losses, on_ranks, start_ranks, train
+from training import SMALL, end_of, entries, flags, launch, learner, losses, on_ranks, start_ranks, train
 from transformers import (
     AutoModelForMaskedLM,
     BertConfig,
@@ -313,6 +313,34 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
         assert each.loader.position == 6
     run.save(required=True)
     assert start().loader.state_dict() == run.loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "later"),
+    [
+        ({"steps": 6}, {"steps": 12}, [[18, 0.1], [24, 0.4], [36, 0.1]]),  # it was less for 6 rows, and is more again
+        ({"steps": 12}, {"steps": 6}, [[24, 0.1]]),
+        ({"steps": 6}, {"budget": "20m"}, [[18, 0.1], [24, 0.4]]),
+    ],
+)
+def test_a_run_that_gets_longer_keeps_the_masks_that_it_has_had(dataset, tmp_path, first, then, later):
+    """Four steps of six rows are done when its length changes."""
+    options = {"global_batch_size": 6, "mlm_probability": "0.4:0.1", "eval_every": 0}
+    train(dataset.path, tmp_path / "run", **options, **first)
+    for step in range(5, 13):
+        shutil.rmtree(tmp_path / "run" / f"step-{step:08d}", ignore_errors=True)
+    config = Config(data=str(dataset.path), out=str(tmp_path / "run"), **SMALL | options | then)
+    run = Run(config, World(0, 1, CPU), checkpoint.choose(tmp_path / "run"))
+    with run.watch:
+        run.spent = 0.0
+        run.next_batch()
+        run.step += 1
+        assert run.loader.position == 30
+        assert [list(pair) for pair in run.loader.masking.later] == later
+        run.save(required=True)
+        again = Run(config, World(0, 1, CPU), checkpoint.choose(tmp_path / "run"))
+        with again.watch:
+            assert again.loader.state_dict() == run.loader.state_dict()
 
 
 def test_a_shorter_run_than_was_made_is_done(dataset, tmp_path, capsys):

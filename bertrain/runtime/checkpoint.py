@@ -7,7 +7,7 @@
         beside.pt                   parameters of objectives, such as a distillation's projection; often absent
         average.pt                  with --average, in the last part of a run: the mean of the weights so far
         checkpoint.json             written last: size and SHA-256 of every other file
-    run/average-00000020/           with --average, at the end of a run: the mean, without what only a run reads
+    run/average-00000020/           with --average, at the end of a run: the mean, without optimizer.pt
 
 A checkpoint is written under a temporary name, fsynced and renamed; `writer` does it beside training. A run resumes
 from the newest one whose files are what its checkpoint.json says; damaged ones are skipped, and a warning names them.
