@@ -52,7 +52,7 @@ class _Work:
         if variants is None and max_samples is None:
             raise UsageError(
                 "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
-                "masks; give --max-samples, the student's --steps times its --global-batch-size, or --variants, the "
+                "masks; give --max-samples, the number of rows that the student reads, or --variants, the "
                 "number of epochs after which masks repeat"
             )
         self.shards = bertdata.open(options["data"])
@@ -63,10 +63,10 @@ class _Work:
             isolate_documents=options["samples"] == "packed",
             objective="mlm+nsp" if options["samples"] == "pairs" else "mlm",
         )
-        if max_samples is None and len(student.mask_shares) > 1:
+        if variants is not None and len(student.mask_shares) > 1:
             raise UsageError(
-                f"--mlm-probability {options['mlm_probability']} changes along the student's run; give --max-samples, "
-                "its --steps times its --global-batch-size"
+                f"--mlm-probability {options['mlm_probability']} changes along the student's run, and --variants "
+                "repeats masks; give --max-samples instead, the number of rows that the student reads"
             )
         masking = masking_of(student, num_samples=max_samples or 0)
         self.loader = assemble.loader(student, self.shards, variants=variants, masking=masking)
