@@ -108,7 +108,8 @@ class Muon(torch.optim.Optimizer):
         some = matrices[first : first + share]
         mine[: len(some)] = orthogonal(some, self._dtype)
         every = mine.new_empty((ranks * share, *matrices.shape[1:]))
-        dist.all_gather_into_tensor(every, mine)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
+        gather(every, mine)
         return every[: len(matrices)]
 
 

@@ -43,7 +43,7 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
         rate_scale=config.muon_rate,
         betas=(config.beta1, config.beta2),
         eps=config.epsilon,
-        dtype=torch.bfloat16 if half or config.precision == "bf16" else torch.float32,
+        dtype=torch.bfloat16 if (half and config.precision != "fp32") or config.precision == "bf16" else torch.float32,
     )
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-DECAY_SHARE = 0.2  # of the run, in which `wsd` falls
-
 
 def learning_rate(
-    step: int, *, peak: float, steps: int, warmup_steps: int, schedule: str, decay_share: float = DECAY_SHARE
+    step: int, *, peak: float, steps: int, warmup_steps: int, schedule: str, decay_share: float = 0.2
 ) -> float:
-    """The rate of step 0 ≤ step < steps. It reaches `peak` at step `warmup_steps` and is never 0."""
+    """The rate of step 0 ≤ step < steps. It reaches `peak` at step `warmup_steps` and is never 0.
+
+    decay_share: of the run, in which `wsd` falls.
+    """
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
-    if schedule == "wsd":
+    if SCHEDULES[schedule] is wsd:
         return peak * wsd(step, steps, warmup_steps, decay_share)
     return peak * SCHEDULES[schedule](step, steps, warmup_steps)
 
@@ -29,7 +30,7 @@ def cosine(step: int, steps: int, warmup_steps: int) -> float:
     return 0.5 * (1 - math.cos(math.pi * ((steps - step) / (steps - warmup_steps))))
 
 
-def wsd(step: int, steps: int, warmup_steps: int, decay_share: float = DECAY_SHARE) -> float:
+def wsd(step: int, steps: int, warmup_steps: int, decay_share: float = 0.2) -> float:
     """Warm-up, stable, decay: stays at the peak, then falls in the last part as 1 − sqrt (Hägele et al., 2024)."""
     left, falling = steps - step, min(steps - warmup_steps, max(1, math.ceil(decay_share * steps)))
     return 1.0 if left > falling else 1 - math.sqrt((falling - left) / falling)

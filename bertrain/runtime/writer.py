@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -97,7 +98,12 @@ class Writer:
 
     def reserve(self, contents: Mapping[str, checkpoint.Content]) -> None:
         """Gets memory for such contents, beside training, so that the first save takes no longer than others."""
-        self._start(lambda: self._memory.reserve(contents))
+
+        def reserve() -> None:
+            with contextlib.suppress(RuntimeError, MemoryError):  # then the first save says so
+                self._memory.reserve(contents)
+
+        self._start(reserve)
 
     def save(self, model: PreTrainedModel, contents: Mapping[str, checkpoint.Content], *, required: bool) -> None:
         """Copies the contents of checkpoints by the names of their directories, and begins to write them.
