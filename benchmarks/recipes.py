@@ -1,7 +1,7 @@
 """Which recipe reaches the lowest loss in given minutes?
 
     python benchmarks/recipes.py corpus.txt --out study/ --size tiny
-    python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert-base-uncased/ --row muon
+    python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert/ --row "muon 32 rows"
 
 A row of the study is a name and options of bertrain pretrain. Each runs with every seed for the same time of training;
 compiling and evaluation do not count, and are stated. The last evaluation is on the same 2,048 samples of the
@@ -15,6 +15,7 @@ Rows of a study may run side by side only if there are cores for all.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import statistics
@@ -91,17 +92,19 @@ def result_of(place: Path) -> dict[str, Any]:
 
 def table(results: list[dict[str, Any]], size: str) -> str:
     """Markdown, a line for each row, the best first."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for result in results:
         if result["size"] == size:
-            rows.setdefault(result["row"], []).append(result)
+            rows.setdefault((result["row"], result["options"]), []).append(result)
     lines = ["| recipe | options | loss, median | of each seed | mean of weights | steps | tokens |",
              "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for row, found in sorted(rows.items(), key=lambda item: statistics.median(x["validation_loss"] for x in item[1])):
+    for (row, options), found in sorted(
+        rows.items(), key=lambda item: statistics.median(x["validation_loss"] for x in item[1])
+    ):
         losses = [one["validation_loss"] for one in sorted(found, key=lambda one: one["seed"])]
         means = [one["average_loss"] for one in found if "average_loss" in one]
         lines.append(
-            f"| {row} | `{found[-1]['options']}` | {statistics.median(losses):.3f} | "
+            f"| {row} | `{options}` | {statistics.median(losses):.3f} | "
             f"{', '.join(f'{loss:.3f}' for loss in losses)} | {f'{statistics.median(means):.3f}' if means else ''} | "
             f"{statistics.median(one['steps'] for one in found):,.0f} | "
             f"{statistics.median(one['tokens'] for one in found) / 1e6:.1f} M |"
@@ -138,7 +141,8 @@ def main(
         for name, flags in rows.items():
             if (size, flags, seed, budget) in done:
                 continue
-            place = out / f"{size}-{name}-{seed}".replace(" ", "-")
+            tag = hashlib.sha256(f"{flags} {budget}".encode()).hexdigest()[:8]
+            place = out / f"{size}-{name}-{tag}-{seed}".replace(" ", "-")
             command = ["bertrain.pretrain", *given, "--out", str(place), *EVERY_RUN.split(), "--budget", budget]
             run([*command, "--seed", str(seed), *flags.split()], out / "inductor", RANKS[size])
             result = {"size": size, "row": name, "options": flags, "seed": seed, "budget": budget} | result_of(place)

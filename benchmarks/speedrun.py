@@ -82,10 +82,9 @@ if trainer.args.process_index == 0:
 """
 
 
-def run(command: list[str], **more: Any) -> str:
-    with tempfile.TemporaryDirectory() as cache:  # who compiles compiles from the start
-        environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TORCHINDUCTOR_CACHE_DIR": cache}
-        done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, **more)
+def run(command: list[str]) -> str:
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command[:6])} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
     return done.stdout
@@ -134,6 +133,7 @@ def fitting(scratch: Path, seconds: float, ranks: int, tokenizer: str) -> dict[s
     """How many steps of the script fit into seconds of training, compiled and not, by the time of 20 steps."""
     found = {}
     for how in ("eager", "compiled"):
+        script(scratch, ranks, 2, how, tokenizer)  # which fills the cache of compiled code
         few, more = (script(scratch, ranks, steps, how, tokenizer)[1] for steps in (10, 30))
         found[how] = int(seconds / ((more - few) / 20))
     return found
