@@ -191,6 +191,12 @@ def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
 
 def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
     """Raises TrainingError for rows too short to mask, UsageError for a teacher's cache that ends before the run."""
+    for _, share in config.mask_shares[1:]:
+        if bertdata.Masking(probability=share, policy=config.masking).num_slots(config.length) == 0:
+            raise UsageError(
+                f"--mlm-probability {config.mlm_probability}: {share} of rows of {config.length} is not one place; "
+                "raise it, or --length"
+            )
     if first_targets(loader, config, plan) == 0:
         raise TrainingError(
             f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "

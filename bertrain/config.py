@@ -56,7 +56,7 @@ class Config:
     long_length: int | None = _option(
         DATA, None, "Row length in the last part of the run, such as 512. Default: --length throughout.", type=int
     )
-    long_share: float = _option(DATA, 0.1, "Share of the steps that use --long-length.")
+    long_share: float = _option(DATA, 0.1, "Share of the run, at its end, with --long-length.")
     isolate_documents: bool = _option(
         DATA, False, "Pack several documents into a row; no token attends to another document."
     )
@@ -99,8 +99,8 @@ class Config:
     clip_norm: float = _option(SCHEDULE, 1.0, "Largest norm of the gradient; larger gradients are scaled down.")
     mlm_probability: float | str = _option(
         DATA, 0.15,
-        "Share of a row's tokens to mask and predict. 0.3:0.15 changes it after half of the run, 0.3:0.15@0.8 after "
-        "four fifths.", staged=float,
+        "Share of a row's tokens to mask and predict. 0.3:0.15 changes it after half of the run's rows, 0.3:0.15@0.8 "
+        "after four fifths.", staged=float,
     )  # fmt: skip
     average: float = _option(
         SCHEDULE, 0.0,
@@ -201,7 +201,7 @@ class Config:
                 )
         for _, share in self.mask_shares:
             if not 0 < share <= 1:
-                raise UsageError(f"--mlm-probability is {self.mlm_probability}; give a share above 0, such as 0.15")
+                raise UsageError(f"--mlm-probability is {self.mlm_probability}; give shares above 0 and at most 1")
         for _, rows in self.batch_sizes:
             if rows < 1:
                 raise UsageError(f"--global-batch-size is {self.global_batch_size}; give at least 1")
@@ -378,8 +378,10 @@ def command(run: Callable[[Config], None]) -> click.Command:
             durations = {"steps", "epochs", "budget"}
             if durations & given.keys():  # one replaces the others
                 values = {name: value for name, value in values.items() if name not in durations}
-            if "model" in given:
-                values.pop("init", None)
+            for name, others in {"model": ["init"], "optimizer": ["muon_rate", "muon_momentum"],
+                                 "schedule": ["decay_share"]}.items():  # fmt: skip
+                if name in given:  # what belonged to the one before
+                    values = {key: value for key, value in values.items() if key not in others}
             config = Config(**values | given)
         run(config)
 

@@ -20,7 +20,7 @@ import torch
 import bertdata
 from bertdata.errors import BertdataError
 from bertdata.format.verify import verify
-from bertrain import assemble
+from bertrain import assemble, optim
 from bertrain.config import Config, command
 from bertrain.models.families import family_of
 from bertrain.plan import Plan
@@ -71,7 +71,8 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     try:
         weights, warnings = assemble.model(config, shards)
         cpu = torch.device("cpu")
-        assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
+        made = assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
+        optim.build(made, config)
     except BertdataError as error:
         yield "model", (FAIL, str(error))
         return

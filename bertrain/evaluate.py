@@ -224,14 +224,14 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
     "--score",
     type=click.Choice(pairs.SCORES),
     default="word-l2r",
-    help="What is masked with a token of a pair: the rest of its word, or nothing else.",
+    help="How a token of a pair is scored. word-l2r: with the rest of its word masked too. pll: masked alone.",
 )
 @click.option("--split", default="validation", help="Split to evaluate on.")
 @click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: that of the run, else 128.")
 @click.option(
     "--max-samples",
     type=click.IntRange(min=1),
-    help="Number of samples to evaluate, rounded up to whole batches of 64 a rank; of pairs exactly. Default: all.",
+    help="Number of samples (rounded up to whole batches of 64 a rank) or of pairs (exact). Default: all.",
 )
 @click.option("--show", default=0, type=click.IntRange(min=0), help="Number of rows to print predictions of.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
