@@ -101,9 +101,10 @@ class Run:
                 )
         state = saved["loader"]
         is_long = config.long_length is not None and state["length"] == config.long_length
-        masking = self._masking_after(state, self.plan.masking(config, is_long=is_long))
+        planned = self.plan.masking(config, is_long=is_long)
+        masking = self._masking_after(state, planned)
         self.loader = self._loader(config.longest if is_long else config.length, masking)
-        self.loader.load_state_dict(state | ({} if len(masking.parts) == 1 else {"masking": masking.state()}))
+        self.loader.load_state_dict(state if masking is planned else state | {"masking": masking.state()})
         return saved
 
     def _masking_after(self, state: dict[str, Any], planned: bertdata.Masking) -> bertdata.Masking:
