@@ -25,15 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import machine
+from common import machine, small_modernbert
 
-from bertdata.tokenize.load import load as load_tokenizer
-
-SMALL = {
-    "model_type": "modernbert", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
-    "intermediate_size": 384, "max_position_embeddings": 512, "layer_types": ["full_attention"] * 6,
-    "classifier_pooling": "mean", "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
 TIMES = {"tiny": "280s", "small": "10m"}
 RANKS = {"tiny": 1, "small": 2}
 EVERY_RUN = "--length 64 --precision bf16 --compile on --eval-every 0 --save-every 1000000 --log-every 50"
@@ -73,10 +66,7 @@ def prepare(corpus: str, tokenizer: str | None, size: str, out: Path) -> list[st
         run(["bertdata", "build", corpus, "--out", str(shards), *vocabulary], out)
     if size == "tiny":
         return ["--data", str(shards), "--model", "modernbert-tiny"]
-    special = load_tokenizer(str(shards)).special
-    ids = {"vocab_size": special.vocab_size, "pad_token_id": special.pad, "cls_token_id": special.cls,
-           "sep_token_id": special.sep}  # fmt: skip
-    config.write_text(json.dumps(SMALL | ids))
+    config.write_text(json.dumps(small_modernbert(str(shards))))
     return ["--data", str(shards), "--model", str(config)]
 
 
@@ -84,7 +74,9 @@ def result_of(place: Path) -> dict[str, Any]:
     """What the log of a run says at its end."""
     entries = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
     steps = [entry for entry in entries if "lr" in entry]
-    last, judged = steps[-1], next(entry for entry in reversed(entries) if "validation_loss" in entry)
+    last, judged = steps[-1], next((entry for entry in reversed(entries) if "validation_loss" in entry), None)
+    if judged is None:
+        sys.exit(f"{place} was not evaluated, as the corpus is too small for a validation split; give a larger one")
     kept = {name: judged[name] for name in ("validation_loss", "validation_accuracy", "average_loss") if name in judged}
     times = {name: last[name] for name in ("trained_s", "compiled_s")}
     return kept | times | {"steps": last["step"], "tokens": last["tokens"]}

@@ -24,18 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import report
-
-from bertdata.tokenize.load import load as load_tokenizer
+from common import report, small_modernbert
 
 LENGTH, ROWS, LR = 64, 128, 2e-3  # rows and rate of the script
 RECIPE = "--optimizer muon --global-batch-size 32 --lr 2e-3 --muon-rate 4"  # docs/recipes.md
-CONFIG = {
-    "model_type": "modernbert", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
-    "intermediate_size": 384, "max_position_embeddings": 512, "layer_types": ["full_attention"] * 6,
-    "classifier_pooling": "mean",
-    "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
 PREPARE = """
 import os, sys
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -166,10 +158,7 @@ def main(
 
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        special = load_tokenizer(tokenizer).special
-        ids = {"vocab_size": special.vocab_size, "pad_token_id": special.pad, "cls_token_id": special.cls,
-               "sep_token_id": special.sep}  # fmt: skip
-        (scratch / "config.json").write_text(json.dumps(CONFIG | ids))
+        (scratch / "config.json").write_text(json.dumps(small_modernbert(tokenizer)))
         found: dict[str, Any] = {"ours": {"until training": round(build(corpus, tokenizer, scratch), 1), "seeds": []}}
         if not alone:
             grouped = group(corpus, tokenizer, scratch)

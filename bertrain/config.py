@@ -239,8 +239,8 @@ class Config:
                 )
             if self.teacher_cache and len(self.mask_shares) > 1:
                 raise UsageError(
-                    f"--mlm-probability {self.mlm_probability} changes at times that a --budget decides, and the "
-                    "answers of --teacher-cache are to rows that were masked before; give --steps"
+                    f"--mlm-probability {self.mlm_probability} changes with the time of a --budget, and "
+                    "--teacher-cache has answers to rows whose masks are known in advance; give --steps"
                 )
 
     def _check_distillation(self) -> None:

@@ -116,11 +116,12 @@ def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: in
     most = max(share for _, share in config.mask_shares)
     slots = bertdata.Masking(probability=most, policy=config.masking).num_slots(plan.length)
     head = plan.micro_batch_size * (plan.length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
-    needed = (16 * parameters + activations + head) * SPARE
+    mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
+    needed, copied = ((16 + 2 * mean) * parameters + activations + head) * SPARE, 12 + mean
     if on_gpu:
         free, where = torch.cuda.mem_get_info(0)[1], "a GPU"
     else:
-        needed, where = needed * nproc + 12 * parameters, "this machine"
+        needed, where = needed * nproc + copied * parameters, "this machine"
         with open("/proc/meminfo") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB"

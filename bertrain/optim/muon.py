@@ -26,8 +26,8 @@ _EPSILON = 1e-7
 def orthogonal(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Matrices [n, rows, columns], rows ≤ columns → the nearest semi-orthogonal ones, roughly, in `dtype`.
 
-    Five Newton–Schulz iterations; singular values end between 0.7 and 1.2. Costs 20 n rows² (columns + rows / 2)
-    operations and three times the memory of the matrices.
+    Five Newton–Schulz iterations: singular values of 1/200 of the norm or more end between 0.68 and 1.21, smaller ones
+    lower. Costs 20 n rows² (columns + rows / 2) operations.
     """
     a, b, c = COEFFICIENTS
     x = matrices.to(dtype)
