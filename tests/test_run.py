@@ -212,7 +212,7 @@ def test_a_step_that_compiles_is_not_training(seconds):
         ({"budget": "1h", "warmup": 10}, "--warmup 10 is a number of steps"),
         (
             {"budget": "1h", "teacher_cache": "c", "mlm_probability": "0.3:0.15"},
-            "--mlm-probability 0.3:0.15 changes at",
+            "--mlm-probability 0.3:0.15 changes with the time of a --budget",
         ),
         ({"mlm_probability": "0.3:1.5"}, "--mlm-probability is 0.3:1.5"),
         ({"mlm_probability": "0.3@0.5"}, "--mlm-probability is 0.3@0.5; give one value, or values for the parts"),
