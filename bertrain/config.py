@@ -16,6 +16,7 @@ import click
 from bertdata.choices import MASKING_POLICIES, SHUFFLES
 from bertdata.cli import one_sentence
 from bertdata.errors import UsageError
+from bertrain.recipes import recipe
 
 METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -44,7 +45,8 @@ class Config:
         MODEL, "modernbert-tiny",
         "Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, "
         "-small, -base), or any masked language model of transformers: a config.json, its directory, or a name on the "
-        "Hugging Face hub. Vocabulary and positions are made to fit the data.",
+        "Hugging Face hub. Vocabulary and positions are made to fit the data. modernbert-tiny and -small bring "
+        "defaults of their own (docs/recipes.md), and the run says which.",
     )  # fmt: skip
     init: str = _option(
         MODEL,
@@ -371,8 +373,8 @@ def command(run: Callable[[Config], None]) -> click.Command:
 
     def main(file: str | None, log: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
-            values = read_options(Path(file)) if file else {}
             given = {name: value for name, value in flags.items() if value is not None}
+            values = read_options(Path(file)) if file else recipe({"model": Config.model} | given)
             if log:
                 given["tensorboard"] = log == "tensorboard"
             durations = {"steps", "epochs", "budget"}
@@ -380,9 +382,13 @@ def command(run: Callable[[Config], None]) -> click.Command:
                 values = {name: value for name, value in values.items() if name not in durations}
             for name, others in {"model": ["init"], "optimizer": ["muon_rate", "muon_momentum"],
                                  "schedule": ["decay_share"]}.items():  # fmt: skip
-                if name in given:  # what belonged to the one before
+                if file and name in given:  # what belonged to the one before
                     values = {key: value for key, value in values.items() if key not in others}
             config = Config(**values | given)
+        if brought := {name: value for name, value in values.items() if not file and name not in given}:
+            options = " ".join(f"{_flag(name)} {value}" for name, value in brought.items())
+            if os.environ.get("RANK", "0") == "0":
+                click.echo(f"{config.model} brings {options}; --optimizer adamw leaves all of them out")
         run(config)
 
     parameters: list[click.Parameter] = []

@@ -30,7 +30,7 @@ ROOMS = {
 }
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
 TRAINER_FILES = [
-    "config", "feed", "tables",
+    "recipes", "config", "feed", "tables",
     "models.families", "models.isolation", "models.encoder", "models.taps", "models.build", "models.__init__",
     "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
     "objectives.distil",

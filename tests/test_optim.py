@@ -209,7 +209,7 @@ def test_a_run_with_muon_resumes_to_the_same_bits(dataset, tmp_path):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_muon_on_ranks_is_muon_on_one(dataset, tmp_path, ranks):
     """Three ranks share eight matrices of one shape unequally."""
-    options = {"optimizer": "muon", "steps": 4, "eval_every": 0}
+    options = {"optimizer": "muon", "muon_rate": 4.0, "mlm_probability": 0.15, "steps": 4, "eval_every": 0}
     one = train(dataset.path, tmp_path / "one", **options)
     code, _, err = on_ranks(ranks, "bertrain.pretrain", flags(dataset.path, tmp_path / "more", **options))
     assert code == 0, err

@@ -20,6 +20,7 @@ torch.set_num_threads(1)  # the same bits again need the same number of threads
 
 SMALL = {
     "model": "modernbert-tiny",
+    "optimizer": "adamw",
     "length": 32,
     "global_batch_size": 6,
     "lr": 3e-3,

@@ -28,8 +28,8 @@ WORDS = [
     "Häuser", "naïve", "rivers", "12", "x-ray", "水",
 ]  # fmt: skip
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-RUN = {"model": "bert-tiny", "length": 32, "global-batch-size": 8, "steps": 30, "lr": 3e-3, "log-every": 1,
-       "eval-every": 0, "save-every": 15, "keep": 9, "seed": 3}  # fmt: skip
+RUN = {"model": "bert-tiny", "optimizer": "adamw", "length": 32, "global-batch-size": 8, "steps": 30, "lr": 3e-3,
+       "log-every": 1, "eval-every": 0, "save-every": 15, "keep": 9, "seed": 3}  # fmt: skip
 TEACHING = {"alpha": 0.5, "temperature": 2.0}
 RUNS: dict[str, dict[str, Any]] = {
     "bert": {},

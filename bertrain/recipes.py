@@ -1,0 +1,27 @@
+"""Defaults that presets bring: the options that reached the lowest loss in given minutes of CPUs (docs/recipes.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "modernbert-tiny": {
+        "optimizer": "muon", "lr": 4e-3, "muon_rate": 2.0, "mlm_probability": 0.3, "global_batch_size": 64,
+    },
+    "modernbert-small": {
+        "optimizer": "muon", "lr": 3e-3, "muon_rate": 3.0, "mlm_probability": 0.3, "global_batch_size": 32,
+    },
+}  # fmt: skip
+"""Values of Config by the name of a preset."""
+
+
+def recipe(given: dict[str, Any]) -> dict[str, Any]:
+    """The defaults that come with the model of the options `given`.
+
+    There are none for weights that are trained already, for students, whose teacher's cache fixes the masks, and where
+    another optimizer is given: rates are of an optimizer.
+    """
+    known = RECIPES.get(given["model"], {})
+    if any(given.get(name) for name in ("init", "teacher", "teacher_cache")):
+        return {}
+    return known if given.get("optimizer", known.get("optimizer")) == known.get("optimizer") else {}
