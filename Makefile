@@ -8,13 +8,13 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 .PHONY: demo test test-all bounds gpu check fix golden
 .DELETE_ON_ERROR:
 
-# The whole way on text every machine has: corpus, shards, two minutes of training on two CPU processes, predictions.
+# The whole way on text every machine has: corpus, shards, two minutes of training on two CPU cores, predictions.
 # What is there already is used again; `rm -r demo` starts anew.
 demo: $(VENV)/.train demo/shards/manifest.json
-	$(BIN)/bertdata inspect demo/shards --length 64 --global-batch-size 32 --world-size 2
+	$(BIN)/bertdata inspect demo/shards --length 64 --global-batch-size 32 --world-size 1
 	$(BIN)/bertdata verify demo/shards
-	$(BIN)/torchrun --nproc-per-node 2 -m bertrain.pretrain --data demo/shards --out demo/run --model modernbert-tiny \
-	    --length 64 --global-batch-size 32 --steps 2000 --lr 3e-3 --eval-every 500 --save-every 500
+	OMP_NUM_THREADS=2 $(BIN)/bertrain pretrain --data demo/shards --out demo/run \
+	    --length 64 --global-batch-size 32 --steps 1600 --eval-every 400 --save-every 400
 	$(BIN)/python -m bertrain.evaluate --checkpoint demo/run --data demo/shards --show 4
 	@checkpoint=$$(ls -d demo/run/step-* | tail -n 1); echo; \
 	echo "A Hugging Face checkpoint: $$checkpoint"; \
