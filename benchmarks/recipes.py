@@ -1,15 +1,15 @@
 """Which recipe reaches the lowest loss in given minutes?
 
     python benchmarks/recipes.py corpus.txt --out study/ --size tiny
-    python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert/ --row "muon 32 rows"
+    python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert/ --row "muon, 30 % masked"
 
 A row of the study is a name and options of bertrain pretrain. Each runs with every seed for the same time of training;
 compiling and evaluation do not count, and are stated. The last evaluation is on the same 2,048 samples of the
 validation split for all. What is done stands in OUT/results.jsonl and is not run again, so the command may be stopped
 at any time. It ends with a table: of each row the loss of every seed, their median, and the steps that fitted.
 
-tiny: ModernBERT of 2 layers and width 128, a vocabulary of 1,024 made from the corpus, one process.
-small: ModernBERT of 6 layers and width 256 with the vocabulary of --tokenizer, two processes.
+tiny: ModernBERT of 2 layers and width 128, a vocabulary of 1,024 made from the corpus, one thread.
+small: ModernBERT of 6 layers and width 256 with the vocabulary of --tokenizer, two threads.
 Rows of a study may run side by side only if there are cores for all.
 """
 
@@ -28,32 +28,29 @@ import click
 from common import machine, small_modernbert
 
 TIMES = {"tiny": "280s", "small": "10m"}
-RANKS = {"tiny": 1, "small": 2}
+THREADS = {"tiny": 1, "small": 2}
 EVERY_RUN = "--length 64 --precision bf16 --compile on --eval-every 0 --save-every 1000000 --log-every 50"
 ROWS = {
     "tiny": {
-        "adamw 2e-3": "--global-batch-size 64 --lr 2e-3",
-        "adamw 4e-3": "--global-batch-size 64 --lr 4e-3",
-        "adamw 8e-3": "--global-batch-size 64 --lr 8e-3",
-        "muon 4e-3 x1": "--global-batch-size 64 --lr 4e-3 --optimizer muon --muon-rate 1",
-        "muon 4e-3 x2": "--global-batch-size 64 --lr 4e-3 --optimizer muon --muon-rate 2",
-        "muon 4e-3 x4": "--global-batch-size 64 --lr 4e-3 --optimizer muon --muon-rate 4",
-        "muon 2e-3 x4": "--global-batch-size 64 --lr 2e-3 --optimizer muon --muon-rate 4",
+        "adamw": "--optimizer adamw --global-batch-size 64 --lr 4e-3",
+        "adamw, 30 % masked": "--optimizer adamw --global-batch-size 64 --lr 4e-3 --mlm-probability 0.3",
+        "muon": "--optimizer muon --global-batch-size 64 --lr 4e-3 --muon-rate 2",
+        "muon, 30 % masked": "--optimizer muon --global-batch-size 64 --lr 4e-3 --muon-rate 2 --mlm-probability 0.3",
+        "muon, 40 % masked": "--optimizer muon --global-batch-size 64 --lr 4e-3 --muon-rate 2 --mlm-probability 0.4",
+        "muon, 32 rows": "--optimizer muon --global-batch-size 32 --lr 4e-3 --muon-rate 2",
     },
     "small": {
-        "adamw 128 rows": "--global-batch-size 128 --lr 2e-3",
-        "adamw 32 rows": "--global-batch-size 32 --lr 2e-3",
-        "muon 32 rows": "--global-batch-size 32 --lr 2e-3 --optimizer muon --muon-rate 4",
+        "adamw, 128 rows": "--optimizer adamw --global-batch-size 128 --lr 2e-3",
+        "adamw, 30 % masked": "--optimizer adamw --global-batch-size 32 --lr 2e-3 --mlm-probability 0.3",
+        "muon": "--optimizer muon --global-batch-size 32 --lr 3e-3 --muon-rate 3",
+        "muon, 30 % masked": "--optimizer muon --global-batch-size 32 --lr 3e-3 --muon-rate 3 --mlm-probability 0.3",
     },
 }
 
 
-def run(command: list[str], cache: Path, ranks: int = 1) -> None:
-    launch = [sys.executable, "-m"]
-    if ranks > 1:
-        launch += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    more = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-    done = subprocess.run([*launch, *command], env=os.environ | more, capture_output=True, text=True)
+def run(command: list[str], cache: Path, threads: int) -> None:
+    more = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    done = subprocess.run([sys.executable, "-m", *command], env=os.environ | more, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
 
@@ -63,7 +60,7 @@ def prepare(corpus: str, tokenizer: str | None, size: str, out: Path) -> list[st
     shards, config = out / f"{size}-shards", out / f"{size}.json"
     if not (shards / "manifest.json").exists():
         vocabulary = ["--tokenizer", tokenizer] if tokenizer else ["--vocab-size", "1024"]
-        run(["bertdata", "build", corpus, "--out", str(shards), *vocabulary], out)
+        run(["bertdata", "build", corpus, "--out", str(shards), *vocabulary], out, 2)
     if size == "tiny":
         return ["--data", str(shards), "--model", "modernbert-tiny"]
     config.write_text(json.dumps(small_modernbert(str(shards))))
@@ -134,9 +131,9 @@ def main(
             if (size, flags, seed, budget) in done:
                 continue
             tag = hashlib.sha256(f"{flags} {budget}".encode()).hexdigest()[:8]
-            place = out / f"{size}-{name}-{tag}-{seed}".replace(" ", "-")
+            place = out / f"{size}-{name}-{tag}-{seed}".translate(str.maketrans(" ,%", "---"))
             command = ["bertrain.pretrain", *given, "--out", str(place), *EVERY_RUN.split(), "--budget", budget]
-            run([*command, "--seed", str(seed), *flags.split()], out / "inductor", RANKS[size])
+            run([*command, "--seed", str(seed), *flags.split()], out / "inductor", THREADS[size])
             result = {"size": size, "row": name, "options": flags, "seed": seed, "budget": budget} | result_of(place)
             results.append(result)
             with file.open("a") as stream:
