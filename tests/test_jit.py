@@ -23,15 +23,19 @@ def twice(numbers):
 
 def run(folder, *calls):
     """Runs calls of the kernels in a process of their own. Returns their results, and whether numba loaded its own."""
+    program = "".join(f"print({call}(np.arange(5)))\n" for call in calls)
+    return program_of(folder, program + "print('numba.np.linalg' in sys.modules)").split()
+
+
+def program_of(folder, text):
+    """What a program with the kernels prints."""
     if not (folder / "made.py").exists():  # the cache belongs to a file with its time
         (folder / "made.py").write_text(KERNELS)
-    program = "import sys, numpy as np\nfrom made import *\n"
-    program += "".join(f"print({call}(np.arange(5)))\n" for call in calls)
-    program += "print('numba.np.linalg' in sys.modules)"
+    program = "import sys, numpy as np\nfrom made import *\n" + text
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache")}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, sys.path)])
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+    return done.stdout
 
 
 def test_a_kernel_from_the_cache_loads_nothing_that_compiles(tmp_path):
@@ -43,3 +47,13 @@ def test_a_kernel_that_is_compiled_calls_one_from_the_cache(tmp_path):
     run(tmp_path, "total")
     assert run(tmp_path, "total", "twice") == ["4", "8", "True"]
     assert run(tmp_path, "twice", "total") == ["8", "4", "False"]
+
+
+def test_compiling_is_announced_once_and_loading_is_not(tmp_path):
+    text = """
+from bertdata.jit import announcing_compilation
+with announcing_compilation(print):
+    total(np.arange(5)), twice(np.arange(5))
+"""
+    assert program_of(tmp_path, text).count("compiling for this machine") == 1
+    assert program_of(tmp_path, text) == ""
