@@ -368,27 +368,31 @@ class _GroupedCommand(click.Command):
                     formatter.write_dl(records)
 
 
+_REPLACED = {
+    "model": ["init"], "optimizer": ["muon_rate", "muon_momentum"], "schedule": ["decay_share"],
+    "steps": ["epochs", "budget"], "epochs": ["steps", "budget"], "budget": ["steps", "epochs"],
+}  # fmt: skip
+"""An option on the command line → options of a --config file that belong to another choice."""
+
+
 def command(run: Callable[[Config], None]) -> click.Command:
     """A click command with a flag for every option of Config, and --config."""
 
     def main(file: str | None, log: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
             given = {name: value for name, value in flags.items() if value is not None}
-            values = read_options(Path(file)) if file else recipe({"model": Config.model} | given)
             if log:
                 given["tensorboard"] = log == "tensorboard"
-            durations = {"steps", "epochs", "budget"}
-            if durations & given.keys():  # one replaces the others
-                values = {name: value for name, value in values.items() if name not in durations}
-            for name, others in {"model": ["init"], "optimizer": ["muon_rate", "muon_momentum"],
-                                 "schedule": ["decay_share"]}.items():  # fmt: skip
-                if file and name in given:  # what belonged to the one before
-                    values = {key: value for key, value in values.items() if key not in others}
+            if file:
+                replaced = {other for name in given for other in _REPLACED.get(name, ())}
+                values = {name: value for name, value in read_options(Path(file)).items() if name not in replaced}
+            else:
+                values = recipe({"model": Config.model} | given)
             config = Config(**values | given)
-        if brought := {name: value for name, value in values.items() if not file and name not in given}:
+        brought = {} if file else {name: value for name, value in values.items() if name not in given}
+        if brought and os.environ.get("RANK", "0") == "0":
             options = " ".join(f"{_flag(name)} {value}" for name, value in brought.items())
-            if os.environ.get("RANK", "0") == "0":
-                click.echo(f"{config.model} brings {options}; --optimizer adamw leaves all of them out")
+            click.echo(f"{config.model} brings {options}; --optimizer adamw leaves all of them out")
         run(config)
 
     parameters: list[click.Parameter] = []

@@ -21,7 +21,7 @@ def recipe(given: dict[str, Any]) -> dict[str, Any]:
     There are none for weights that are trained already, for students, whose teacher's cache fixes the masks, and where
     another optimizer is given: rates are of an optimizer.
     """
-    known = RECIPES.get(given["model"], {})
-    if any(given.get(name) for name in ("init", "teacher", "teacher_cache")):
-        return {}
-    return known if given.get("optimizer", known.get("optimizer")) == known.get("optimizer") else {}
+    values = RECIPES.get(given["model"], {})
+    has_other_rates = given.get("optimizer") not in (None, values.get("optimizer"))
+    is_trained_or_taught = any(given.get(name) for name in ("init", "teacher", "teacher_cache"))
+    return {} if has_other_rates or is_trained_or_taught else values
