@@ -47,8 +47,8 @@ def marked(self, *arguments, **options):
     marks.append(time.process_time())
     return result
 torch.optim.AdamW.step = marked
-flags = ["--data", sys.argv[1], "--out", sys.argv[2], "--model", sys.argv[3], "--global-batch-size", "32",
-         "--steps", "40", "--eval-every", "0", "--save-every", "10000"]
+flags = ["--data", sys.argv[1], "--out", sys.argv[2], "--model", sys.argv[3], "--optimizer", "adamw",
+         "--global-batch-size", "32", "--steps", "40", "--eval-every", "0", "--save-every", "10000"]
 with contextlib.redirect_stdout(io.StringIO()):
     bertrain.pretrain.main(flags, standalone_mode=False)
 print(statistics.median(b - a for a, b in zip(marks[5:], marks[6:])))

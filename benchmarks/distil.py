@@ -71,7 +71,13 @@ def main(
     top_k: int, alpha: float, temperature: float, seeds: int,
 ) -> None:  # fmt: skip
     place, found = Path(out), dict[str, list[dict[str, float]]]()
-    shared = {"--length": length, "--global-batch-size": rows, "--lr": lr, "--save-every": 10**6}
+    shared = {
+        "--optimizer": "adamw",
+        "--length": length,
+        "--global-batch-size": rows,
+        "--lr": lr,
+        "--save-every": 10**6,
+    }
 
     def pretrain(name: str, model: str, seed: int, number: int, *taught: Any) -> dict[str, float]:
         options = shared | {"--model": model, "--seed": seed, "--steps": number, "--eval-every": max(1, number // 5)}
