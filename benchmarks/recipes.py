@@ -1,7 +1,7 @@
 """Which recipe reaches the lowest loss in given minutes?
 
     python benchmarks/recipes.py corpus.txt --out study/ --size tiny
-    python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert/ --row "muon, 30 % masked"
+    python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert/ --row Muon
 
 A row of the study is a name and options of bertrain pretrain. Each runs with every seed for the same time of training;
 compiling and evaluation do not count, and are stated. The last evaluation is on the same 2,048 samples of the
@@ -10,6 +10,7 @@ at any time. It ends with a table: of each row the loss of every seed, their med
 
 tiny: ModernBERT of 2 layers and width 128, a vocabulary of 1,024 made from the corpus, one thread.
 small: ModernBERT of 6 layers and width 256 with the vocabulary of --tokenizer, two threads.
+post-LN: BERT of about the same size.
 Rows of a study may run side by side only if there are cores for all.
 """
 
@@ -27,23 +28,82 @@ from typing import Any
 import click
 from common import machine, small_modernbert
 
-TIMES = {"tiny": "280s", "small": "10m"}
-THREADS = {"tiny": 1, "small": 2}
+
+def changed(base: str, changes: dict[str, str]) -> dict[str, str]:
+    """By the name of a row, the options `base` with some changed or added."""
+
+    def values(options: str) -> dict[str, str]:
+        words = options.split()
+        return dict(zip(words[::2], words[1::2], strict=True))
+
+    rows = {name: values(base) | values(change) for name, change in changes.items()}
+    return {name: " ".join(f"{option} {value}" for option, value in row.items()) for name, row in rows.items()}
+
+
+TIMES = {"tiny": "280s", "small": "10m", "post-LN": "10m"}
+THREADS = {"tiny": 1, "small": 2, "post-LN": 2}
 EVERY_RUN = "--length 64 --precision bf16 --compile on --eval-every 0 --save-every 1000000 --log-every 50"
 ROWS = {
-    "tiny": {
-        "adamw": "--optimizer adamw --global-batch-size 64 --lr 4e-3",
-        "adamw, 30 % masked": "--optimizer adamw --global-batch-size 64 --lr 4e-3 --mlm-probability 0.3",
-        "muon": "--optimizer muon --global-batch-size 64 --lr 4e-3 --muon-rate 2",
-        "muon, 30 % masked": "--optimizer muon --global-batch-size 64 --lr 4e-3 --muon-rate 2 --mlm-probability 0.3",
-        "muon, 40 % masked": "--optimizer muon --global-batch-size 64 --lr 4e-3 --muon-rate 2 --mlm-probability 0.4",
-        "muon, 32 rows": "--optimizer muon --global-batch-size 32 --lr 4e-3 --muon-rate 2",
-    },
-    "small": {
-        "adamw, 128 rows": "--optimizer adamw --global-batch-size 128 --lr 2e-3",
-        "adamw, 30 % masked": "--optimizer adamw --global-batch-size 32 --lr 2e-3 --mlm-probability 0.3",
-        "muon": "--optimizer muon --global-batch-size 32 --lr 3e-3 --muon-rate 3",
-        "muon, 30 % masked": "--optimizer muon --global-batch-size 32 --lr 3e-3 --muon-rate 3 --mlm-probability 0.3",
+    "tiny": changed(
+        "--optimizer adamw --lr 4e-3 --mlm-probability 0.3 --global-batch-size 64",
+        {
+            "AdamW": "",
+            "AdamW, 2e-3": "--lr 2e-3",
+            "AdamW, 8e-3": "--lr 8e-3",
+            "AdamW, 32 rows": "--global-batch-size 32",
+            "AdamW, 15 % masked": "--mlm-probability 0.15",
+        },
+    )
+    | changed(
+        "--optimizer muon --lr 4e-3 --muon-rate 2 --mlm-probability 0.3 --global-batch-size 64",
+        {
+            "Muon": "",
+            "Muon, 2e-3 x 4": "--lr 2e-3 --muon-rate 4",
+            "Muon, 8e-3 x 1": "--lr 8e-3 --muon-rate 1",
+            "Muon, 32 rows": "--global-batch-size 32",
+            "Muon, 32 rows, then 64": "--global-batch-size 32:64@0.3",
+            "Muon, 128 rows": "--global-batch-size 128",
+            "Muon, 15 % masked": "--mlm-probability 0.15",
+            "Muon, 40 % masked": "--mlm-probability 0.4",
+            "Muon, 30 % masked, then 15 %": "--mlm-probability 0.3:0.15",
+            "Muon, rows of 32, then 64": "--length 32 --long-length 64 --long-share 0.7",
+            "Muon, warm-up 0.02": "--warmup 0.02",
+            "Muon, warm-up 0.15": "--warmup 0.15",
+            "Muon, momentum 0.9": "--muon-momentum 0.9",
+            "Muon, WSD": "--schedule wsd --decay-share 0.4",
+            "Muon, WSD, mean of weights": "--schedule wsd --decay-share 0.2 --average 0.1",
+        },
+    ),
+    "small": changed(
+        "--optimizer adamw --lr 2e-3 --mlm-probability 0.3 --global-batch-size 32",
+        {
+            "AdamW": "",
+            "AdamW, 1e-3": "--lr 1e-3",
+            "AdamW, 4e-3": "--lr 4e-3",
+            "AdamW, 64 rows": "--global-batch-size 64",
+        },
+    )
+    | changed(
+        "--optimizer muon --lr 3e-3 --muon-rate 3 --muon-momentum 0.9 --warmup 0.1 --mlm-probability 0.3 "
+        "--global-batch-size 32",
+        {
+            "Muon": "",
+            "Muon, 2e-3 x 4": "--lr 2e-3 --muon-rate 4",
+            "Muon, 16 rows, then 32": "--global-batch-size 16:32@0.3",
+            "Muon, 64 rows": "--global-batch-size 64",
+            "Muon, 15 % masked": "--mlm-probability 0.15",
+            "Muon, 30 % masked, then 15 %": "--mlm-probability 0.3:0.15",
+            "Muon, WSD": "--schedule wsd --decay-share 0.4",
+        },
+    ),
+    "post-LN": {
+        "AdamW": "--optimizer adamw --lr 1e-3 --mlm-probability 0.3 --global-batch-size 32",
+        "AdamW, 2e-3": "--optimizer adamw --lr 2e-3 --mlm-probability 0.3 --global-batch-size 32",
+        **changed(
+            "--optimizer muon --lr 1e-3 --muon-rate 6 --muon-momentum 0.9 --warmup 0.1 --mlm-probability 0.3 "
+            "--global-batch-size 32",
+            {"Muon": "", "Muon, 3e-3 x 3": "--lr 3e-3 --muon-rate 3"},
+        ),
     },
 }
 
@@ -63,8 +123,17 @@ def prepare(corpus: str, tokenizer: str | None, size: str, out: Path) -> list[st
         run(["bertdata", "build", corpus, "--out", str(shards), *vocabulary], out, 2)
     if size == "tiny":
         return ["--data", str(shards), "--model", "modernbert-tiny"]
-    config.write_text(json.dumps(small_modernbert(str(shards))))
+    config.write_text(json.dumps((small_modernbert if size == "small" else small_bert)(str(shards))))
     return ["--data", str(shards), "--model", str(config)]
+
+
+def small_bert(tokenizer: str) -> dict[str, Any]:
+    """A BERT with the layers, the width and about the parameters of `small_modernbert`. Its norms follow the sums."""
+    other = small_modernbert(tokenizer)
+    same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "pad_token_id")
+    return {"model_type": "bert", "intermediate_size": 576, "max_position_embeddings": 64} | {
+        name: other[name] for name in same
+    }
 
 
 def result_of(place: Path) -> dict[str, Any]:
@@ -105,17 +174,17 @@ def table(results: list[dict[str, Any]], size: str) -> str:
 @click.argument("corpus")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for shards, runs and results.")
 @click.option("--size", type=click.Choice(list(ROWS)), default="tiny", show_default=True)
-@click.option("--tokenizer", help="For --size small: a directory or tokenizer.json.")
+@click.option("--tokenizer", help="For small and post-LN: a directory or tokenizer.json.")
 @click.option("--row", "names", multiple=True, help="A row to run, by its name. Default: all.")
 @click.option("--options", help="Run these options of pretrain instead; --row names them.")
 @click.option("--seeds", default=3, show_default=True)
-@click.option("--budget", help="Time of training of a run. Default: 280s for tiny, 10m for small.")
+@click.option("--budget", help="Time of training of a run. Default: 280s for tiny, else 10m.")
 def main(
     corpus: str, out: Path, size: str, tokenizer: str | None, names: tuple[str, ...], options: str | None, seeds: int,
     budget: str | None,
 ) -> None:  # fmt: skip
-    if size == "small" and not tokenizer:
-        raise click.UsageError("--size small needs a --tokenizer")
+    if size != "tiny" and not tokenizer:
+        raise click.UsageError(f"--size {size} needs a --tokenizer")
     if options and len(names) != 1:
         raise click.UsageError("--options needs one --row, a name for them")
     if unknown := [name for name in names if name not in ROWS[size] and not options]:
