@@ -52,6 +52,7 @@ ROWS = {
             "AdamW, 8e-3": "--lr 8e-3",
             "AdamW, 32 rows": "--global-batch-size 32",
             "AdamW, 15 % masked": "--mlm-probability 0.15",
+            "AdamW, weight decay 0.1": "--weight-decay 0.1",
         },
     )
     | changed(
@@ -70,6 +71,8 @@ ROWS = {
             "Muon, warm-up 0.02": "--warmup 0.02",
             "Muon, warm-up 0.15": "--warmup 0.15",
             "Muon, momentum 0.9": "--muon-momentum 0.9",
+            "Muon, weight decay 0.1": "--weight-decay 0.1",
+            "Muon, weight decay 0.3": "--weight-decay 0.3",
             "Muon, WSD": "--schedule wsd --decay-share 0.4",
             "Muon, WSD, mean of weights": "--schedule wsd --decay-share 0.2 --average 0.1",
         },
@@ -94,6 +97,7 @@ ROWS = {
             "Muon, 15 % masked": "--mlm-probability 0.15",
             "Muon, 30 % masked, then 15 %": "--mlm-probability 0.3:0.15",
             "Muon, WSD": "--schedule wsd --decay-share 0.4",
+            "Muon, weight decay 0.1": "--weight-decay 0.1",
         },
     ),
     "post-LN": {
