@@ -5,26 +5,32 @@
 Regime: file in the page cache, kernels compiled, two workers each, every run a process of its own from start to exit.
 The rival loads the text by paragraph-separated documents, maps the tokenizer's fast batch call over it in two processes
 and saves to disk. Besides the ratio of whole times, the ratio of slopes: seconds for each further megabyte, from one
-copy of the corpus to several. The rival is too slow for ten copies, so its slope is taken from fewer. The parts of our
-own run (reading, tokenizing, writing) are timed by themselves on one thread.
+copy of the corpus to several. The rival is too slow for ten copies, so its slope is taken from fewer. The documents are
+also built from JSON lines, Parquet and zstd. The parts of our own run (reading, tokenizing, writing) are timed by
+themselves on one thread.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import click
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from common import report
 
 from bertdata.format.arrays import ArrayWriter
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
+from bertdata.sources.split import split
 from bertdata.tokenize.load import load as load_tokenizer
 
 RIVAL = """
@@ -73,7 +79,11 @@ def main(corpus: Path, tokenizer: str, copies: int, rival_copies: int, repeats: 
                     file.write(corpus.read_bytes() + b"\n\n")
         build(corpus)
         seconds: dict[str, list[float]] = {"ours, one": [], "ours, many": [], "rival, one": [], "rival, several": []}
+        kinds = in_other_kinds(corpus, Path(directory))
+        seconds |= {f"ours, {path.suffix}": [] for path in kinds}
         for _ in range(repeats):
+            for path in kinds:
+                seconds[f"ours, {path.suffix}"].append(build(path))
             seconds["ours, one"].append(build(corpus))
             seconds["ours, many"].append(build(many))
             if rival_copies:
@@ -94,12 +104,24 @@ def main(corpus: Path, tokenizer: str, copies: int, rival_copies: int, repeats: 
     report("file to shards", "whole command, two workers", result | {"parts, MB/s": parts(corpus, tokenizer)})
 
 
+def in_other_kinds(corpus: Path, directory: Path) -> list[Path]:
+    """Files with the documents of the corpus."""
+    texts = list[str]()
+    for block in read_blocks(split([corpus], TextFormat())):
+        texts += [bytes(block.data[a : b - 1]).decode() for a, b in pairwise(block.offsets.tolist())]
+    paths = [directory / f"one{ending}" for ending in (".jsonl", ".parquet", ".zst")]
+    paths[0].write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)))
+    pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), paths[1], compression="zstd")
+    paths[2].write_bytes(pa.compress(corpus.read_bytes(), "zstd", asbytes=True))
+    return paths
+
+
 def parts(corpus: Path, tokenizer: str) -> dict[str, float]:
     """Megabytes of text a second of each part alone, on one thread."""
     encoder, size = load_tokenizer(tokenizer), corpus.stat().st_size / 1e6
     encoder.prepare()
     start = time.perf_counter()
-    blocks = list(read_blocks([corpus], TextFormat()))
+    blocks = list(read_blocks(split([corpus], TextFormat())))
     read = time.perf_counter()
     encoded = [encoder.encode(block.data, block.offsets, sentences=False) for block in blocks]
     tokenized = time.perf_counter()

@@ -246,7 +246,8 @@ _on_error = click.option(
 @click.option(
     "--part",
     type=_Part(),
-    help="Make only every n-th unit of the text, from the i-th on, as i/n; so n machines can share the work and --out.",
+    help="Make only the i-th of n parts, as i/n, so that n machines can share the work and --out. A compressed file is "
+    "made by one of them.",
 )
 @click.option(
     "--finish",

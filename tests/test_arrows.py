@@ -16,7 +16,7 @@ COMMON = ["choices", "errors", "keys", "jit", "types", "files"]
 # Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
 ROOMS = {
     "format": (set(), ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify"]),
-    "sources": (set(), ["kernels", "find", "streams", "documents", "tables", "blocks"]),
+    "sources": (set(), ["kernels", "find", "streams", "texts", "jsonl", "documents", "tables", "split", "blocks"]),
     "tokenize": (
         set(),
         ["kernels", "rules", "forms", "models", "added", "engine", "wordpiece", "words", "tokenizer", "load", "train"],

@@ -92,7 +92,7 @@ def test_invalid_utf8_is_replaced_counted_and_named_or_refused(tmp_path, vocab):
     assert result.exit_code == 0, result.output
     assert f"2 invalid UTF-8 sequences were replaced by U+FFFD, the first at {path}, byte 17" in result.stderr
     said = refused("build", path, "--out", tmp_path / "strict", "--tokenizer", vocab, "--strict")
-    assert f"{path}: byte 17 is not valid UTF-8" in said
+    assert f"{path}, byte 17 is not valid UTF-8" in said
     assert not (tmp_path / "strict").exists()
 
 

@@ -40,6 +40,7 @@ from bertdata.sources import documents, streams
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
+from bertdata.sources.split import split
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -165,6 +166,13 @@ def whole(tmp_path_factory, vocab):
 
 
 @pytest.fixture(scope="module")
+def whole_tokens(tmp_path_factory, vocab):
+    """The tokens of ROWS built from plain text, by split."""
+    out = tmp_path_factory.mktemp("tokens") / "shards"
+    return documents_of(build([write(out.parent / "text", as_text(ROWS))], out, tokenizer=vocab, **SPLIT).dataset)
+
+
+@pytest.fixture(scope="module")
 def whole_small(tmp_path_factory, corpus, vocab):
     """The files of the corpus built in one go with SMALL."""
     out = tmp_path_factory.mktemp("small") / "shards"
@@ -195,20 +203,19 @@ def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, whole, way, ki
 
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("way", ["files", "directory", "pattern"])
-def test_files_of_every_compression_give_the_same_bytes(tmp_path, vocab, whole, way, kind):
+def test_files_of_every_compression_give_the_same_tokens(tmp_path, vocab, whole_tokens, way, kind):
     folder, cuts = tmp_path / "in", (0, 1, 9, 20, 33, 40)
     folder.mkdir()
     paths = [folder / f"{number}{ENDING[kind]}{ending}" for number, ending in enumerate(PACK)]
     for path, pack, (a, b) in zip(paths, PACK.values(), itertools.pairwise(cuts), strict=True):
         path.write_bytes(pack(MAKE[kind](ROWS[a:b])))
     named = {"files": paths, "directory": folder, "pattern": f"{tmp_path}/i?/*{ENDING[kind]}*"}[way]
-    build(named, tmp_path / "out", tokenizer=vocab, **SPLIT)
-    assert published(tmp_path / "out") == whole
+    assert documents_of(build(named, tmp_path / "out", tokenizer=vocab, **SPLIT).dataset) == whole_tokens
 
 
 @pytest.mark.parametrize("way", ["file", "files", "directory"])
 @pytest.mark.parametrize("make", [as_parquet, as_arrow_file])
-def test_parquet_and_arrow_files_give_the_same_bytes(tmp_path, vocab, whole, make, way):
+def test_parquet_and_arrow_files_give_the_same_tokens(tmp_path, vocab, whole_tokens, make, way):
     ending = ".parquet" if make is as_parquet else ".feather"
     folder = tmp_path / "in"
     folder.mkdir()
@@ -216,18 +223,18 @@ def test_parquet_and_arrow_files_give_the_same_bytes(tmp_path, vocab, whole, mak
     paths = [
         write(folder / f"{number}{ending}", make(ROWS[a:b])) for number, (a, b) in enumerate(itertools.pairwise(cuts))
     ]
-    build(folder if way == "directory" else paths, tmp_path / "out", tokenizer=vocab, **SPLIT)
-    assert published(tmp_path / "out") == whole
+    report = build(folder if way == "directory" else paths, tmp_path / "out", tokenizer=vocab, **SPLIT)
+    assert documents_of(report.dataset) == whole_tokens
 
 
-def test_kinds_can_be_mixed(tmp_path, vocab, whole):
+def test_kinds_can_be_mixed(tmp_path, vocab, whole_tokens):
     made = [("0.txt.xz", lzma.compress(as_text(ROWS[:9]))), ("1.json", as_jsonl(ROWS[9:20])),
             ("2.parquet", as_parquet(ROWS[20:28])), ("3.ARROW.ZST", zstd(as_arrow(ROWS[28:33]))),
             ("4", as_text(ROWS[33:36])), ("5.ndjson.bz2", bz2.compress(as_jsonl(ROWS[36:])))]  # fmt: skip
     for name, content in made:
         (tmp_path / name).write_bytes(content)
-    build([tmp_path / name for name, _ in made], tmp_path / "out", tokenizer=vocab, **SPLIT)
-    assert published(tmp_path / "out") == whole
+    report = build([tmp_path / name for name, _ in made], tmp_path / "out", tokenizer=vocab, **SPLIT)
+    assert documents_of(report.dataset) == whole_tokens
 
 
 def test_the_named_format_goes_before_the_ending(tmp_path, vocab, whole):
@@ -575,7 +582,7 @@ def test_bytes_that_an_encoding_does_not_have_are_counted_or_refused(tmp_path, v
     path = write(tmp_path / "text", b"the st\x81ne\n\nriver \x8d\x8f\n")
     report = build(path, tmp_path / "out", tokenizer=vocab, encoding="cp1252", validation=0)
     assert report.dataset.manifest.counts["replaced_characters"] == 3
-    assert report.first_replaced == f"{path}, byte 6 of its text in UTF-8"
+    assert report.first_replaced == f"{path}, line 1"
     with pytest.raises(InputError, match=f"^{path}, line 1 is not valid cp1252; fix the file"):
         build(path, tmp_path / "strict", tokenizer=vocab, encoding="cp1252", strict=True)
     result = invoke("build", path, "--out", tmp_path / "cli", "--tokenizer", vocab, "--encoding", "cp1252")
@@ -838,7 +845,7 @@ WANTED = st.one_of(st.integers(0, 2**16 - 1), st.just(2**15)).map(lambda mask: l
 def read(paths, wanted=lambda unit: True, **form):
     """(unit, text, replaced) of each document."""
     found = []
-    for block in read_blocks(paths, TextFormat(**form), wanted):
+    for block in read_blocks(split(paths, TextFormat(**form)), wanted):
         for a, b, replaced in zip(block.offsets, block.offsets[1:], block.replaced, strict=False):
             found.append((block.unit, block.data[a : b - 1], int(replaced)))
     return found
@@ -847,7 +854,7 @@ def read(paths, wanted=lambda unit: True, **form):
 def first_replaced(paths, wanted=lambda unit: True, **form):
     """Unit → place of its first invalid byte."""
     found = {}
-    for block in read_blocks(paths, TextFormat(**form), wanted):
+    for block in read_blocks(split(paths, TextFormat(**form)), wanted):
         if block.first_replaced:
             found.setdefault(block.unit, block.first_replaced)
     return found
@@ -875,8 +882,10 @@ def test_wanted_units_of_json_lines_are_read_as_if_all_were(folder, rows, line_e
     form = {"on_error": "skip", "shard_size": shard_size}
     with patch.object(documents, "BLOCK_BYTES", block_bytes):
         assert read(paths, wanted, **form) == [each for each in read(paths, **form) if wanted(each[0])]
-        skipped = sum(block.skipped for block in read_blocks(paths, TextFormat(**form), wanted))
-        rest = sum(block.skipped for block in read_blocks(paths, TextFormat(**form), lambda unit: not wanted(unit)))
+        skipped = sum(block.skipped for block in read_blocks(split(paths, TextFormat(**form)), wanted))
+        rest = sum(
+            block.skipped for block in read_blocks(split(paths, TextFormat(**form)), lambda unit: not wanted(unit))
+        )
     assert skipped + rest == 2 * rows.count(None)
 
 

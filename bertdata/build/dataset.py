@@ -27,9 +27,10 @@ from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
-from bertdata.sources.blocks import Block
+from bertdata.sources.blocks import Block, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import describe, find_inputs, is_stream, require_local
+from bertdata.sources.split import UNIT_RULE, split
 from bertdata.sources.streams import UTF_8
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, WordSplitter
@@ -144,12 +145,13 @@ def build(
     if loaded:
         chosen = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
     plan = {
+        "unit_rule": UNIT_RULE,
         "settings": settings
         | {"format": format, "text_key": text_key, "on_error": on_error, "strict": strict, "tokenizer": chosen},
         "published": settings,
         "inputs": described,
     }
-    directory = Path(out)
+    directory, by_unit = Path(out), split(paths, form)
     for line in selected.notes():
         say(line)
     with staging_directory(directory, overwrite=overwrite, part=part) as staging:
@@ -175,7 +177,7 @@ def build(
         threads = workers or len(os.sched_getaffinity(0))
         try:
             encode_all(
-                paths, form, writer=writer, units=units, workers=threads,
+                by_unit, writer=writer, units=units, workers=threads,
                 progress=lambda done: progress(done, total), part=part or (0, 1), total=total, say=say,
             )  # fmt: skip
             progress(total, total)
@@ -184,11 +186,11 @@ def build(
         if describe(paths) != described:
             raise InputError("an input changed while it was read; run again with --overwrite when nobody changes it")
         if part is not None:
-            made = sorted(unit for unit in units if unit % part[1] == part[0])
+            made = sorted(unit for unit in units if by_unit.section(unit) % part[1] == part[0])
             write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
             return None
         publish(directory, staging, units, loaded, settings, _tokenizer_name(staging))
-    return _report(directory, units, paths, reused)
+    return _report(directory, units, paths, form, reused)
 
 
 def _tokenizer_name(staging: Path) -> str | None:
@@ -249,18 +251,20 @@ def finish(out: str | Path) -> BuildReport:
             raise BuildError(f"{staging} lost the records of units {lost}; make the parts again")
         plan = json.loads((staging / "plan.json").read_bytes())
         publish(directory, staging, units, load(str(staging)), plan["published"], _tokenizer_name(staging))
-    paths = [Path(entry["path"]) for entry in plan["inputs"]]
-    return _report(directory, units, paths, 0)
+    paths, settings = [Path(entry["path"]) for entry in plan["inputs"]], plan["settings"]
+    form = TextFormat(kind=settings["format"], encoding=settings.get("encoding", UTF_8))
+    return _report(directory, units, paths, form, 0)
 
 
-def _report(directory: Path, units: dict[int, dict[str, Any]], paths: list[Path], reused: int) -> BuildReport:
+def _report(
+    directory: Path, units: dict[int, dict[str, Any]], paths: list[Path], form: TextFormat, reused: int
+) -> BuildReport:
     in_order = [unit for _, unit in sorted(units.items())]
-    place = next((unit["first_replaced"] for unit in in_order if unit["first_replaced"]), None)
-    dataset = Dataset(directory)
-    of_what = " of its text in UTF-8" if "encoding" in dataset.manifest.settings else ""
+    replaced = next((unit["first_replaced"] for unit in in_order if unit["first_replaced"]), None)
+    skipped = next((unit["first_skipped"] for unit in in_order if unit["first_skipped"]), None)
     return BuildReport(
-        dataset=dataset,
-        first_replaced=f"{paths[place[0]]}, byte {place[1]}{of_what}" if place else None,
-        first_skipped=next((unit["first_skipped"] for unit in in_order if unit["first_skipped"]), None),
+        dataset=Dataset(directory),
+        first_replaced=source_of(paths[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,
+        first_skipped=f"{source_of(paths[skipped[0]], form).place(skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )

@@ -78,6 +78,11 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
         return
     if old is not None and old != plan and not overwrite:
         settings, inputs = old["settings"], old["inputs"]
+        if old.get("unit_rule") != plan["unit_rule"]:
+            raise BuildError(
+                f"{staging.parent} holds an unfinished build of another version of bertdata, which divides inputs into "
+                "units by another rule; finish it with that version, or use --overwrite to discard it"
+            )
         differing = [
             f"{name} was {settings.get(name)!r} and is now {plan['settings'].get(name)!r}"
             for name in settings | plan["settings"]

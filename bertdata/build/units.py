@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,9 @@ from bertdata.build.kernels import count_literals, hash_documents, literals
 from bertdata.format.manifest import SPLITS
 from bertdata.format.records import FORMAT_VERSION, write_record
 from bertdata.format.shard import ShardWriter
-from bertdata.sources.blocks import Block, read_blocks
+from bertdata.sources.blocks import Block, FoundBlock, find_blocks
 from bertdata.sources.documents import TextFormat
+from bertdata.sources.split import Plan
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
@@ -33,8 +34,7 @@ _SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the t
 
 
 def encode_all(
-    paths: Sequence[Path],
-    form: TextFormat,
+    plan: Plan,
     *,
     writer: UnitWriter,
     units: dict[int, dict[str, Any]],
@@ -47,8 +47,9 @@ def encode_all(
     """Encodes the documents on `workers` threads and writes them in order, at most two blocks ahead for each thread.
 
     units: number → record of the finished units, which are not made again; the new ones are added. progress: called
-    with the bytes of input that are read. part: (i, n) makes only the units u with u mod n = i. total: bytes of all
-    inputs on disk. say: called with a line where `tokenizers` encodes the text, about 100 times slower than an engine.
+    with the bytes of input that are read. part: (i, n) makes only the units of the sections s with s mod n = i. total:
+    bytes of all inputs on disk. say: called with a line where `tokenizers` encodes the text, about 100 times slower
+    than an engine.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
     finished = set(units)
@@ -74,8 +75,8 @@ def encode_all(
         progress(oldest.block.bytes_read)
 
     try:
-        for block in read_blocks(paths, form, lambda unit: unit % part[1] == part[0] and unit not in finished):
-            waiting.append(pool.submit(writer.encode_block, block))
+        for block in find_blocks(plan, lambda unit: plan.section(unit) % part[1] == part[0] and unit not in finished):
+            waiting.append(pool.submit(writer.encode_found, block))
             if len(waiting) > 2 * workers:
                 write_oldest()
         while waiting:
@@ -140,8 +141,12 @@ class UnitWriter:
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
         self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
 
-    def encode_block(self, block: Block) -> EncodedBlock:
+    def encode_found(self, found: FoundBlock) -> EncodedBlock:
         """Does all work on a block except writing it. May be called from several threads at once."""
+        return self.encode_block(found.decoded())
+
+    def encode_block(self, block: Block) -> EncodedBlock:
+        """The same for a block whose documents are known."""
         start = time.perf_counter()
         encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
         starts = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from bertdata.choices import TOKENIZER_TYPES
@@ -12,7 +13,8 @@ from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import describe, find_inputs, is_stream, require_local
+from bertdata.sources.find import describe, find_inputs, is_stream, kind_of, require_local
+from bertdata.sources.split import split
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 from bertdata.tokenize.train import TRAINERS
@@ -103,7 +105,7 @@ def _sample(paths: list[Path], form: TextFormat, progress: Progress = lambda don
     on_disk = [0 if is_stream(path) else path.stat().st_size for path in paths]
     texts: list[str] = []
     sample_bytes, is_all_text, bytes_read = 0, True, 0
-    for block in read_blocks(paths, form):
+    for block in read_blocks(split(paths, form)):
         if sample_bytes >= SAMPLE_BYTES:
             is_all_text = False
             break
@@ -127,20 +129,29 @@ def _spaced_sample(
     The share of an input is that of its size on disk. Plain files of text and JSON lines are read only where a stretch
     is. text_bytes: of all inputs, more or less.
     """
-    form = replace(form, shard_size=_STRETCH_BYTES)
+    text_of = replace(form, shard_size=_STRETCH_BYTES)  # a unit is a stretch; of Parquet, a row group
 
     def taken_before(stretch: int) -> int:
         """How many of the stretches 0 to stretch - 1 are taken."""
         return -(-stretch * SAMPLE_BYTES // max(SAMPLE_BYTES, text_bytes))
+
+    def is_taken(stretch: int) -> bool:
+        return taken_before(stretch + 1) > taken_before(stretch)
 
     texts: list[str] = []
     sample_bytes = bytes_before = 0
     for path, size in zip(paths, on_disk, strict=True):
         share_so_far = SAMPLE_BYTES * (bytes_before + size) // sum(on_disk)
         if sample_bytes < share_so_far:
-            for block in read_blocks([path], form, lambda n: taken_before(n + 1) > taken_before(n)):
-                texts += block.data[: block.num_bytes].decode().split("\n")
-                sample_bytes += block.num_bytes
+            is_parquet, place = (form.kind or kind_of(path)) == "parquet", 0
+            for block in read_blocks(split([path], text_of), (lambda unit: True) if is_parquet else is_taken):
+                offsets, chosen = block.offsets.tolist(), block.data[: block.num_bytes]
+                if is_parquet:
+                    rows = [pair for pair in pairwise(offsets) if is_taken((place + pair[0]) // _STRETCH_BYTES)]
+                    chosen = b"".join(chosen[start:stop] for start, stop in rows)
+                    place += block.num_bytes
+                texts += chosen.decode().split("\n")
+                sample_bytes += len(chosen)
                 progress(bytes_before + block.bytes_read, sum(on_disk))
                 if sample_bytes >= share_so_far:
                     break

@@ -6,21 +6,23 @@ document, which has at most 1 GiB. The text of a plain file is copied once, by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import documents
-from bertdata.sources.documents import BadRow, Documents, TextFile, TextFormat, valid_utf8
+from bertdata.sources.documents import TextFile, TextFormat
 from bertdata.sources.find import kind_of
 from bertdata.sources.kernels import ROOM
+from bertdata.sources.split import Plan, Stretch
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.tables import TABLE_KINDS, Table
+from bertdata.sources.tables import TABLE_KINDS, Rows, Table
+from bertdata.sources.texts import Decoded, Documents
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,10 @@ class Block:
     offsets: NDArray[np.int64]  # [num_documents + 1]
     unit: int
     replaced: NDArray[np.int64]  # [num_documents] how many invalid byte sequences became U+FFFD
-    first_replaced: tuple[int, int] | None  # the first of them: number of the input, byte in it
+    first_replaced: tuple[int, int] | None  # the first of them: number of the input, place in it
     bytes_read: int  # of all inputs on disk, up to the end of this block
     skipped: int = 0  # rows without text before or between these documents
-    first_skipped: str | None = None  # the first of them: place and reason
+    first_skipped: tuple[int, int, str] | None = None  # the first of them: number of the input, place in it, reason
 
     @classmethod
     def empty(cls) -> Block:
@@ -50,119 +52,128 @@ class Block:
         return int(self.offsets[-1])
 
 
-def read_blocks(
-    paths: Sequence[Path], form: TextFormat, is_wanted: Callable[[int], bool] = lambda unit: True
-) -> Iterator[Block]:
+class Piece(NamedTuple):
+    """Lines or rows of one input."""
+
+    input: int  # its number
+    source: TextFile | Table
+    found: Documents | Rows | Decoded
+
+    def decoded(self) -> Decoded:
+        """Their documents. Raises InputError for what the options do not allow."""
+        form = self.source.form
+        decoded = self.source.decoded(self.found) if not isinstance(self.found, Decoded) else self.found  # type: ignore[arg-type]
+        if decoded.bad and form.on_error == "fail":
+            start, reason = decoded.bad[0]
+            raise InputError(f"{self.source.place(start)}: {reason}; {reason.advice}, or use --on-error skip")
+        invalid = decoded.documents.invalid
+        if form.strict and (invalid >= 0).any():
+            place = self.source.invalid_place(int(invalid[invalid >= 0][0]))
+            name = "UTF-8" if form.encoding == UTF_8 else form.encoding
+            raise InputError(
+                f"{place} is not valid {name}; fix the file, name its encoding with --encoding, or build without "
+                "--strict to replace and count such bytes"
+            )
+        return decoded
+
+
+@dataclass(frozen=True)
+class FoundBlock:
+    """A block whose documents are found and not yet taken out of JSON or of a table, nor made valid."""
+
+    unit: int
+    pieces: list[Piece]
+    bytes_read: int
+
+    def decoded(self) -> Block:
+        """The block. May be called in any thread. Raises InputError, which names file and line, byte or row."""
+        first_replaced, skipped, first_skipped = None, 0, None
+        parts = list[Documents]()
+        for piece in self.pieces:
+            some, bad = piece.decoded()
+            parts.append(some)
+            skipped += len(bad)
+            if bad and first_skipped is None:
+                first_skipped = piece.input, bad[0][0], str(bad[0][1])
+            if first_replaced is None and (some.invalid >= 0).any():
+                first_replaced = piece.input, int(some.invalid[some.invalid >= 0][0])
+        if len(parts) == 1:  # the usual case, without a copy
+            data, offsets, replaced = parts[0].text, parts[0].offsets, parts[0].replaced
+        else:
+            data = bytearray().join([*(memoryview(part.text)[: part.num_bytes] for part in parts), bytes(ROOM)])
+            offsets = np.append(0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts])))
+            replaced = np.concatenate([part.replaced for part in parts])
+        return Block(data, offsets, self.unit, replaced, first_replaced, self.bytes_read, skipped, first_skipped)
+
+
+def read_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True) -> Iterator[Block]:
     """The documents of all inputs in order, in blocks. A block has documents of one unit, or only skipped rows.
 
-    is_wanted: which units to give. Plain files of text and JSON lines are not even read where no unit is wanted; other
-    inputs must be read in order. Raises InputError, which names file and line or byte, for input that cannot be read.
+    is_wanted: which units to give. Raises InputError, which names file and line, byte or row, for input that cannot be
+    read.
     """
-    block, count, base, bytes_before, has_named_skipped = _Collector(0), 0, 0, 0, False
-    for index, path in enumerate(paths):
-        source = _source(path, form)
-        # With max_documents every document counts, also those of units that are not wanted.
-        for piece in source.documents(base, is_wanted if form.max_documents is None else _every_unit):
-            unit = (base + piece.start) // form.shard_size
-            if unit != block.unit or (block.size and block.size + piece.num_bytes > documents.BLOCK_BYTES):
-                if not block.is_empty and is_wanted(block.unit):
-                    yield block.finished(bytes_before + source.bytes_read)
-                block = _Collector(unit)
-            if isinstance(piece, Documents):
-                if form.max_documents is not None:
-                    piece = piece.part(0, min(form.max_documents - count, piece.starts.size))
-                bad = np.flatnonzero(piece.invalid >= 0)
-                if bad.size:
-                    block.note_replaced(source, form, index, int(piece.invalid[bad[0]]))
-                block.add_text(piece)
-                count += piece.starts.size
-            else:
-                try:
-                    raw, num_bad, bad_at = valid_utf8(piece.raw)
-                    text, num_surrogates = source.text(raw)
-                except BadRow as error:
-                    if form.on_error == "fail":
-                        raise InputError(
-                            f"{source.place(piece.start)}: {error}; {error.advice}, or use --on-error skip"
-                        ) from None
-                    block.skipped += 1
-                    if not has_named_skipped:  # only once, as counting the lines reads the file again
-                        has_named_skipped, block.first_skipped = True, f"{source.place(piece.start)}: {error}"
-                    continue
-                if num_bad or num_surrogates:
-                    block.note_replaced(source, form, index, piece.start + max(bad_at, 0))
-                block.add_row(text, num_bad + num_surrogates)
-                count += 1
-            if count == form.max_documents:
-                if is_wanted(block.unit):
-                    yield block.finished(bytes_before + source.bytes_read)
-                return
-        base += source.size
-        bytes_before += source.bytes_read
-    if not block.is_empty and is_wanted(block.unit):
-        yield block.finished(bytes_before)
+    return (found.decoded() for found in find_blocks(plan, is_wanted))
 
 
-class _Collector:
-    """A block that is being made."""
+def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True) -> Iterator[FoundBlock]:
+    """The blocks of `read_blocks` before most of the work on them.
 
-    def __init__(self, unit: int) -> None:
-        self.unit, self.size, self.skipped = unit, 0, 0
-        self.first_skipped: str | None = None
-        self._first_replaced: tuple[int, int] | None = None
-        self._texts: list[bytes | memoryview] = []  # documents, each followed by a newline
-        self._lengths: list[Any] = []
-        self._replaced: list[Any] = []
-        self._alone: Documents | None = None  # the only piece, if it is plain text
+    What is not wanted is not read: units of plain files and of Parquet, and other files of which no unit is wanted.
+    """
+    form, bytes_before = plan.form, 0
+    unit, pieces, size, count = 0, list[Piece](), 0, 0
+    # With max_documents every document counts, also those of units that are not wanted.
+    is_read = is_wanted if form.max_documents is None else _every_unit
+    for stretch in plan.stretches:
+        base = 0
+        for index in stretch.inputs:
+            source = source_of(plan.paths[index], form)
+            for number, found in _of_source(source, stretch, base, is_read):
+                now = stretch.unit(number)
+                if pieces and (now != unit or size + found.num_bytes > documents.BLOCK_BYTES):
+                    if is_wanted(unit):
+                        yield FoundBlock(unit, pieces, bytes_before + source.bytes_read)
+                    pieces, size = [], 0
+                unit, size = now, size + found.num_bytes
+                if form.max_documents is None:
+                    pieces.append(Piece(index, source, found))
+                else:
+                    taken = _first(source, found, form.max_documents - count)
+                    count += taken.documents.starts.size
+                    pieces.append(Piece(index, source, taken))
+                if count == form.max_documents:
+                    if is_wanted(unit):
+                        yield FoundBlock(unit, pieces, bytes_before + source.bytes_read)
+                    return
+            base += source.size
+            bytes_before += source.bytes_read
+    if pieces and is_wanted(unit):
+        yield FoundBlock(unit, pieces, bytes_before)
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self._texts or self.skipped)
 
-    def add_text(self, piece: Documents) -> None:
-        self._alone = None if self._texts else piece
-        self._texts.append(memoryview(piece.text)[: piece.num_bytes])
-        self._lengths.append(np.diff(piece.offsets))
-        self._replaced.append(piece.replaced)
-        self.size += piece.num_bytes
+def _of_source(
+    source: TextFile | Table, stretch: Stretch, base: int, is_wanted: Callable[[int], bool]
+) -> Iterator[tuple[int, Documents | Rows]]:
+    """What an input has of the units that are wanted."""
+    if not stretch.is_divisible and not any(map(is_wanted, stretch.units)):
+        source.bytes_read = source.path.stat().st_size
+        return iter(())
+    return source.documents(base, lambda number: is_wanted(stretch.unit(number)))
 
-    def add_row(self, text: bytes, num_replaced: int) -> None:
-        self._alone = None
-        self._texts += [text, b"\n"]
-        self._lengths.append([len(text) + 1])
-        self._replaced.append([num_replaced])
-        self.size += len(text) + 1
 
-    def note_replaced(self, source: TextFile | Table, form: TextFormat, index: int, place: int) -> None:
-        """An invalid byte sequence becomes U+FFFD. index: of the input. place: of the first invalid byte in it."""
-        if form.strict:
-            where = f"{source.path}: byte {place} is not valid UTF-8"
-            if form.encoding != UTF_8:
-                where = f"{source.place(place)} is not valid {form.encoding}"
-            raise InputError(
-                f"{where}; fix the file, name its encoding with --encoding, or build without --strict to replace and "
-                "count such bytes"
-            )
-        self._first_replaced = self._first_replaced or (index, place)
+def _first(source: TextFile | Table, found: Documents | Rows, most: int) -> Decoded:
+    """At most so many documents, and the rows without a text before the last of them."""
+    some, bad = source.decoded(found)  # type: ignore[arg-type]
+    if some.starts.size >= most:
+        some = some.part(0, most)
+        bad = [each for each in bad if each[0] < some.starts[-1]]
+    return Decoded(some, bad)
 
-    def finished(self, bytes_read: int) -> Block:
-        none = np.zeros(0, np.int64)
-        data: bytes | bytearray
-        if self._alone:  # the usual case, without a copy
-            data, offsets = self._alone.text, self._alone.offsets
-        else:
-            data = b"".join([*self._texts, bytes(ROOM)])
-            offsets = np.append(0, np.cumsum(np.concatenate([none, *self._lengths])))
-        return Block(
-            data, offsets, self.unit, np.concatenate([none, *self._replaced]), self._first_replaced, bytes_read,
-            self.skipped, self.first_skipped,
-        )  # fmt: skip
+
+def source_of(path: Path, form: TextFormat) -> TextFile | Table:
+    kind = form.kind or kind_of(path)
+    return Table(path, kind, form) if kind in TABLE_KINDS else TextFile(path, kind, form)
 
 
 def _every_unit(unit: int) -> bool:
     return True
-
-
-def _source(path: Path, form: TextFormat) -> TextFile | Table:
-    kind = form.kind or kind_of(path)
-    return Table(path, kind, form) if kind in TABLE_KINDS else TextFile(path, kind, form)

@@ -6,13 +6,10 @@ docs/format.md says what a line, a document and a unit are.
 from __future__ import annotations
 
 import codecs
-import json
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +17,16 @@ from numpy.typing import NDArray
 from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
 from bertdata.errors import InputError, UsageError
 from bertdata.sources.find import is_stream
+from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import ROOM, Cuts, cut
 from bertdata.sources.streams import UTF_8, InputStream, opened
+from bertdata.sources.texts import Decoded, Documents, valid_utf8
 
 BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
 _JUDGED = 1 << 20
 _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
-_REPLACEMENT = "\ufffd".encode()
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,80 +70,6 @@ def _canonical(encoding: str) -> str:
         ) from None
 
 
-class BadRow(Exception):
-    """A row has no text where it should have one. str() is the reason; `advice` says what the user can do."""
-
-    def __init__(self, reason: str, advice: str = "fix the row") -> None:
-        super().__init__(reason)
-        self.advice = advice
-
-
-def valid_utf8(raw: bytes | None) -> tuple[bytes, int, int]:
-    """The bytes as valid UTF-8, how many sequences were replaced for that, and where the first one was, or -1."""
-    if raw is None:
-        raise BadRow("the text is null")
-    try:
-        raw.decode()
-    except UnicodeDecodeError as error:
-        fixed = raw.decode("utf-8", "replace").encode()
-        return fixed, fixed.count(_REPLACEMENT) - raw.count(_REPLACEMENT), error.start
-    return raw, 0, -1
-
-
-class Row(NamedTuple):
-    """A row of JSON lines or of a table, or a file that is one document."""
-
-    start: int  # place of the first byte in the input
-    raw: bytes | None  # before `text` of its input takes the text out of it; None: null
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.raw or b"")
-
-
-class Documents(NamedTuple):
-    """Documents of one unit of plain text. Document i is text[offsets[i] : offsets[i + 1] - 1]."""
-
-    text: bytearray  # valid UTF-8, a newline after each document; then at least ROOM bytes
-    offsets: NDArray[np.int64]  # [n + 1]
-    starts: NDArray[np.int64]  # [n] place of the first byte in the input
-    replaced: NDArray[np.int64]  # [n] how many invalid byte sequences became U+FFFD
-    invalid: NDArray[np.int64]  # [n] place of the first of them in the input; -1: there is none
-
-    @property
-    def start(self) -> int:
-        """Place of the first byte of the first document in the input."""
-        return int(self.starts[0])
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the documents with the newline after each."""
-        return int(self.offsets[-1])
-
-    def part(self, first: int, stop: int) -> Documents:
-        """The documents first to stop - 1. Takes no copy if these are all."""
-        if (first, stop) == (0, self.starts.size):
-            return self
-        offsets, chosen = self.offsets[first : stop + 1], slice(first, stop)
-        text = self.text[offsets[0] : offsets[-1]] + bytes(ROOM)
-        return Documents(text, offsets - offsets[0], self.starts[chosen], self.replaced[chosen], self.invalid[chosen])
-
-    def repaired(self) -> Documents:
-        """The same with U+FFFD for invalid bytes, counted in `replaced`."""
-        bad = np.flatnonzero(self.invalid >= 0).tolist()
-        if not bad:
-            return self
-        done, lengths, replaced = 0, np.diff(self.offsets), self.replaced.copy()
-        pieces: list[bytes | bytearray] = []
-        for number in bad:
-            start, stop = int(self.offsets[number]), int(self.offsets[number + 1]) - 1
-            fixed, replaced[number], _ = valid_utf8(bytes(self.text[start:stop]))
-            pieces += [self.text[done:start], fixed]
-            done, lengths[number] = stop, len(fixed) + 1
-        text = bytearray().join([*pieces, self.text[done:]])
-        return self._replace(text=text, offsets=np.append(0, np.cumsum(lengths)), replaced=replaced)
-
-
 class TextFile:
     """One input of plain text or JSON lines."""
 
@@ -156,8 +79,11 @@ class TextFile:
         self.size = 0  # decompressed bytes so far; the size of the input when all documents are read
         self.bytes_read = 0  # of the file on disk so far
 
-    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Row | Documents]:
-        """The documents of the units that are wanted. base: place of this input in the range of all."""
+    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
+        """What is found of the units that are wanted, each with the number of its unit in the range.
+
+        base: place of this input in a range of inputs that is cut into units.
+        """
         size = self.form.shard_size
         with opened(self.path, self.form.encoding) as stream:
             if self.kind == "text" and self.form.documents == "file":
@@ -168,7 +94,7 @@ class TextFile:
                     self._require_short(len(buffer), 0)
                 raw = bytes(buffer)
                 if raw.strip(b" \t\r\n") and is_wanted(base // size):
-                    yield Row(0, raw.removesuffix(b"\n").removesuffix(b"\r") if raw.endswith(b"\n") else raw)
+                    yield base // size, _whole(raw)
                 return
             if not stream.is_seekable:
                 for found in self._found(stream, 0, None):
@@ -186,27 +112,9 @@ class TextFile:
                 first = max(stop, first + 1)
             self.size, self.bytes_read = total, total
 
-    def text(self, raw: bytes) -> tuple[bytes, int]:
-        """The text of a document from its raw bytes, and how many lone surrogates, which only JSON has, were replaced.
-
-        Raises BadRow for a JSON line without a text.
-        """
-        if self.kind == "text":
-            return raw.replace(b"\r\n", b"\n"), 0
-        key = self.form.text_key
-        try:
-            text = json.loads(raw)[key]
-        except (ValueError, RecursionError) as error:
-            raise BadRow(f"not JSON ({error})") from None
-        except (KeyError, TypeError, IndexError):
-            raise BadRow(f"no key {key!r} in this row", "give --text-key, fix the row") from None
-        if not isinstance(text, str):
-            raise BadRow(f"the value of key {key!r} is not a string", "give --text-key, fix the row")
-        try:
-            return text.encode(), 0
-        except UnicodeEncodeError:
-            text, num_surrogates = _SURROGATE.subn("\ufffd", text)
-            return text.encode(), num_surrogates
+    def decoded(self, found: Documents) -> Decoded:
+        """The documents of what `documents` found; of JSON lines, the texts in them."""
+        return texts_of(found, self.form.text_key) if self.kind == "jsonl" else Decoded(found.repaired(), [])
 
     def place(self, start: int) -> str:
         """'file, line n' of a byte of this input. Reads the file up to this byte again; of a pipe, 'pipe, byte n'."""
@@ -218,6 +126,10 @@ class TextFile:
                 number += piece.count(b"\n")
                 start -= len(piece)
         return f"{self.path}, line {number}"
+
+    def invalid_place(self, place: int) -> str:
+        """'file, byte n' of an invalid byte; in another encoding its line."""
+        return f"{self.path}, byte {place}" if self.form.encoding == UTF_8 else self.place(place)
 
     def _read(self, stream: InputStream, buffer: NDArray[np.uint8]) -> int:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
@@ -277,20 +189,13 @@ class TextFile:
                 "ends a document with --documents, or split the document"
             )
 
-    def _pieces(self, found: Documents, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Row | Documents]:
-        """The documents of each unit that is wanted; of JSON lines, the lines."""
+    def _pieces(self, found: Documents, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
+        """What belongs to each unit that is wanted."""
         units = (base + found.starts) // self.form.shard_size
         cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
         for first, stop in pairwise(cuts):
-            if not is_wanted(int(units[first])):
-                continue
-            documents = found.part(first, stop)
-            if self.kind == "text":
-                yield documents.repaired()
-                continue
-            offsets, lines = documents.offsets.tolist(), memoryview(documents.text)
-            for start, a, b in zip(documents.starts.tolist(), offsets, offsets[1:], strict=False):
-                yield Row(start, bytes(lines[a : b - 1]))
+            if is_wanted(unit := int(units[first])):
+                yield unit, found.part(first, stop)
 
     def _before(self, stream: InputStream, place: int) -> int:
         """Moves the stream to the last byte before `place` that is not white space, or to byte 0. Returns where."""
@@ -306,3 +211,15 @@ class TextFile:
         if place > 0:
             stream.seek(max(0, stop - 1))
         return max(0, stop - 1)
+
+
+def _whole(raw: bytes) -> Documents:
+    """A file that is one document."""
+    if raw.endswith(b"\n"):
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        raw.decode()
+        bad = -1
+    except UnicodeDecodeError as error:
+        bad = error.start
+    return Documents.of([raw.replace(b"\r\n", b"\n")], [0], [0], [bad])

@@ -1,4 +1,4 @@
-"""The compiled loop that cuts text into documents.
+"""The compiled loops that cut text into documents.
 
 Python allocates the arrays, and the kernel never raises. tests/reference/documents.py has a slow twin.
 """
@@ -163,3 +163,23 @@ def cut(data, size, place, is_end, by_line, cuts):
         if not is_open:
             cuts.used[0] = i
     return count
+
+
+@jit()
+def lay(data, offsets, text, laid, invalid):
+    """Copies the values data[offsets[i] : offsets[i + 1]] to `text`, a newline after each.
+
+    text: uint8, ROOM bytes longer than the values and their newlines. laid: int64 [n + 1], where each value begins in
+    `text`. invalid: int64 [n], where its first invalid byte is in the value; -1: it is valid UTF-8.
+    """
+    p = int64(0)
+    for i in range(invalid.size):
+        laid[i] = p
+        for k in range(offsets[i], offsets[i + 1]):
+            text[p] = data[k]
+            p += 1
+        bad = first_invalid(text, laid[i], p)
+        invalid[i] = bad - laid[i] if bad >= 0 else -1
+        text[p] = NEWLINE
+        p += 1
+    laid[invalid.size] = p

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate, groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from bertdata.errors import InputError
-from bertdata.sources.documents import Row, TextFormat
+from bertdata.sources import documents
+from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import is_compressed, is_stream
 from bertdata.sources.streams import opened
+from bertdata.sources.texts import BadRow, Decoded, Documents
 
 TABLE_KINDS = ("parquet", "arrow")
 _ROWS = 1024  # of a Parquet file that are decoded at a time
+
+
+class Rows(NamedTuple):
+    """Some rows of one unit."""
+
+    column: Any  # pyarrow.LargeBinaryArray
+    first: int  # number of the first row, from 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the texts with one more for each."""
+        offsets = _offsets(self.column)
+        return int(offsets[-1] - offsets[0]) + len(self.column)
 
 
 class Table:
@@ -21,80 +40,161 @@ class Table:
     def __init__(self, path: Path, kind: str, form: TextFormat) -> None:
         """kind: one of TABLE_KINDS."""
         self.path, self.kind, self.form = path, kind, form
-        self.size = 0  # bytes of the rows so far
+        self.size = 0  # of the inputs after this one in a range; nothing comes after a table
         self.bytes_read = 0  # of the file on disk so far
-        self._row = 0  # number of the current row, from 1
 
-    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[Row]:
-        """The documents of the units that are wanted. base: place of this input in the range of all inputs."""
-        import pyarrow as pa
+    def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
+        """The rows of the units that are wanted, each with the number of its unit in this input."""
+        with _readable(self.path, self.kind):
+            yield from (self._of_groups if self.kind == "parquet" else self._of_batches)(is_wanted)
 
-        for batch in self._batches():
-            column = batch.column(0)
-            if pa.types.is_dictionary(column.type):
-                column = column.dictionary_decode()
-            for value in column.cast(pa.large_binary()).to_pylist():
-                self._row += 1
-                if is_wanted((base + self.size) // self.form.shard_size):
-                    yield Row(self.size, value)
-                self.size += len(value or b"") + 1
+    def decoded(self, found: Rows) -> Decoded:
+        """The documents of what `documents` found."""
+        column, rows = found.column, np.arange(found.first, found.first + len(found.column))
+        bad = []
+        if column.null_count:
+            is_null = column.is_null().to_numpy(zero_copy_only=False)
+            bad = [(row, BadRow("the text is null")) for row in rows[is_null].tolist()]
+            column, rows = column.drop_null(), rows[~is_null]
+        return Decoded(Documents.of_column(column, rows).repaired(), bad)
 
-    def text(self, raw: bytes) -> tuple[bytes, int]:
-        """The text of a document from its raw bytes, and 0: no surrogate was replaced."""
-        return raw, 0
+    def place(self, row: int) -> str:
+        """'file, row n'."""
+        return f"{self.path}, row {row}"
 
-    def place(self, start: int) -> str:
-        """'file, row n' of the current row."""
-        return f"{self.path}, row {self._row}"
+    invalid_place = place
 
-    def _batches(self) -> Iterator[Any]:
-        """Record batches of the text's column."""
-        import pyarrow as pa
+    def _of_groups(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
+        """Rows of Parquet. A unit has whole row groups; those of others are not read."""
         import pyarrow.parquet as pq
 
-        key = self.form.text_key
-        try:
-            if self.kind == "parquet":
-                if is_compressed(self.path) or is_stream(self.path):
-                    raise InputError(
-                        f"{self.path}: Parquet cannot be read from a pipe or a compressed file; write it to a plain "
-                        "file first"
-                    )
-                table, disk = pq.ParquetFile(self.path), self.path.stat().st_size
-                self._check_column(table.schema_arrow)
-                for batch in table.iter_batches(batch_size=_ROWS, columns=[key]):
-                    self.bytes_read = disk * (self._row + batch.num_rows) // table.metadata.num_rows
-                    yield batch
-                return
-            with opened(self.path) as stream:
-                if stream.is_seekable and stream.read(6) == b"ARROW1":
-                    stream.seek(0)
-                    with pa.ipc.open_file(stream.file) as reader:
-                        self._check_column(reader.schema)
-                        for number in range(reader.num_record_batches):
-                            batch = reader.get_batch(number).select([key])
-                            self.bytes_read = stream.bytes_read
-                            yield batch
-                    return
-                if stream.is_seekable:
-                    stream.seek(0)
-                with pa.ipc.open_stream(stream.file) as reader:
-                    self._check_column(reader.schema)
-                    for batch in reader:
-                        self.bytes_read = stream.bytes_read
-                        yield batch.select([key])
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"{self.path} is not readable {self.kind.capitalize()}: {reason}") from None
+        file, disk = pq.ParquetFile(self.path), self.path.stat().st_size
+        meta = file.metadata
+        starts = [0, *accumulate(meta.row_group(number).num_rows for number in range(meta.num_row_groups))]
+        units = enumerate(_group_units(meta, self.form))
+        for unit, numbered in groupby(units, key=lambda pair: pair[1]):
+            groups = [number for number, _ in numbered]
+            row = starts[groups[0]]
+            if is_wanted(unit):
+                for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=[self.form.text_key]):
+                    self.bytes_read = disk * (row + batch.num_rows) // meta.num_rows
+                    for rows in _cut(_binary(batch.column(0)), row + 1):
+                        yield unit, rows
+                    row += batch.num_rows
+            self.bytes_read = disk * starts[groups[-1] + 1] // max(1, meta.num_rows)
 
-    def _check_column(self, schema: Any) -> None:
+    def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
+        """Rows of Arrow. A row belongs to the unit in which its text begins."""
+        row, place = 0, 0
+        for batch in self._batches():
+            column = _binary(batch)
+            offsets = _offsets(column)
+            starts = place + offsets[:-1] - offsets[0] + np.arange(len(column))
+            units = starts // self.form.shard_size
+            cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
+            for first, stop in pairwise(cuts):
+                if first < stop and is_wanted(unit := int(units[first])):
+                    for rows in _cut(column.slice(first, stop - first), row + first + 1):
+                        yield unit, rows
+            row, place = row + len(column), place + int(offsets[-1] - offsets[0]) + len(column)
+
+    def _batches(self) -> Iterator[Any]:
+        """The text's column of each record batch of Arrow."""
         import pyarrow as pa
 
         key = self.form.text_key
-        if key not in schema.names:
-            columns = ", ".join(schema.names)
-            raise InputError(f"{self.path} has no column {key!r}, only {columns}; name the column with --text-key")
-        kind = schema.field(key).type
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-            raise InputError(f"{self.path}: column {key!r} is {kind}, not a string; name another with --text-key")
+        with opened(self.path) as stream:
+            if stream.is_seekable and stream.read(6) == b"ARROW1":
+                stream.seek(0)
+                with pa.ipc.open_file(stream.file) as reader:
+                    check_column(self.path, reader.schema, key)
+                    for number in range(reader.num_record_batches):
+                        column = reader.get_batch(number).column(key)
+                        self.bytes_read = stream.bytes_read
+                        yield column
+                return
+            if stream.is_seekable:
+                stream.seek(0)
+            with pa.ipc.open_stream(stream.file) as reader:
+                check_column(self.path, reader.schema, key)
+                for batch in reader:
+                    self.bytes_read = stream.bytes_read
+                    yield batch.column(key)
+
+
+def group_units(path: Path, form: TextFormat) -> list[int]:
+    """The unit of each row group of a Parquet file, from its footer.
+
+    Raises InputError if the file cannot be read, or has no column of strings for the text.
+    """
+    import pyarrow.parquet as pq
+
+    if is_compressed(path) or is_stream(path):
+        raise InputError(
+            f"{path}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first"
+        )
+    with _readable(path, "parquet"):
+        meta = pq.read_metadata(path)
+        check_column(path, meta.schema.to_arrow_schema(), form.text_key)
+        return _group_units(meta, form)
+
+
+def _group_units(meta: Any, form: TextFormat) -> list[int]:
+    """A group begins a unit where the bytes of the text's column before it pass a multiple of the size of a unit."""
+    passed, done, column = list[int](), 0, None
+    for number in range(meta.num_row_groups):
+        group = meta.row_group(number)
+        if column is None:
+            names = (group.column(each).path_in_schema for each in range(group.num_columns))
+            column = next(each for each, name in enumerate(names) if name == form.text_key)
+        passed.append(done // form.shard_size)
+        done += group.column(column).total_uncompressed_size
+    return [0, *np.cumsum(np.diff(passed) > 0).tolist()][: len(passed)]
+
+
+def check_column(path: Path, schema: Any, key: str) -> None:
+    """Raises InputError if there is no column of strings with this name."""
+    import pyarrow as pa
+
+    if key not in schema.names:
+        columns = ", ".join(schema.names)
+        raise InputError(f"{path} has no column {key!r}, only {columns}; name the column with --text-key")
+    kind = schema.field(key).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise InputError(f"{path}: column {key!r} is {kind}, not a string; name another with --text-key")
+
+
+@contextmanager
+def _readable(path: Path, kind: str) -> Iterator[None]:
+    """Turns what pyarrow says of a damaged file into an InputError."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path} is not readable {kind.capitalize()}: {reason}") from None
+
+
+def _binary(column: Any) -> Any:
+    """A column of strings as a pyarrow.LargeBinaryArray."""
+    import pyarrow as pa
+
+    return (column.dictionary_decode() if pa.types.is_dictionary(column.type) else column).cast(pa.large_binary())
+
+
+def _offsets(column: Any) -> Any:
+    """Where the values of a pyarrow.LargeBinaryArray begin and end: int64 [n + 1]."""
+    buffer = column.buffers()[1] or bytes(8)
+    return np.frombuffer(buffer, np.int64)[column.offset : column.offset + len(column) + 1]
+
+
+def _cut(column: Any, first: int) -> Iterator[Rows]:
+    """Pieces of about a block. first: number of the first row."""
+    offsets, row = _offsets(column), 0
+    while row < len(column):
+        stop = int(np.searchsorted(offsets, offsets[row] + documents.BLOCK_BYTES, side="right")) - 1
+        stop = min(max(stop, row + 1), len(column))
+        yield Rows(column.slice(row, stop - row), first + row)
+        row = stop

@@ -1,6 +1,7 @@
 """The text section of docs/format.md in plain Python: a file's bytes → its documents, line by line."""
 
 import codecs
+import json
 
 _replaced = 0
 
@@ -66,3 +67,16 @@ def first_invalid(data, start):
     except UnicodeDecodeError as error:
         return start + error.start
     return None
+
+
+def json_text(line, key):
+    """The string of a line of JSON as UTF-8 and how much of it was replaced; None if there is none."""
+    text, num_replaced = decode(line)
+    try:
+        found = json.loads(text)[key]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+    if not isinstance(found, str):
+        return None
+    valid = "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in found)
+    return valid.encode(), num_replaced + sum("\ud800" <= each <= "\udfff" for each in found)

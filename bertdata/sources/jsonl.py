@@ -1,0 +1,99 @@
+"""Lines of JSON → the strings under one key.
+
+pyarrow takes a whole block of lines at once. A block that it does not take, or in which a line has something that it
+could take otherwise than Python's json, goes through that line by line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+
+from bertdata.sources.texts import BadRow, Decoded, Documents, valid_utf8
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST = (1 << 31) - 64  # bytes that pyarrow takes at once
+
+
+def texts_of(lines: Documents, key: str) -> Decoded:
+    """lines: one JSON value each, valid UTF-8 or not."""
+    if documents := _at_once(lines, key):
+        return Decoded(documents, [])
+    texts, starts, counts, places, bad = (
+        list[bytes](),
+        list[int](),
+        list[int](),
+        list[int](),
+        list[tuple[int, BadRow]](),
+    )
+    offsets, view = lines.offsets.tolist(), memoryview(lines.text)
+    for number, start in enumerate(lines.starts.tolist()):
+        raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
+        try:
+            text, num_surrogates = _text(raw, key)
+        except RecursionError as error:  # pyarrow follows JSON to any depth
+            documents = _at_once(lines.part(number, number + 1), key)
+            if not documents:
+                bad.append((start, BadRow(f"not JSON ({error})")))
+                continue
+            text, num_surrogates = bytes(documents.text[: documents.num_bytes - 1]), 0
+        except BadRow as error:
+            bad.append((start, error))
+            continue
+        texts.append(text)
+        starts.append(start)
+        counts.append(num_bad + num_surrogates)
+        places.append(start + max(bad_at, 0) if counts[-1] else -1)
+    return Decoded(Documents.of(texts, starts, counts, places), bad)
+
+
+def _at_once(lines: Documents, key: str) -> Documents | None:
+    """The strings by pyarrow; None if a line must be looked at by itself.
+
+    A line of other lines' halves cannot pass for one: where one line ends in } and the next begins with {, a value has
+    ended. pyarrow stops at a NUL.
+    """
+    import pyarrow as pa
+    from pyarrow import json as pa_json
+
+    size, count = lines.num_bytes, lines.starts.size
+    text = np.frombuffer(lines.text, np.uint8)
+    first, last = text[lines.offsets[:-1]], text[lines.offsets[1:] - 2]
+    if (first != ord("{")).any() or (last != ord("}")).any() or (lines.invalid >= 0).any():
+        return None
+    if size > _MOST or lines.text.find(0, 0, size) >= 0:
+        return None
+    try:
+        table = pa_json.read_json(
+            pa.BufferReader(pa.py_buffer(memoryview(lines.text)[:size])),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=size + 1),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=pa.schema([(key, pa.large_string())]), unexpected_field_behavior="ignore"
+            ),
+        )
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
+    column = table.column(key)
+    if len(column) != count or column.null_count:
+        return None
+    documents = Documents.of_column(column.combine_chunks().cast(pa.large_binary()), lines.starts)
+    return None if (documents.invalid >= 0).any() else documents
+
+
+def _text(raw: bytes, key: str) -> tuple[bytes, int]:
+    """The string, and how many lone surrogates in it were replaced. Raises BadRow or RecursionError."""
+    try:
+        text = json.loads(raw)[key]
+    except ValueError as error:
+        raise BadRow(f"not JSON ({error})") from None
+    except (KeyError, TypeError, IndexError):
+        raise BadRow(f"no key {key!r} in this row", "give --text-key, fix the row") from None
+    if not isinstance(text, str):
+        raise BadRow(f"the value of key {key!r} is not a string", "give --text-key, fix the row")
+    try:
+        return text.encode(), 0
+    except UnicodeEncodeError:
+        text, num_surrogates = _SURROGATE.subn("\ufffd", text)
+        return text.encode(), num_surrogates

@@ -1,0 +1,93 @@
+"""Inputs → the units of a build, from sizes and footers alone: nothing of the text is read.
+
+docs/format.md says which unit a document belongs to.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.find import is_compressed, is_stream, kind_of
+from bertdata.sources.streams import UTF_8
+from bertdata.sources.tables import TABLE_KINDS, group_units
+
+UNIT_RULE = 2  # version of the rule in docs/format.md, by which an unfinished build goes on
+UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times its size
+UNITS_OF_A_STREAM = 1 << 20
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Inputs whose bytes are one range that is cut into units, and the numbers of these units."""
+
+    inputs: range  # numbers of the inputs
+    first: int  # the first unit
+    count: int  # how many numbers there are; what lies beyond belongs to the last
+    is_divisible: bool  # whether a unit can be read without those before it
+    first_section: int
+
+    def unit(self, number: int) -> int:
+        """The unit with a number from 0 in this stretch."""
+        return self.first + min(number, self.count - 1)
+
+    @property
+    def units(self) -> range:
+        return range(self.first, self.first + self.count)
+
+    @property
+    def num_sections(self) -> int:
+        return self.count if self.is_divisible else 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The inputs of a build, and how their text is divided into units."""
+
+    paths: Sequence[Path]
+    form: TextFormat
+    stretches: Sequence[Stretch]
+
+    def section(self, unit: int) -> int:
+        """The number of what must be read together to make a unit: the unit alone, or the file that it lies in."""
+        stretch = self.stretches[bisect_right(self.stretches, unit, key=lambda each: each.first) - 1]
+        return stretch.first_section + (unit - stretch.first if stretch.is_divisible else 0)
+
+
+def split(paths: Sequence[Path], form: TextFormat) -> Plan:
+    """Plans the units of inputs. Reads the footers of Parquet files, and nothing else.
+
+    Raises InputError for a Parquet file that cannot be read or has no column for the text.
+    """
+    size, stretches = form.shard_size, list[Stretch]()
+
+    def add(inputs: range, count: int, is_divisible: bool) -> None:
+        first = stretches[-1].first + stretches[-1].count if stretches else 0
+        section = stretches[-1].first_section + stretches[-1].num_sections if stretches else 0
+        stretches.append(Stretch(inputs, first, max(1, count), is_divisible, section))
+
+    number = 0
+    while number < len(paths):
+        path, begin = paths[number], number
+        number += 1
+        if _is_plain(path, form):
+            while number < len(paths) and _is_plain(paths[number], form):
+                number += 1
+            total = sum(each.stat().st_size for each in paths[begin:number])
+            add(range(begin, number), -(-total // size), is_divisible=True)
+        elif (form.kind or kind_of(path)) == "parquet":
+            add(range(begin, number), 1 + max(group_units(path, form), default=0), is_divisible=True)
+        elif is_stream(path):
+            add(range(begin, number), UNITS_OF_A_STREAM, is_divisible=False)
+        else:
+            add(range(begin, number), 1 + UNITS_PER_SIZE * path.stat().st_size // size, is_divisible=False)
+    return Plan(paths, form, stretches)
+
+
+def _is_plain(path: Path, form: TextFormat) -> bool:
+    """Whether a place in the text is a place in the file."""
+    is_table = (form.kind or kind_of(path)) in TABLE_KINDS
+    return not (is_table or is_compressed(path) or is_stream(path)) and form.encoding == UTF_8

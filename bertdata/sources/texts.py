@@ -1,0 +1,93 @@
+"""Some documents of an input in memory, and how their text becomes valid UTF-8."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.sources.kernels import ROOM, lay
+
+_REPLACEMENT = "\ufffd".encode()
+
+
+class BadRow(Exception):
+    """A row has no text where it should have one. str() is the reason; `advice` says what the user can do."""
+
+    def __init__(self, reason: str, advice: str = "fix the row") -> None:
+        super().__init__(reason)
+        self.advice = advice
+
+
+def valid_utf8(raw: bytes) -> tuple[bytes, int, int]:
+    """The bytes as valid UTF-8, how many sequences were replaced for that, and where the first one was, or -1."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        fixed = raw.decode("utf-8", "replace").encode()
+        return fixed, fixed.count(_REPLACEMENT) - raw.count(_REPLACEMENT), error.start
+    return raw, 0, -1
+
+
+class Documents(NamedTuple):
+    """Documents of one unit, one behind the other. Document i is text[offsets[i] : offsets[i + 1] - 1]."""
+
+    text: bytearray  # UTF-8, a newline after each document; then at least ROOM bytes
+    offsets: NDArray[np.int64]  # [n + 1]
+    starts: NDArray[np.int64]  # [n] place in the input: of the first byte; of a table, number of the row from 1
+    replaced: NDArray[np.int64]  # [n] how many invalid byte sequences became U+FFFD
+    invalid: NDArray[np.int64]  # [n] place of the first of them in the input; -1: there is none
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the documents with the newline after each."""
+        return int(self.offsets[-1])
+
+    def part(self, first: int, stop: int) -> Documents:
+        """The documents first to stop - 1. Takes no copy if these are all."""
+        if (first, stop) == (0, self.starts.size):
+            return self
+        offsets, chosen = self.offsets[first : stop + 1], slice(first, stop)
+        text = self.text[offsets[0] : offsets[-1]] + bytes(ROOM)
+        return Documents(text, offsets - offsets[0], self.starts[chosen], self.replaced[chosen], self.invalid[chosen])
+
+    def repaired(self) -> Documents:
+        """The same with U+FFFD for invalid bytes, counted in `replaced`."""
+        bad = np.flatnonzero(self.invalid >= 0).tolist()
+        if not bad:
+            return self
+        done, lengths, replaced = 0, np.diff(self.offsets), self.replaced.copy()
+        pieces: list[bytes | bytearray] = []
+        for number in bad:
+            start, stop = int(self.offsets[number]), int(self.offsets[number + 1]) - 1
+            fixed, replaced[number], _ = valid_utf8(bytes(self.text[start:stop]))
+            pieces += [self.text[done:start], fixed]
+            done, lengths[number] = stop, len(fixed) + 1
+        text = bytearray().join([*pieces, self.text[done:]])
+        return self._replace(text=text, offsets=np.append(0, np.cumsum(lengths)), replaced=replaced)
+
+    @classmethod
+    def of(cls, texts: list[bytes], starts: list[int], replaced: list[int], invalid: list[int]) -> Documents:
+        """Documents of these texts. The lists have one length."""
+        offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
+        joined = bytearray(b"\n").join([*texts, bytes(ROOM)])
+        return cls(joined, offsets, *(np.array(each, np.int64) for each in (starts, replaced, invalid)))
+
+    @classmethod
+    def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
+        """Documents of a pyarrow.LargeBinaryArray without nulls, valid or not. starts: int64 [n]."""
+        size, buffers = len(column), column.buffers()
+        offsets = np.frombuffer(buffers[1] or bytes(8), np.int64)[column.offset : column.offset + size + 1]
+        data = np.frombuffer(buffers[2] or b"", np.uint8)
+        text = bytearray(int(offsets[-1] - offsets[0]) + size + ROOM)
+        laid, invalid = np.empty(size + 1, np.int64), np.empty(size, np.int64)
+        lay(data, offsets, np.frombuffer(text, np.uint8), laid, invalid)
+        return cls(text, laid, starts, np.zeros(size, np.int64), np.where(invalid < 0, -1, starts))
+
+
+class Decoded(NamedTuple):
+    """What some lines or rows of an input are."""
+
+    documents: Documents  # valid UTF-8
+    bad: list[tuple[int, BadRow]]  # place in the input and reason of each row without a text
