@@ -30,6 +30,7 @@ from common import report
 from bertdata.format.arrays import ArrayWriter
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
+from bertdata.sources.inputs import local
 from bertdata.sources.split import split
 from bertdata.tokenize.load import load as load_tokenizer
 
@@ -107,7 +108,7 @@ def main(corpus: Path, tokenizer: str, copies: int, rival_copies: int, repeats: 
 def in_other_kinds(corpus: Path, directory: Path) -> list[Path]:
     """Files with the documents of the corpus."""
     texts = list[str]()
-    for block in read_blocks(split([corpus], TextFormat())):
+    for block in read_blocks(split([local(corpus)], TextFormat())):
         texts += [bytes(block.data[a : b - 1]).decode() for a, b in pairwise(block.offsets.tolist())]
     paths = [directory / f"one{ending}" for ending in (".jsonl", ".parquet", ".zst")]
     paths[0].write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)))
@@ -121,7 +122,7 @@ def parts(corpus: Path, tokenizer: str) -> dict[str, float]:
     encoder, size = load_tokenizer(tokenizer), corpus.stat().st_size / 1e6
     encoder.prepare()
     start = time.perf_counter()
-    blocks = list(read_blocks(split([corpus], TextFormat())))
+    blocks = list(read_blocks(split([local(corpus)], TextFormat())))
     read = time.perf_counter()
     encoded = [encoder.encode(block.data, block.offsets, sentences=False) for block in blocks]
     tokenized = time.perf_counter()

@@ -238,7 +238,8 @@ _on_error = click.option(
     "--shard-size",
     type=_Size(),
     default="1GiB",
-    help="Decompressed text per unit, such as 64MiB or 1GiB; a unit gives at most one shard of each split.",
+    help="Text in a unit, decompressed, such as 64MiB or 1GiB; a unit gives at most one shard of each split. Units of "
+    "Parquet end with a row group.",
 )
 @click.option("--workers", type=int, help="Number of threads that tokenize. Default: the number of cores.")
 @click.option("--max-documents", type=int, help="Number of documents after which to stop. Default: no limit.")

@@ -6,6 +6,7 @@
     ├── TokenizerError          a tokenizer cannot be found, read or used
     ├── BuildError              the output directory is in the way, or cannot be written
     ├── DatasetError            a directory is not a dataset, or its files are damaged
+    ├── RemoteError             a file on another machine cannot be read or written
     └── StateError              a saved loader state belongs to another stream
 
 Any other exception is a bug of the library, and keeps its traceback.
@@ -34,6 +35,13 @@ class BuildError(BertdataError):
 
 class DatasetError(BertdataError):
     """A directory is not a dataset, or its files are damaged."""
+
+
+class RemoteError(BertdataError):
+    """A file on another machine cannot be read or written."""
+
+    may_pass = False  # whether the same request may succeed later
+    is_absent = False  # whether there is no such file
 
 
 class StateError(BertdataError):

@@ -21,6 +21,7 @@ from tqdm import tqdm
 import bertdata
 from bertdata.errors import InputError, TokenizerError, UsageError
 from bertdata.read.words import continuing
+from bertdata.sources.inputs import local
 from bertdata.sources.streams import opened
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
@@ -50,7 +51,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     """
     pairs = []
     try:
-        with opened(Path(path)) as stream:
+        with opened(local(path)) as stream:
             lines = stream.read().split(b"\n")
     except InputError as error:
         raise UsageError(f"--pairs: {error}") from None

@@ -5,11 +5,15 @@ import atexit
 import contextlib
 import hashlib
 import importlib.util
+import logging
 import os
 import random
 import shutil
 import tempfile
+import urllib.request
+import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 # A stale cache must never hide a change: numba reads this when it is first imported, and subprocesses inherit it.
 # The workers of one run share the directory, so that each kernel is compiled once.
@@ -27,6 +31,7 @@ import numpy as np
 import pytest
 
 import bertdata
+from bertdata import remote
 from bertdata.build import build
 from bertdata.build import dataset as of_a_build
 from bertdata.format.manifest import Manifest, Shard, Split
@@ -117,6 +122,40 @@ def dataset(tmp_path_factory, corpus, vocab):
     out = tmp_path_factory.mktemp("dataset") / "shards"
     build([corpus], out, tokenizer=vocab, sentences="line", validation=0.2, test=0.1, shard_size=8000)
     return bertdata.open(out)
+
+
+@pytest.fixture(scope="session")
+def object_store():
+    """The address of an S3 server of this machine."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").disabled = True
+    started = ThreadedMotoServer(port=0, verbose=False)
+    started.start()
+    yield "http://{}:{}".format(*started.get_host_and_port())
+    started.stop()
+
+
+@pytest.fixture
+def bucket(object_store, monkeypatch, tmp_path_factory):
+    """An empty bucket: its URL, and a function that puts an object there."""
+    import obstore
+
+    name, home = f"b{uuid.uuid4().hex}", tmp_path_factory.mktemp("home")
+    for variable, value in {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret", "HOME": str(home),
+                            "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": object_store}.items():  # fmt: skip
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.01)
+    remote._store_of.cache_clear()
+    urllib.request.urlopen(urllib.request.Request(f"{object_store}/{name}", method="PUT"))
+    url = f"s3://{name}"
+
+    def put(key, content):
+        obstore.put(remote._store(url), key, content)
+        return f"{url}/{key}"
+
+    yield SimpleNamespace(url=url, put=put)
+    remote._store_of.cache_clear()
 
 
 @pytest.fixture(scope="session")

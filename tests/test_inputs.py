@@ -40,6 +40,7 @@ from bertdata.sources import documents, streams
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
+from bertdata.sources.inputs import local
 from bertdata.sources.split import split
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -392,7 +393,7 @@ def tree(tmp_path, monkeypatch):
 
 
 def names(*named):
-    return [str(path) for path in find_inputs(named).paths]
+    return [str(path) for path in find_inputs(named).files]
 
 
 def test_a_directory_is_its_files_in_order_without_hidden_and_underscored_ones(tree):
@@ -453,10 +454,10 @@ def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, v
 )  # fmt: skip
 def test_patterns_select_files_of_a_directory(mixed, options, files):
     found = find_inputs(["d"], **options)
-    assert [str(path) for path in found.paths] == [f"d/{name}" for name in files]
+    assert [str(path) for path in found.files] == [f"d/{name}" for name in files]
     every = {str(path) for path in Path("d").rglob("*") if path.is_file()}
     assert every - {f"d/{name}" for name in files} == {name for names in found.left_out.values() for name in names}
-    by_name = find_inputs(["d/logo.png", "d"], **options).paths
+    by_name = find_inputs(["d/logo.png", "d"], **options).files
     assert [str(path) for path in by_name] == ["d/logo.png", *(f"d/{name}" for name in files)]
 
 
@@ -464,7 +465,7 @@ def test_patterns_select_files_of_a_pattern(mixed):
     assert names("d/*") == [f"d/{name}" for name in ("README.md", "_SUCCESS", "a.txt", "b.jsonl.gz", "c.TXT.BZ2",
                                                      "logo.png", "news.2007.en")]  # fmt: skip
     found = find_inputs(["d/**/*"], include=["*.md"], exclude=["AA/*"])
-    assert [str(path) for path in found.paths] == ["d/README.md"]
+    assert [str(path) for path in found.files] == ["d/README.md"]
 
 
 def test_selecting_nothing_or_from_nothing_is_an_error(mixed):
@@ -478,19 +479,29 @@ def test_selecting_nothing_or_from_nothing_is_an_error(mixed):
     assert "9 files: 7 not selected by --include and --exclude (" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "url", ["s3://bucket/x.txt", "https://host/x.txt?y", "gs://b/*.txt", "hdfs://n:9/d/", "file:///x"]
-)
-def test_a_url_is_one_sentence_that_shows_it(tmp_path, monkeypatch, vocab, url):
+@pytest.mark.parametrize("url", ["hdfs://n:9/d/", "file:///x"])
+def test_a_url_of_another_kind_is_one_sentence(tmp_path, monkeypatch, vocab, url):
     monkeypatch.chdir(tmp_path)
-    said = "is a URL; remote files are not supported yet, so copy it to a local disk first"
+    kind = url.partition(":")[0]
+    said = f"an input is a URL of the kind {kind}; give a path, or a URL of s3, gs, az, hf, http or https"
     with pytest.raises(UsageError, match=said):
         find_inputs([Path(url)])
     result = invoke("build", url, "--out", "out", "--tokenizer", vocab)
-    assert (result.exit_code, result.stderr) == (2, f"error: {url} {said}\n")
+    assert (result.exit_code, result.stderr) == (2, f"error: {said}\n")
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "https://host/x?y", "hdfs://n:9/d/"])
+def test_a_dataset_is_not_written_to_a_url(tmp_path, monkeypatch, url):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "text").write_text("the stone\n")
     for command in ("build", "train-tokenizer"):
-        assert f"{url} is a URL" in invoke(command, "text", "--out", url).stderr
+        assert (
+            invoke(command, "text", "--out", url).stderr == "error: --out is a URL; give a directory of this machine\n"
+        )
+    assert invoke("build", "--finish", "--out", "s3://b/x").stderr.startswith("error: --out is a URL; give a directory")
+    with pytest.raises(UsageError, match="an input has s3:/ where a URL has s3://; give it as text, not as a Path"):
+        find_inputs([Path("s3://bucket/x")])
     assert os.listdir() == ["text"]
 
 
@@ -845,7 +856,7 @@ WANTED = st.one_of(st.integers(0, 2**16 - 1), st.just(2**15)).map(lambda mask: l
 def read(paths, wanted=lambda unit: True, **form):
     """(unit, text, replaced) of each document."""
     found = []
-    for block in read_blocks(split(paths, TextFormat(**form)), wanted):
+    for block in read_blocks(split([local(path) for path in paths], TextFormat(**form)), wanted):
         for a, b, replaced in zip(block.offsets, block.offsets[1:], block.replaced, strict=False):
             found.append((block.unit, block.data[a : b - 1], int(replaced)))
     return found
@@ -854,7 +865,7 @@ def read(paths, wanted=lambda unit: True, **form):
 def first_replaced(paths, wanted=lambda unit: True, **form):
     """Unit → place of its first invalid byte."""
     found = {}
-    for block in read_blocks(split(paths, TextFormat(**form)), wanted):
+    for block in read_blocks(split([local(path) for path in paths], TextFormat(**form)), wanted):
         if block.first_replaced:
             found.setdefault(block.unit, block.first_replaced)
     return found
@@ -882,10 +893,9 @@ def test_wanted_units_of_json_lines_are_read_as_if_all_were(folder, rows, line_e
     form = {"on_error": "skip", "shard_size": shard_size}
     with patch.object(documents, "BLOCK_BYTES", block_bytes):
         assert read(paths, wanted, **form) == [each for each in read(paths, **form) if wanted(each[0])]
-        skipped = sum(block.skipped for block in read_blocks(split(paths, TextFormat(**form)), wanted))
-        rest = sum(
-            block.skipped for block in read_blocks(split(paths, TextFormat(**form)), lambda unit: not wanted(unit))
-        )
+        plan = split([local(path) for path in paths], TextFormat(**form))
+        skipped = sum(block.skipped for block in read_blocks(plan, wanted))
+        rest = sum(block.skipped for block in read_blocks(plan, lambda unit: not wanted(unit)))
     assert skipped + rest == 2 * rows.count(None)
 
 
@@ -1374,3 +1384,54 @@ def test_an_arrow_file_that_cannot_be_read_in_order_is_refused_with_a_sentence(t
         with standard_input(write(tmp_path / "a", content)), pytest.raises(InputError, match=said):
             build("-", tmp_path / "out", tokenizer=vocab, format="arrow")
     assert not (tmp_path / "out").exists()
+
+
+def test_an_arrow_file_whose_offsets_lie_outside_its_data_is_refused(tmp_path, vocab):
+    """pyarrow believes what such a file says, and the kernel would write outside its array."""
+    content = bytearray(as_arrow_file(["abcd", "efgh", "ijkl"]))
+    offsets = np.array([0, 4, 8, 12], np.int32).tobytes()
+    assert content.count(offsets) == 1
+    wrong = np.array([0, 1_000_000, 8, 12], np.int32).tobytes()
+    path = write(tmp_path / "a.arrow", bytes(content).replace(offsets, wrong))
+    with pytest.raises(InputError, match=f"^{path} is not readable Arrow: "):
+        build(path, tmp_path / "out", tokenizer=vocab)
+
+
+def test_the_bytes_of_null_rows_do_not_count(folder):
+    """A null slot may hide bytes; later rows are in the units that docs/format.md says."""
+    data = pa.py_buffer(b"hiddenab")
+    valid = pa.py_buffer(bytes([0b110]))
+    column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
+    with (
+        pa.OSFile(str(folder / "null.arrow"), "wb") as file,
+        pa.ipc.new_file(file, pa.schema([("text", "string")])) as w,
+    ):
+        w.write_batch(pa.record_batch({"text": column}))
+    found = read([folder / "null.arrow"], on_error="skip", shard_size=2)
+    assert found == [(0, b"a", 0), (1, b"b", 0)]
+
+
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_the_first_of_two_kinds_of_errors_is_named(folder, size):
+    path = write(folder / "two.jsonl", b'{"text": "\xff"}\n{"text": 7}\n')
+    other = write(folder / "other.jsonl", b'{"text": 7}\n{"text": "\xff"}\n')
+    with patch.object(documents, "BLOCK_BYTES", size):
+        with pytest.raises(InputError, match=f"^{path}, byte 10 is not valid UTF-8"):
+            read([path], strict=True)
+        with pytest.raises(InputError, match=f"^{other}, line 1: the value of key"):
+            read([other], strict=True)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_an_error_in_the_text_goes_before_one_that_is_read_later(tmp_path, vocab, workers):
+    first = write(tmp_path / "a.jsonl", b'{"text": 7}\n')
+    write(tmp_path / "b.txt.gz", gzip.compress(as_text(ROWS))[:-20])
+    with pytest.raises(InputError, match=f"^{first}, line 1: "):
+        build([first, tmp_path / "b.txt.gz"], tmp_path / "out", tokenizer=vocab, workers=workers)
+
+
+def test_parts_can_be_published_where_the_inputs_are_not(tmp_path, vocab):
+    path = write(tmp_path / "a.jsonl", b'{"text": "the stone"}\n7\n')
+    build(path, tmp_path / "out", tokenizer=vocab, on_error="skip", part=(0, 1))
+    path.unlink()
+    assert finish(tmp_path / "out").first_skipped == f"{path}, byte 22: no key 'text' in this row"

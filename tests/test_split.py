@@ -19,6 +19,7 @@ from bertdata.errors import BuildError
 from bertdata.sources import documents
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
+from bertdata.sources.inputs import local
 from bertdata.sources.split import UNITS_PER_SIZE, split
 
 WORDS = st.text("ab é\n", max_size=12)
@@ -97,7 +98,7 @@ def expected(inputs, kinds, size):
 
 def read(paths, wanted=lambda unit: True, **form):
     found = []
-    for block in read_blocks(split(paths, TextFormat(documents="line", **form)), wanted):
+    for block in read_blocks(split([local(path) for path in paths], TextFormat(documents="line", **form)), wanted):
         for start, stop in itertools.pairwise(block.offsets.tolist()):
             found.append((block.unit, bytes(block.data[start : stop - 1])))
     return found
@@ -125,28 +126,31 @@ def test_what_unpacks_to_more_than_was_thought_is_in_the_last_unit(folder):
     assert units[-1] == count
 
 
-@pytest.mark.parametrize("kind", ["64 files of zstd", "64 row groups"])
+@pytest.mark.parametrize("kind", ["64 files of zstd", "64 row groups", "64 files", "64 files, each a document"])
 def test_a_part_of_four_reads_a_quarter(tmp_path, vocab, kind):
+    """Of what is on disk. It opens no other file."""
     rows = [f"the stone {number} under the river {number * 7919 % 10007}\n" * 300 for number in range(640)]
     if kind == "64 row groups":
         paths, size = [parquet(tmp_path / "a.parquet", rows, 10)], 1
     else:
-        paths, size = [], 1 << 30
+        paths, size = [], 1 << 30 if "zstd" in kind else len("\n".join(rows[:10]))
         for number in range(64):
-            text = "\n".join(rows[10 * number : 10 * number + 10])
-            paths.append(write(tmp_path / f"{number:02}.txt.zst", pa.compress(text.encode(), "zstd", asbytes=True)))
-    options = {"tokenizer": vocab, "shard_size": size, "workers": 1}
+            text = "\n".join(rows[10 * number : 10 * number + 10]).encode()[:size]
+            packed = pa.compress(text, "zstd", asbytes=True) if "zstd" in kind else text
+            paths.append(write(tmp_path / f"{number:02}.txt{'.zst' * ('zstd' in kind)}", packed))
+    form = "file" if "document" in kind else "blank"
+    options = {"tokenizer": vocab, "shard_size": size, "workers": 1, "documents": form}
     build(paths, tmp_path / "whole", **options)
     on_disk, asked = sum(path.stat().st_size for path in paths), []
     real, real_parquet = documents.opened, pq.ParquetFile.iter_batches
 
     def opened(path, *arguments):
-        asked.append(path.stat().st_size)
+        asked.append(path.size)
         return real(path, *arguments)
 
-    def groups(self, **given):
+    def groups(self, *rows, **given):
         asked.append(sum(self.metadata.row_group(g).column(1).total_compressed_size for g in given["row_groups"]))
-        return real_parquet(self, **given)
+        return real_parquet(self, *rows, **given)
 
     for number in range(4):
         asked.clear()
@@ -171,3 +175,14 @@ def test_an_unfinished_build_of_the_older_rule_is_refused(tmp_path, corpus, voca
     with pytest.raises(BuildError, match="unfinished build of another version of bertdata, which divides inputs"):
         build(corpus, tmp_path / "out", **options)
     assert build(corpus, tmp_path / "out", overwrite=True, **options)
+
+
+def test_parts_of_the_older_rule_are_not_published(tmp_path, corpus, vocab):
+    build(corpus, tmp_path / "out", tokenizer=vocab, part=(0, 1))
+    plan = tmp_path / "out" / ".build" / "plan.json"
+    older = json.loads(plan.read_bytes())
+    del older["unit_rule"]
+    plan.write_text(json.dumps(older))
+    with pytest.raises(BuildError, match="unfinished build of another version of bertdata"):
+        finish(tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()

@@ -18,7 +18,8 @@ from bertdata.errors import InputError, UsageError
 from bertdata.sources import documents
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import describe
+from bertdata.sources.find import find_inputs
+from bertdata.sources.inputs import local
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import ROOM, Cuts, cut, first_invalid
 from bertdata.sources.split import split
@@ -47,7 +48,7 @@ def write(folder, *contents, ending=".txt"):
 def read(paths, **form):
     """(unit, text, replaced) of each document, after checking that the blocks themselves are well made."""
     found = []
-    for block in read_blocks(split(paths, TextFormat(**form))):
+    for block in read_blocks(split([local(path) for path in paths], TextFormat(**form))):
         assert block.num_documents > 0
         assert block.offsets[0] == 0
         assert block.offsets[-1] == block.num_bytes <= len(block.data) - ROOM
@@ -100,7 +101,7 @@ def test_the_first_invalid_byte_is_placed(folder, contents, kind):
         if twin.decode(raw)[1]
     ]
     paths = write(folder, *contents)
-    blocks = list(read_blocks(split(paths, TextFormat(documents=kind))))
+    blocks = list(read_blocks(split([local(path) for path in paths], TextFormat(documents=kind))))
     assert [block.first_replaced for block in blocks if block.first_replaced] == places[:1]
     if places:
         path, place = paths[places[0][0]], places[0][1]
@@ -161,7 +162,7 @@ def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
     """Documents of many sizes around the real block size, one of them larger than two blocks."""
     sizes = [10, 1 << 20, (1 << 20) - 1, 2_500_000, 3, 77_777] + [9_000] * 200
     content = b"\r\n\r\n".join(b"x" * (size // 2) + b"\r\n" + b"y" * (size // 2) for size in sizes)
-    blocks = list(read_blocks(split(write(folder, content), TextFormat())))
+    blocks = list(read_blocks(split([local(path) for path in write(folder, content)], TextFormat())))
     assert len(blocks) > 3
     found = [block.data[a:b] for block in blocks for a, b in itertools.pairwise(block.offsets)]
     assert found == [b"x" * (size // 2) + b"\n" + b"y" * (size // 2) + b"\n" for size in sizes]
@@ -284,6 +285,12 @@ ROWS = [
     b'{"text": "t\tu"}',
     b'\xef\xbb\xbf{"text": "v"}',
     b'{"text": "w", "n": ' + b"[" * 60 + b"]" * 60 + b"}",
+    b'{"text": "Inf", "n": Inf}',
+    b'{"text": "aa", "n": -Inf }',
+    b'{"text": "ab", "n": -NaN}',
+    b'{"text": "ac", "n": [Inf]}',
+    b'{"text": "ad Inf", "n": -Infinity}',
+    b'{"text": "ae", "n": ' + b"9" * 5000 + b"}",
     b'{"n": 1, "n": "x", "text": ""}',
     b'{"text": "y"} // z',
     b'{"text": {"text": "z"}}',
@@ -392,17 +399,17 @@ def test_text_in_an_old_encoding_is_not_junk(folder):
 def test_inputs_that_no_build_could_read(folder, tmp_path):
     (empty,) = write(folder, b"", ending=".empty")
     (text_file,) = write(folder, b"a")
-    for paths, said in (
-        ([tmp_path / "no"], f"{tmp_path}/no cannot be read: No such file"),
-        ([text_file, tmp_path], f"{tmp_path} is neither a file nor a named pipe"),
-        ([Path("/dev/null")], "/dev/null is neither a file nor a named pipe"),
-        ([empty, empty], f"{empty}, {empty}: empty file"),
-        ([text_file / "no"], "cannot be read: Not a directory"),
+    for path, said in (
+        (tmp_path / "no", f"{tmp_path}/no cannot be read: No such file"),
+        (tmp_path, f"{tmp_path} is neither a file nor a named pipe"),
+        (Path("/dev/null"), "/dev/null is neither a file nor a named pipe"),
+        (text_file / "no", "cannot be read: Not a directory"),
     ):
         with pytest.raises(InputError, match=said):
-            describe(paths)
-    described = describe([empty, text_file])
-    assert [entry["bytes"] for entry in described] == [0, 1]
+            local(path)
+    with pytest.raises(InputError, match=f"{empty}, {empty}: empty file"):
+        find_inputs([empty, empty])
+    assert [file.size for file in find_inputs([empty, text_file]).files] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from bertdata.errors import BuildError, InputError, TokenizerError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import documents, streams
 from bertdata.sources.documents import TextFormat
+from bertdata.sources.inputs import local
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.tokenize.train import train_wordpiece
@@ -561,7 +562,7 @@ def sizes_read(paths, **options):
         return sizes[-1]
 
     with patch.object(streams.InputStream, "readinto", counted):
-        texts = vocabulary._sample(paths, TextFormat(documents="line", **options))
+        texts = vocabulary._sample([local(path) for path in paths], TextFormat(documents="line", **options))
     return texts, sum(sizes)
 
 

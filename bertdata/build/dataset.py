@@ -1,9 +1,8 @@
 """Text → a published dataset.
 
-The inputs, one after the other, are one range of bytes, which is cut into units of `shard_size` bytes. A document
-belongs to the unit in which it begins, and a unit becomes at most one shard in each split. The bytes of a shard depend
-only on the text, the tokenizer and the settings. A build that was killed continues from its finished units, when the
-same command is run again, and gives the same bytes.
+The inputs are divided into units of about `shard_size` bytes (sources/split.py). A unit becomes at most one shard in
+each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
+continues from its finished units, when the same command is run again, and gives the same bytes.
 
 Memory: two blocks of about 2 MiB for each worker. A build writes only to its output directory.
 """
@@ -16,22 +15,32 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bertdata.build.publish import file_digests, publish
-from bertdata.build.staging import STAGING, continue_or_start, finished_units, part_name, planning, staging_directory
+from bertdata.build.staging import (
+    STAGING,
+    continue_or_start,
+    finished_units,
+    part_name,
+    planning,
+    require_rule,
+    staging_directory,
+)
 from bertdata.build.units import UnitWriter, encode_all
 from bertdata.build.vocabulary import require_type, trained_tokenizer
-from bertdata.errors import BuildError, InputError, UsageError
+from bertdata.errors import BertdataError, BuildError, InputError, UsageError
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import Block, source_of
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import describe, find_inputs, is_stream, require_local
+from bertdata.sources.find import find_inputs, require_directory
+from bertdata.sources.inputs import Input, now
 from bertdata.sources.split import UNIT_RULE, split
 from bertdata.sources.streams import UTF_8
+from bertdata.sources.texts import load_kernels
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, WordSplitter
 
@@ -110,11 +119,11 @@ def build(
         raise UsageError(f"workers is {workers}; give at least 1")
     if not str(out):
         raise UsageError("--out is empty; give a directory")
-    require_local(str(out))
+    require_directory(str(out))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
     selected = find_inputs(named, include=include, exclude=exclude, any_ending=format is not None)
-    paths, described = selected.paths, describe(selected.paths)
-    streams = [str(path) for path in paths if is_stream(path)]
+    files = selected.files
+    streams = [file.name for file in files if file.is_stream]
     if streams and tokenizer is None:
         raise UsageError(
             f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
@@ -149,15 +158,15 @@ def build(
         "settings": settings
         | {"format": format, "text_key": text_key, "on_error": on_error, "strict": strict, "tokenizer": chosen},
         "published": settings,
-        "inputs": described,
+        "inputs": [{"path": file.name, "bytes": file.size, "version": file.version} for file in files],
     }
-    directory, by_unit = Path(out), split(paths, form)
+    directory, by_unit = Path(out), split(files, form)
     for line in selected.notes():
         say(line)
     with staging_directory(directory, overwrite=overwrite, part=part) as staging:
         with planning(staging):
             continue_or_start(staging, plan, overwrite=overwrite, start_over=bool(streams))
-            loaded = loaded or trained_tokenizer(staging, paths, form, type, cased, vocab_size, say)
+            loaded = loaded or trained_tokenizer(staging, files, form, type, cased, vocab_size, say)
             for name, content in loaded.files.items():
                 write_file(staging / name, content)
             if tokenizer is not None:
@@ -173,7 +182,9 @@ def build(
         )
         with announcing_compilation(say):  # loads or compiles the kernels before the threads start
             writer.encode_block(Block.empty())
-        total = sum(entry["bytes"] or 0 for entry in described)
+            if any((format or file.kind) != "text" for file in files):
+                load_kernels()
+        total = sum(file.size or 0 for file in files)
         threads = workers or len(os.sched_getaffinity(0))
         try:
             encode_all(
@@ -183,14 +194,14 @@ def build(
             progress(total, total)
         finally:
             writer.discard()
-        if describe(paths) != described:
+        if now(files) != files:
             raise InputError("an input changed while it was read; run again with --overwrite when nobody changes it")
         if part is not None:
             made = sorted(unit for unit in units if by_unit.section(unit) % part[1] == part[0])
             write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
             return None
         publish(directory, staging, units, loaded, settings, _tokenizer_name(staging))
-    return _report(directory, units, paths, form, reused)
+    return _report(directory, units, files, form, reused)
 
 
 def _tokenizer_name(staging: Path) -> str | None:
@@ -227,6 +238,7 @@ def _missing_roles_warning(roles: Sequence[str]) -> str:
 
 def finish(out: str | Path) -> BuildReport:
     """Publishes a dataset whose parts are all made. Raises BuildError, which names the parts that are missing."""
+    require_directory(str(out))
     directory = Path(out)
     staging = directory / STAGING
     parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
@@ -250,21 +262,31 @@ def finish(out: str | Path) -> BuildReport:
         if lost:
             raise BuildError(f"{staging} lost the records of units {lost}; make the parts again")
         plan = json.loads((staging / "plan.json").read_bytes())
+        require_rule(staging, plan)
         publish(directory, staging, units, load(str(staging)), plan["published"], _tokenizer_name(staging))
-    paths, settings = [Path(entry["path"]) for entry in plan["inputs"]], plan["settings"]
+    files = [Input(entry["path"], entry["bytes"], entry["version"]) for entry in plan["inputs"]]
+    settings = plan["settings"]
     form = TextFormat(kind=settings["format"], encoding=settings.get("encoding", UTF_8))
-    return _report(directory, units, paths, form, 0)
+    return _report(directory, units, files, form, 0)
 
 
 def _report(
-    directory: Path, units: dict[int, dict[str, Any]], paths: list[Path], form: TextFormat, reused: int
+    directory: Path, units: dict[int, dict[str, Any]], files: list[Input], form: TextFormat, reused: int
 ) -> BuildReport:
     in_order = [unit for _, unit in sorted(units.items())]
     replaced = next((unit["first_replaced"] for unit in in_order if unit["first_replaced"]), None)
     skipped = next((unit["first_skipped"] for unit in in_order if unit["first_skipped"]), None)
     return BuildReport(
         dataset=Dataset(directory),
-        first_replaced=source_of(paths[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,
-        first_skipped=f"{source_of(paths[skipped[0]], form).place(skipped[1])}: {skipped[2]}" if skipped else None,
+        first_replaced=_place(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,
+        first_skipped=f"{_place(files[skipped[0]], form, 'place', skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )
+
+
+def _place(file: Input, form: TextFormat, what: Literal["place", "invalid_place"], place: int) -> str:
+    """'file, line n', or 'file, byte n' if the file cannot be read any more."""
+    try:
+        return str(getattr(source_of(file, form), what)(place))
+    except BertdataError:
+        return f"{file}, byte {place}"

@@ -14,6 +14,7 @@ from bertdata.errors import BuildError
 from bertdata.files import locked, make_directory, open_plain, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import read_record
+from bertdata.sources.split import UNIT_RULE
 
 STAGING = ".build"
 
@@ -78,11 +79,7 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
         return
     if old is not None and old != plan and not overwrite:
         settings, inputs = old["settings"], old["inputs"]
-        if old.get("unit_rule") != plan["unit_rule"]:
-            raise BuildError(
-                f"{staging.parent} holds an unfinished build of another version of bertdata, which divides inputs into "
-                "units by another rule; finish it with that version, or use --overwrite to discard it"
-            )
+        require_rule(staging, old)
         differing = [
             f"{name} was {settings.get(name)!r} and is now {plan['settings'].get(name)!r}"
             for name in settings | plan["settings"]
@@ -99,6 +96,15 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
         if leftover.suffix != ".lock" and leftover.name != "lock":
             leftover.unlink()
     write_file(path, json.dumps(plan).encode())
+
+
+def require_rule(staging: Path, plan: dict[str, Any]) -> None:
+    """Raises BuildError for the plan of a build whose units follow another rule."""
+    if plan.get("unit_rule") != UNIT_RULE:
+        raise BuildError(
+            f"{staging.parent} holds an unfinished build of another version of bertdata, which divides inputs into "
+            "units by another rule; finish it with that version, or use --overwrite to discard it"
+        )
 
 
 def finished_units(staging: Path) -> dict[int, dict[str, Any]]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.build.kernels import count_literals, hash_documents, literals
+from bertdata.errors import BertdataError
 from bertdata.format.manifest import SPLITS
 from bertdata.format.records import FORMAT_VERSION, write_record
 from bertdata.format.shard import ShardWriter
@@ -75,10 +76,17 @@ def encode_all(
         progress(oldest.block.bytes_read)
 
     try:
-        for block in find_blocks(plan, lambda unit: plan.section(unit) % part[1] == part[0] and unit not in finished):
-            waiting.append(pool.submit(writer.encode_found, block))
-            if len(waiting) > 2 * workers:
-                write_oldest()
+        try:
+            for found in find_blocks(
+                plan, lambda unit: plan.section(unit) % part[1] == part[0] and unit not in finished
+            ):
+                waiting.append(pool.submit(writer.encode_found, found))
+                if len(waiting) > 2 * workers:
+                    write_oldest()
+        except BertdataError:
+            while waiting:  # what is wrong with the text before goes first
+                waiting.popleft().result()
+            raise
         while waiting:
             write_oldest()
         if writer.unit is not None:

@@ -13,7 +13,8 @@ from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import describe, find_inputs, is_stream, kind_of, require_local
+from bertdata.sources.find import find_inputs, require_directory
+from bertdata.sources.inputs import Input
 from bertdata.sources.split import split
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG, Tokenizer
@@ -47,16 +48,15 @@ def train_tokenizer(
     that select files of directories; see sources.find.find_inputs. Raises UsageError, InputError, or BuildError if
     `out` holds a tokenizer.
     """
-    require_local(str(out))
+    require_directory(str(out))
     require_type(type)
     form, directory = form or TextFormat(documents="line"), Path(out)
     selected = find_inputs(inputs, include=include, exclude=exclude, any_ending=form.kind is not None)
-    describe(selected.paths)
     if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
         raise BuildError(f"{directory} already holds a tokenizer; give another --out")
     for line in selected.notes():
         say(line)
-    sample = _sample(selected.paths, form, progress)
+    sample = _sample(selected.files, form, progress)
     say(f"training a {named(type, cased)} vocabulary of {vocab_size:,} tokens on {_megabytes(sample)} MB of text")
     trained = TRAINERS[type](sample, vocab_size, cased=cased)
     make_directory(directory)
@@ -77,12 +77,12 @@ def named(type: str, cased: bool) -> str:
 
 
 def trained_tokenizer(
-    staging: Path, paths: list[Path], form: TextFormat, type: str, cased: bool, vocab_size: int, say: Say
+    staging: Path, files: list[Input], form: TextFormat, type: str, cased: bool, vocab_size: int, say: Say
 ) -> Tokenizer:
     """The tokenizer of a build without --tokenizer: that of an earlier, interrupted run, or one that is trained now."""
     if all((staging / name).exists() for name in (TOKENIZER, TOKENIZER_CONFIG)):
         return load(str(staging))
-    sample = _sample(paths, form)
+    sample = _sample(files, form)
     say(f"no --tokenizer given: training a {named(type, cased)} vocabulary on {_megabytes(sample)} MB of the text")
     trained = TRAINERS[type](sample, vocab_size, cased=cased)
     num_tokens = trained.special.vocab_size
@@ -95,17 +95,17 @@ def _megabytes(sample: list[str]) -> str:
     return f"{sum(map(len, sample)) / 1e6:.1f}"
 
 
-def _sample(paths: list[Path], form: TextFormat, progress: Progress = lambda done, total: None) -> list[str]:
+def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda done, total: None) -> list[str]:
     """The lines of about SAMPLE_BYTES of the text; of all of it, if it is not longer. The same for the same inputs.
 
     Reads the first SAMPLE_BYTES. If there is more text, their size on disk gives the size of the whole text, and the
     sample is read again, in evenly spaced stretches. If an input is a pipe, which can be read only once, or if
     max_documents is given, the sample is the first SAMPLE_BYTES.
     """
-    on_disk = [0 if is_stream(path) else path.stat().st_size for path in paths]
+    on_disk = [file.size or 0 for file in files]
     texts: list[str] = []
     sample_bytes, is_all_text, bytes_read = 0, True, 0
-    for block in read_blocks(split(paths, form)):
+    for block in read_blocks(split(files, form)):
         if sample_bytes >= SAMPLE_BYTES:
             is_all_text = False
             break
@@ -114,15 +114,15 @@ def _sample(paths: list[Path], form: TextFormat, progress: Progress = lambda don
         progress(bytes_read, sum(on_disk))
     if not any(texts):
         raise InputError("no document to build from: there is nothing but blank lines; give a file with text in it")
-    if is_all_text or form.max_documents is not None or any(map(is_stream, paths)):
+    if is_all_text or form.max_documents is not None or any(file.is_stream for file in files):
         return texts
     texts.clear()
     text_bytes = sample_bytes * sum(on_disk) // max(1, bytes_read)  # of all inputs, if the rest is like the beginning
-    return _spaced_sample(paths, on_disk, form, text_bytes, progress)
+    return _spaced_sample(files, on_disk, form, text_bytes, progress)
 
 
 def _spaced_sample(
-    paths: list[Path], on_disk: list[int], form: TextFormat, text_bytes: int, progress: Progress
+    files: list[Input], on_disk: list[int], form: TextFormat, text_bytes: int, progress: Progress
 ) -> list[str]:
     """The lines of evenly spaced stretches of each input, until the inputs so far have given their share of the sample.
 
@@ -140,11 +140,11 @@ def _spaced_sample(
 
     texts: list[str] = []
     sample_bytes = bytes_before = 0
-    for path, size in zip(paths, on_disk, strict=True):
+    for file, size in zip(files, on_disk, strict=True):
         share_so_far = SAMPLE_BYTES * (bytes_before + size) // sum(on_disk)
         if sample_bytes < share_so_far:
-            is_parquet, place = (form.kind or kind_of(path)) == "parquet", 0
-            for block in read_blocks(split([path], text_of), (lambda unit: True) if is_parquet else is_taken):
+            is_parquet, place = (form.kind or file.kind) == "parquet", 0
+            for block in read_blocks(split([file], text_of), (lambda unit: True) if is_parquet else is_taken):
                 offsets, chosen = block.offsets.tolist(), block.data[: block.num_bytes]
                 if is_parquet:
                     rows = [pair for pair in pairwise(offsets) if is_taken((place + pair[0]) // _STRETCH_BYTES)]

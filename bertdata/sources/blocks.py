@@ -6,9 +6,8 @@ document, which has at most 1 GiB. The text of a plain file is copied once, by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from bertdata.errors import InputError
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFile, TextFormat
-from bertdata.sources.find import kind_of
+from bertdata.sources.inputs import Input
 from bertdata.sources.kernels import ROOM
 from bertdata.sources.split import Plan, Stretch
 from bertdata.sources.streams import UTF_8
@@ -63,12 +62,13 @@ class Piece(NamedTuple):
         """Their documents. Raises InputError for what the options do not allow."""
         form = self.source.form
         decoded = self.source.decoded(self.found) if not isinstance(self.found, Decoded) else self.found  # type: ignore[arg-type]
-        if decoded.bad and form.on_error == "fail":
-            start, reason = decoded.bad[0]
+        invalid = decoded.documents.invalid[decoded.documents.invalid >= 0].tolist() if form.strict else []
+        refused = decoded.bad if form.on_error == "fail" else []
+        if refused and (not invalid or refused[0][0] <= invalid[0]):
+            start, reason = refused[0]
             raise InputError(f"{self.source.place(start)}: {reason}; {reason.advice}, or use --on-error skip")
-        invalid = decoded.documents.invalid
-        if form.strict and (invalid >= 0).any():
-            place = self.source.invalid_place(int(invalid[invalid >= 0][0]))
+        if invalid:
+            place = self.source.invalid_place(invalid[0])
             name = "UTF-8" if form.encoding == UTF_8 else form.encoding
             raise InputError(
                 f"{place} is not valid {name}; fix the file, name its encoding with --encoding, or build without "
@@ -127,7 +127,7 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
     for stretch in plan.stretches:
         base = 0
         for index in stretch.inputs:
-            source = source_of(plan.paths[index], form)
+            source = source_of(plan.files[index], form)
             for number, found in _of_source(source, stretch, base, is_read):
                 now = stretch.unit(number)
                 if pieces and (now != unit or size + found.num_bytes > documents.BLOCK_BYTES):
@@ -147,16 +147,24 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
                     return
             base += source.size
             bytes_before += source.bytes_read
-    if pieces and is_wanted(unit):
-        yield FoundBlock(unit, pieces, bytes_before)
+        if pieces and is_wanted(unit):  # before anything of the next stretch is read, whose fault comes later
+            yield FoundBlock(unit, pieces, bytes_before)
+        pieces, size = [], 0
 
 
 def _of_source(
     source: TextFile | Table, stretch: Stretch, base: int, is_wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Documents | Rows]]:
-    """What an input has of the units that are wanted."""
-    if not stretch.is_divisible and not any(map(is_wanted, stretch.units)):
-        source.bytes_read = source.path.stat().st_size
+    """What an input has of the units that are wanted. A file that has nothing of them is not opened."""
+    size = source.file.size or 0
+    if stretch.is_divisible and isinstance(source, TextFile):
+        of_size = source.form.shard_size
+        stop = base + (size if source.form.documents != "file" else min(size, 1))  # a whole file belongs to one unit
+        units: Iterable[int] = (stretch.unit(number) for number in range(base // of_size, -(-stop // of_size)))
+    else:
+        units = stretch.units
+    if not any(map(is_wanted, units)):
+        source.size = source.bytes_read = size
         return iter(())
     return source.documents(base, lambda number: is_wanted(stretch.unit(number)))
 
@@ -170,9 +178,9 @@ def _first(source: TextFile | Table, found: Documents | Rows, most: int) -> Deco
     return Decoded(some, bad)
 
 
-def source_of(path: Path, form: TextFormat) -> TextFile | Table:
-    kind = form.kind or kind_of(path)
-    return Table(path, kind, form) if kind in TABLE_KINDS else TextFile(path, kind, form)
+def source_of(file: Input, form: TextFormat) -> TextFile | Table:
+    kind = form.kind or file.kind
+    return Table(file, kind, form) if kind in TABLE_KINDS else TextFile(file, kind, form)
 
 
 def _every_unit(unit: int) -> bool:

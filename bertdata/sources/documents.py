@@ -9,14 +9,13 @@ import codecs
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
 from bertdata.errors import InputError, UsageError
-from bertdata.sources.find import is_stream
+from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import ROOM, Cuts, cut
 from bertdata.sources.streams import UTF_8, InputStream, opened
@@ -39,7 +38,7 @@ class TextFormat:
     encoding: str = UTF_8  # of plain text and JSON lines; any text encoding that Python knows
     strict: bool = False  # whether an invalid byte is an error; else it becomes U+FFFD and is counted
     on_error: str = "fail"  # one of ON_ERROR: whether a row without text is an error, or is skipped and counted
-    shard_size: int = 1 << 30  # bytes of text in a unit
+    shard_size: int = 1 << 30  # bytes of text in a unit, of Parquet up to the end of a row group
     max_documents: int | None = None  # None: no limit
 
     def __post_init__(self) -> None:
@@ -73,9 +72,9 @@ def _canonical(encoding: str) -> str:
 class TextFile:
     """One input of plain text or JSON lines."""
 
-    def __init__(self, path: Path, kind: str, form: TextFormat) -> None:
+    def __init__(self, file: Input, kind: str, form: TextFormat) -> None:
         """kind: "text" or "jsonl"."""
-        self.path, self.kind, self.form = path, kind, form
+        self.file, self.kind, self.form = file, kind, form
         self.size = 0  # decompressed bytes so far; the size of the input when all documents are read
         self.bytes_read = 0  # of the file on disk so far
 
@@ -85,7 +84,7 @@ class TextFile:
         base: place of this input in a range of inputs that is cut into units.
         """
         size = self.form.shard_size
-        with opened(self.path, self.form.encoding) as stream:
+        with opened(self.file, self.form.encoding) as stream:
             if self.kind == "text" and self.form.documents == "file":
                 buffer = bytearray()
                 chunk = np.empty(BLOCK_BYTES, np.uint8)
@@ -100,7 +99,7 @@ class TextFile:
                 for found in self._found(stream, 0, None):
                     yield from self._pieces(found, base, is_wanted)
                 return
-            total, first = self.path.stat().st_size, base // size
+            total, first = self.file.size or 0, base // size
             last = (base + total - 1) // size
             while first <= last:
                 stop = first
@@ -118,18 +117,18 @@ class TextFile:
 
     def place(self, start: int) -> str:
         """'file, line n' of a byte of this input. Reads the file up to this byte again; of a pipe, 'pipe, byte n'."""
-        if is_stream(self.path):
-            return f"{self.path}, byte {start}"
-        with opened(self.path, self.form.encoding) as stream:
+        if self.file.is_stream:
+            return f"{self.file}, byte {start}"
+        with opened(self.file, self.form.encoding) as stream:
             number = 1
             while start > 0 and (piece := stream.read(min(BLOCK_BYTES, start))):
                 number += piece.count(b"\n")
                 start -= len(piece)
-        return f"{self.path}, line {number}"
+        return f"{self.file}, line {number}"
 
     def invalid_place(self, place: int) -> str:
         """'file, byte n' of an invalid byte; in another encoding its line."""
-        return f"{self.path}, byte {place}" if self.form.encoding == UTF_8 else self.place(place)
+        return f"{self.file}, byte {place}" if self.form.encoding == UTF_8 else self.place(place)
 
     def _read(self, stream: InputStream, buffer: NDArray[np.uint8]) -> int:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
@@ -139,7 +138,7 @@ class TextFile:
             num_bad = valid_utf8(piece)[1] + piece.count(0)
             if num_bad > JUNK_SHARE * len(piece):
                 raise InputError(
-                    f"{self.path} is not {self.form.encoding.upper()} text: {num_bad:,} of its first {len(piece):,} "
+                    f"{self.file} is not {self.form.encoding.upper()} text: {num_bad:,} of its first {len(piece):,} "
                     "bytes are invalid or NUL; leave the file out, or name its encoding with --encoding (Parquet, "
                     "Arrow and compressed files must have their usual ending: .parquet, .arrow, .gz, .zst, ...)"
                 )
@@ -185,7 +184,7 @@ class TextFile:
     def _require_short(self, size: int, start: int) -> None:
         if size > LONGEST_DOCUMENT:
             raise InputError(
-                f"{self.path}: the document at byte {start} is longer than {LONGEST_DOCUMENT >> 20:,} MiB; choose what "
+                f"{self.file}: the document at byte {start} is longer than {LONGEST_DOCUMENT >> 20:,} MiB; choose what "
                 "ends a document with --documents, or split the document"
             )
 
@@ -217,9 +216,4 @@ def _whole(raw: bytes) -> Documents:
     """A file that is one document."""
     if raw.endswith(b"\n"):
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-    try:
-        raw.decode()
-        bad = -1
-    except UnicodeDecodeError as error:
-        bad = error.start
-    return Documents.of([raw.replace(b"\r\n", b"\n")], [0], [0], [bad])
+    return Documents.of([raw.replace(b"\r\n", b"\n")], [0], [0], [valid_utf8(raw)[2]])

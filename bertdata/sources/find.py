@@ -5,20 +5,16 @@ from __future__ import annotations
 import glob
 import os
 import re
-import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
 
+from bertdata import remote
 from bertdata.errors import InputError, UsageError
+from bertdata.sources.inputs import KIND_OF, STANDARD_INPUT, Input, ending_of, is_remote, local, of_remote
 
-STANDARD_INPUT = Path("-")
-COMPRESSION_OF = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
-_KIND_OF = {".txt": "text", ".text": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-            ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}  # fmt: skip
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _HIDDEN, _UNKNOWN, _EXCLUDED = "hidden", "with an unknown ending", "not selected by --include and --exclude"
 _SHOWN = 3  # names of files that a message lists
@@ -28,7 +24,7 @@ _SHOWN = 3  # names of files that a message lists
 class Inputs:
     """The files to read, in order, and the files of directories and patterns that are not read."""
 
-    paths: list[Path] = field(default_factory=list)
+    files: list[Input] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)  # reason → names of files
     is_searched: bool = False  # whether an input was a directory or a pattern
 
@@ -36,10 +32,11 @@ class Inputs:
         """Lines that tell what was found in directories and patterns; none if every file was named."""
         if not self.is_searched:
             return []
-        kinds = Counter(kind_of(path) for path in self.paths)
-        size = sum(path.stat().st_size for path in self.paths if path != STANDARD_INPUT)
+        kinds = Counter(file.kind for file in self.files)
         counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
-        lines = [f"reading {_files(len(self.paths))}: {counts}; {_readable(size)} on disk"]
+        size = _readable(sum(file.size or 0 for file in self.files))
+        where = "" if all(file.remote for file in self.files) else " on disk"
+        lines = [f"reading {_files(len(self.files))}: {counts}; {size}{where}"]
         if self.left_out:
             total = sum(map(len, self.left_out.values()))
             in_order = sorted(self.left_out.items(), key=lambda item: item[0] == _HIDDEN)
@@ -54,32 +51,63 @@ def find_inputs(
 ) -> Inputs:
     """The files that the names stand for, in order.
 
-    A name is a file, "-" for standard input, a directory, or a pattern. A file that is named is always read. A
-    directory stands for the files below it that have a known ending or none, a pattern for all files that match it;
-    both in the order of their names, and without files whose name, or that of a directory below, begins with "." or
-    "_". (A pattern that spells such a name finds it.)
+    A name is a file, "-" for standard input, a directory, a pattern, or one of these under a URL. A file that is named
+    is always read. A directory stands for the files below it that have a known ending or none, a pattern for all files
+    that match it; both in the order of their names, and without files whose name, or that of a directory below, begins
+    with "." or "_". (A pattern that spells such a name finds it.)
 
     include, exclude: patterns that select among the files of directories and patterns. They are compared with the path
     below the directory, and `*` matches `/` too. A file is read if it matches one of `include`, whatever its ending is,
     and none of `exclude`. any_ending: read files of directories whatever their ending is.
 
-    Raises UsageError for a URL, and InputError for a name that gives no file.
+    Raises UsageError for a URL that cannot be read, InputError for a name that gives no file, for a file that cannot be
+    read, and if all files are empty, and RemoteError where a server gives no answer.
     """
-    inputs = Inputs(is_searched=any(_is_searched(str(name)) for name in named))
-    if (include or exclude) and not inputs.is_searched:
+    local_names = [str(name) for name in named if not is_remote(str(name))]
+    under_urls = {str(name): remote.find(str(name)) for name in named if is_remote(str(name))}
+    is_searched = any(map(_is_searched, local_names)) or any("" not in found for found in under_urls.values())
+    inputs = Inputs(is_searched=is_searched)
+    if (include or exclude) and not is_searched:
         raise UsageError(
             "--include and --exclude select files of a directory or a pattern, and no INPUT is one of these; leave "
             "them out"
         )
+
+    def select(name: str, found: Mapping[str, PurePath], *, is_directory: bool) -> list[str]:
+        """What is taken of the files that a name stands for. found: name → path below the directory."""
+        by_ending = is_directory and not any_ending
+        reasons = {file: _why_not(path, include, exclude, by_ending) for file, path in found.items()}
+        if is_directory:
+            reasons |= {file: _HIDDEN for file, path in found.items() if _is_hidden(path)}
+        taken = [file for file, why in reasons.items() if why is None]
+        if not taken:
+            raise InputError(
+                f"{name}: none of its {_files(len(found))} is read ({_some(list(found))}); select files with "
+                "--include, for example --include '*', or name them"
+            )
+        for file, why in reasons.items():
+            if why is not None:
+                inputs.left_out.setdefault(why, []).append(file)
+        return taken
+
     for name in map(str, named):
-        path = Path(name)
-        if path == STANDARD_INPUT and name != "-":
-            path = path.absolute()  # a file with that name
         if not name:
             raise UsageError("an input is the empty string; give the name of a file")
-        require_local(name)
+        if name in under_urls:
+            found = under_urls[name]
+            by_name = {file.name: (PurePath(path), file) for path, file in found.items()}
+            names = list(by_name)
+            if "" not in found:
+                paths = {each: path for each, (path, _) in by_name.items()}
+                names = select(name, paths, is_directory=not glob.has_magic(name))
+            inputs.files.extend(of_remote(by_name[each][1]) for each in names)
+            continue
+        _require_path(name)
+        path = Path(name)
+        if path == Path(STANDARD_INPUT) and name != STANDARD_INPUT:
+            path = path.absolute()  # a file with that name
         if not _is_searched(name):
-            inputs.paths.append(path)
+            inputs.files.append(local(path))
             continue
         if path.is_dir():
             root, files = path, sorted(file for file in path.rglob("*") if file.is_file())
@@ -90,30 +118,31 @@ def find_inputs(
             files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
             if not files:
                 raise InputError(f"{name} matches no file; check the pattern")
-        by_ending = path.is_dir() and not any_ending
-        reasons = {file: _why_not(file.relative_to(root), include, exclude, by_ending) for file in files}
-        if path.is_dir():
-            reasons |= {file: _HIDDEN for file in files if _is_hidden(file.relative_to(root))}
-        taken = [file for file, why in reasons.items() if why is None]
-        if not taken:
-            raise InputError(
-                f"{name}: none of its {_files(len(files))} is read ({_some([str(file) for file in files])}); select "
-                "files with --include, for example --include '*', or name them"
-            )
-        inputs.paths.extend(taken)
-        for file, why in reasons.items():
-            if why is not None:
-                inputs.left_out.setdefault(why, []).append(str(file))
-    if inputs.paths.count(STANDARD_INPUT) > 1:
+        below = {str(file): file.relative_to(root) for file in files}
+        inputs.files.extend(map(local, select(name, below, is_directory=path.is_dir())))
+    if [file.name for file in inputs.files].count(STANDARD_INPUT) > 1:
         raise UsageError("standard input (-) is named twice, but it can be read only once")
+    if all(file.size == 0 for file in inputs.files):
+        shown = ", ".join(file.name for file in inputs.files)
+        raise InputError(f"{shown}: empty file, so there is no document to build from; give a file with text in it")
     return inputs
 
 
-def require_local(name: str) -> None:
-    """Raises UsageError if the name is a URL, and no file has this name."""
+def require_directory(name: str) -> None:
+    """Raises UsageError if the name of an output is a URL."""
     if _URL.match(name) and not os.path.lexists(name):
-        url = name if "://" in name else name.replace(":/", "://", 1)  # pathlib.Path("s3://b") has lost a slash
-        raise UsageError(f"{url} is a URL; remote files are not supported yet, so copy it to a local disk first")
+        raise UsageError("--out is a URL; give a directory of this machine")
+
+
+def _require_path(name: str) -> None:
+    """Raises UsageError if an input is a URL of a kind that cannot be read, and no file has this name."""
+    if _URL.match(name) and not os.path.lexists(name):
+        scheme = name.partition(":")[0]
+        if remote.is_url(f"{scheme}://"):
+            raise UsageError(f"an input has {scheme}:/ where a URL has {scheme}://; give it as text, not as a Path")
+        raise UsageError(
+            f"an input is a URL of the kind {scheme}; give a path, or a URL of s3, gs, az, hf, http or https"
+        )
 
 
 def _is_searched(name: str) -> bool:
@@ -128,71 +157,22 @@ def _root_of(pattern: str) -> Path:
     return Path(*parts[:fixed])
 
 
-def _is_hidden(path: Path) -> bool:
+def _is_hidden(path: PurePath) -> bool:
     return any(part[0] in "._" for part in path.parts)
 
 
-def _why_not(path: Path, include: Sequence[str], exclude: Sequence[str], by_ending: bool) -> str | None:
+def _why_not(path: PurePath, include: Sequence[str], exclude: Sequence[str], by_ending: bool) -> str | None:
     """Why a file is not read, given its path below the directory; None if it is read."""
     if _matches(path, exclude) or (include and not _matches(path, include)):
         return _EXCLUDED
-    if by_ending and not include and _suffix(path) not in ("", *_KIND_OF):
+    if by_ending and not include and ending_of(path.name) not in ("", *KIND_OF):
         return _UNKNOWN
     return None
 
 
-def _matches(path: Path, patterns: Sequence[str]) -> bool:
+def _matches(path: PurePath, patterns: Sequence[str]) -> bool:
     """Whether the path matches one of the patterns; a leading `**/` matches no directory too."""
     return any(fnmatchcase(path.as_posix(), each) for p in patterns for each in (p, p.removeprefix("**/")))
-
-
-def kind_of(path: Path) -> str:
-    """One of INPUT_FORMATS, by the file's ending; a file with another ending, or none, is text."""
-    return _KIND_OF.get(_suffix(path), "text")
-
-
-def _suffix(path: Path) -> str:
-    """The ending, lower-case, without that of a compression."""
-    name = path.name.lower()
-    if is_compressed(path):
-        name = name.removesuffix(path.suffix.lower())
-    return Path(name).suffix
-
-
-def is_compressed(path: Path) -> bool:
-    return path.suffix.lower() in COMPRESSION_OF
-
-
-def is_stream(path: Path) -> bool:
-    """Whether the input can be read only once: standard input or a named pipe."""
-    return path == STANDARD_INPUT or stat.S_ISFIFO(path.stat().st_mode)
-
-
-def describe(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """For each input path, bytes and modified_ns, the last two None for standard input and pipes.
-
-    Raises InputError for an input that cannot be read, and if all inputs are empty.
-    """
-    described: list[dict[str, Any]] = []
-    for path in paths:
-        if path == STANDARD_INPUT:
-            described.append({"path": "-", "bytes": None, "modified_ns": None})
-            continue
-        try:
-            status = path.stat()
-            if stat.S_ISFIFO(status.st_mode):
-                described.append({"path": str(path), "bytes": None, "modified_ns": None})
-                continue
-            if not stat.S_ISREG(status.st_mode):
-                raise InputError(f"{path} is neither a file nor a named pipe; write its text to a file")
-            open(path, "rb").close()
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}") from None
-        described.append({"path": str(path), "bytes": status.st_size, "modified_ns": status.st_mtime_ns})
-    if all(entry["bytes"] == 0 for entry in described):
-        names = ", ".join(str(path) for path in paths)
-        raise InputError(f"{names}: empty file, so there is no document to build from; give a file with text in it")
-    return described
 
 
 def _files(number: int) -> str:

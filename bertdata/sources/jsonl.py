@@ -1,7 +1,7 @@
 """Lines of JSON → the strings under one key.
 
-pyarrow takes a whole block of lines at once. A block that it does not take, or in which a line has something that it
-could take otherwise than Python's json, goes through that line by line.
+pyarrow reads a whole block of lines at once. A block that it refuses, or in which it may see something else than
+Python's json, is read line by line by the latter.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from bertdata.sources.texts import BadRow, Decoded, Documents, valid_utf8
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_INFINITY = re.compile(rb"Inf[ \t\r\n,\]}]")  # a number for pyarrow alone
 _MOST = (1 << 31) - 64  # bytes that pyarrow takes at once
 
 
@@ -52,8 +53,8 @@ def texts_of(lines: Documents, key: str) -> Decoded:
 def _at_once(lines: Documents, key: str) -> Documents | None:
     """The strings by pyarrow; None if a line must be looked at by itself.
 
-    A line of other lines' halves cannot pass for one: where one line ends in } and the next begins with {, a value has
-    ended. pyarrow stops at a NUL.
+    pyarrow does not see where lines end. But each line begins with { and ends with }, and no JSON value has a newline
+    between } and {. So each line holds whole values, and equal counts mean one value a line. At a NUL pyarrow stops.
     """
     import pyarrow as pa
     from pyarrow import json as pa_json
@@ -65,6 +66,8 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
         return None
     if size > _MOST or lines.text.find(0, 0, size) >= 0:
         return None
+    if lines.text.find(b"-NaN", 0, size) >= 0 or _INFINITY.search(lines.text, 0, size):
+        return None
     try:
         table = pa_json.read_json(
             pa.BufferReader(pa.py_buffer(memoryview(lines.text)[:size])),
@@ -73,7 +76,7 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
                 explicit_schema=pa.schema([(key, pa.large_string())]), unexpected_field_behavior="ignore"
             ),
         )
-    except (pa.ArrowException, UnicodeDecodeError):
+    except (pa.ArrowException, UnicodeError):
         return None
     column = table.column(key)
     if len(column) != count or column.null_count:
@@ -85,7 +88,7 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
 def _text(raw: bytes, key: str) -> tuple[bytes, int]:
     """The string, and how many lone surrogates in it were replaced. Raises BadRow or RecursionError."""
     try:
-        text = json.loads(raw)[key]
+        text = json.loads(raw, parse_int=float)[key]  # Python refuses whole numbers of 4,301 digits
     except ValueError as error:
         raise BadRow(f"not JSON ({error})") from None
     except (KeyError, TypeError, IndexError):

@@ -8,10 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import is_compressed, is_stream, kind_of
+from bertdata.sources.inputs import Input
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, group_units
 
@@ -47,7 +46,7 @@ class Stretch:
 class Plan:
     """The inputs of a build, and how their text is divided into units."""
 
-    paths: Sequence[Path]
+    files: Sequence[Input]
     form: TextFormat
     stretches: Sequence[Stretch]
 
@@ -57,7 +56,7 @@ class Plan:
         return stretch.first_section + (unit - stretch.first if stretch.is_divisible else 0)
 
 
-def split(paths: Sequence[Path], form: TextFormat) -> Plan:
+def split(files: Sequence[Input], form: TextFormat) -> Plan:
     """Plans the units of inputs. Reads the footers of Parquet files, and nothing else.
 
     Raises InputError for a Parquet file that cannot be read or has no column for the text.
@@ -70,24 +69,24 @@ def split(paths: Sequence[Path], form: TextFormat) -> Plan:
         stretches.append(Stretch(inputs, first, max(1, count), is_divisible, section))
 
     number = 0
-    while number < len(paths):
-        path, begin = paths[number], number
+    while number < len(files):
+        file, begin = files[number], number
         number += 1
-        if _is_plain(path, form):
-            while number < len(paths) and _is_plain(paths[number], form):
+        if _is_plain(file, form):
+            while number < len(files) and _is_plain(files[number], form):
                 number += 1
-            total = sum(each.stat().st_size for each in paths[begin:number])
+            total = sum(each.size or 0 for each in files[begin:number])
             add(range(begin, number), -(-total // size), is_divisible=True)
-        elif (form.kind or kind_of(path)) == "parquet":
-            add(range(begin, number), 1 + max(group_units(path, form), default=0), is_divisible=True)
-        elif is_stream(path):
+        elif (form.kind or file.kind) == "parquet":
+            add(range(begin, number), 1 + max(group_units(file, form), default=0), is_divisible=True)
+        elif file.size is None:
             add(range(begin, number), UNITS_OF_A_STREAM, is_divisible=False)
         else:
-            add(range(begin, number), 1 + UNITS_PER_SIZE * path.stat().st_size // size, is_divisible=False)
-    return Plan(paths, form, stretches)
+            add(range(begin, number), 1 + UNITS_PER_SIZE * file.size // size, is_divisible=False)
+    return Plan(files, form, stretches)
 
 
-def _is_plain(path: Path, form: TextFormat) -> bool:
+def _is_plain(file: Input, form: TextFormat) -> bool:
     """Whether a place in the text is a place in the file."""
-    is_table = (form.kind or kind_of(path)) in TABLE_KINDS
-    return not (is_table or is_compressed(path) or is_stream(path)) and form.encoding == UTF_8
+    is_table = (form.kind or file.kind) in TABLE_KINDS
+    return not (is_table or file.compression or file.is_stream) and form.encoding == UTF_8

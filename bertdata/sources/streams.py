@@ -11,11 +11,10 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from bertdata.errors import InputError
-from bertdata.sources.find import COMPRESSION_OF, STANDARD_INPUT, is_stream
+from bertdata.sources.inputs import STANDARD_INPUT, Input
 
 CHUNK = 1 << 17  # bytes read at a time
 UTF_8 = "utf-8"
@@ -109,7 +108,7 @@ class _Rest(io.RawIOBase):
 class InputStream:
     """The bytes of an input, decompressed, as UTF-8. `file` is the file object they are read from."""
 
-    def __init__(self, path: Path, file: Any, compression: str, encoding: str) -> None:
+    def __init__(self, source: Input, file: Any, compression: str, encoding: str) -> None:
         self._file = file
         if compression == "zstd":
             import pyarrow as pa
@@ -126,7 +125,7 @@ class InputStream:
         if encoding != UTF_8:
             self.file = io.BufferedReader(_AsUtf8(self.file, encoding), CHUNK)
         is_plain = not compression and encoding == UTF_8
-        self.is_seekable = is_plain and path != STANDARD_INPUT and file.seekable()
+        self.is_seekable = is_plain and source.name != STANDARD_INPUT and file.seekable()
         self._num_read = 0
 
     def read(self, size: int = -1) -> bytes:
@@ -150,25 +149,25 @@ class InputStream:
 
 
 @contextmanager
-def opened(path: Path, encoding: str = UTF_8) -> Iterator[InputStream]:
+def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
     """Opens an input. The ending of its name tells how it is compressed; for standard input, its first bytes tell.
 
     Raises InputError, which names the file, if it cannot be read or decompressed.
     """
-    compression = COMPRESSION_OF.get(path.suffix.lower(), "")
+    compression = source.compression
     try:
-        if path == STANDARD_INPUT:
+        if source.name == STANDARD_INPUT:
             first = sys.stdin.buffer.read(max(map(len, _FIRST_BYTES)))
             compression = next((name for magic, name in _FIRST_BYTES.items() if first.startswith(magic)), "")
-            yield InputStream(path, io.BufferedReader(_Rest(first, sys.stdin.buffer), CHUNK), compression, encoding)
+            yield InputStream(source, io.BufferedReader(_Rest(first, sys.stdin.buffer), CHUNK), compression, encoding)
         else:
-            with open(path, "rb") as file:
-                if compression and not is_stream(path) and path.stat().st_size == 0:
+            with source.open() as file:
+                if compression and source.size == 0:
                     raise EOFError("it is empty")
-                yield InputStream(path, file, compression, encoding)
+                yield InputStream(source, file, compression, encoding)
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"{path} is not a complete {compression} file ({error}); get the file again") from None
+        raise InputError(f"{source} is not a complete {compression} file ({error}); get the file again") from None
     except OSError as error:
         if compression and error.errno is None:  # bz2 and pyarrow report damage like this
-            raise InputError(f"{path} is not a complete {compression} file ({error}); get the file again") from None
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+            raise InputError(f"{source} is not a complete {compression} file ({error}); get the file again") from None
+        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None

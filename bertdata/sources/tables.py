@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate, groupby, pairwise
-from pathlib import Path
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +12,9 @@ import numpy as np
 from bertdata.errors import InputError
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.find import is_compressed, is_stream
+from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
-from bertdata.sources.texts import BadRow, Decoded, Documents
+from bertdata.sources.texts import BadRow, Decoded, Documents, offsets_of
 
 TABLE_KINDS = ("parquet", "arrow")
 _ROWS = 1024  # of a Parquet file that are decoded at a time
@@ -30,22 +29,22 @@ class Rows(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes of the texts with one more for each."""
-        offsets = _offsets(self.column)
+        offsets = offsets_of(self.column)
         return int(offsets[-1] - offsets[0]) + len(self.column)
 
 
 class Table:
     """One input of rows. Its range of bytes is that of the texts, each with one byte more."""
 
-    def __init__(self, path: Path, kind: str, form: TextFormat) -> None:
+    def __init__(self, file: Input, kind: str, form: TextFormat) -> None:
         """kind: one of TABLE_KINDS."""
-        self.path, self.kind, self.form = path, kind, form
+        self.file, self.kind, self.form = file, kind, form
         self.size = 0  # of the inputs after this one in a range; nothing comes after a table
         self.bytes_read = 0  # of the file on disk so far
 
     def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
         """The rows of the units that are wanted, each with the number of its unit in this input."""
-        with _readable(self.path, self.kind):
+        with _readable(self.file, self.kind):
             yield from (self._of_groups if self.kind == "parquet" else self._of_batches)(is_wanted)
 
     def decoded(self, found: Rows) -> Decoded:
@@ -60,7 +59,7 @@ class Table:
 
     def place(self, row: int) -> str:
         """'file, row n'."""
-        return f"{self.path}, row {row}"
+        return f"{self.file}, row {row}"
 
     invalid_place = place
 
@@ -68,46 +67,47 @@ class Table:
         """Rows of Parquet. A unit has whole row groups; those of others are not read."""
         import pyarrow.parquet as pq
 
-        file, disk = pq.ParquetFile(self.path), self.path.stat().st_size
-        meta = file.metadata
-        starts = [0, *accumulate(meta.row_group(number).num_rows for number in range(meta.num_row_groups))]
-        units = enumerate(_group_units(meta, self.form))
-        for unit, numbered in groupby(units, key=lambda pair: pair[1]):
-            groups = [number for number, _ in numbered]
-            row = starts[groups[0]]
-            if is_wanted(unit):
-                for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=[self.form.text_key]):
-                    self.bytes_read = disk * (row + batch.num_rows) // meta.num_rows
-                    for rows in _cut(_binary(batch.column(0)), row + 1):
-                        yield unit, rows
-                    row += batch.num_rows
-            self.bytes_read = disk * starts[groups[-1] + 1] // max(1, meta.num_rows)
+        size, row = self.file.size or 0, 0
+        with pq.ParquetFile(_for_pyarrow(self.file)) as table:
+            meta = table.metadata
+            units = enumerate(_group_units(meta, self.form))
+            for unit, numbered in groupby(units, key=lambda pair: pair[1]):
+                groups = [number for number, _ in numbered]
+                stop = row + sum(meta.row_group(number).num_rows for number in groups)
+                for group in groups if is_wanted(unit) else ():
+                    for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[self.form.text_key]):
+                        self.bytes_read = size * (row + batch.num_rows) // max(1, meta.num_rows)
+                        for rows in _cut(_binary(batch.column(0)), row + 1):
+                            yield unit, rows
+                        row += batch.num_rows
+                row, self.bytes_read = stop, size * stop // max(1, meta.num_rows)
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
         """Rows of Arrow. A row belongs to the unit in which its text begins."""
         row, place = 0, 0
         for batch in self._batches():
             column = _binary(batch)
-            offsets = _offsets(column)
-            starts = place + offsets[:-1] - offsets[0] + np.arange(len(column))
-            units = starts // self.form.shard_size
+            lengths = np.diff(offsets_of(column))
+            lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
+            ends = place + np.cumsum(lengths + 1)
+            units = (ends - lengths - 1) // self.form.shard_size
             cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
             for first, stop in pairwise(cuts):
                 if first < stop and is_wanted(unit := int(units[first])):
                     for rows in _cut(column.slice(first, stop - first), row + first + 1):
                         yield unit, rows
-            row, place = row + len(column), place + int(offsets[-1] - offsets[0]) + len(column)
+            row, place = row + len(column), int(ends[-1]) if ends.size else place
 
     def _batches(self) -> Iterator[Any]:
         """The text's column of each record batch of Arrow."""
         import pyarrow as pa
 
         key = self.form.text_key
-        with opened(self.path) as stream:
+        with opened(self.file) as stream:
             if stream.is_seekable and stream.read(6) == b"ARROW1":
                 stream.seek(0)
                 with pa.ipc.open_file(stream.file) as reader:
-                    check_column(self.path, reader.schema, key)
+                    _check_column(self.file, reader.schema, key)
                     for number in range(reader.num_record_batches):
                         column = reader.get_batch(number).column(key)
                         self.bytes_read = stream.bytes_read
@@ -116,26 +116,26 @@ class Table:
             if stream.is_seekable:
                 stream.seek(0)
             with pa.ipc.open_stream(stream.file) as reader:
-                check_column(self.path, reader.schema, key)
+                _check_column(self.file, reader.schema, key)
                 for batch in reader:
                     self.bytes_read = stream.bytes_read
                     yield batch.column(key)
 
 
-def group_units(path: Path, form: TextFormat) -> list[int]:
+def group_units(file: Input, form: TextFormat) -> list[int]:
     """The unit of each row group of a Parquet file, from its footer.
 
     Raises InputError if the file cannot be read, or has no column of strings for the text.
     """
     import pyarrow.parquet as pq
 
-    if is_compressed(path) or is_stream(path):
+    if file.compression or file.is_stream:
         raise InputError(
-            f"{path}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first"
+            f"{file}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first"
         )
-    with _readable(path, "parquet"):
-        meta = pq.read_metadata(path)
-        check_column(path, meta.schema.to_arrow_schema(), form.text_key)
+    with _readable(file, "parquet"):
+        meta = pq.read_metadata(_for_pyarrow(file))
+        _check_column(file, meta.schema.to_arrow_schema(), form.text_key)
         return _group_units(meta, form)
 
 
@@ -152,21 +152,26 @@ def _group_units(meta: Any, form: TextFormat) -> list[int]:
     return [0, *np.cumsum(np.diff(passed) > 0).tolist()][: len(passed)]
 
 
-def check_column(path: Path, schema: Any, key: str) -> None:
+def _for_pyarrow(file: Input) -> Any:
+    """A path, which pyarrow reads without Python, or a file object."""
+    return file.open() if file.remote else file.name
+
+
+def _check_column(file: Input, schema: Any, key: str) -> None:
     """Raises InputError if there is no column of strings with this name."""
     import pyarrow as pa
 
     if key not in schema.names:
         columns = ", ".join(schema.names)
-        raise InputError(f"{path} has no column {key!r}, only {columns}; name the column with --text-key")
+        raise InputError(f"{file} has no column {key!r}, only {columns}; name the column with --text-key")
     kind = schema.field(key).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise InputError(f"{path}: column {key!r} is {kind}, not a string; name another with --text-key")
+        raise InputError(f"{file}: column {key!r} is {kind}, not a string; name another with --text-key")
 
 
 @contextmanager
-def _readable(path: Path, kind: str) -> Iterator[None]:
+def _readable(file: Input, kind: str) -> Iterator[None]:
     """Turns what pyarrow says of a damaged file into an InputError."""
     import pyarrow as pa
 
@@ -174,25 +179,26 @@ def _readable(path: Path, kind: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{path} is not readable {kind.capitalize()}: {reason}") from None
+        raise InputError(f"{file} is not readable {kind.capitalize()}: {reason}") from None
 
 
 def _binary(column: Any) -> Any:
-    """A column of strings as a pyarrow.LargeBinaryArray."""
+    """A column of strings as a pyarrow.LargeBinaryArray. Raises pyarrow.ArrowInvalid if its offsets lie outside it."""
     import pyarrow as pa
 
-    return (column.dictionary_decode() if pa.types.is_dictionary(column.type) else column).cast(pa.large_binary())
-
-
-def _offsets(column: Any) -> Any:
-    """Where the values of a pyarrow.LargeBinaryArray begin and end: int64 [n + 1]."""
-    buffer = column.buffers()[1] or bytes(8)
-    return np.frombuffer(buffer, np.int64)[column.offset : column.offset + len(column) + 1]
+    if pa.types.is_dictionary(column.type):
+        column = pa.DictionaryArray.from_arrays(column.indices, _binary(column.dictionary)).dictionary_decode()
+    elif pa.types.is_string_view(column.type):
+        column = column.cast(pa.binary_view())
+        column.validate(full=True)
+    column = column.cast(pa.large_binary())
+    column.validate(full=True)  # a file may say anything, and what is UTF-8 is judged later
+    return column
 
 
 def _cut(column: Any, first: int) -> Iterator[Rows]:
     """Pieces of about a block. first: number of the first row."""
-    offsets, row = _offsets(column), 0
+    offsets, row = offsets_of(column), 0
     while row < len(column):
         stop = int(np.searchsorted(offsets, offsets[row] + documents.BLOCK_BYTES, side="right")) - 1
         stop = min(max(stop, row + 1), len(column))

@@ -77,9 +77,9 @@ class Documents(NamedTuple):
     @classmethod
     def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
         """Documents of a pyarrow.LargeBinaryArray without nulls, valid or not. starts: int64 [n]."""
-        size, buffers = len(column), column.buffers()
-        offsets = np.frombuffer(buffers[1] or bytes(8), np.int64)[column.offset : column.offset + size + 1]
-        data = np.frombuffer(buffers[2] or b"", np.uint8)
+        size, offsets = len(column), offsets_of(column)
+        data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
+        data.setflags(write=False)  # one type for the kernel, whatever the buffer is
         text = bytearray(int(offsets[-1] - offsets[0]) + size + ROOM)
         laid, invalid = np.empty(size + 1, np.int64), np.empty(size, np.int64)
         lay(data, offsets, np.frombuffer(text, np.uint8), laid, invalid)
@@ -91,3 +91,19 @@ class Decoded(NamedTuple):
 
     documents: Documents  # valid UTF-8
     bad: list[tuple[int, BadRow]]  # place in the input and reason of each row without a text
+
+
+def offsets_of(column: Any) -> NDArray[np.int64]:
+    """Where the values of a pyarrow.LargeBinaryArray begin and end in its data: int64 [n + 1]."""
+    buffer = column.buffers()[1] or bytes(8)
+    offsets = np.frombuffer(buffer, np.int64)[column.offset : column.offset + len(column) + 1]
+    offsets.setflags(write=False)
+    return offsets
+
+
+def load_kernels() -> None:
+    """Loads or compiles what `Documents.of_column` needs, before several threads do."""
+    data, offsets = np.zeros(0, np.uint8), np.zeros(1, np.int64)
+    for array in (data, offsets):
+        array.setflags(write=False)
+    lay(data, offsets, np.zeros(ROOM, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.int64))

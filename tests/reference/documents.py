@@ -73,7 +73,7 @@ def json_text(line, key):
     """The string of a line of JSON as UTF-8 and how much of it was replaced; None if there is none."""
     text, num_replaced = decode(line)
     try:
-        found = json.loads(text)[key]
+        found = json.loads(text, parse_int=float)[key]
     except (ValueError, KeyError, TypeError, IndexError):
         return None
     if not isinstance(found, str):

@@ -1,0 +1,98 @@
+"""One input: a file of this machine, a stream that can be read only once, or a file under a URL."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from bertdata.errors import InputError
+from bertdata.remote import RemoteFile, is_url
+
+STANDARD_INPUT = "-"
+_REQUESTS = 16  # at the same time
+COMPRESSION_OF = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+KIND_OF = {".txt": "text", ".text": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+           ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Input:
+    """What is known of an input without reading it. Two descriptions differ if the file was changed in between."""
+
+    name: str  # a path, "-", or a URL
+    size: int | None  # bytes; None: a stream
+    version: int | str | None  # of a file when it was last changed, in ns; under a URL what RemoteFile says
+    remote: RemoteFile | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def is_stream(self) -> bool:
+        return self.size is None
+
+    @property
+    def compression(self) -> str:
+        """By the ending of the name; "" for none."""
+        return compression_of(self.name)
+
+    @property
+    def kind(self) -> str:
+        """One of INPUT_FORMATS by the ending of the name, without that of a compression; "text" for all others."""
+        return KIND_OF.get(ending_of(self.name), "text")
+
+    def open(self) -> Any:
+        """A binary file object."""
+        return self.remote.open() if self.remote else open(self.name, "rb")
+
+    def now(self) -> Input:
+        """The same input as it is now."""
+        return of_remote(self.remote.now()) if self.remote else local(self.name)
+
+
+def local(path: str | Path) -> Input:
+    """Describes a file of this machine, a pipe, or "-" for standard input. Raises InputError if it cannot be read."""
+    name = str(path)
+    if name == STANDARD_INPUT:
+        return Input(name, None, None)
+    try:
+        status = os.stat(name)
+        if stat.S_ISFIFO(status.st_mode):
+            return Input(name, None, None)
+        if not stat.S_ISREG(status.st_mode):
+            raise InputError(f"{name} is neither a file nor a named pipe; write its text to a file")
+        open(name, "rb").close()
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}") from None
+    return Input(name, status.st_size, status.st_mtime_ns)
+
+
+def of_remote(file: RemoteFile) -> Input:
+    return Input(file.name, file.size, file.version, file)
+
+
+def now(files: Sequence[Input]) -> list[Input]:
+    """The same inputs as they are now."""
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        of_urls = pool.map(Input.now, [file for file in files if file.remote])
+        return [next(of_urls) if file.remote else file.now() for file in files]
+
+
+def ending_of(name: str) -> str:
+    """The ending of a path or URL, lower-case, without that of a compression."""
+    last = PurePosixPath(name).name.lower()
+    return PurePosixPath(last.removesuffix(PurePosixPath(last).suffix) if compression_of(name) else last).suffix
+
+
+def compression_of(name: str) -> str:
+    return COMPRESSION_OF.get(PurePosixPath(name).suffix.lower(), "")
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name is a URL, and no file here has it."""
+    return is_url(name) and not os.path.lexists(name)
