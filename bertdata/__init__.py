@@ -46,9 +46,18 @@ __all__ = [
 
 
 def open(path: Any) -> Dataset:
-    """Opens the dataset in the directory `path`, in O(shards). Raises DatasetError if it is missing or damaged."""
-    from bertdata.format.dataset import Dataset
+    """Opens the dataset in the directory `path`, in O(shards). Raises DatasetError if it is missing or damaged.
 
+    path: a directory, or a URL of s3, gs, az, hf, http or https, from which the dataset is copied to the cache of this
+    host once ($BERTDATA_CACHE, else ~/.cache/bertdata); that raises RemoteError if the server does not give it.
+    """
+    from bertdata.format.dataset import Dataset
+    from bertdata.sources.inputs import is_remote
+
+    if is_remote(str(path)):
+        from bertdata.format.transfer import local_copy
+
+        path = local_copy(str(path))
     return Dataset(path)
 
 

@@ -117,6 +117,17 @@ def _say(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
+def _local(shards: str) -> str:
+    """The directory of a dataset; of one under a URL that of its copy in the cache."""
+    from bertdata.sources.inputs import is_remote
+
+    if not is_remote(shards):
+        return shards
+    from bertdata.format.transfer import local_copy
+
+    return str(local_copy(shards, say=_say))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="bertdata")
 def main() -> None:
@@ -194,7 +205,7 @@ _on_error = click.option(
 
 @main.command(cls=OneSentence, short_help="Build a dataset from text, JSON lines, Parquet or Arrow.")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
-@click.option("--out", required=True, help="Directory for the dataset; new or empty.")
+@click.option("--out", required=True, help="Directory for the dataset, new or empty, or a URL of s3, gs, az or hf.")
 @click.option(
     "--tokenizer",
     help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
@@ -306,13 +317,15 @@ def _warnings(report: Any) -> Iterator[str]:
     settings = dataset.manifest.settings
     if counts["replaced_characters"]:
         is_other = "encoding" not in settings and counts["replaced_characters"] > _FEW_INVALID * counts["text_bytes"]
+        first = f", the first at {report.first_replaced}" if report.first_replaced else ""
         advice = "; if the text is not UTF-8, name its encoding, for example --encoding latin-1" if is_other else ""
         yield (
             f"{counts['replaced_characters']:,} invalid {settings.get('encoding', 'UTF-8')} sequences were replaced by "
-            f"U+FFFD, the first at {report.first_replaced}; --strict fails instead{advice}"
+            f"U+FFFD{first}; --strict fails instead{advice}"
         )
     if counts["skipped_rows"]:
-        yield f"{counts['skipped_rows']:,} rows without text were skipped, the first: {report.first_skipped}"
+        first = f", the first: {report.first_skipped}" if report.first_skipped else ""
+        yield f"{counts['skipped_rows']:,} rows without text were skipped{first}"
     if counts["special_ids_replaced"]:
         yield f"{counts['special_ids_replaced']:,} words for which the model gave a special id became the unknown id"
     shares = {"validation": settings["validation"], "test": settings["test"]}
@@ -373,6 +386,8 @@ def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, wor
     from bertdata.format.dataset import Dataset
     from bertdata.look import facts
 
+    shards = _local(shards)
+
     if answers.is_teacher_cache(shards):
         about = facts.cache_facts(shards)
         click.echo(facts.as_json(about) if as_json else facts.cache_text(about))
@@ -412,10 +427,41 @@ def show(
     from bertdata.look import show as look
 
     shown = look.shown(
-        Dataset(shards), samples=samples, split=split, first=sample, count=count, length=length, seed=seed,
+        Dataset(_local(shards)), samples=samples, split=split, first=sample, count=count, length=length, seed=seed,
         policy=policy if masked else None,
     )  # fmt: skip
     click.echo(shown)
+
+
+@main.command(cls=OneSentence, short_help="Copy a dataset to a URL.")
+@_dataset
+@click.argument("url")
+def push(shards: str, url: str) -> None:
+    """Copy a dataset to a URL of s3, gs, az or hf, such as s3://bucket/name, and check its files on the way.
+
+    The dataset appears there when it is complete. If the copy is interrupted, run the same command again to continue
+    it.
+    """
+    from bertdata.format.transfer import push as run
+
+    with _bar("push") as progress:
+        dataset_id = run(shards, url, progress=progress)
+    click.echo(f"{url}: dataset_id {dataset_id}")
+
+
+@main.command(cls=OneSentence, short_help="Copy a dataset from a URL, and check it.")
+@click.argument("url")
+@click.argument("directory")
+def pull(url: str, directory: str) -> None:
+    """Copy a dataset from a URL of s3, gs, az, hf, http or https to a new directory, and check its files.
+
+    If the copy is interrupted, run the same command again to continue it.
+    """
+    from bertdata.format.transfer import pull as run
+
+    with _bar("pull") as progress:
+        dataset_id = run(url, directory, progress=progress)
+    click.echo(f"{directory}: dataset_id {dataset_id}")
 
 
 @main.command(cls=OneSentence, short_help="Check every byte of a dataset or a teacher cache.")
@@ -425,7 +471,7 @@ def verify(shards: str) -> None:
     from bertdata.format.verify import verify as run
 
     with _bar("verify") as progress:
-        faults = run(shards, progress=progress)
+        faults = run(_local(shards), progress=progress)
     for fault in faults:
         click.echo(f"error: {fault}", err=True)
     if faults:
@@ -448,7 +494,7 @@ def bench(shards: str, as_json: bool, length: int, rows: int, seconds: float, pr
     from bertdata.look import bench as measure
     from bertdata.look.facts import as_json as dump
 
-    measured = measure.run(shards, length=length, rows=rows, seconds=seconds, processes=processes, cold=cold)
+    measured = measure.run(_local(shards), length=length, rows=rows, seconds=seconds, processes=processes, cold=cold)
     click.echo(dump(measured) if as_json else measure.text(measured))
 
 

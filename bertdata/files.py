@@ -57,16 +57,23 @@ def fsync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def cache_directory() -> Path:
+    """$BERTDATA_CACHE, else bertdata/ in $XDG_CACHE_HOME, else ~/.cache/bertdata."""
+    if directory := os.environ.get("BERTDATA_CACHE"):
+        return Path(directory)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertdata"
+
+
 @contextmanager
-def locked(path: Path, busy: str, advice: str, *, shared: bool = False) -> Iterator[None]:
+def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bool = False) -> Iterator[None]:
     """Holds the lock file `path` until the context, or this process, ends.
 
-    shared: other processes may share the lock. Raises BuildError with the text "{busy} by process {N}; {advice}" if
-    another process holds it.
+    shared: other processes may share the lock. wait: until no other process holds it. Else raises BuildError with the
+    text "{busy} by process {N}; {advice}" if another process holds it.
     """
     with open_plain(path, "a+") as lock:
         try:
-            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             lock.seek(0)
             raise BuildError(f"{busy} by process {lock.read().strip() or '?'}; {advice}") from None

@@ -1,4 +1,4 @@
-"""Files in object stores, on web servers and on the Hugging Face hub: what a URL stands for, reading it in ranges.
+"""Files in object stores, on web servers and on the Hugging Face hub: what a URL stands for, reading and writing them.
 
 obstore does the work for s3://, gs:// and az://, huggingface_hub for hf://, and urllib for http:// and https://: signed
 URLs have a query, which obstore does not take. Credentials come from where these libraries look for them. They are
@@ -33,6 +33,7 @@ from bertdata.errors import RemoteError, UsageError
 _URL = re.compile(r"(s3|gs|az|hf|https?)://")
 _FIRST, _MOST = 1 << 16, 1 << 23  # bytes of a request: after a jump, and at most
 _NO_BUCKET = "there is no such bucket"
+_PARTS = 2  # of 5 MiB that one file sends at the same time
 _TRIES, _FIRST_WAIT_S = 6, 0.5  # of a request that a server may answer later; the wait doubles each time
 _TIMEOUT_S = 60.0  # of silence
 _LOGIN = {
@@ -313,7 +314,7 @@ def _store_of(root: str) -> Any:
     options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # _patiently tries again
     options["client_options"] = {"connect_timeout": silence, "read_timeout": silence, "timeout": whole}
     if root.startswith("s3:"):
-        options["config"] = _s3_config()
+        options["config"] = {"conditional_put": "etag", **_s3_config()}
         if options["config"].get("endpoint", "").startswith("http://"):
             options["client_options"]["allow_http"] = True
     try:
@@ -373,6 +374,87 @@ def _described(url: str, meta: Any) -> RemoteFile:
     return RemoteFile(
         url, meta["size"], tag.strip('"') if tag else f"time {int(meta['last_modified'].timestamp())}", url
     )
+
+
+# ---------------------------------------------------------------------------------------------------- whole files
+
+
+def within(url: str) -> Callable[[str], RemoteFile]:
+    """Name of a file below a directory → the file. That raises RemoteError if there is none.
+
+    Of a repository on the hub it looks once, so all files are of one commit.
+    """
+    _require_sound(url)
+    if "?" in url or "@" in urllib.parse.urlsplit(url).netloc:
+        raise UsageError(f"{without_secrets(url)} was given with a login or a query, which a dataset cannot have")
+    if _scheme(url) != "hf":
+        return lambda name: (_web_file if _scheme(url) == "http" else _object)(f"{url}/{name}")
+    found = _in_repository(url, is_directory=True)
+
+    def one(name: str) -> RemoteFile:
+        if name not in found:
+            raise _absent(f"{url}/{name}")
+        return found[name]
+
+    return one
+
+
+def read(file: RemoteFile, most: int) -> bytes:
+    """The whole file, in memory. Raises RemoteError if it has more than `most` bytes."""
+    if file.size > most:
+        raise RemoteError(f"{file.name} has {file.size:,} bytes, more than the {most:,} that are read; check the URL")
+    with file.open() as stream:
+        return stream.read()
+
+
+def write(url: str, path: Path) -> None:
+    """Puts a file of this machine in the place of an object, whole or not at all."""
+    _patiently(url, lambda: _obstore().put(_store(url), _key(url), path, max_concurrency=_PARTS))
+
+
+def overwrite(url: str, content: bytes) -> None:
+    """Puts a small object in place of another."""
+    _patiently(url, lambda: _obstore().put(_store(url), _key(url), content))
+
+
+def create(url: str, content: bytes) -> bool:
+    """Puts a small object where none is. False: there is one."""
+    from obstore.exceptions import AlreadyExistsError
+
+    def put() -> bool:
+        try:
+            _obstore().put(_store(url), _key(url), content, mode="create")
+        except AlreadyExistsError:
+            return False
+        return True
+
+    return _patiently(url, put)
+
+
+def remove(url: str) -> None:
+    """Removes an object, if there is one."""
+    _patiently(url, lambda: _obstore().delete(_store(url), _key(url)))
+
+
+def commit_folder(url: str, directory: Path, names: list[str], *, unless: str, message: str) -> None:
+    """Puts files of a directory into a repository of the hub in one commit. A repository that it makes is private.
+
+    unless: there is this file already. Raises RemoteError if somebody else commits meanwhile.
+    """
+    repository, path, revision = _repository_of(url)
+    api = _hub().HfApi()
+
+    def put() -> None:
+        api.create_repo(repository, repo_type="dataset", exist_ok=True, private=True)
+        before = api.dataset_info(repository, revision=revision).sha
+        if unless in _in_repository(url, is_directory=True):
+            return
+        api.upload_folder(
+            repo_id=repository, repo_type="dataset", folder_path=directory, path_in_repo=path, revision=revision,
+            allow_patterns=names, commit_message=message, parent_commit=before,
+        )  # fmt: skip
+
+    _patiently(url, put)
 
 
 # --------------------------------------------------------------------------------------------- web servers, the hub
@@ -454,8 +536,8 @@ def _repository_of(url: str) -> tuple[str, str, str | None]:
     return found[1], found[3], urllib.parse.unquote(found[2] or found[4] or "") or None
 
 
-def _in_repository(url: str) -> dict[str, RemoteFile]:
-    """The files of a commit of the hub, as `find` gives them."""
+def _in_repository(url: str, *, is_directory: bool = False) -> dict[str, RemoteFile]:
+    """The files of a commit of the hub, as `find` gives them; all below a directory may also be none."""
     repository, path, revision = _repository_of(url)
     info = _patiently(url, lambda: _hub().HfApi().dataset_info(repository, revision=revision, files_metadata=True))
     every = {}
@@ -463,6 +545,9 @@ def _in_repository(url: str) -> dict[str, RemoteFile]:
         version = (each.lfs.sha256 if each.lfs else each.blob_id) or ""
         shown, at = (f"hf://datasets/{repository}{commit}/{each.rfilename}" for commit in ("", f"@{info.sha}"))
         every[each.rfilename] = RemoteFile(shown, each.size or 0, version, at)
+    if is_directory:
+        folder = _folder_of(path)
+        return {name.removeprefix(folder): file for name, file in every.items() if name.startswith(folder)}
     return {"": every[path]} if path in every else _chosen(url, every, path)
 
 

@@ -39,7 +39,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     except BertdataError as error:
         yield "shards", (FAIL, str(error))
         return
-    faults = verify(config.data)
+    faults = verify(shards.path)
     sound = f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, every byte as written"
     yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, sound)
     try:

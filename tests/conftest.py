@@ -138,7 +138,7 @@ def object_store():
 
 @pytest.fixture
 def bucket(object_store, monkeypatch, tmp_path_factory):
-    """An empty bucket: its URL, and a function that puts an object there."""
+    """An empty bucket: its URL, a function that puts an object there, and one that lists all, name → bytes."""
     import obstore
 
     name, home = f"b{uuid.uuid4().hex}", tmp_path_factory.mktemp("home")
@@ -154,7 +154,12 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
         obstore.put(remote._store(url), key, content)
         return f"{url}/{key}"
 
-    yield SimpleNamespace(url=url, put=put)
+    def objects():
+        store = remote._store(url)
+        paths = [meta["path"] for some in obstore.list(store) for meta in some]
+        return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
+
+    yield SimpleNamespace(url=url, put=put, objects=objects)
     remote._store_of.cache_clear()
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 COMMON = ["choices", "errors", "keys", "jit", "types", "files", "remote"]
 # Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
 ROOMS = {
-    "format": (set(), ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify"]),
+    "format": (set(), ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify", "transfer"]),
     "sources": (
         set(),
         ["kernels", "inputs", "find", "streams", "texts", "jsonl", "documents", "tables", "split", "blocks"],

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from reference import keys, rows
 
 import bertdata
-from bertdata import Loader, Masking
+from bertdata import Loader, Masking, files
 from bertdata.build import build
 from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.format.verify import verify
@@ -396,11 +396,11 @@ def test_where_the_cache_is(monkeypatch):
     monkeypatch.setenv("HOME", "/home/x")
     monkeypatch.delenv("BERTDATA_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert str(index.cache_directory()) == "/home/x/.cache/bertdata"
+    assert str(files.cache_directory()) == "/home/x/.cache/bertdata"
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert str(index.cache_directory()) == "/x/bertdata"
+    assert str(files.cache_directory()) == "/x/bertdata"
     monkeypatch.setenv("BERTDATA_CACHE", "/y")
-    assert str(index.cache_directory()) == "/y"
+    assert str(files.cache_directory()) == "/y"
 
 
 # ------------------------------------------------------------------------------------------------------------- usage

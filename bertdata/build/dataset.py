@@ -4,7 +4,8 @@ The inputs are divided into units of about `shard_size` bytes (sources/split.py)
 each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
 continues from its finished units, when the same command is run again, and gives the same bytes.
 
-Memory: two blocks of about 2 MiB for each worker. A build writes only to its output directory.
+Memory: two blocks of about 2 MiB for each worker. A build writes only to its output directory, or to
+the cache if its output is a URL.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,17 +33,19 @@ from bertdata.build.vocabulary import require_type, trained_tokenizer
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
+from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
+from bertdata.format.transfer import keep, outgoing, push, require_free, require_writable
 from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import Block, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
-from bertdata.sources.inputs import Input, now
+from bertdata.sources.inputs import Input, is_remote, now
 from bertdata.sources.split import UNIT_RULE, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import load_kernels
 from bertdata.tokenize.load import load, name_of
-from bertdata.tokenize.tokenizer import TOKENIZER, WordSplitter
+from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer, WordSplitter
 
 _NAME = "tokenizer_name.json"  # in the staging directory
 Progress = Callable[[int, int], None]
@@ -54,9 +57,9 @@ class BuildReport:
     """The result of a build: the dataset, and what its manifest does not say."""
 
     dataset: Dataset
-    first_replaced: str | None  # 'file, byte n': the first invalid byte sequence that was replaced
-    first_skipped: str | None  # 'file, line n: reason': the first row without text that was skipped
-    reused_units: int  # how many units an earlier, interrupted run had finished
+    first_replaced: str | None = None  # 'file, byte n': the first invalid byte sequence that was replaced
+    first_skipped: str | None = None  # 'file, line n: reason': the first row without text that was skipped
+    reused_units: int = 0  # how many units an earlier, interrupted run had finished
 
 
 def build(
@@ -90,6 +93,7 @@ def build(
 ) -> BuildReport | None:
     """Builds a dataset from text and publishes it in directory `out`. The options are those of `bertdata build`.
 
+    out: with a URL, the dataset is built in the cache of this host, copied there, and stays in the cache.
     tokenizer: a path or hub name; None trains a vocabulary of `vocab_size` tokens on the text, of a `type` (one of
     choices.TOKENIZER_TYPES), `cased` or not.
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
@@ -119,7 +123,13 @@ def build(
         raise UsageError(f"workers is {workers}; give at least 1")
     if not str(out):
         raise UsageError("--out is empty; give a directory")
-    require_directory(str(out))
+    if is_remote(str(out)):
+        require_writable(str(out))
+        if part or overwrite:
+            option = "--part" if part else "--overwrite"
+            raise UsageError(f"{option} does not go with a URL as --out; give a directory, and bertdata push it there")
+    else:
+        require_directory(str(out))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
     selected = find_inputs(named, include=include, exclude=exclude, any_ending=format is not None)
     files = selected.files
@@ -160,48 +170,88 @@ def build(
         "published": settings,
         "inputs": [{"path": file.name, "bytes": file.size, "version": file.version} for file in files],
     }
-    directory, by_unit = Path(out), split(files, form)
     for line in selected.notes():
         say(line)
-    with staging_directory(directory, overwrite=overwrite, part=part) as staging:
-        with planning(staging):
-            continue_or_start(staging, plan, overwrite=overwrite, start_over=bool(streams))
-            loaded = loaded or trained_tokenizer(staging, files, form, type, cased, vocab_size, say)
-            for name, content in loaded.files.items():
-                write_file(staging / name, content)
-            if tokenizer is not None:
-                write_file(staging / _NAME, json.dumps(name_of(tokenizer)).encode())
-        if loaded.missing_roles:
-            say(_missing_roles_warning(loaded.missing_roles))
-        units = finished_units(staging)
-        reused = len(units)
-        if reused and part is None:
-            say(f"continuing: keeping {reused} finished unit{'s' * (reused > 1)} of an earlier run")
-        writer = UnitWriter(
-            staging, loaded, form, (validation, test), sentences=sentences == "line", word_splitter=word_splitter
-        )
-        with announcing_compilation(say):  # loads or compiles the kernels before the threads start
-            writer.encode_block(Block.empty())
-            if any((format or file.kind) != "text" for file in files):
-                load_kernels()
-        total = sum(file.size or 0 for file in files)
-        threads = workers or len(os.sched_getaffinity(0))
-        try:
-            encode_all(
-                by_unit, writer=writer, units=units, workers=threads,
-                progress=lambda done: progress(done, total), part=part or (0, 1), total=total, say=say,
+    work = _Work(
+        files, form, plan, loaded, tokenizer, train=(type, cased, vocab_size), word_splitter=word_splitter,
+        workers=workers or len(os.sched_getaffinity(0)), part=part,
+    )  # fmt: skip
+    if not is_remote(str(out)):
+        return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
+    with outgoing(str(out), plan) as directory:
+        if (directory / MANIFEST).exists() and not streams:  # what could not be copied, or was not copied to its end
+            report: BuildReport | None = BuildReport(dataset=Dataset(directory))
+        else:
+            require_free(str(out))
+            report = work.run(directory, overwrite=bool(streams), say=say, progress=progress)
+        assert report is not None  # noqa: S101  (a part has no URL)
+        say(f"copying the dataset to {out}")
+        push(directory, str(out))
+        return replace(report, dataset=Dataset(keep(directory)))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a build makes. Its options were checked."""
+
+    files: list[Input]
+    form: TextFormat
+    plan: dict[str, Any]
+    tokenizer: Tokenizer | None  # None: one that is trained
+    tokenizer_name: str | None
+    train: tuple[str, bool, int]  # type, cased and vocab_size of one that is trained
+    word_splitter: WordSplitter | None
+    workers: int
+    part: tuple[int, int] | None
+
+    def run(
+        self, directory: Path, *, overwrite: bool, say: Callable[[str], None], progress: Progress
+    ) -> BuildReport | None:
+        """Makes the dataset in a directory, or a part of it."""
+        files, form, settings, part = self.files, self.form, self.plan["published"], self.part
+        by_unit, streams = split(files, form), any(file.is_stream for file in files)
+        with staging_directory(directory, overwrite=overwrite, part=part) as staging:
+            with planning(staging):
+                continue_or_start(staging, self.plan, overwrite=overwrite, start_over=streams)
+                loaded = self.tokenizer or trained_tokenizer(staging, files, form, *self.train, say)
+                for name, content in loaded.files.items():
+                    write_file(staging / name, content)
+                if self.tokenizer_name is not None:
+                    write_file(staging / _NAME, json.dumps(name_of(self.tokenizer_name)).encode())
+            if loaded.missing_roles:
+                say(_missing_roles_warning(loaded.missing_roles))
+            units = finished_units(staging)
+            reused = len(units)
+            if reused and part is None:
+                say(f"continuing: keeping {reused} finished unit{'s' * (reused > 1)} of an earlier run")
+            shares = settings["validation"], settings["test"]
+            writer = UnitWriter(
+                staging, loaded, form, shares, sentences=settings["sentences"] == "line",
+                word_splitter=self.word_splitter,
             )  # fmt: skip
-            progress(total, total)
-        finally:
-            writer.discard()
-        if now(files) != files:
-            raise InputError("an input changed while it was read; run again with --overwrite when nobody changes it")
-        if part is not None:
-            made = sorted(unit for unit in units if by_unit.section(unit) % part[1] == part[0])
-            write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
-            return None
-        publish(directory, staging, units, loaded, settings, _tokenizer_name(staging))
-    return _report(directory, units, files, form, reused)
+            with announcing_compilation(say):  # loads or compiles the kernels before the threads start
+                writer.encode_block(Block.empty())
+                if any((form.kind or file.kind) != "text" for file in files):
+                    load_kernels()
+            total = sum(file.size or 0 for file in files)
+            try:
+                encode_all(
+                    by_unit, writer=writer, units=units, workers=self.workers,
+                    progress=lambda done: progress(done, total), part=part or (0, 1), total=total, say=say,
+                )  # fmt: skip
+                progress(total, total)
+            finally:
+                writer.discard()
+            if now(files) != files:
+                raise InputError(
+                    "an input changed while it was read; run again with --overwrite when nobody changes it"
+                )
+            if part is not None:
+                made = sorted(unit for unit in units if by_unit.section(unit) % part[1] == part[0])
+                write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
+                return None
+            publish(directory, staging, units, loaded, settings, _tokenizer_name(staging))
+        return _report(directory, units, files, form, reused)
 
 
 def _tokenizer_name(staging: Path) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import DatasetError
-from bertdata.format.records import FORMAT_VERSION, canonical, read_record, write_record
+from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_record, write_record
 from bertdata.types import SpecialTokens
 
 MANIFEST = "manifest.json"
@@ -112,7 +112,15 @@ def read_manifest(directory: Path) -> Manifest:
         if (directory / ".build").exists():
             raise DatasetError(f"{directory} holds an unfinished build; run the same bertdata build again to finish it")
         raise DatasetError(f"{directory} is not a dataset: it has no {MANIFEST}")
-    record = read_record(path)
+    return _checked(read_record(path), path)
+
+
+def parse_manifest(content: bytes, place: str) -> Manifest:
+    """As `read_manifest`, from the bytes of a file. place: what an error names it."""
+    return _checked(parse_record(content, place), place)
+
+
+def _checked(record: dict[str, Any], path: object) -> Manifest:
     try:
         manifest = _parse(record)
         dataset_id = manifest.dataset_id

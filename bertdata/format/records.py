@@ -32,22 +32,27 @@ def read_record(path: Path) -> dict[str, Any]:
     """
     try:
         with open_plain(path, "rb") as file:
-            content = file.read(MAX_RECORD_BYTES + 1)
-        if len(content) > MAX_RECORD_BYTES:
-            raise DatasetError(f"{path} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes")
-        record = json.loads(content)
-        checksum = record.pop("checksum")
-        if hashlib.sha256(canonical(record)).hexdigest() != checksum:
-            raise DatasetError(f"{path} is damaged: its contents do not match its checksum")
-        version = record["format_version"]
+            return parse_record(file.read(MAX_RECORD_BYTES + 1), path)
     except FileNotFoundError:
         raise DatasetError(f"{path} is missing") from None
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def parse_record(content: bytes, place: object) -> dict[str, Any]:
+    """As `read_record`, from the bytes of a file. place: what an error names it."""
+    if len(content) > MAX_RECORD_BYTES:
+        raise DatasetError(f"{place} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes")
+    try:
+        record: dict[str, Any] = json.loads(content)
+        checksum = record.pop("checksum")
+        if hashlib.sha256(canonical(record)).hexdigest() != checksum:
+            raise DatasetError(f"{place} is damaged: its contents do not match its checksum")
+        version = record["format_version"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DatasetError(f"{path} is damaged: it is not a JSON object with a checksum") from None
+        raise DatasetError(f"{place} is damaged: it is not a JSON object with a checksum") from None
     if version != FORMAT_VERSION:
         raise DatasetError(
-            f"{path} has format version {version!r}, and this library reads version {FORMAT_VERSION}; upgrade bertdata"
+            f"{place} has format version {version!r}, and this library reads version {FORMAT_VERSION}; upgrade bertdata"
         )
     return record

@@ -1,8 +1,8 @@
 """Sampling indexes, computed once and cached on disk as memory-mapped arrays.
 
-The cache directory is $BERTDATA_CACHE, else bertdata/ in $XDG_CACHE_HOME, else ~/.cache/bertdata. The name of an index
-is a hash of everything that decides its contents, so two processes that make the same index write the same bytes. An
-index appears when it is complete. The directory can be deleted at any time; what is needed is made again.
+The name of an index in the cache directory is a hash of everything that decides its contents, so two processes that
+make the same index write the same bytes. An index appears when it is complete. The directory can be deleted at any
+time; what is needed is made again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from bertdata.errors import BuildError, DatasetError
-from bertdata.files import fsync_directory, make_directory
+from bertdata.files import cache_directory, fsync_directory, make_directory
 from bertdata.format.arrays import ArrayWriter, array_path, open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, read_record, write_record
 from bertdata.read.stream import TokenStream
@@ -26,12 +26,6 @@ from bertdata.read.stream import TokenStream
 INDEX_VERSION = 2  # raised when the contents of an index change
 Append = Callable[[str, NDArray[Any]], None]
 """append(name, values): adds values to the end of an array of the index."""
-
-
-def cache_directory() -> Path:
-    if directory := os.environ.get("BERTDATA_CACHE"):
-        return Path(directory)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertdata"
 
 
 def index_identity(stream: TokenStream, kind: str) -> dict[str, Any]:

@@ -1,0 +1,347 @@
+"""A dataset under a URL: `push` puts one there, `pull` copies it here and checks it, `local_copy` does so once a host.
+
+All files but the manifest come first, and the manifest comes last, only if there is none. So what has a manifest is
+whole. Files are a function of the text, the tokenizer and the settings, so a copy that was killed goes on when it is
+run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from bertdata import remote
+from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
+from bertdata.files import TEMPORARY, cache_directory, fsync_directory, locked, make_directory, open_plain, write_file
+from bertdata.format.arrays import HEADER_BYTES, array_path, digest
+from bertdata.format.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record
+
+CLAIM = ".bertdata-push"  # beside a manifest that is to come: whose files are put there, and which are there
+LOCK = ".pull.lock"
+_THREADS = 8  # files at the same time
+_PIECE = 1 << 23
+_CLAIMED_EVERY = 1 << 28  # bytes that a push puts between two notes of what is there
+Progress = Callable[[int, int], None]
+_Result = TypeVar("_Result")
+FileOf = Callable[[str], remote.RemoteFile]
+
+
+def push(directory: str | Path, url: str, *, progress: Progress = lambda done, total: None) -> str:
+    """Puts the dataset of a directory under a URL, and returns its dataset_id. Checks every file before it goes.
+
+    url: a directory of an object store, or hf://datasets/org/name[/path][@revision]. Run again after a kill, it goes on
+    with the files that are not there. A dataset that is there already stays: the same one is what was asked for, and
+    another one is refused. progress: called with the bytes that are done, and all.
+
+    Raises UsageError, DatasetError for a damaged dataset, BuildError for another dataset, and RemoteError.
+    """
+    source, root = Path(directory), url.rstrip("/")
+    require_writable(root)
+    manifest = read_manifest(source)
+    there = _id_under(root)
+    if there is None and root.startswith("hf:"):
+        for name, sha256 in files_of(manifest).items():
+            _require_sound(source / name, sha256)
+        names, message = [*files_of(manifest), MANIFEST], f"Dataset {manifest.dataset_id[:16]}"
+        remote.commit_folder(root, source, names, unless=MANIFEST, message=message)
+        there = _id_under(root)
+    elif there is None:
+        there = _put_all(source, root, manifest, progress)
+    elif there == manifest.dataset_id and not root.startswith("hf:"):
+        remote.remove(f"{root}/{CLAIM}")  # of a push that was killed after its manifest was there
+    if there is None:
+        raise RemoteError(f"{root}: the server did not keep {MANIFEST}; run the same command again")
+    if there != manifest.dataset_id:
+        raise BuildError(f"{root} holds another dataset already; give another URL, or remove that one first")
+    return manifest.dataset_id
+
+
+def require_writable(url: str) -> None:
+    """Raises UsageError for a URL that no dataset can be put under."""
+    if not remote.is_url(url) or url.startswith("http"):
+        raise UsageError(
+            f"{remote.without_secrets(url)} is no place for a dataset; give a URL of s3, gs, az or hf, such as "
+            "s3://bucket/name"
+        )
+
+
+def require_free(url: str) -> None:
+    """Raises BuildError if a dataset is under a URL."""
+    if _id_under(url.rstrip("/")) is not None:
+        raise BuildError(f"{url} already holds a dataset; give another URL, or remove that one first")
+
+
+def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, total: None) -> str:
+    """Copies the dataset under a URL to a directory, checks every byte, and returns its dataset_id.
+
+    Run again after a kill, it goes on with the files that are not here. Raises UsageError, DatasetError if there is no
+    dataset or a file is not what the manifest says, BuildError if the directory holds something else, and RemoteError.
+    """
+    root, target = url.rstrip("/"), Path(directory)
+    if not remote.is_url(root):
+        raise UsageError(f"{url} is not a URL; give one such as s3://bucket/name")
+    file_of, content, manifest = _dataset_under(root)
+    if target.exists() and any(target.iterdir()) and not any((target / name).exists() for name in (LOCK, MANIFEST)):
+        raise BuildError(f"{target} is not empty; give a new directory")
+    make_directory(target)
+    with locked(target / LOCK, f"{target} is being filled", "wait for it"):
+        if not (target / MANIFEST).exists():
+            names = {*files_of(manifest), LOCK}
+            for left in target.iterdir():  # of a pull of another dataset that was killed
+                if left.name not in names:
+                    left.unlink()
+            _get_files(file_of, target, manifest, progress)
+            write_file(target / MANIFEST, content)
+        (target / LOCK).unlink(missing_ok=True)
+    if read_manifest(target).dataset_id != manifest.dataset_id:
+        raise BuildError(f"{target} already holds another dataset; give another directory")
+    return manifest.dataset_id
+
+
+def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> Path:
+    """The directory of this host that has the dataset under a URL: in the cache, and copied there once.
+
+    Of several processes the first one copies, and the others wait for it. The copy is named by its dataset_id, so
+    another dataset under the same URL is another copy. Nothing removes it; the directory may be deleted when nobody
+    reads it. say: called with a line before a copy begins. Raises as `pull` does.
+    """
+    root = url.rstrip("/")
+    file_of, content, manifest = _dataset_under(root)
+    target = _copy_of(manifest)
+    if not (target / MANIFEST).exists():
+        make_directory(target)
+        with _filling(target):
+            if not (target / MANIFEST).exists():
+                say(f"copying {root} to {target}")
+                _get_files(file_of, target, manifest, lambda done, total: None)
+                write_file(target / MANIFEST, content)
+    return target
+
+
+def _copy_of(manifest: Manifest) -> Path:
+    return cache_directory() / "datasets" / manifest.dataset_id[:32]
+
+
+def _filling(target: Path) -> AbstractContextManager[None]:
+    """What one process at a time is in; the others wait."""
+    return locked(target.with_name(f"{target.name}.lock"), "", "", wait=True)
+
+
+@contextmanager
+def outgoing(url: str, plan: Mapping[str, Any]) -> Iterator[Path]:
+    """A directory of the cache, locked, where a dataset for a URL is built. Each plan of a build has its own."""
+    name = hashlib.sha256(canonical({"url": url.rstrip("/"), "plan": plan})).hexdigest()[:32]
+    directory = cache_directory() / "outgoing" / name
+    make_directory(directory)
+    with locked(directory.with_name(f"{name}.lock"), f"{url} is being built", "wait for it"):
+        try:
+            yield directory
+        finally:
+            if directory.exists() and not any(directory.iterdir()):
+                directory.rmdir()
+
+
+def keep(directory: Path) -> Path:
+    """Moves a dataset to where `local_copy` looks for it."""
+    target = _copy_of(read_manifest(directory))
+    make_directory(target.parent)
+    with _filling(target):
+        if (target / MANIFEST).exists():
+            shutil.rmtree(directory)
+        else:
+            shutil.rmtree(target, ignore_errors=True)  # what a copy left that was killed
+            os.replace(directory, target)
+    return target
+
+
+def files_of(manifest: Manifest) -> dict[str, str | None]:
+    """Name → SHA-256 of every file of a dataset but its manifest; None for commit records, which hold their own."""
+    files: dict[str, str | None] = dict(manifest.tokenizer)
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        files |= {array_path(Path(), shard.name, name).name: entry["sha256"] for name, entry in shard.arrays.items()}
+        files[f"{shard.name}.json"] = None
+    return files
+
+
+def _id_under(root: str) -> str | None:
+    """The dataset_id of what is under a URL; None: there is no dataset."""
+    try:
+        return _manifest_under(root)[2].dataset_id
+    except RemoteError as error:
+        if error.is_absent:
+            return None
+        raise
+
+
+def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
+    """As `_manifest_under`, but raises DatasetError if there is no dataset."""
+    try:
+        return _manifest_under(root)
+    except RemoteError as error:
+        if error.is_absent:
+            raise DatasetError(f"{root} is not a dataset: it has no {MANIFEST}") from None
+        raise
+
+
+def _manifest_under(root: str) -> tuple[FileOf, bytes, Manifest]:
+    """Name → file, and the manifest, as bytes too."""
+    file_of = remote.within(root)
+    content = remote.read(file_of(MANIFEST), MAX_RECORD_BYTES)
+    return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}")
+
+
+def _put_all(source: Path, root: str, manifest: Manifest, progress: Progress) -> str | None:
+    """Puts all files, the manifest last. Returns the dataset_id that is there in the end, which may be another one."""
+    done = _claim(root, manifest)
+    there = _id_under(root)  # again: who had the claim before may have finished
+    if there is None:
+        _put_files(source, root, manifest, done, progress)
+        is_mine = remote.create(f"{root}/{MANIFEST}", (source / MANIFEST).read_bytes())
+        there = manifest.dataset_id if is_mine else _id_under(root)
+    if there is not None:
+        remote.remove(f"{root}/{CLAIM}")
+    return there
+
+
+def _claim(root: str, manifest: Manifest) -> set[str]:
+    """Keeps two programs from putting different datasets in one place. Returns the files that are there already.
+
+    Raises BuildError if another dataset is being put there.
+    """
+    while not remote.create(f"{root}/{CLAIM}", _claimed(manifest, set())):
+        try:
+            claim = json.loads(remote.read(remote.within(root)(CLAIM), MAX_RECORD_BYTES))
+            if claim["dataset_id"] == manifest.dataset_id:
+                return set(claim["files"])
+            other = str(claim["dataset_id"])[:16]
+        except RemoteError as error:
+            if not error.is_absent:
+                raise
+            continue  # whoever it was is done meanwhile
+        except (ValueError, TypeError, KeyError):
+            other = "unknown"
+        raise BuildError(
+            f"{root} is being filled with another dataset ({other}); give another URL, or remove {CLAIM} there if "
+            "nobody does that any more"
+        )
+    return set()
+
+
+def _claimed(manifest: Manifest, done: set[str]) -> bytes:
+    return json.dumps({"dataset_id": manifest.dataset_id, "files": sorted(done)}).encode()
+
+
+def _put_files(source: Path, root: str, manifest: Manifest, done: set[str], progress: Progress) -> None:
+    """Puts all files but the manifest and those of `done`. The claim says now and then which are there."""
+    digests = files_of(manifest)
+    size_of = {name: os.stat(source / name).st_size for name in digests}
+    total, num_bytes, unclaimed = sum(size_of.values()), sum(size_of[name] for name in done & size_of.keys()), 0
+
+    def put(name: str) -> str:
+        _require_sound(source / name, digests[name])
+        remote.write(f"{root}/{name}", source / name)
+        return name
+
+    progress(num_bytes, total)
+    for name in _at_once(put, [name for name in digests if name not in done]):
+        done.add(name)
+        num_bytes, unclaimed = num_bytes + size_of[name], unclaimed + size_of[name]
+        progress(num_bytes, total)
+        if unclaimed >= _CLAIMED_EVERY:
+            remote.overwrite(f"{root}/{CLAIM}", _claimed(manifest, done))
+            unclaimed = 0
+
+
+def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progress) -> None:
+    """Copies all files but the manifest, those that are here excepted, and checks each."""
+    digests, most = files_of(manifest), dict[str, int]()
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        for array, entry in shard.arrays.items():
+            name = array_path(Path(), shard.name, array).name
+            most[name] = HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
+    total, done, is_over = sum(most.values()), 0, threading.Event()
+
+    def get(name: str) -> int:
+        return _copy(lambda: file_of(name), target / name, digests[name], most.get(name, MAX_RECORD_BYTES), is_over)
+
+    try:
+        for size in _at_once(get, digests):
+            done += size
+            progress(min(done, total), total)
+    finally:
+        is_over.set()
+    fsync_directory(target)
+
+
+def _require_sound(path: Path, sha256: str | None) -> None:
+    if sha256 not in (None, digest(path)[0]):
+        raise DatasetError(f"{path} is not the file that {MANIFEST} names; bertdata verify {path.parent} says more")
+
+
+def _copy(
+    find: Callable[[], remote.RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event
+) -> int:
+    """Copies a file of at most so many bytes, unless it is here. Returns its size."""
+    if sha256 is not None and path.exists() and digest(path)[0] == sha256:
+        return path.stat().st_size
+    file, temporary, found = find(), path.with_name(path.name + TEMPORARY), hashlib.sha256()
+    wrong = DatasetError(f"{file.name} is not the file that {MANIFEST} names; push the dataset again")
+    if file.size > most:
+        raise wrong
+    with file.open() as source, open_plain(temporary, "wb") as copy:
+        while not is_over.is_set() and (piece := source.read(_PIECE)):
+            found.update(piece)
+            copy.write(piece)
+        copy.flush()
+        os.fsync(copy.fileno())
+    if is_over.is_set():
+        return 0
+    if sha256 is None:
+        parse_record(temporary.read_bytes(), file.name)
+    elif sha256 != found.hexdigest():
+        temporary.unlink()
+        raise wrong
+    os.replace(temporary, path)
+    return file.size
+
+
+def _at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Result]:
+    """The results of `do` for all names, as they come.
+
+    After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes.
+    """
+    waiting, results = queue.SimpleQueue[str](), queue.SimpleQueue[_Result | BaseException]()
+    for name in (names := list(names)):
+        waiting.put(name)
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            try:
+                results.put(do(waiting.get_nowait()))
+            except queue.Empty:
+                return
+            except BaseException as error:
+                is_over.set()
+                results.put(error)
+
+    for _ in range(min(_THREADS, len(names))):
+        threading.Thread(target=work, name="transfer", daemon=True).start()
+    try:
+        for _ in names:
+            if isinstance(result := results.get(), BaseException):
+                raise result
+            yield result
+    finally:
+        is_over.set()

@@ -1,0 +1,466 @@
+"""Datasets under URLs: what is there is whole, after any kill, and what comes back is what went."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+from click.testing import CliRunner
+from test_build import published
+
+import bertdata
+from bertdata import remote
+from bertdata.build import build
+from bertdata.cli import main
+from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
+from bertdata.format import transfer
+from bertdata.format.transfer import pull, push
+from bertdata.format.verify import verify
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def under(bucket, prefix):
+    """Name → bytes of the objects below a prefix."""
+    return {key.removeprefix(f"{prefix}/"): content for key, content in bucket.objects().items()}
+
+
+def test_what_comes_back_is_what_went(bucket, dataset, tmp_path):
+    seen = []
+    assert push(dataset.path, f"{bucket.url}/shards/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
+    assert under(bucket, "shards") == published(dataset.path)
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert pull(f"{bucket.url}/shards", tmp_path / "copy") == dataset.dataset_id
+    assert published(tmp_path / "copy") == published(dataset.path)
+    assert verify(tmp_path / "copy") == []
+
+
+def test_a_second_time_nothing_is_written(bucket, dataset, tmp_path):
+    push(dataset.path, f"{bucket.url}/shards")
+    pull(f"{bucket.url}/shards", tmp_path / "copy")
+    with patch.object(remote, "write", None), patch.object(transfer, "_copy", None):
+        assert push(dataset.path, f"{bucket.url}/shards") == dataset.dataset_id
+        assert pull(f"{bucket.url}/shards", tmp_path / "copy") == dataset.dataset_id
+
+
+def test_a_url_opens_from_the_cache(bucket, dataset, cache):
+    push(dataset.path, f"{bucket.url}/shards")
+    first = bertdata.open(f"{bucket.url}/shards")
+    assert first.dataset_id == dataset.dataset_id
+    assert first.path.is_relative_to(cache)
+    with patch.object(transfer, "_copy", None):
+        assert bertdata.open(f"{bucket.url}/shards/").path == first.path
+
+
+def test_several_that_open_a_url_copy_it_once(bucket, dataset):
+    push(dataset.path, f"{bucket.url}/shards")
+    copied, found, real = [], [], transfer._copy
+
+    def copy(find, path, *more):
+        copied.append(path.name)
+        time.sleep(0.05)
+        return real(find, path, *more)
+
+    with patch.object(transfer, "_copy", copy):
+        threads = [
+            threading.Thread(target=lambda: found.append(bertdata.open(f"{bucket.url}/shards").dataset_id))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [dataset.dataset_id] * 4
+    assert sorted(copied) == sorted(name for name in published(dataset.path) if name != "manifest.json")
+
+
+def test_another_dataset_is_not_replaced(bucket, dataset, corpus, vocab, tmp_path):
+    build(corpus, tmp_path / "other", tokenizer=vocab)
+    push(dataset.path, f"{bucket.url}/shards")
+    before = bucket.objects()
+    with pytest.raises(BuildError, match="holds another dataset already; give another URL, or remove that one first"):
+        push(tmp_path / "other", f"{bucket.url}/shards")
+    with pytest.raises(BuildError, match="already holds a dataset; give another URL"):
+        build(corpus, f"{bucket.url}/shards", tokenizer=vocab)
+    with pytest.raises(BuildError, match="already holds another dataset; give another directory"):
+        pull(f"{bucket.url}/shards", tmp_path / "other")
+    assert bucket.objects() == before
+
+
+@pytest.fixture
+def other(tmp_path, corpus, vocab):
+    """Another dataset whose files have the names of those of `dataset`, and mostly their sizes."""
+    build(
+        Path(corpus), tmp_path / "other", tokenizer=vocab, sentences="line", validation=0.2, test=0.1, shard_size=8000
+    )
+    text = Path(corpus).read_text()
+    (tmp_path / "text.txt").write_text(text.replace("stone", "bread"))
+    options = {"tokenizer": vocab, "sentences": "line", "validation": 0.2, "test": 0.1, "shard_size": 8000}
+    return build(tmp_path / "text.txt", tmp_path / "other", overwrite=True, **options).dataset
+
+
+def test_two_different_datasets_are_not_mixed(bucket, dataset, other):
+    """What a push of another dataset began, and did not finish, is in the way until somebody removes its claim."""
+    url = f"{bucket.url}/shards"
+    with patch.object(remote, "create", lambda url, content: bucket.put(url.removeprefix(f"{bucket.url}/"), content)
+                      if url.endswith(transfer.CLAIM) else 1 / 0), pytest.raises(ZeroDivisionError):  # fmt: skip
+        push(other.path, url)
+    assert len(bucket.objects()) == len(published(other.path))  # all but the manifest, and the claim
+    with pytest.raises(BuildError, match=f"is being filled with another dataset .*remove {transfer.CLAIM} there"):
+        push(dataset.path, url)
+    remote.remove(f"{url}/{transfer.CLAIM}")
+    with patch.object(remote, "write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        push(dataset.path, url)
+    push(dataset.path, url)
+    found = under(bucket, "shards")
+    assert {name: found[name] for name in published(dataset.path)} == published(dataset.path)
+
+
+def test_what_is_there_is_not_put_again(bucket, dataset):
+    put, real = [], remote.write
+
+    def write(url, path):
+        if len(put) == 7:
+            raise KeyboardInterrupt
+        put.append(path.name)
+        real(url, path)
+
+    one_by_one = {"_THREADS": 1, "_CLAIMED_EVERY": 1}
+    with patch.multiple(transfer, **one_by_one), patch.object(remote, "write", write):
+        with pytest.raises(KeyboardInterrupt):
+            push(dataset.path, f"{bucket.url}/shards")
+        before, put[:] = set(put), []
+        with patch.object(remote, "write", lambda url, path: put.append(path.name) or real(url, path)):
+            push(dataset.path, f"{bucket.url}/shards")
+    assert len(before) == 7
+    assert sorted([*before, *put]) == sorted({*published(dataset.path)} - {"manifest.json"})
+    assert under(bucket, "shards") == published(dataset.path)
+
+
+def test_a_push_that_comes_late_changes_nothing(bucket, dataset, other):
+    """Another one finishes after this one has seen that there is no manifest."""
+    url, real, is_first = f"{bucket.url}/shards", transfer._id_under, [True]
+
+    def late(root):
+        found = real(root)
+        if is_first.pop() if is_first else False:
+            push(dataset.path, url)
+        return found
+
+    with patch.object(transfer, "_id_under", late), pytest.raises(BuildError, match="holds another dataset already"):
+        push(other.path, url)
+    assert under(bucket, "shards") == published(dataset.path)
+
+
+def test_a_manifest_that_the_server_did_not_take_is_no_success(bucket, dataset):
+    real, said = remote.create, "the server did not keep manifest.json; run the same command again"
+    no_manifest = patch.object(remote, "create", lambda url, content: "push" in url and real(url, content))
+    with no_manifest, pytest.raises(RemoteError, match=said):
+        push(dataset.path, f"{bucket.url}/shards")
+    push(dataset.path, f"{bucket.url}/shards")
+    assert under(bucket, "shards") == published(dataset.path)
+
+
+def test_a_directory_with_other_files_is_not_filled(bucket, dataset, tmp_path):
+    push(dataset.path, f"{bucket.url}/shards")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(BuildError, match="mine is not empty; give a new directory"):
+        pull(f"{bucket.url}/shards", tmp_path / "mine")
+    assert published(tmp_path / "mine") == {"notes.txt": b"keep"}
+
+
+def test_damage_is_found_on_the_way(bucket, dataset, tmp_path):
+    push(dataset.path, f"{bucket.url}/shards")
+    name = "train-00000.tokens.npy"
+    content = bytearray(published(dataset.path)[name])
+    content[200] ^= 1
+    bucket.put(f"shards/{name}", bytes(content))
+    with pytest.raises(DatasetError, match=f"{bucket.url}/shards/{name} is not the file that manifest.json names"):
+        pull(f"{bucket.url}/shards", tmp_path / "copy")
+    assert not (tmp_path / "copy" / "manifest.json").exists()
+    bucket.put(f"shards/{name}", published(dataset.path)[name])
+    bucket.put("shards/train-00000.json", b"{}")
+    with pytest.raises(DatasetError, match=r"train-00000.json is damaged"):
+        pull(f"{bucket.url}/shards", tmp_path / "copy")
+
+
+def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path):
+    pushed = tmp_path / "damaged"
+    pushed.mkdir()
+    for name, content in published(dataset.path).items():
+        (pushed / name).write_bytes(content)
+    (pushed / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(DatasetError, match=r"tokenizer.json is not the file that manifest.json names"):
+        push(pushed, f"{bucket.url}/shards")
+    assert "manifest.json" not in under(bucket, "shards")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("https://host/shards", "https://host/shards is no place for a dataset; give a URL of s3, gs, az or hf"),
+        ("shards", "shards is no place for a dataset; give a URL of s3, gs, az or hf"),
+    ],
+)
+def test_what_is_no_place_for_a_dataset_is_one_sentence(dataset, url, said):
+    with pytest.raises(UsageError) as caught:
+        push(dataset.path, url)
+    assert str(caught.value).startswith(said)
+
+
+def test_what_has_no_dataset_is_one_sentence(bucket, tmp_path):
+    bucket.put("text/a.txt", b"a")
+    for run in (bertdata.open, lambda url: pull(url, tmp_path / "copy")):
+        with pytest.raises(DatasetError, match=f"{bucket.url}/text is not a dataset: it has no manifest.json"):
+            run(f"{bucket.url}/text")
+    with pytest.raises(RemoteError, match="there is no such bucket"):
+        bertdata.open("s3://no-such-bucket/shards")
+
+
+def test_a_pull_after_one_of_another_dataset_has_nothing_of_it(bucket, dataset, other, tmp_path):
+    push(dataset.path, f"{bucket.url}/a")
+    push(other.path, f"{bucket.url}/b")
+    with patch.object(transfer, "write_file", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        pull(f"{bucket.url}/a", tmp_path / "copy")
+    (tmp_path / "copy" / "train-00077.json").write_text("of a")
+    pull(f"{bucket.url}/b", tmp_path / "copy")
+    assert published(tmp_path / "copy") == published(other.path)
+
+
+def test_a_failure_does_not_wait_for_what_has_begun():
+    began, is_free = threading.Event(), threading.Event()
+
+    def do(name):
+        if name == "fails":
+            began.wait()
+            raise RemoteError("no")
+        began.set()
+        is_free.wait(60)
+        return 1
+
+    with pytest.raises(RemoteError):
+        list(transfer._at_once(do, ["waits", "fails", "later"]))
+    assert not is_free.is_set()
+    is_free.set()
+
+
+def test_a_process_that_was_forked_is_told(bucket, dataset):
+    push(dataset.path, f"{bucket.url}/shards")
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            bertdata.open(f"{bucket.url}/shards")
+        except RemoteError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 1000).startswith(b"an object store was used before this process was forked")
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("command", ["inspect", "show", "verify", "bench --seconds 0.01 --processes 1"])
+def test_commands_take_urls(bucket, dataset, command):
+    push(dataset.path, f"{bucket.url}/shards")
+    name, *options = command.split()
+    result = CliRunner().invoke(main, [name, f"{bucket.url}/shards", *options])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("url", ["https://u:secret@host/shards", "https://host/shards?token=secret"])
+def test_a_dataset_has_no_secret_in_its_url(url):
+    with pytest.raises(UsageError, match="^https://host/shards was given with a login or a query"):
+        bertdata.open(url)
+
+
+# -------------------------------------------------------------------------------------------------------------- builds
+
+
+def test_a_build_to_a_url_gives_the_files_of_a_directory(bucket, corpus, vocab, tmp_path, cache):
+    options = {"tokenizer": vocab, "shard_size": 8000}
+    build(corpus, tmp_path / "here", **options)
+    report = build(corpus, f"{bucket.url}/there", **options)
+    assert under(bucket, "there") == published(tmp_path / "here")
+    assert published(report.dataset.path) == published(tmp_path / "here")
+    with patch.object(transfer, "_copy", None):
+        assert bertdata.open(f"{bucket.url}/there").path == report.dataset.path
+    assert not any((cache / "outgoing").glob("*/*"))
+
+
+def test_a_build_to_a_url_that_could_not_be_reached_goes_on(bucket, corpus, vocab, tmp_path):
+    build(corpus, tmp_path / "here", tokenizer=vocab)
+    with patch.object(remote, "write", side_effect=RemoteError("no")), pytest.raises(RemoteError):
+        build(corpus, f"{bucket.url}/there", tokenizer=vocab)
+    with patch("bertdata.build.dataset.encode_all", None):  # the text is not read again
+        build(corpus, f"{bucket.url}/there", tokenizer=vocab)
+    assert under(bucket, "there") == published(tmp_path / "here")
+
+
+def test_a_build_that_was_killed_after_its_manifest_was_there_ends(bucket, corpus, vocab, tmp_path, cache):
+    with patch("bertdata.build.dataset.keep", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        build(corpus, f"{bucket.url}/there/", tokenizer=vocab)
+    bucket.put(f"there/{transfer.CLAIM}", b"left")
+    report = build(corpus, f"{bucket.url}/there", tokenizer=vocab)
+    assert under(bucket, "there") == published(report.dataset.path)
+    assert report.dataset.path.is_relative_to(cache / "datasets")
+    with pytest.raises(BuildError, match="already holds a dataset; give another URL"):
+        build(corpus, f"{bucket.url}/there", tokenizer=vocab)
+    assert not [path for path in (cache / "outgoing").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("option", [["--part", "1/2"], ["--overwrite"]])
+def test_what_does_not_go_with_a_url_is_one_sentence(bucket, corpus, vocab, option):
+    result = CliRunner().invoke(main, ["build", str(corpus), "--out", bucket.url, "--tokenizer", vocab, *option])
+    assert result.exit_code == 2
+    said = f"error: {option[0]} does not go with a URL as --out; give a directory, and bertdata push it there\n"
+    assert result.stderr == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["push", "build", "pull"])
+def test_killed_at_random_it_ends_in_the_same_bytes(bucket, corpus, vocab, tmp_path, what):
+    """Twenty kills of each; what has a manifest is whole at every one."""
+    build(corpus, tmp_path / "here", tokenizer=vocab, shard_size=3000)
+    expected = published(tmp_path / "here")
+    if what == "pull":
+        push(tmp_path / "here", f"{bucket.url}/there")
+    command = {
+        "push": ["push", str(tmp_path / "here"), f"{bucket.url}/there"],
+        "build": ["build", str(corpus), "--out", f"{bucket.url}/there", "--tokenizer", vocab, "--shard-size", "3000"],
+        "pull": ["pull", f"{bucket.url}/there", str(tmp_path / "copy")],
+    }[what]
+
+    def found():
+        if what != "pull":
+            return under(bucket, "there")
+        return published(tmp_path / "copy") if (tmp_path / "copy").exists() else {}
+
+    def run(seconds):
+        """Whether it was killed after so many seconds."""
+        done = subprocess.Popen([sys.executable, "-m", "bertdata", *command], stderr=subprocess.PIPE, text=True)
+        with done:
+            try:
+                done.wait(seconds)
+            except subprocess.TimeoutExpired:
+                done.kill()
+                return True
+            assert done.returncode == 0, done.stderr.read()
+            return False
+
+    began = time.monotonic()
+    assert not run(60)
+    seconds, draw, kills = time.monotonic() - began, random.Random(0), 0
+    for _ in range(200):
+        if "manifest.json" in (there := found()):
+            there.pop(transfer.CLAIM, None)  # of a push that was killed between its last two steps
+            assert there == expected
+            if kills >= 20:
+                break
+            for name in there:
+                (tmp_path / "copy" / name).unlink() if what == "pull" else remote.remove(f"{bucket.url}/there/{name}")
+            if what == "pull":
+                (tmp_path / "copy").rmdir()
+        kills += run(draw.uniform(0.3, 1.0) * seconds)
+    else:
+        pytest.fail(f"{kills} kills, and no dataset")
+
+
+# ------------------------------------------------------------------------------------------------------------- the hub
+
+
+class FakeHub:
+    """A repository in memory, with what is used of huggingface_hub. Each upload is one commit."""
+
+    def __init__(self):
+        self.commits = {}  # sha → name → bytes
+        self.is_made = False
+        self.utils = SimpleNamespace(build_hf_headers=lambda: {"authorization": "Bearer secret"})
+
+    def HfApi(self):  # noqa: N802
+        return self
+
+    def create_repo(self, repository, *, repo_type, exist_ok, private):
+        assert (repository, repo_type, exist_ok, private) == ("org/name", "dataset", True, True)
+        if not self.is_made:
+            self.is_made, self.commits["sha0"] = True, {".gitattributes": b"x"}
+
+    def upload_folder(self, *, folder_path, path_in_repo, allow_patterns, parent_commit, revision, **_):
+        assert (parent_commit, revision) == (list(self.commits)[-1], None)
+        files = {f"{path_in_repo}/{name}".lstrip("/"): Path(folder_path, name).read_bytes() for name in allow_patterns}
+        self.commits[f"sha{len(self.commits)}"] = {**self.commits[parent_commit], **files}
+
+    def dataset_info(self, repository, *, revision, files_metadata=False):
+        assert repository == "org/name"
+        if not self.commits:
+            raise FileNotFoundError(repository)
+        sha = revision or list(self.commits)[-1]
+        files = self.commits[sha].items()
+        siblings = [SimpleNamespace(rfilename=f, size=len(c), lfs=None, blob_id=str(hash(c))) for f, c in files]
+        return SimpleNamespace(sha=sha, siblings=siblings)
+
+    def hf_hub_url(self, repository, path, *, repo_type, revision):
+        assert (repository, repo_type) == ("org/name", "dataset")
+        return f"{self.address}/{revision}/{path}"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    fake = FakeHub()
+
+    class Files(BaseHTTPRequestHandler):
+        def log_message(self, *arguments):
+            pass
+
+        def do_GET(self):
+            assert self.headers["Authorization"] == "Bearer secret"
+            sha, _, name = self.path[1:].partition("/")
+            content = fake.commits[sha][name]
+            start, stop = (int(part) for part in self.headers["Range"].removeprefix("bytes=").split("-"))
+            self.send_response(206)
+            self.send_header("Content-Length", str(stop + 1 - start))
+            self.end_headers()
+            self.wfile.write(content[start : stop + 1])
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    fake.address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(remote, "_hub", lambda: fake)
+    yield fake
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("url", ["hf://datasets/org/name", "hf://datasets/org/name/a/shards"])
+def test_the_hub_gets_one_commit_and_gives_it_back(hub, dataset, tmp_path, url):
+    with pytest.raises(DatasetError, match=f"{url} is not a dataset: it has no manifest.json"):
+        pull(url, tmp_path / "copy")
+    assert push(dataset.path, url) == push(dataset.path, url) == dataset.dataset_id
+    assert len(hub.commits) == 2
+    assert pull(url, tmp_path / "copy") == dataset.dataset_id
+    assert published(tmp_path / "copy") == published(dataset.path)
+    assert bertdata.open(f"{url}@sha1").dataset_id == dataset.dataset_id
+
+
+def test_text_of_the_hub_is_that_of_one_commit(hub, corpus, vocab, tmp_path):
+    hub.commits["sha0"] = {"data/a.txt": corpus.read_bytes(), "data/b.md": b"no", "c.txt": b"no"}
+    hub.commits["sha1"] = {"data/a.txt": b"another text"}
+    build(corpus, tmp_path / "here", tokenizer=vocab)
+    for number, url in enumerate(["data/a.txt@sha0", "data@sha0", "data/*.txt@sha0"]):
+        build(f"hf://datasets/org/name/{url}", tmp_path / str(number), tokenizer=vocab)
+        assert published(tmp_path / str(number)) == published(tmp_path / "here")
+    build("hf://datasets/org/name@sha0/data/a.txt", tmp_path / "first", tokenizer=vocab)
+    assert published(tmp_path / "first") == published(tmp_path / "here")
+    assert build("hf://datasets/org/name", tmp_path / "new", tokenizer=vocab).dataset.num_documents == 1
