@@ -270,8 +270,9 @@ _on_error = click.option(
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
     """Build a dataset from text, JSON lines, Parquet or Arrow files.
 
-    INPUT is a file, a directory, a pattern such as 'dump/*.jsonl', a named pipe, or - for standard input. Files may be
-    compressed (.gz, .bz2, .xz, .zst). If a build is interrupted, run the same command again to continue it.
+    INPUT is a file, a directory, a pattern such as 'dump/*.jsonl', one of these under a URL (s3, gs, az, hf; files of
+    http and https), a named pipe, or - for standard input. Files may be compressed (.gz, .bz2, .xz, .zst). If a build
+    is interrupted, run the same command again to continue it.
     """
     from bertdata.build import build as build_dataset
     from bertdata.build import finish as finish_build
@@ -387,7 +388,6 @@ def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, wor
     from bertdata.look import facts
 
     shards = _local(shards)
-
     if answers.is_teacher_cache(shards):
         about = facts.cache_facts(shards)
         click.echo(facts.as_json(about) if as_json else facts.cache_text(about))

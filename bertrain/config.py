@@ -39,7 +39,7 @@ class Config:
     can add their own.
     """
 
-    data: str = _option(DATA, "", "Directory of shards that bertdata build made. Required.")
+    data: str = _option(DATA, "", "Directory of shards that bertdata build made, or a URL of one. Required.")
     out: str = _option(CHECKPOINTS, "", "Directory of the run: checkpoints, log.jsonl and run.json. Required.")
     model: str = _option(
         MODEL, "modernbert-tiny",
