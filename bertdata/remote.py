@@ -226,9 +226,9 @@ class _Reader(io.RawIOBase):
             self._ahead = stop, _in_background(partial(self._fetch, stop, min(self._size, stop + self._step)))
 
 
-def _in_background(work: Callable[[], bytes]) -> Future[bytes]:
+def _in_background(work: Callable[[], _Result]) -> Future[_Result]:
     """Runs in a thread of its own, which nobody waits for at the end of the program."""
-    future: Future[bytes] = Future()
+    future: Future[_Result] = Future()
 
     def run() -> None:
         try:
@@ -262,11 +262,14 @@ def _fetcher(file: RemoteFile) -> Callable[[int, int], bytes]:
 
 def _patiently(url: str, ask: Callable[[], _Result]) -> _Result:
     """What `ask` returns. Asks several times where the reason for a failure may pass. Raises RemoteError."""
+    is_main = threading.current_thread() is threading.main_thread()
     for tries in range(_TRIES):
         try:
-            return ask()
+            return _in_background(ask).result() if is_main else ask()  # no Ctrl-C ends a call of obstore
         except _expected() as error:
             problem = _sentence(url, error)
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
         if not problem.may_pass:
             raise problem
         if tries + 1 < _TRIES:

@@ -3,6 +3,10 @@
 import gzip
 import io
 import json
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import patch
@@ -216,6 +220,20 @@ def test_names_of_web_files_are_quoted_and_may_be_empty(faulty, tmp_path, vocab)
     assert build(f"{address}/my Ärger.txt", tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
     with patch.object(Faulty, "content", b""), pytest.raises(InputError, match="empty file"):
         build(f"{address}/a.txt", tmp_path / "empty", tokenizer=vocab)
+
+
+def test_ctrl_c_does_not_wait_for_an_answer(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name, value in {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1",
+                            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}.items():  # fmt: skip
+            monkeypatch.setenv(name, value)
+        command = [sys.executable, "-m", "bertdata", "pull", "s3://bucket/x", str(tmp_path / "x")]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = silent.accept()  # the request has begun
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=50)[1]  # without an answer a request lasts a minute
+            connection.close()
+    assert (process.returncode, said.startswith("interrupted; ")) == (130, True)
 
 
 def test_nothing_secret_is_stored(faulty, tmp_path, vocab):
