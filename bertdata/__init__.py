@@ -52,7 +52,7 @@ def open(path: Any) -> Dataset:
     host once ($BERTDATA_CACHE, else ~/.cache/bertdata); that raises RemoteError if the server does not give it.
     """
     from bertdata.format.dataset import Dataset
-    from bertdata.sources.inputs import is_remote
+    from bertdata.urls import is_remote
 
     if is_remote(str(path)):
         from bertdata.format.transfer import local_copy

@@ -119,7 +119,7 @@ def _say(line: str) -> None:
 
 def _local(shards: str) -> str:
     """The directory of a dataset; of one under a URL that of its copy in the cache."""
-    from bertdata.sources.inputs import is_remote
+    from bertdata.urls import is_remote
 
     if not is_remote(shards):
         return shards

@@ -31,11 +31,11 @@ import numpy as np
 import pytest
 
 import bertdata
-from bertdata import remote
 from bertdata.build import build
 from bertdata.build import dataset as of_a_build
 from bertdata.format.manifest import Manifest, Shard, Split
 from bertdata.format.shard import ShardWriter
+from bertdata.remote import requests, stores
 from bertdata.tokenize import engine
 from bertdata.types import SpecialTokens
 
@@ -145,22 +145,22 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
     for variable, value in {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret", "HOME": str(home),
                             "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": object_store}.items():  # fmt: skip
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.01)
-    remote._store_of.cache_clear()
+    monkeypatch.setattr(requests, "_FIRST_WAIT_S", 0.01)
+    stores._store_at.cache_clear()
     urllib.request.urlopen(urllib.request.Request(f"{object_store}/{name}", method="PUT"))
     url = f"s3://{name}"
 
     def put(key, content):
-        obstore.put(remote._store(url), key, content)
+        obstore.put(stores.store_of(url), key, content)
         return f"{url}/{key}"
 
     def objects():
-        store = remote._store(url)
+        store = stores.store_of(url)
         paths = [meta["path"] for some in obstore.list(store) for meta in some]
         return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
 
     yield SimpleNamespace(url=url, put=put, objects=objects)
-    remote._store_of.cache_clear()
+    stores._store_at.cache_clear()
 
 
 @pytest.fixture(scope="session")

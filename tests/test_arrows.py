@@ -12,12 +12,13 @@ import bertdata
 ROOT = Path(__file__).parent.parent
 
 # Modules that any room may import. Each may import those before it.
-COMMON = ["choices", "errors", "keys", "jit", "types", "files", "remote"]
+COMMON = ["choices", "errors", "keys", "jit", "types", "files", "urls"]
 # Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
 ROOMS = {
-    "format": (set(), ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify", "transfer"]),
+    "remote": (set(), ["requests", "reader", "stores", "web", "hub", "files"]),
+    "format": ({"remote"}, ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify", "transfer"]),
     "sources": (
-        set(),
+        {"remote"},
         ["kernels", "inputs", "find", "streams", "texts", "jsonl", "documents", "tables", "split", "blocks"],
     ),
     "tokenize": (
@@ -110,7 +111,8 @@ def test_libraries_are_where_they_belong(module):
     used = {name.split(".")[0] for name in imports(ENGINE[module])}
     assert "bertrain" not in used
     assert "torch" not in used
-    for library, room in (("pyarrow", "sources"), ("tokenizers", "tokenize"), ("transformers", "tokenize")):
+    homes = (("pyarrow", "sources"), ("tokenizers", "tokenize"), ("transformers", "tokenize"), ("obstore", "remote"))
+    for library, room in homes:
         assert library not in used or module.startswith(f"{room}.")
     assert not {"torch", "transformers", "pyarrow"} & {
         name.split(".")[0] for name in imports(ENGINE[module], only_top=True)
@@ -142,8 +144,8 @@ def test_the_trainer_uses_no_private_part_of_the_engine(module):
 
 
 def loaded_after(statement):
-    """Top-level modules in a fresh interpreter after a statement."""
-    code = f"import sys\n{statement}\nprint(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    """Modules in a fresh interpreter after a statement."""
+    code = f"import sys\n{statement}\nprint(' '.join(sorted(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(result.stdout.split("\n")[-2].split())
 
@@ -162,6 +164,14 @@ def test_help_loads_nothing_heavy():
 def test_a_loader_needs_neither_torch_nor_a_tokenizer(dataset):
     run = f"import bertdata; next(bertdata.Loader(bertdata.open({str(dataset.path)!r}), length=16))"
     assert not {"torch", "transformers", "tokenizers", "pyarrow"} & loaded_after(run)
+
+
+def test_files_of_this_machine_need_nothing_for_servers(dataset, corpus, tmp_path):
+    """It takes 0.1 s to import."""
+    build = ["build", str(corpus), "--out", str(tmp_path / "out"), "--tokenizer", str(dataset.path)]
+    run = f"from bertdata.cli import main; main({build!r}, standalone_mode=False); "
+    run += f"main(['inspect', {str(tmp_path / 'out')!r}], standalone_mode=False)"
+    assert not {"bertdata.remote", "bertdata.format.transfer", "obstore"} & loaded_after(run)
 
 
 def test_public_names_are_exactly_these():

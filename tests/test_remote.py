@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_build import published
 
-from bertdata import remote
 from bertdata.build import build
 from bertdata.cli import main
 from bertdata.errors import InputError, RemoteError, UsageError
-from bertdata.remote import RemoteFile
+from bertdata.remote import reader, requests, stores
+from bertdata.remote.reader import RemoteFile
 
 ROWS = [f"the stone {number} under the river" for number in range(400)]
 TEXT = "\n\n".join(ROWS).encode()
@@ -49,7 +49,7 @@ def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, name):
     (tmp_path / name).write_bytes(PACKED[name])
     options = {"tokenizer": vocab, "shard_size": 3000}
     build(tmp_path / name, tmp_path / "local", **options)
-    with patch.object(remote, "_FIRST", 100), patch.object(remote, "_MOST", 1000):  # many requests
+    with patch.multiple(reader, _FIRST=100, _MOST=1000):  # many requests
         build(bucket.put(f"dir/{name}", PACKED[name]), tmp_path / "remote", **options)
     assert published(tmp_path / "remote") == published(tmp_path / "local")
 
@@ -84,14 +84,14 @@ def test_a_reader_gives_what_a_file_gives(reads, first, most):
         asked.append(stop - start)
         return content[start:stop]
 
-    sizes = {"_fetcher": lambda file: fetch, "_FIRST": first, "_MOST": most}
-    with patch.multiple(remote, **sizes), RemoteFile("u", len(content), "v", "s3://u").open() as reader:
+    file = RemoteFile("s3://u", len(content), "v", fetch)
+    with patch.multiple(reader, _FIRST=first, _MOST=most), file.open() as opened:
         plain = io.BytesIO(content)
         for place, length in reads:
             if place < 256:
-                assert reader.seek(place) == plain.seek(place)
-            assert reader.read(length) == plain.read(length)
-            assert reader.tell() == plain.tell()
+                assert opened.seek(place) == plain.seek(place)
+            assert opened.read(length) == plain.read(length)
+            assert opened.tell() == plain.tell()
     assert all(size <= max(first, most) for size in asked)
 
 
@@ -162,11 +162,11 @@ def faulty(monkeypatch, tmp_path):
     for name, value in {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_REGION": "us-east-1",
                         "AWS_ENDPOINT_URL": f"http://{address}", "HOME": str(tmp_path)}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(remote, "_TIMEOUT_S", 5.0)
-    monkeypatch.setattr(remote, "_FIRST", 500)
-    monkeypatch.setattr(remote, "_MOST", 2000)
-    remote._store_of.cache_clear()
+    monkeypatch.setattr(requests, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(requests, "TIMEOUT_S", 5.0)
+    monkeypatch.setattr(reader, "_FIRST", 500)
+    monkeypatch.setattr(reader, "_MOST", 2000)
+    stores._store_at.cache_clear()
 
     def fail(**faults):
         Faulty.faults, Faulty.count, Faulty.etag = faults.get("at", {}), 0, '"1"'
@@ -175,7 +175,7 @@ def faulty(monkeypatch, tmp_path):
     yield {"http": f"http://{address}/dir/a.txt?token=secret", "s3": "s3://bucket/dir/a.txt"}, fail
     server.shutdown()
     server.server_close()
-    remote._store_of.cache_clear()
+    stores._store_at.cache_clear()
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
@@ -289,7 +289,7 @@ def test_no_credentials_are_one_sentence(bucket, tmp_path, vocab, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-    remote._store_of.cache_clear()
+    stores._store_at.cache_clear()
     with pytest.raises(
         RemoteError, match=f"^{url}: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACC"
     ):
@@ -304,8 +304,8 @@ def test_the_files_of_the_aws_command_line_are_read(bucket, tmp_path, vocab, mon
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text("[default]\naws_access_key_id = k\naws_secret_access_key = s\n")
     (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-central-1\n")
-    remote._store_of.cache_clear()
-    assert remote._s3_config()["region"] == "eu-central-1"
+    stores._store_at.cache_clear()
+    assert stores._s3_config()["region"] == "eu-central-1"
     assert build(url, tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
 
 
@@ -375,7 +375,7 @@ def test_a_damaged_file_of_the_aws_command_line_is_not_shown(bucket, tmp_path, v
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text("aws_secret_access_key = a-secret\n")
-    remote._store_of.cache_clear()
+    stores._store_at.cache_clear()
     with pytest.raises(
         RemoteError, match="credentials cannot be read as a file of the AWS command line; correct it"
     ) as caught:

@@ -16,13 +16,14 @@ from click.testing import CliRunner
 from test_build import published
 
 import bertdata
-from bertdata import remote
 from bertdata.build import build
 from bertdata.cli import main
 from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
 from bertdata.format import transfer
 from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
+from bertdata.remote import hub as hub_room
+from bertdata.remote import stores
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def test_what_comes_back_is_what_went(bucket, dataset, tmp_path):
 def test_a_second_time_nothing_is_written(bucket, dataset, tmp_path):
     push(dataset.path, f"{bucket.url}/shards")
     pull(f"{bucket.url}/shards", tmp_path / "copy")
-    with patch.object(remote, "write", None), patch.object(transfer, "_copy", None):
+    with patch.object(stores, "write", None), patch.object(transfer, "_copy", None):
         assert push(dataset.path, f"{bucket.url}/shards") == dataset.dataset_id
         assert pull(f"{bucket.url}/shards", tmp_path / "copy") == dataset.dataset_id
 
@@ -113,14 +114,14 @@ def other(tmp_path, corpus, vocab):
 def test_two_different_datasets_are_not_mixed(bucket, dataset, other):
     """What a push of another dataset began, and did not finish, is in the way until somebody removes its claim."""
     url = f"{bucket.url}/shards"
-    with patch.object(remote, "create", lambda url, content: bucket.put(url.removeprefix(f"{bucket.url}/"), content)
+    with patch.object(stores, "create", lambda url, content: bucket.put(url.removeprefix(f"{bucket.url}/"), content)
                       if url.endswith(transfer.CLAIM) else 1 / 0), pytest.raises(ZeroDivisionError):  # fmt: skip
         push(other.path, url)
     assert len(bucket.objects()) == len(published(other.path))  # all but the manifest, and the claim
     with pytest.raises(BuildError, match=f"is being filled with another dataset .*remove {transfer.CLAIM} there"):
         push(dataset.path, url)
-    remote.remove(f"{url}/{transfer.CLAIM}")
-    with patch.object(remote, "write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    stores.remove(f"{url}/{transfer.CLAIM}")
+    with patch.object(stores, "write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         push(dataset.path, url)
     push(dataset.path, url)
     found = under(bucket, "shards")
@@ -128,7 +129,7 @@ def test_two_different_datasets_are_not_mixed(bucket, dataset, other):
 
 
 def test_what_is_there_is_not_put_again(bucket, dataset):
-    put, real = [], remote.write
+    put, real = [], stores.write
 
     def write(url, path):
         if len(put) == 7:
@@ -137,11 +138,11 @@ def test_what_is_there_is_not_put_again(bucket, dataset):
         real(url, path)
 
     one_by_one = {"_THREADS": 1, "_CLAIMED_EVERY": 1}
-    with patch.multiple(transfer, **one_by_one), patch.object(remote, "write", write):
+    with patch.multiple(transfer, **one_by_one), patch.object(stores, "write", write):
         with pytest.raises(KeyboardInterrupt):
             push(dataset.path, f"{bucket.url}/shards")
         before, put[:] = set(put), []
-        with patch.object(remote, "write", lambda url, path: put.append(path.name) or real(url, path)):
+        with patch.object(stores, "write", lambda url, path: put.append(path.name) or real(url, path)):
             push(dataset.path, f"{bucket.url}/shards")
     assert len(before) == 7
     assert sorted([*before, *put]) == sorted({*published(dataset.path)} - {"manifest.json"})
@@ -164,8 +165,8 @@ def test_a_push_that_comes_late_changes_nothing(bucket, dataset, other):
 
 
 def test_a_manifest_that_the_server_did_not_take_is_no_success(bucket, dataset):
-    real, said = remote.create, "the server did not keep manifest.json; run the same command again"
-    no_manifest = patch.object(remote, "create", lambda url, content: "push" in url and real(url, content))
+    real, said = stores.create, "the server did not keep manifest.json; run the same command again"
+    no_manifest = patch.object(stores, "create", lambda url, content: "push" in url and real(url, content))
     with no_manifest, pytest.raises(RemoteError, match=said):
         push(dataset.path, f"{bucket.url}/shards")
     push(dataset.path, f"{bucket.url}/shards")
@@ -302,7 +303,7 @@ def test_a_build_to_a_url_gives_the_files_of_a_directory(bucket, corpus, vocab, 
 
 def test_a_build_to_a_url_that_could_not_be_reached_goes_on(bucket, corpus, vocab, tmp_path):
     build(corpus, tmp_path / "here", tokenizer=vocab)
-    with patch.object(remote, "write", side_effect=RemoteError("no")), pytest.raises(RemoteError):
+    with patch.object(stores, "write", side_effect=RemoteError("no")), pytest.raises(RemoteError):
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
     with patch("bertdata.build.dataset.encode_all", None):  # the text is not read again
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
@@ -370,7 +371,7 @@ def test_killed_at_random_it_ends_in_the_same_bytes(bucket, corpus, vocab, tmp_p
             if kills >= 20:
                 break
             for name in there:
-                (tmp_path / "copy" / name).unlink() if what == "pull" else remote.remove(f"{bucket.url}/there/{name}")
+                (tmp_path / "copy" / name).unlink() if what == "pull" else stores.remove(f"{bucket.url}/there/{name}")
             if what == "pull":
                 (tmp_path / "copy").rmdir()
         kills += run(draw.uniform(0.3, 1.0) * seconds)
@@ -437,7 +438,7 @@ def hub(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     fake.address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(remote, "_hub", lambda: fake)
+    monkeypatch.setattr(hub_room, "_hub", lambda: fake)
     yield fake
     server.shutdown()
     server.server_close()

@@ -35,17 +35,17 @@ from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
-from bertdata.format.transfer import keep, outgoing, push, require_free, require_writable
 from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import Block, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
-from bertdata.sources.inputs import Input, is_remote, now
+from bertdata.sources.inputs import Input, now
 from bertdata.sources.split import UNIT_RULE, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import load_kernels
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer, WordSplitter
+from bertdata.urls import is_remote
 
 _NAME = "tokenizer_name.json"  # in the staging directory
 Progress = Callable[[int, int], None]
@@ -124,6 +124,8 @@ def build(
     if not str(out):
         raise UsageError("--out is empty; give a directory")
     if is_remote(str(out)):
+        from bertdata.format.transfer import require_writable
+
         require_writable(str(out))
         if part or overwrite:
             option = "--part" if part else "--overwrite"
@@ -178,6 +180,8 @@ def build(
     )  # fmt: skip
     if not is_remote(str(out)):
         return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
+    from bertdata.format.transfer import keep, outgoing, push, require_free
+
     with outgoing(str(out), plan) as directory:
         if (directory / MANIFEST).exists() and not streams:  # what could not be copied, or was not copied to its end
             report: BuildReport | None = BuildReport(dataset=Dataset(directory))

@@ -20,12 +20,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bertdata import remote
 from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
 from bertdata.files import TEMPORARY, cache_directory, fsync_directory, locked, make_directory, open_plain, write_file
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest
 from bertdata.format.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record
+from bertdata.remote import hub, stores
+from bertdata.remote.files import within
+from bertdata.remote.reader import RemoteFile
+from bertdata.urls import is_url, without_secrets
 
 CLAIM = ".bertdata-push"  # beside a manifest that is to come: whose files are put there, and which are there
 LOCK = ".pull.lock"
@@ -34,7 +37,7 @@ _PIECE = 1 << 23
 _CLAIMED_EVERY = 1 << 28  # bytes that a push puts between two notes of what is there
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
-FileOf = Callable[[str], remote.RemoteFile]
+FileOf = Callable[[str], RemoteFile]
 
 
 def push(directory: str | Path, url: str, *, progress: Progress = lambda done, total: None) -> str:
@@ -54,12 +57,12 @@ def push(directory: str | Path, url: str, *, progress: Progress = lambda done, t
         for name, sha256 in files_of(manifest).items():
             _require_sound(source / name, sha256)
         names, message = [*files_of(manifest), MANIFEST], f"Dataset {manifest.dataset_id[:16]}"
-        remote.commit_folder(root, source, names, unless=MANIFEST, message=message)
+        hub.commit_folder(root, source, names, unless=MANIFEST, message=message)
         there = _id_under(root)
     elif there is None:
         there = _put_all(source, root, manifest, progress)
     elif there == manifest.dataset_id and not root.startswith("hf:"):
-        remote.remove(f"{root}/{CLAIM}")  # of a push that was killed after its manifest was there
+        stores.remove(f"{root}/{CLAIM}")  # of a push that was killed after its manifest was there
     if there is None:
         raise RemoteError(f"{root}: the server did not keep {MANIFEST}; run the same command again")
     if there != manifest.dataset_id:
@@ -69,9 +72,9 @@ def push(directory: str | Path, url: str, *, progress: Progress = lambda done, t
 
 def require_writable(url: str) -> None:
     """Raises UsageError for a URL that no dataset can be put under."""
-    if not remote.is_url(url) or url.startswith("http"):
+    if not is_url(url) or url.startswith("http"):
         raise UsageError(
-            f"{remote.without_secrets(url)} is no place for a dataset; give a URL of s3, gs, az or hf, such as "
+            f"{without_secrets(url)} is no place for a dataset; give a URL of s3, gs, az or hf, such as "
             "s3://bucket/name"
         )
 
@@ -89,7 +92,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     dataset or a file is not what the manifest says, BuildError if the directory holds something else, and RemoteError.
     """
     root, target = url.rstrip("/"), Path(directory)
-    if not remote.is_url(root):
+    if not is_url(root):
         raise UsageError(f"{url} is not a URL; give one such as s3://bucket/name")
     file_of, content, manifest = _dataset_under(root)
     if target.exists() and any(target.iterdir()) and not any((target / name).exists() for name in (LOCK, MANIFEST)):
@@ -196,8 +199,8 @@ def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
 
 def _manifest_under(root: str) -> tuple[FileOf, bytes, Manifest]:
     """Name → file, and the manifest, as bytes too."""
-    file_of = remote.within(root)
-    content = remote.read(file_of(MANIFEST), MAX_RECORD_BYTES)
+    file_of = within(root)
+    content = file_of(MANIFEST).read(MAX_RECORD_BYTES)
     return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}")
 
 
@@ -207,10 +210,10 @@ def _put_all(source: Path, root: str, manifest: Manifest, progress: Progress) ->
     there = _id_under(root)  # again: who had the claim before may have finished
     if there is None:
         _put_files(source, root, manifest, done, progress)
-        is_mine = remote.create(f"{root}/{MANIFEST}", (source / MANIFEST).read_bytes())
+        is_mine = stores.create(f"{root}/{MANIFEST}", (source / MANIFEST).read_bytes())
         there = manifest.dataset_id if is_mine else _id_under(root)
     if there is not None:
-        remote.remove(f"{root}/{CLAIM}")
+        stores.remove(f"{root}/{CLAIM}")
     return there
 
 
@@ -219,9 +222,9 @@ def _claim(root: str, manifest: Manifest) -> set[str]:
 
     Raises BuildError if another dataset is being put there.
     """
-    while not remote.create(f"{root}/{CLAIM}", _claimed(manifest, set())):
+    while not stores.create(f"{root}/{CLAIM}", _claimed(manifest, set())):
         try:
-            claim = json.loads(remote.read(remote.within(root)(CLAIM), MAX_RECORD_BYTES))
+            claim = json.loads(within(root)(CLAIM).read(MAX_RECORD_BYTES))
             if claim["dataset_id"] == manifest.dataset_id:
                 return set(claim["files"])
             other = str(claim["dataset_id"])[:16]
@@ -250,7 +253,7 @@ def _put_files(source: Path, root: str, manifest: Manifest, done: set[str], prog
 
     def put(name: str) -> str:
         _require_sound(source / name, digests[name])
-        remote.write(f"{root}/{name}", source / name)
+        stores.write(f"{root}/{name}", source / name)
         return name
 
     progress(num_bytes, total)
@@ -259,7 +262,7 @@ def _put_files(source: Path, root: str, manifest: Manifest, done: set[str], prog
         num_bytes, unclaimed = num_bytes + size_of[name], unclaimed + size_of[name]
         progress(num_bytes, total)
         if unclaimed >= _CLAIMED_EVERY:
-            remote.overwrite(f"{root}/{CLAIM}", _claimed(manifest, done))
+            stores.overwrite(f"{root}/{CLAIM}", _claimed(manifest, done))
             unclaimed = 0
 
 
@@ -289,9 +292,7 @@ def _require_sound(path: Path, sha256: str | None) -> None:
         raise DatasetError(f"{path} is not the file that {MANIFEST} names; bertdata verify {path.parent} says more")
 
 
-def _copy(
-    find: Callable[[], remote.RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event
-) -> int:
+def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:
     """Copies a file of at most so many bytes, unless it is here. Returns its size."""
     if sha256 is not None and path.exists() and digest(path)[0] == sha256:
         return path.stat().st_size

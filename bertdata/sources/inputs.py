@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertdata.errors import InputError
-from bertdata.remote import RemoteFile, is_url
+
+if TYPE_CHECKING:
+    from bertdata.remote.reader import RemoteFile
 
 STANDARD_INPUT = "-"
 _REQUESTS = 16  # at the same time
@@ -91,8 +93,3 @@ def ending_of(name: str) -> str:
 
 def compression_of(name: str) -> str:
     return COMPRESSION_OF.get(PurePosixPath(name).suffix.lower(), "")
-
-
-def is_remote(name: str) -> bool:
-    """Whether a name is a URL, and no file here has it."""
-    return is_url(name) and not os.path.lexists(name)

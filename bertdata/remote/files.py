@@ -1,0 +1,95 @@
+"""What a URL stands for: a file, the files below a directory, or those that match a pattern."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from glob import has_magic
+
+from bertdata.errors import RemoteError, UsageError
+from bertdata.remote import hub, stores, web
+from bertdata.remote.reader import RemoteFile
+from bertdata.remote.requests import absent
+from bertdata.urls import require_sound, scheme_of, without_secrets
+
+
+def find(url: str) -> dict[str, RemoteFile]:
+    """The files that a URL stands for: one with the key "", or several by their path below a directory, in order.
+
+    Several are the files below a directory, or those that match a pattern, as with paths of this machine. Raises
+    UsageError for a URL that is none, and RemoteError if there is no file or the server does not answer.
+    """
+    scheme = scheme_of(url)
+    require_sound(url)
+    if scheme == "http":
+        return {"": web.file_at(url)}
+    if scheme == "hf":
+        key, every = hub.repository_of(url)[1], hub.files_of(url)
+        return {"": every[key]} if key in every else _chosen(url, every, key)
+    key = url.partition("://")[2].partition("/")[2]
+    if key and not key.endswith("/"):
+        try:
+            return {"": stores.file_at(url)}
+        except RemoteError as error:
+            if not error.is_absent:
+                raise
+    return _chosen(url, stores.files_below(url, _folder_of(key)), key)
+
+
+def within(url: str) -> Callable[[str], RemoteFile]:
+    """Name of a file below a directory → the file. That raises RemoteError if there is none.
+
+    Of a repository on the hub it looks once, so all files are of one commit.
+    """
+    require_sound(url)
+    if "?" in url or "@" in urllib.parse.urlsplit(url).netloc:
+        raise UsageError(f"{without_secrets(url)} was given with a login or a query, which a dataset cannot have")
+    if scheme_of(url) != "hf":
+        file_at = web.file_at if scheme_of(url) == "http" else stores.file_at
+        return lambda name: file_at(f"{url}/{name}")
+    folder, every = _folder_of(hub.repository_of(url)[1]), hub.files_of(url)
+
+    def one(name: str) -> RemoteFile:
+        if folder + name not in every:
+            raise absent(f"{url}/{name}")
+        return every[folder + name]
+
+    return one
+
+
+def _chosen(url: str, every: dict[str, RemoteFile], key: str) -> dict[str, RemoteFile]:
+    """The files below a directory or that match a pattern, of all files by path."""
+    folder = _folder_of(key)
+    if has_magic(key):
+        every = {path: file for path, file in every.items() if _matches(path.split("/"), key.split("/"))}
+    in_order = sorted(every, key=lambda path: path.split("/"))  # as paths of this machine are
+    found = {path.removeprefix(folder): every[path] for path in in_order if path.startswith(folder)}
+    if not found:
+        raise RemoteError(f"{url} does not exist, and no file is below it or matches it; check the name")
+    return found
+
+
+def _folder_of(key: str) -> str:
+    """The directory that the files are below, of a directory or a pattern: "" or a path with a slash at its end."""
+    if not has_magic(key):
+        return key.rstrip("/") + "/" * bool(key.rstrip("/"))
+    fixed = re.split(r"[*?\[]", key)[0]
+    return fixed[: fixed.rfind("/") + 1]
+
+
+def _matches(parts: list[str], patterns: list[str]) -> bool:
+    """As `glob` does it: `*` stays in one directory, `**` does not, and a dot at the beginning must be spelled."""
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return _matches(parts, patterns[1:]) or (
+            len(parts) > 1 and parts[0][:1] != "." and _matches(parts[1:], patterns)
+        )
+    return (
+        bool(parts)
+        and fnmatchcase(parts[0], patterns[0])
+        and (parts[0][:1] != "." or patterns[0][:1] == ".")
+        and _matches(parts[1:], patterns[1:])
+    )

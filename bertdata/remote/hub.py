@@ -1,0 +1,72 @@
+"""Datasets of the Hugging Face hub: hf://datasets/org/name[/path][@revision]."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bertdata.errors import RemoteError, UsageError
+from bertdata.remote import web
+from bertdata.remote.reader import RemoteFile
+from bertdata.remote.requests import patiently
+
+
+def repository_of(url: str) -> tuple[str, str, str | None]:
+    """(org/name, path, revision); the revision may also follow the name. Raises UsageError."""
+    revision = r"@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"
+    found = re.fullmatch(rf"hf://datasets/([^/@]+/[^/@]+)(?:{revision})?/?(.*?)/?(?:{revision})?", url)
+    if not found or (found[2] and found[4]):
+        raise UsageError(f"{url} names no dataset of the hub; give hf://datasets/org/name, and /path or @revision")
+    return found[1], found[3], urllib.parse.unquote(found[2] or found[4] or "") or None
+
+
+def files_of(url: str) -> dict[str, RemoteFile]:
+    """All files of the repository of a URL, by their path in it. They are of one commit."""
+    repository, _, revision = repository_of(url)
+    info = patiently(url, lambda: _hub().HfApi().dataset_info(repository, revision=revision, files_metadata=True))
+    return {each.rfilename: _described(repository, info.sha, each) for each in info.siblings or []}
+
+
+def commit_folder(url: str, directory: Path, names: list[str], *, unless: str, message: str) -> None:
+    """Puts files of a directory into a repository in one commit. A repository that it makes is private.
+
+    unless: there is this file already. Raises RemoteError if somebody else commits meanwhile.
+    """
+    repository, path, revision = repository_of(url)
+    api = _hub().HfApi()
+
+    def put() -> None:
+        api.create_repo(repository, repo_type="dataset", exist_ok=True, private=True)
+        before = api.dataset_info(repository, revision=revision).sha
+        if f"{path}/{unless}".lstrip("/") in files_of(url):
+            return
+        api.upload_folder(
+            repo_id=repository, repo_type="dataset", folder_path=directory, path_in_repo=path, revision=revision,
+            allow_patterns=names, commit_message=message, parent_commit=before,
+        )  # fmt: skip
+
+    patiently(url, put)
+
+
+def _described(repository: str, commit: str, file: Any) -> RemoteFile:
+    version = (file.lfs.sha256 if file.lfs else file.blob_id) or ""
+    name = f"hf://datasets/{repository}/{file.rfilename}"
+    return RemoteFile(name, file.size or 0, version, partial(_ask, repository, commit, file.rfilename, name))
+
+
+def _ask(repository: str, commit: str, path: str, name: str, start: int, stop: int) -> bytes:
+    hub = _hub()
+    address = hub.hf_hub_url(repository, path, repo_type="dataset", revision=commit)
+    login = {key.capitalize(): value for key, value in hub.utils.build_hf_headers().items()}
+    return web.part_of(address, name, start, stop, headers=login)
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise RemoteError("hf:// needs huggingface_hub; pip install 'bertdata[remote]'") from None
+    return huggingface_hub

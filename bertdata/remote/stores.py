@@ -1,0 +1,162 @@
+"""Objects of s3://, gs:// and az://. Only this file imports obstore."""
+
+from __future__ import annotations
+
+import configparser
+import os
+from datetime import timedelta
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from bertdata.errors import RemoteError
+from bertdata.remote import requests
+from bertdata.remote.reader import RemoteFile
+from bertdata.remote.requests import NO_BUCKET, expected, patiently, sentence
+
+_PARTS = 2  # of 5 MiB that one file sends at the same time
+
+
+def file_at(url: str) -> RemoteFile:
+    store, key = store_of(url), _key(url)
+    try:
+        return _described(url, patiently(url, lambda: _obstore().head(store, key)))
+    except RemoteError as error:
+        if error.is_absent:
+            _require_bucket(url)
+        raise
+
+
+def files_below(url: str, prefix: str) -> dict[str, RemoteFile]:
+    """The files of a bucket whose key begins so, by key. url: any of the bucket."""
+    root, store = _root(url), store_of(url)
+    listed = patiently(url, lambda: [meta for some in _obstore().list(store, prefix or None) for meta in some])
+    return {meta["path"]: _described(f"{root}/{meta['path']}", meta) for meta in listed if meta["size"]}
+
+
+def write(url: str, path: Path) -> None:
+    """Puts a file of this machine in the place of an object, whole or not at all."""
+    patiently(url, lambda: _obstore().put(store_of(url), _key(url), path, max_concurrency=_PARTS))
+
+
+def overwrite(url: str, content: bytes) -> None:
+    """Puts a small object in place of another."""
+    patiently(url, lambda: _obstore().put(store_of(url), _key(url), content))
+
+
+def create(url: str, content: bytes) -> bool:
+    """Puts a small object where none is. False: there is one."""
+
+    def put() -> bool:
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            _obstore().put(store_of(url), _key(url), content, mode="create")
+        except AlreadyExistsError:
+            return False
+        return True
+
+    return patiently(url, put)
+
+
+def remove(url: str) -> None:
+    """Removes an object, if there is one."""
+    patiently(url, lambda: _obstore().delete(store_of(url), _key(url)))
+
+
+def _ask(url: str, version: str, start: int, stop: int) -> bytes:
+    same = {"if_match": f'"{version}"'} if not version.startswith(("W/", "time ")) else {}
+    return bytes(_obstore().get(store_of(url), _key(url), options={"range": (start, stop), **same}).bytes())
+
+
+def _described(url: str, meta: Any) -> RemoteFile:
+    tag = meta["e_tag"]  # a list has it without quotes at some stores
+    version = tag.strip('"') if tag else f"time {int(meta['last_modified'].timestamp())}"
+    return RemoteFile(url, meta["size"], version, partial(_ask, url, version), partial(file_at, url))
+
+
+def _require_bucket(url: str) -> None:
+    """Raises RemoteError if there is no such bucket, which the answer to a question for an object does not say."""
+    try:
+        patiently(url, lambda: next(iter(_obstore().list(store_of(url), "-", chunk_size=1)), None))
+    except RemoteError as error:
+        if NO_BUCKET in str(error):
+            raise
+
+
+def _obstore() -> Any:
+    try:
+        import obstore
+    except ImportError:
+        raise RemoteError("s3://, gs:// and az:// need obstore; pip install 'bertdata[remote]'") from None
+    if _first_process() != os.getpid():
+        raise RemoteError(
+            "an object store was used before this process was forked, and obstore would wait for ever in it; open the "
+            "dataset before, or start processes by spawn"
+        )
+    return obstore
+
+
+@lru_cache(maxsize=1)
+def _first_process() -> int:
+    """The process that was the first to use obstore."""
+    return os.getpid()
+
+
+def _root(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"
+
+
+def _key(url: str) -> str:
+    return url.partition("://")[2].partition("/")[2]
+
+
+def store_of(url: str) -> Any:
+    """obstore's object for the bucket of a URL."""
+    return _store_at(_root(url))
+
+
+@lru_cache(maxsize=64)
+def _store_at(root: str) -> Any:
+    _obstore()
+    from obstore.store import from_url
+
+    silence, whole = timedelta(seconds=requests.TIMEOUT_S), timedelta(hours=1)
+    options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # `patiently` tries again
+    options["client_options"] = {"connect_timeout": silence, "read_timeout": silence, "timeout": whole}
+    if root.startswith("s3:"):
+        options["config"] = {"conditional_put": "etag", **_s3_config()}
+        if options["config"].get("endpoint", "").startswith("http://"):
+            options["client_options"]["allow_http"] = True
+    try:
+        return from_url(root, **options)
+    except expected() as error:
+        raise sentence(root, error) from None
+
+
+def _s3_config() -> dict[str, str]:
+    """What obstore does not look for itself: the address of a server, and the files of the AWS command line."""
+    given, config = os.environ.get, dict[str, str]()
+    if endpoint := given("AWS_ENDPOINT_URL_S3") or given("AWS_ENDPOINT_URL"):
+        config["endpoint"] = endpoint
+    home, profile = Path.home() / ".aws", given("AWS_PROFILE", "default")
+    if not (given("AWS_REGION") or given("AWS_DEFAULT_REGION")):
+        names = {"region": "region"}
+        section = profile if profile == "default" else f"profile {profile}"
+        config |= _section(Path(given("AWS_CONFIG_FILE") or home / "config"), section, names)
+    if not given("AWS_ACCESS_KEY_ID"):
+        names = {"aws_access_key_id": "access_key_id", "aws_secret_access_key": "secret_access_key",
+                 "aws_session_token": "session_token"}  # fmt: skip
+        config |= _section(Path(given("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), profile, names)
+    return config
+
+
+def _section(file: Path, section: str, names: dict[str, str]) -> dict[str, str]:
+    """Values of a section of an INI file, by their new names."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read([file])
+    except (configparser.Error, OSError, UnicodeError):  # whose text may hold a secret
+        raise RemoteError(f"{file} cannot be read as a file of the AWS command line; correct it") from None
+    return {new: parser[section][old] for old, new in names.items() if section in parser and old in parser[section]}

@@ -1,0 +1,68 @@
+"""Files of http:// and https://."""
+
+from __future__ import annotations
+
+import base64
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from bertdata.errors import RemoteError
+from bertdata.remote import requests
+from bertdata.remote.reader import RemoteFile
+from bertdata.remote.requests import patiently
+from bertdata.urls import without_secrets
+
+
+def file_at(url: str) -> RemoteFile:
+    """Asks for the first byte, as a signed URL may allow nothing but reading."""
+
+    def ask() -> RemoteFile:
+        try:
+            with _request(url, 0, 1) as answer:
+                said, version, is_part = answer.headers.get("Content-Range", ""), _version(answer), answer.status == 206
+        except urllib.error.HTTPError as error:
+            if error.code != 416:  # an empty file has no first byte
+                raise
+            said, version, is_part = error.headers.get("Content-Range", ""), _version(error), True
+        size, name = said.rpartition("/")[2], without_secrets(url)
+        if not is_part or not size.isdigit():
+            raise RemoteError(f"{name}: the server does not send parts of files; download it first")
+        ask_part = partial(part_of, url, name, version=version)
+        return RemoteFile(name, int(size), version, ask_part, partial(file_at, url))
+
+    return patiently(url, ask)
+
+
+def part_of(
+    url: str, name: str, start: int, stop: int, *, version: str | None = None, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """Bytes of a file. version: which it must have. headers: of a login."""
+    with _request(url, start, stop, headers) as answer:
+        if answer.status != 206 or version not in (None, _version(answer)):
+            raise RemoteError(f"{name} changed while it was read; run again when nobody changes it")
+        data: bytes = answer.read()
+        return data
+
+
+def _version(answer: Any) -> str:
+    return answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+
+
+def _request(url: str, start: int, stop: int, headers: Mapping[str, str] | None = None) -> Any:
+    """Asks for a part of a file. A login is for the server of the URL, not for one that it names in its answer."""
+    parts = urllib.parse.urlsplit(url)
+    login, _, host = parts.netloc.rpartition("@")
+    secret = dict(headers or {})
+    if login:
+        secret["Authorization"] = f"Basic {base64.b64encode(urllib.parse.unquote(login).encode()).decode()}"
+    path, query = (urllib.parse.quote(part, safe="/%:@!$&'()*+,;=~?") for part in (parts.path, parts.query))
+    plain = parts._replace(netloc=host.encode("idna").decode(), path=path, query=query, fragment="")
+    request = urllib.request.Request(urllib.parse.urlunsplit(plain))  # noqa: S310  (http alone)
+    request.add_header("Range", f"bytes={start}-{stop - 1}")
+    for name, value in secret.items():
+        request.add_unredirected_header(name, value)
+    return urllib.request.urlopen(request, timeout=requests.TIMEOUT_S)  # noqa: S310

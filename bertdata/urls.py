@@ -1,0 +1,62 @@
+"""What can be said of a URL without asking a server. Imports nothing that takes time."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+
+from bertdata.errors import UsageError
+
+_URL = re.compile(r"(s3|gs|az|hf|https?)://")
+LOGIN = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file of a service account, or GOOGLE_SKIP_SIGNATURE=true",
+    "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_SKIP_SIGNATURE=true",
+    "hf": "log in with an access token (HF_TOKEN)",
+    "http": "give a URL that needs no login, or a signed one",
+}
+
+
+def is_url(name: str) -> bool:
+    return _URL.match(name) is not None
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name is a URL, and no file here has it."""
+    return is_url(name) and not os.path.lexists(name)
+
+
+def scheme_of(url: str) -> str:
+    """A key of LOGIN."""
+    scheme = url.partition("://")[0]
+    return "http" if scheme == "https" else scheme
+
+
+def without_secrets(url: str) -> str:
+    """A URL without what may be secret; any other name as it is."""
+    if not is_url(url) or scheme_of(url) == "hf":
+        return url
+    scheme, _, rest = url.partition("://")
+    server, slash, path = rest.partition("/")
+    if scheme_of(url) == "http" or "=" in path.partition("?")[2]:
+        path = path.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{server.rpartition('@')[2].partition('?')[0]}{slash}{path}"
+
+
+def require_sound(url: str) -> None:
+    """Raises UsageError for what no request can be made of."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname or "", parts.port
+    except ValueError:  # whose text has the login
+        raise UsageError("a URL has a server or a port that cannot be; give one such as s3://bucket/file.txt") from None
+    shown, scheme = without_secrets(url), scheme_of(url)
+    if not parts.netloc:
+        raise UsageError(f"{shown} names no server or bucket; give a URL such as s3://bucket/file.txt")
+    if scheme in ("s3", "gs", "az") and ("@" in parts.netloc or "=" in parts.query):
+        raise UsageError(f"{shown} was given with a login or a query; leave it out, and {LOGIN[scheme]}")
+    path = url.partition("://")[2].partition("/")[2].rstrip("/")
+    has_wrong_part = scheme != "http" and path and any(part in ("", ".", "..") for part in path.split("/"))
+    if has_wrong_part or any(each.isspace() or each in "<>{}|^`" for each in host):
+        raise UsageError(f"{shown} has an empty part, a dot for a part, or a space in its server; check the URL")
