@@ -486,7 +486,7 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, vocab):
         with open(path, "a") as file:
             file.write("more")
 
-    with pytest.raises(InputError, match="an input changed while it was read"):
+    with pytest.raises(InputError, match="text changed while it was read; run again with --overwrite when"):
         build([path], tmp_path / "out", tokenizer=vocab, progress=progress)
     assert not (tmp_path / "out" / "manifest.json").exists()
     build([path], tmp_path / "out", tokenizer=vocab, overwrite=True)

@@ -176,9 +176,9 @@ def build(
         say(line)
     work = _Work(
         files, form, plan, loaded, tokenizer, train=(type, cased, vocab_size), word_splitter=word_splitter,
-        workers=workers or len(os.sched_getaffinity(0)), part=part,
+        workers=workers or len(os.sched_getaffinity(0)), part=part, is_for_url=is_remote(str(out)),
     )  # fmt: skip
-    if not is_remote(str(out)):
+    if not work.is_for_url:
         return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
     from bertdata.format.transfer import keep, outgoing, push, require_free
 
@@ -207,6 +207,7 @@ class _Work:
     word_splitter: WordSplitter | None
     workers: int
     part: tuple[int, int] | None
+    is_for_url: bool
 
     def run(
         self, directory: Path, *, overwrite: bool, say: Callable[[str], None], progress: Progress
@@ -246,10 +247,9 @@ class _Work:
                 progress(total, total)
             finally:
                 writer.discard()
-            if now(files) != files:
-                raise InputError(
-                    "an input changed while it was read; run again with --overwrite when nobody changes it"
-                )
+            if changed := [file.name for file, later in zip(files, now(files), strict=True) if file != later]:
+                how = "" if self.is_for_url else " with --overwrite"  # each plan for a URL has its own directory
+                raise InputError(f"{changed[0]} changed while it was read; run again{how} when nobody changes it")
             if part is not None:
                 made = sorted(unit for unit in units if by_unit.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
