@@ -22,13 +22,8 @@ def texts_of(lines: Documents, key: str) -> Decoded:
     """lines: one JSON value each, valid UTF-8 or not."""
     if documents := _at_once(lines, key):
         return Decoded(documents, [])
-    texts, starts, counts, places, bad = (
-        list[bytes](),
-        list[int](),
-        list[int](),
-        list[int](),
-        list[tuple[int, BadRow]](),
-    )
+    texts, bad = list[bytes](), list[tuple[int, BadRow]]()
+    starts, counts, places = (list[int]() for _ in range(3))
     offsets, view = lines.offsets.tolist(), memoryview(lines.text)
     for number, start in enumerate(lines.starts.tolist()):
         raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
