@@ -195,6 +195,14 @@ _cased = click.option(
 _vocab_size = click.option(
     "--vocab-size", default=30522, help="Number of tokens of a vocabulary that is trained, special tokens included."
 )
+_map = click.option(
+    "--map",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Python function from the text of a document to another text, or None to leave the document out, such as "
+    "bertdata.prepare:nfkc or 'bertdata.prepare:length(10, 512)'. May be repeated; the functions are applied in order. "
+    "Default: none.",
+)
 _on_error = click.option(
     "--on-error",
     type=click.Choice(ON_ERROR),
@@ -242,6 +250,7 @@ _on_error = click.option(
 @_encoding
 @_include
 @_exclude
+@_map
 @_on_error
 @click.option("--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1.")
 @click.option("--test", default=0.0, help="Share of the documents for the test split, from 0 to 1.")
@@ -308,6 +317,7 @@ def _say_built(report: Any, out: str) -> None:
     for warning in _warnings(report):
         click.echo(f"warning: {warning}", err=True)
     dropped = f", {counts['dropped_documents']:,} without a token dropped" if counts["dropped_documents"] else ""
+    dropped += f", {counts['removed_documents']:,} removed by --map" if counts.get("removed_documents") else ""
     kept = "".join(f", {token} {count:,} times as text" for token, count in counts["special_literals"].items())
     click.echo(f"{out}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens{dropped}{kept}")
     click.echo(f"dataset_id {dataset.dataset_id}")
@@ -352,10 +362,11 @@ def _warnings(report: Any) -> Iterator[str]:
 @_encoding
 @_include
 @_exclude
+@_map
 @_on_error
 def train_tokenizer(
     inputs: tuple[str, ...], type: str, cased: bool, vocab_size: int, out: str, format: str | None, text_key: str,
-    encoding: str, include: tuple[str, ...], exclude: tuple[str, ...], on_error: str,
+    encoding: str, include: tuple[str, ...], exclude: tuple[str, ...], map: tuple[str, ...], on_error: str,
 ) -> None:  # fmt: skip
     """Train a tokenizer on at most 100 MiB of the text: WordPiece, byte-level BPE or unigram.
 
@@ -365,7 +376,7 @@ def train_tokenizer(
     from bertdata.build import TextFormat
     from bertdata.build import train_tokenizer as run
 
-    form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error)
+    form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error, maps=map)
     with _bar("read") as progress:
         trained = run(
             inputs, out, type=type, cased=cased, vocab_size=vocab_size, form=form, include=include, exclude=exclude,

@@ -12,14 +12,14 @@ import bertdata
 ROOT = Path(__file__).parent.parent
 
 # Modules that any room may import. Each may import those before it.
-COMMON = ["choices", "errors", "keys", "jit", "types", "files", "urls"]
+COMMON = ["choices", "errors", "keys", "jit", "types", "files", "urls", "prepare"]
 # Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
 ROOMS = {
     "remote": (set(), ["requests", "reader", "stores", "web", "hub", "files"]),
     "format": ({"remote"}, ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify", "transfer"]),
     "sources": (
         {"remote"},
-        ["kernels", "inputs", "find", "streams", "texts", "jsonl", "documents", "tables", "split", "blocks"],
+        ["kernels", "inputs", "find", "streams", "texts", "maps", "jsonl", "documents", "tables", "split", "blocks"],
     ),
     "tokenize": (
         set(),

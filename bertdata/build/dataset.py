@@ -10,7 +10,6 @@ the cache if its output is a URL.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -40,6 +39,7 @@ from bertdata.sources.blocks import Block, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
 from bertdata.sources.inputs import Input, now
+from bertdata.sources.maps import function_of
 from bertdata.sources.split import UNIT_RULE, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import load_kernels
@@ -74,6 +74,7 @@ def build(
     documents: str = "blank",
     sentences: str = "none",
     words: str | None = None,
+    map: Sequence[str] = (),
     format: str | None = None,
     text_key: str = "text",
     encoding: str = UTF_8,
@@ -98,7 +99,8 @@ def build(
     choices.TOKENIZER_TYPES), `cased` or not.
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
-    function from several threads. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
+    function from several threads. map: functions "module:function" from a text to a text, or None to leave the document
+    out; they are applied in order. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
     every n-th unit and returns None; `finish` publishes when all n parts are made. say: called with one line at a
     time that tells what happens.
 
@@ -107,12 +109,12 @@ def build(
     """
     form = TextFormat(
         documents=documents, kind=format, text_key=text_key, encoding=encoding, on_error=on_error, strict=strict,
-        shard_size=shard_size, max_documents=max_documents,
+        shard_size=shard_size, max_documents=max_documents, maps=tuple(map),
     )  # fmt: skip
     if sentences not in ("none", "line"):
         raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
     require_type(type)
-    word_splitter = _word_splitter(words) if words else None
+    word_splitter = function_of(words, "--words") if words else None
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
     if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
         raise UsageError(
@@ -160,6 +162,8 @@ def build(
     }
     if words:
         settings["words"] = words
+    if form.maps:
+        settings["map"] = list(form.maps)
     if form.encoding != UTF_8:
         settings["encoding"] = form.encoding
     chosen = f"trained, {vocab_size} tokens" + (type != "wordpiece") * f", {type}" + cased * ", cased"
@@ -263,19 +267,6 @@ def _tokenizer_name(staging: Path) -> str | None:
     noted = staging / _NAME
     name: str | None = json.loads(noted.read_bytes()) if noted.exists() else None
     return name
-
-
-def _word_splitter(spec: str) -> WordSplitter:
-    """The function that "module:function" names."""
-    module, _, name = spec.partition(":")
-    try:
-        function: WordSplitter = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"--words {spec} is not a function ({error}); give module:function of a function from a text to its words, "
-            "such as jieba:cut"
-        ) from None
-    return function
 
 
 def _missing_roles_warning(roles: Sequence[str]) -> str:

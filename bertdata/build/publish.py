@@ -41,13 +41,14 @@ def publish(
     literals = {
         token: sum(u["special_literals"].get(token, 0) for u in units.values()) for token in tokenizer.spellings
     }
-    counts = {name: sum(unit[name] for unit in units.values()) for name in COUNTS}
+    counts = {name: sum(unit.get(name, 0) for unit in units.values()) for name in COUNTS}
     counts["special_literals"] = {token: count for token, count in literals.items() if count}
     if not splits:
-        empty, bad = counts["dropped_documents"], counts["skipped_rows"]
-        reasons = ["there is nothing but blank lines"] if not (empty or bad) else []
+        empty, bad, removed = counts["dropped_documents"], counts["skipped_rows"], counts["removed_documents"]
+        reasons = ["there is nothing but blank lines"] if not (empty or bad or removed) else []
         reasons += [f"{empty} documents gave no token"] * bool(empty)
         reasons += [f"{bad} rows without text were skipped"] * bool(bad)
+        reasons += [f"{removed} documents were left out by --map"] * bool(removed)
         for path in staging.glob("unit-*"):
             path.unlink()
         raise InputError(f"no document to build from: {' and '.join(reasons)}; give a file with text in it")

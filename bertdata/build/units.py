@@ -29,7 +29,7 @@ from bertdata.sources.split import Plan
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
-UNIT_COUNTS = ("special_ids_replaced", "skipped_rows", "text_bytes")  # of a unit over all splits
+UNIT_COUNTS = ("special_ids_replaced", "skipped_rows", "removed_documents", "text_bytes")  # of a unit over all splits
 COUNTS = SPLIT_COUNTS + UNIT_COUNTS
 _SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the text's hash
 
@@ -202,6 +202,7 @@ class UnitWriter:
                 self._write(split, encoded, kept, encoded_block.word_starts)
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
         self._totals["skipped_rows"] += block.skipped
+        self._totals["removed_documents"] += block.num_removed
         self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
         self._totals["text_bytes"] += block.num_bytes - block.num_documents
         self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced

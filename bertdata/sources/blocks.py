@@ -18,6 +18,7 @@ from bertdata.sources import documents
 from bertdata.sources.documents import TextFile, TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.kernels import ROOM
+from bertdata.sources.maps import mapped
 from bertdata.sources.split import Plan, Stretch
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, Rows, Table
@@ -36,6 +37,7 @@ class Block:
     bytes_read: int  # of all inputs on disk, up to the end of this block
     skipped: int = 0  # rows without text before or between these documents
     first_skipped: tuple[int, int, str] | None = None  # the first of them: number of the input, place in it, reason
+    num_removed: int = 0  # documents before or between these that --map left out
 
     @classmethod
     def empty(cls) -> Block:
@@ -59,7 +61,7 @@ class Piece(NamedTuple):
     found: Documents | Rows | Decoded
 
     def decoded(self) -> Decoded:
-        """Their documents. Raises InputError for what the options do not allow."""
+        """Their documents, as --map makes them. Raises InputError for what the options do not allow."""
         form = self.source.form
         decoded = self.source.decoded(self.found) if not isinstance(self.found, Decoded) else self.found  # type: ignore[arg-type]
         invalid = decoded.documents.invalid[decoded.documents.invalid >= 0].tolist() if form.strict else []
@@ -74,7 +76,10 @@ class Piece(NamedTuple):
                 f"{place} is not valid {name}; fix the file, name its encoding with --encoding, or build without "
                 "--strict to replace and count such bytes"
             )
-        return decoded
+        if not form.maps:
+            return decoded
+        documents = mapped(decoded.documents, form.maps, self.source.place)
+        return Decoded(documents, decoded.bad, decoded.documents.starts.size - documents.starts.size)
 
 
 @dataclass(frozen=True)
@@ -87,12 +92,12 @@ class FoundBlock:
 
     def decoded(self) -> Block:
         """The block. May be called in any thread. Raises InputError, which names file and line, byte or row."""
-        first_replaced, skipped, first_skipped = None, 0, None
+        first_replaced, skipped, first_skipped, num_removed = None, 0, None, 0
         parts = list[Documents]()
         for piece in self.pieces:
-            some, bad = piece.decoded()
+            some, bad, removed = piece.decoded()
             parts.append(some)
-            skipped += len(bad)
+            skipped, num_removed = skipped + len(bad), num_removed + removed
             if bad and first_skipped is None:
                 first_skipped = piece.input, bad[0][0], str(bad[0][1])
             if first_replaced is None and (some.invalid >= 0).any():
@@ -103,7 +108,9 @@ class FoundBlock:
             data = bytearray().join([*(memoryview(part.text)[: part.num_bytes] for part in parts), bytes(ROOM)])
             offsets = np.append(0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts])))
             replaced = np.concatenate([part.replaced for part in parts])
-        return Block(data, offsets, self.unit, replaced, first_replaced, self.bytes_read, skipped, first_skipped)
+        return Block(
+            data, offsets, self.unit, replaced, first_replaced, self.bytes_read, skipped, first_skipped, num_removed
+        )
 
 
 def read_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True) -> Iterator[Block]:
@@ -171,7 +178,7 @@ def _of_source(
 
 def _first(source: TextFile | Table, found: Documents | Rows, most: int) -> Decoded:
     """At most so many documents, and the rows without a text before the last of them."""
-    some, bad = source.decoded(found)  # type: ignore[arg-type]
+    some, bad, _ = source.decoded(found)  # type: ignore[arg-type]
     if some.starts.size >= most:
         some = some.part(0, most)
         bad = [each for each in bad if each[0] < some.starts[-1]]

@@ -18,6 +18,7 @@ from bertdata.errors import InputError, UsageError
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import ROOM, Cuts, cut
+from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8, InputStream, opened
 from bertdata.sources.texts import Decoded, Documents, valid_utf8
 
@@ -40,6 +41,7 @@ class TextFormat:
     on_error: str = "fail"  # one of ON_ERROR: whether a row without text is an error, or is skipped and counted
     shard_size: int = 1 << 30  # bytes of text in a unit, of Parquet up to the end of a row group
     max_documents: int | None = None  # None: no limit
+    maps: tuple[str, ...] = ()  # functions from a text to a text or None, as sources.maps takes them
 
     def __post_init__(self) -> None:
         for name, value, choices in (
@@ -54,6 +56,8 @@ class TextFormat:
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; give at least 1")
         object.__setattr__(self, "encoding", _canonical(self.encoding))
+        for spec in self.maps:
+            function_of(spec, "--map")
 
 
 def _canonical(encoding: str) -> str:

@@ -91,6 +91,7 @@ class Decoded(NamedTuple):
 
     documents: Documents  # valid UTF-8
     bad: list[tuple[int, BadRow]]  # place in the input and reason of each row without a text
+    num_removed: int = 0  # documents that --map left out
 
 
 def offsets_of(column: Any) -> NDArray[np.int64]:

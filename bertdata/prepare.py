@@ -1,0 +1,52 @@
+"""Functions for `bertdata build --map`: a text → the text to build from, or None to leave the document out.
+
+    bertdata build zh.txt --out shards/ --tokenizer bert-base-chinese \\
+        --map bertdata.prepare:clean --map bertdata.prepare:nfkc \\
+        --map 'bertdata.prepare:length(10, 512)' --map 'bertdata.prepare:cjk(0.5)'
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+Map = Callable[[str], str | None]
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"
+)  # those of Unicode's category Cc that are no white space
+_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]+")
+
+
+def nfc(text: str) -> str:
+    """Unicode's composed form: a letter and its accents become one character where there is one."""
+    return unicodedata.normalize("NFC", text)
+
+
+def nfkc(text: str) -> str:
+    """Unicode's compatible composed form, which also makes full-width letters and ligatures plain ones."""
+    return unicodedata.normalize("NFKC", text)
+
+
+def clean(text: str) -> str:
+    """Removes control characters, makes each run of white space in a line one space, and removes empty lines."""
+    lines = (" ".join(line.split()) for line in _CONTROL.sub("", text).split("\n"))
+    return "\n".join(filter(None, lines))
+
+
+def length(least: int, most: int | None = None) -> Map:
+    """Leaves out texts of fewer than `least` or more than `most` characters."""
+    return lambda text: text if least <= len(text) and (most is None or len(text) <= most) else None
+
+
+def cjk(least: float) -> Map:
+    """Leaves out texts of which a smaller share of the characters is Chinese, Japanese or Korean.
+
+    White space does not count as a character, and punctuation is of no language.
+    """
+
+    def map(text: str) -> str | None:
+        num_characters = sum(len(word) for word in text.split())
+        return text if sum(len(run) for run in _CJK.findall(text)) >= least * num_characters else None
+
+    return map

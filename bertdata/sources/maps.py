@@ -1,0 +1,65 @@
+"""What --map does: documents → the documents that a user's functions make of them."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from bertdata.errors import InputError, UsageError
+from bertdata.sources.texts import Documents
+
+
+@lru_cache
+def function_of(spec: str, option: str) -> Callable[[str], Any]:
+    """The function that "module:function" names, or that "module:function(1, 2)" returns. Raises UsageError."""
+    module, _, call = spec.partition(":")
+    name, has_arguments, arguments = call.partition("(")
+    try:
+        function = getattr(importlib.import_module(module), name)
+        if has_arguments:
+            if not arguments.endswith(")"):
+                raise ValueError("a parenthesis is not closed")
+            function = function(*ast.literal_eval(f"({arguments.removesuffix(')')},)" if arguments != ")" else "()"))
+    except Exception as error:  # importing and calling runs code of the user
+        raise UsageError(
+            f"{option} {spec} is not a function ({type(error).__name__}: {error}); give module:function, or "
+            "module:function(1, 2) of one that returns a function"
+        ) from None
+    if not callable(function):
+        raise UsageError(f"{option} {spec} is a {type(function).__name__} and not a function; give module:function")
+    return function  # type: ignore[no-any-return]
+
+
+def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], str]) -> Documents:
+    """The documents that the functions leave, in order, with what they made of each text.
+
+    specs: as `function_of` takes them; they are applied one after the other. place: names a place in the input. Raises
+    InputError where a function fails or gives neither a text nor None.
+    """
+    functions = [(spec, function_of(spec, "--map")) for spec in specs]
+    offsets, view = documents.offsets.tolist(), memoryview(documents.text)
+    texts, left = list[bytes](), list[int]()
+    for number, start in enumerate(documents.starts.tolist()):
+        text: Any = str(view[offsets[number] : offsets[number + 1] - 1], "utf-8")
+        for spec, function in functions:
+            try:
+                text = function(text)
+                if isinstance(text, str):
+                    text.encode()
+                elif text is not None:
+                    raise TypeError(f"it gave a {type(text).__name__}, and not a text or None")
+            except Exception as error:  # whatever the function of a user raises
+                raise InputError(
+                    f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix the function or the "
+                    "text"
+                ) from None
+            if text is None:
+                break
+        else:
+            texts.append(text.encode())
+            left.append(number)
+    kept = (array[left].tolist() for array in (documents.starts, documents.replaced, documents.invalid))
+    return Documents.of(texts, *kept)

@@ -1,0 +1,164 @@
+"""Functions on the text of documents: bertdata.prepare and --map."""
+
+import json
+import unicodedata
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from test_build import published
+
+from bertdata import prepare
+from bertdata.build import build, finish
+from bertdata.cli import main
+from bertdata.errors import InputError, UsageError
+
+TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(300)]
+
+
+def shout(text):
+    return text.upper()
+
+
+def no_sevens(text):
+    return None if "7" in text else text
+
+
+def failing(text):
+    raise KeyError("stone")
+
+
+def number(text):
+    return 7
+
+
+def half(text):
+    return "\ud800"
+
+
+def rows(path, texts):
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def arrays(directory):
+    return {name: content for name, content in published(directory).items() if name.endswith(".npy")}
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_clean_text_has_no_control_characters_and_single_spaces(text):
+    lines = prepare.clean(text).split("\n")
+    assert all(unicodedata.category(each) != "Cc" for line in lines for each in line)
+    assert all(line == " ".join(line.split()) for line in lines)
+    assert "".join("".join(lines).split()) == "".join(
+        each for each in text if unicodedata.category(each) != "Cc" and not each.isspace()
+    )
+    assert lines == [""] or all(lines)
+
+
+@given(st.text(st.sampled_from("aé 　\n。龍漢かカ한ｶ𠀀")), st.sampled_from([0, 0.25, 0.5, 1]))
+def test_the_share_of_chinese_japanese_and_korean(text, least):
+    characters = [each for each in text if not each.isspace()]
+    names = [unicodedata.name(each).split()[0] for each in characters]
+    count = sum(name in ("CJK", "HIRAGANA", "KATAKANA", "HANGUL") for name in names)
+    assert prepare.cjk(least)(text) == (text if count >= least * len(characters) else None)
+
+
+def test_bounds_of_length():
+    assert [prepare.length(2, 3)(text) for text in ("a", "ab", "abc", "abcd")] == [None, "ab", "abc", None]
+    assert prepare.length(2)("abcd") == "abcd"
+    assert (prepare.nfc("e\u0301"), prepare.nfkc("Ａ")) == ("é", "A")
+
+
+def test_the_dataset_is_that_of_the_changed_texts(tmp_path, vocab):
+    changed = [text.upper() for text in map(no_sevens, TEXTS) if text]
+    options = {"tokenizer": vocab, "validation": 0.2, "shard_size": 3000}
+    maps = ["test_prepare:shout", "test_prepare:no_sevens"]
+    found = build(rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "a", map=maps, **options).dataset
+    expected = build(rows(tmp_path / "b.jsonl", changed), tmp_path / "b", **(options | {"shard_size": 1 << 30})).dataset
+    for split in ("train", "validation"):
+        each = [[np.concatenate([dataset.array(s.name, "tokens") for s in dataset.splits[split].shards]).tolist()]
+                for dataset in (found, expected)]  # fmt: skip
+        assert each[0] == each[1]
+    counts = found.manifest.counts
+    assert counts["removed_documents"] == len(TEXTS) - len(changed) > 50
+    assert counts["documents"] == len(changed)
+    assert counts["text_bytes"] == sum(map(len, changed))
+    assert found.manifest.settings["map"] == maps
+    assert found.dataset_id != expected.dataset_id
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_threads_and_parts_give_the_same_bytes(tmp_path, vocab, kind):
+    path = rows(tmp_path / "a.jsonl", TEXTS)
+    if kind == "txt":
+        path = tmp_path / "a.txt"
+        path.write_text("\n\n".join(TEXTS))
+    options = {"tokenizer": vocab, "map": ["bertdata.prepare:clean", "test_prepare:no_sevens"], "shard_size": 3000}
+    build(path, tmp_path / "one", workers=1, **options)
+    build(path, tmp_path / "three", workers=3, **options)
+    for part in range(2):
+        build(path, tmp_path / "parts", part=(part, 2), **options)
+    finish(tmp_path / "parts")
+    assert published(tmp_path / "one") == published(tmp_path / "three") == published(tmp_path / "parts")
+
+
+def test_a_vocabulary_is_trained_on_the_changed_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(TEXTS))
+    changed = tmp_path / "b.txt"
+    changed.write_text("\n\n".join(text for text in TEXTS if no_sevens(text)))
+    options = {"vocab_size": 60, "validation": 0.0}
+    build(path, tmp_path / "a", map=["test_prepare:no_sevens"], **options)
+    build(changed, tmp_path / "b", **options)
+    assert arrays(tmp_path / "a") == arrays(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("nothing", "--map nothing is not a function"),
+        ("json:nothing", "--map json:nothing is not a function"),
+        ("nowhere:f", "--map nowhere:f is not a function"),
+        ("bertdata.prepare:length(1", "a parenthesis is not closed"),
+        ("bertdata.prepare:length(x)", "is not a function"),
+        ("bertdata.prepare:length()", "is not a function"),
+        ("math:pi", "--map math:pi is a float and not a function; give module:function"),
+    ],
+)
+def test_what_is_no_function_is_refused(tmp_path, corpus, vocab, spec, said):
+    with pytest.raises(UsageError, match=said):
+        build(corpus, tmp_path / "out", tokenizer=vocab, map=[spec])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("failing", r"a.jsonl, line 3: --map test_prepare:failing failed \(KeyError: 'stone'\); fix the function or"),
+        ("number", r"line 3: --map test_prepare:number failed \(TypeError: it gave a int, and not a text or None\)"),
+        ("half", r"line 3: --map test_prepare:half failed \(UnicodeEncodeError"),
+    ],
+)
+def test_a_function_that_fails_is_named_with_the_place(tmp_path, vocab, name, said):
+    path = rows(tmp_path / "a.jsonl", TEXTS)
+    path.write_text("\n\n" + path.read_text())
+    with pytest.raises(InputError, match=said):
+        build(path, tmp_path / "out", tokenizer=vocab, map=[f"test_prepare:{name}"], on_error="skip")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_documents_that_are_all_left_out(tmp_path, vocab):
+    with pytest.raises(InputError, match="no document to build from: 300 documents were left out by --map"):
+        build(rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", tokenizer=vocab, map=["bertdata.prepare:cjk(0.5)"])
+
+
+def test_the_command_says_what_was_left_out(tmp_path, vocab):
+    path, out = str(rows(tmp_path / "a.jsonl", TEXTS)), str(tmp_path / "out")
+    options = ["--tokenizer", vocab, "--map", "test_prepare:no_sevens", "--map", "bertdata.prepare:length(2)"]
+    done = CliRunner().invoke(main, ["build", path, "--out", out, *options])
+    num_removed = sum("7" in text for text in TEXTS)
+    assert f", {num_removed} removed by --map" in done.stdout
+    assert f"  removed      {num_removed} documents by --map\n" in CliRunner().invoke(main, ["inspect", out]).stdout
