@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,43 @@ def test_a_killed_job_leaves_no_process_and_a_checkpoint_to_go_on_from(dataset, 
     assert checkpoint.newest(out)[0] is not None
     with checkpoint.locked(out):
         pass
+
+
+def _listens(port):
+    with socket.socket() as asking:
+        return asking.connect_ex(("localhost", port)) == 0
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_and_comes_back_ends_in_the_same_losses(dataset, tmp_path, monkeypatch):
+    """Two agents of torchrun on one machine. One is killed with its rank, and another takes its place."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # docs/scale.md
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    out, node = tmp_path / "run", ["--nnodes", "2", "--max-restarts", "2", "--rdzv-id", "job"]
+    # more rows a step, so that it is killed before the end
+    options = {"steps": 30, "global_batch_size": 64, "eval_every": 0, "save_every": 5}
+    arguments = flags(dataset.path, out, **options)
+    with ExitStack() as stack:
+
+        def agent():
+            with open(tmp_path / "said", "a") as said:
+                process = launch(1, "bertrain.pretrain", arguments, before=node, port=port, stdout=said, stderr=said)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        first = agent()
+        wait_for(lambda: _listens(port))  # the agent at which all meet must live
+        second = agent()
+        wait_for(lambda: checkpoint.newest(out)[0] is not None)
+        second.kill()
+        third = agent()
+        wait_for(lambda: first.poll() is not None and third.poll() is not None, 240)
+    said = (tmp_path / "said").read_text()
+    assert (first.returncode, third.returncode) == (0, 0), said
+    assert "resumed after step" in said
+    code, _, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "undisturbed", **options))
+    assert code == 0, err
+    assert losses(entries(out)) == losses(entries(tmp_path / "undisturbed"))

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 
 import pytest
@@ -128,13 +129,25 @@ def test_a_budget_has_no_last_step(dataset, tmp_path, monkeypatch):
 # -------------------------------------------------------------------------------------------------------------- ranks
 
 
-def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(dataset, tmp_path):
+def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "STALE_S", 0)
     train(dataset.path, tmp_path / "run", steps=1)
     choice = checkpoint.choose(tmp_path / "run")
     choice.check()
     for other in (choice._replace(index_sha256="0" * 64), choice._replace(path=tmp_path / "run" / "step-00000002")):
         with pytest.raises(DatasetError, match="another rank does not see the same checkpoint"):
             other.check()
+
+
+def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(dataset, tmp_path):
+    """As on a network file system, whose clients remember for up to a minute that a name does not exist."""
+    train(dataset.path, tmp_path / "run", steps=1)
+    choice = checkpoint.choose(tmp_path / "run")
+    choice.path.rename(tmp_path / "later")
+    appears = threading.Timer(0.2, lambda: (tmp_path / "later").rename(choice.path))
+    appears.start()
+    choice.check()
+    appears.join()
 
 
 @pytest.mark.dist

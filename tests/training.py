@@ -48,10 +48,13 @@ def flags(data, out, **options):
     return [item for name, value in pairs.items() for item in ("--" + name.replace("_", "-"), str(value))]
 
 
-def launch(num_ranks, module, arguments, *, before=(), **more):
-    """Starts a module under torchrun, with options of torchrun's before it; each rank has one thread."""
+def launch(num_ranks, module, arguments, *, before=(), port=0, **more):
+    """Starts a module under torchrun, with options of torchrun's before it; each rank has one thread.
+
+    port: where the agents of several nodes meet.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", *before, "--nproc-per-node", str(num_ranks)]
-    command += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", module]
+    command += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "-m", module]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*command, *arguments], env=environment, **streams | more)

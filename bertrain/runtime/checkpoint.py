@@ -21,6 +21,7 @@ import os
 import platform
 import shutil
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -45,6 +46,7 @@ from bertrain.optim.average import Average
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
 AVERAGE_FILE, AVERAGE = "average.pt", "average-"
+STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
 
 
 def locked(run: Path) -> AbstractContextManager[None]:
@@ -234,18 +236,26 @@ class Choice(NamedTuple):
     warnings: tuple[str, ...]
 
     def check(self) -> None:
-        """Raises DatasetError unless this rank sees the same checkpoint."""
+        """Raises DatasetError unless this rank sees the same checkpoint, or sees it after a while."""
         if self.path is None:
             return
+        end = time.monotonic() + STALE_S
+        while (seen := self._seen(self.path)) != self.index_sha256:
+            if time.monotonic() > end:
+                raise DatasetError(
+                    f"rank 0 resumes from {self.path}, and another rank does not see the same checkpoint there "
+                    f"({seen[:40]}); give an --out that all machines share"
+                )
+            time.sleep(1)
+
+    @staticmethod
+    def _seen(path: Path) -> str:
+        """The digest of a checkpoint's index, or why it cannot be read."""
         try:
-            seen = hashlib.sha256((self.path / INDEX).read_bytes()).hexdigest()
+            os.listdir(path.parent)  # a network file system then asks its server what is there
+            return hashlib.sha256((path / INDEX).read_bytes()).hexdigest()
         except OSError as error:
-            seen = str(error.strerror)
-        if seen != self.index_sha256:
-            raise DatasetError(
-                f"rank 0 resumes from {self.path}, and another rank does not see the same checkpoint there "
-                f"({seen[:40]}); give an --out that all machines share"
-            )
+            return str(error.strerror)
 
 
 def choose(run: Path) -> Choice:
