@@ -91,14 +91,14 @@ class OneSentence(click.Command):
 
 
 @contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar in bytes on stderr, if stderr is a terminal."""
+def _bar(what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from tqdm import tqdm
 
-    with tqdm(desc=what, unit="B", unit_scale=True, leave=False) as bar:
+    with tqdm(desc=what, unit=unit, unit_scale=True, leave=False) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
@@ -442,6 +442,27 @@ def show(
         policy=policy if masked else None,
     )  # fmt: skip
     click.echo(shown)
+
+
+@main.command(cls=OneSentence, short_help="Print the documents of a batch of a past run.")
+@_dataset
+@click.option("--run", required=True, help="Directory of a run of bertrain pretrain on this dataset.")
+@click.option("--step", required=True, type=int, help="Step of the run, from 1, as in its log.jsonl.")
+@click.option("--row", type=int, help="Row of the global batch, from 0. Default: all rows.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each document, with its whole text.")
+def trace(shards: str, run: str, step: int, row: int | None, as_json: bool) -> None:
+    """Print the documents of a batch of a past training run: the input and the byte or row of each, and its text.
+
+    A text is shown only if the input is still there and the text still has the ids of the document. Names of inputs
+    are those that the build was given, so run this in the same directory.
+    """
+    from bertdata.format.dataset import Dataset
+    from bertdata.look import trace as look
+
+    dataset = Dataset(_local(shards))
+    with _bar("read", unit=" inputs") as progress:
+        traced = look.trace(dataset, run, step, row=row, progress=progress)
+    click.echo(look.as_json(traced) if as_json else look.as_text(dataset, traced))
 
 
 @main.command(cls=OneSentence, short_help="Copy a dataset to a URL.")

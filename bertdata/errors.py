@@ -42,6 +42,7 @@ class RemoteError(BertdataError):
 
     may_pass = False  # whether the same request may succeed later
     is_absent = False  # whether there is no such file
+    is_refused = False  # whether access is refused, which some stores also say of a file that is not there
 
 
 class StateError(BertdataError):

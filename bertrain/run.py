@@ -147,6 +147,7 @@ class Run:
         if config.budget:
             self._change_masking(scheduled)
         self.loader.global_batch_size = plan.rows(scheduled)
+        self.watch.stream(self.step, self.loader)
         started = time.perf_counter()
         return next(self.loader), time.perf_counter() - started
 

@@ -16,7 +16,10 @@ COMMON = ["choices", "errors", "keys", "jit", "types", "files", "urls", "prepare
 # Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
 ROOMS = {
     "remote": (set(), ["requests", "reader", "stores", "web", "hub", "files"]),
-    "format": ({"remote"}, ["arrays", "records", "manifest", "shard", "dataset", "answers", "verify", "transfer"]),
+    "format": (
+        {"remote"},
+        ["arrays", "records", "manifest", "shard", "origins", "dataset", "answers", "verify", "transfer"],
+    ),
     "sources": (
         {"remote"},
         ["kernels", "inputs", "find", "streams", "texts", "maps", "jsonl", "documents", "tables", "split", "blocks"],
@@ -30,7 +33,7 @@ ROOMS = {
         {"format"},
         ["kernels", "order", "stream", "index", "windows", "pieces", "pairs", "samples", "words", "masking", "loader"],
     ),
-    "look": ({"format", "read", "tokenize"}, ["facts", "show", "bench"]),
+    "look": ({"format", "sources", "tokenize", "read"}, ["facts", "show", "trace", "bench"]),
 }
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
 TRAINER_FILES = [

@@ -83,7 +83,7 @@ def put_array(out, array, content, **entry):
 
 
 def published(out):
-    return {path.name: path.read_bytes() for path in out.iterdir()}
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 
 def use(out, refusal=DatasetError):

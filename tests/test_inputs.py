@@ -93,8 +93,8 @@ ENDING = {"text": ".txt", "jsonl": ".jsonl", "arrow": ".arrow", "parquet": ".par
 
 
 def published(out):
-    assert not [path for path in out.iterdir() if path.is_dir()]
-    return {path.name: path.read_bytes() for path in out.iterdir()}
+    assert [path.name for path in out.iterdir() if path.is_dir()] == ["origins"]
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 
 def documents_of(dataset):

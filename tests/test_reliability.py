@@ -271,7 +271,7 @@ def fault_of(path):
 
 
 def test_links_and_pipes_in_a_dataset_are_refused(small, tmp_path):
-    for path in sorted(small.iterdir()):
+    for path in sorted(path for path in small.rglob("*") if path.is_file()):
         kept = tmp_path / "elsewhere"
         os.replace(path, kept)
         path.symlink_to(kept)
@@ -281,6 +281,11 @@ def test_links_and_pipes_in_a_dataset_are_refused(small, tmp_path):
         assert "is not an ordinary file" in fault_of(small)
         path.unlink()
         os.replace(kept, path)
+    os.replace(small / "origins", tmp_path / "elsewhere")
+    (small / "origins").symlink_to(tmp_path / "elsewhere")
+    assert "origins is a symbolic link; replace it by the directory itself" in fault_of(small)
+    (small / "origins").unlink()
+    os.replace(tmp_path / "elsewhere", small / "origins")
     assert verify(small) == []
 
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from test_build import published
+from test_inputs import published
 
 from bertdata.build import build
 from bertdata.cli import main
@@ -248,6 +248,9 @@ def test_nothing_secret_is_stored(faulty, tmp_path, vocab):
     assert files
     assert not [path for path in files if b"secret" in path.read_bytes()]
     assert build(urls["http"].replace("secret", "other"), tmp_path / "out", tokenizer=vocab, shard_size=2000)
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert any(b"/dir/a.txt" in path.read_bytes() for path in files)  # in the list of inputs
+    assert not [path for path in files if b"?token" in path.read_bytes()]
 
 
 def test_a_server_that_sends_no_parts_is_refused(tmp_path, vocab):

@@ -29,6 +29,7 @@ import bertdata
 from bertdata import Masking
 from bertdata.build import build
 from bertdata.errors import DatasetError, UsageError
+from bertdata.look.trace import stream_of
 from bertrain import doctor, evaluate, feed, plot, pretrain
 from bertrain import run as runs
 from bertrain.config import Config
@@ -740,3 +741,31 @@ def test_the_doctor_finds_damaged_shards_and_runs(dataset, tmp_path):
     assert "continues from step-00000001" in examine(*common)[1]["run"]
     assert "give another --out" in examine(*common, "--resume", "no")[1]["run"]
     assert "was trained with --model modernbert-tiny" in examine(*common, "--model", "bert-tiny")[1]["run"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("duration", [{"steps": 12}, {"budget": "4s"}], ids=str)
+def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch, duration):
+    """The log gives the batch of each step, also where batch, length and masks change, and after a resumption."""
+    read, real = {}, Run.next_batch
+
+    def next_batch(run):
+        batch, waited = real(run)
+        read[run.step + 1] = run.loader.length, batch.sample_ids.tolist()
+        return batch, waited
+
+    options = {"global_batch_size": "4:8@0.3:6@0.6", "long_length": 48, "mlm_probability": "0.3:0.15", "log_every": 5}
+    monkeypatch.setattr(Run, "next_batch", next_batch)
+    train(dataset.path, tmp_path / "run", **options, **duration)
+    checkpoints = sorted((tmp_path / "run").glob("step-*"))
+    for later in checkpoints[len(checkpoints) // 2 :]:
+        shutil.rmtree(later)
+    train(dataset.path, tmp_path / "run", **options, **duration)
+    loaders = {length: bertdata.Loader(dataset, length=length) for length in (32, 48)}
+    assert {length for length, _ in read.values()} == {32, 48}
+    assert len({len(sample_ids) for _, sample_ids in read.values()}) == 3
+    for step, (length, sample_ids) in read.items():
+        stream = stream_of(tmp_path / "run", step)
+        positions = stream["position"] + np.arange(stream["global_batch_size"])
+        assert stream["length"] == length
+        assert loaders[length].read(positions).sample_ids.tolist() == sample_ids, step

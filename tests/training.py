@@ -104,7 +104,9 @@ def on_ranks(num_ranks, module, arguments):
 
 
 def entries(out):
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    """The entries of log.jsonl about steps and evaluations, without those that say what was read."""
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [entry for entry in log if "stream" not in entry]
 
 
 def losses(log):

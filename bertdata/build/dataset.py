@@ -235,7 +235,7 @@ class _Work:
                 say(f"continuing: keeping {reused} finished unit{'s' * (reused > 1)} of an earlier run")
             shares = settings["validation"], settings["test"]
             writer = UnitWriter(
-                staging, loaded, form, shares, sentences=settings["sentences"] == "line",
+                staging, loaded, form, shares, num_inputs=len(files), sentences=settings["sentences"] == "line",
                 word_splitter=self.word_splitter,
             )  # fmt: skip
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
@@ -258,7 +258,7 @@ class _Work:
                 made = sorted(unit for unit in units if by_unit.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
                 return None
-            publish(directory, staging, units, loaded, settings, _tokenizer_name(staging))
+            publish(directory, staging, units, loaded, self.plan, _tokenizer_name(staging))
         return _report(directory, units, files, form, reused)
 
 
@@ -308,7 +308,7 @@ def finish(out: str | Path) -> BuildReport:
             raise BuildError(f"{staging} lost the records of units {lost}; make the parts again")
         plan = json.loads((staging / "plan.json").read_bytes())
         require_rule(staging, plan)
-        publish(directory, staging, units, load(str(staging)), plan["published"], _tokenizer_name(staging))
+        publish(directory, staging, units, load(str(staging)), plan, _tokenizer_name(staging))
     files = [Input(entry["path"], entry["bytes"], entry["version"]) for entry in plan["inputs"]]
     settings = plan["settings"]
     form = TextFormat(kind=settings["format"], encoding=settings.get("encoding", UTF_8))

@@ -14,6 +14,7 @@ from bertdata.errors import InputError
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, Shard, Split
+from bertdata.format.origins import ORIGINS, NamedInput, array_name, prepare_directory, write_origins
 from bertdata.tokenize.tokenizer import Tokenizer
 
 _SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
@@ -24,13 +25,13 @@ def publish(
     staging: Path,
     units: dict[int, dict[str, Any]],
     tokenizer: Tokenizer,
-    settings: dict[str, Any],
+    plan: dict[str, Any],
     tokenizer_name: str | None,
 ) -> None:
     """Moves all files from `staging` to `directory` and writes the manifest last.
 
-    units: the records of all units. settings: what the manifest says of the options. If it is interrupted, running it
-    again gives the same result. Raises InputError if there is no document.
+    units: the records of all units. plan: that of the build. If it is interrupted, running it again gives the same
+    result. Raises InputError if there is no document.
     """
     names = {name: [u["shards"][name] for _, u in sorted(units.items()) if name in u["shards"]] for name in SPLITS}
     splits = {
@@ -55,6 +56,15 @@ def publish(
     files = list(tokenizer.files)
     for shard in (shard for split in splits.values() for shard in split.shards):
         files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
+    manifest = Manifest(
+        token_dtype=tokenizer.token_dtype,
+        special_tokens=tokenizer.special,
+        tokenizer=file_digests(tokenizer),
+        settings=plan["published"],
+        splits=splits,
+        counts=counts,
+        tokenizer_name=tokenizer_name,
+    )
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)
@@ -64,19 +74,35 @@ def publish(
     for name in files:
         if (staging / name).exists():
             os.replace(staging / name, directory / name)
+    _publish_origins(directory, staging, units, plan, manifest)
     fsync_directory(directory)
-    Manifest(
-        token_dtype=tokenizer.token_dtype,
-        special_tokens=tokenizer.special,
-        tokenizer=file_digests(tokenizer),
-        settings=settings,
-        splits=splits,
-        counts=counts,
-        tokenizer_name=tokenizer_name,
-    ).write(directory)
+    manifest.write(directory)
     (staging / "plan.json").unlink()  # without it there is no unfinished build
     shutil.rmtree(staging)
     fsync_directory(directory)
+
+
+def _publish_origins(
+    directory: Path, staging: Path, units: dict[int, dict[str, Any]], plan: dict[str, Any], manifest: Manifest
+) -> None:
+    """Moves the origins. A build that an older version began has none of some units, and then none at all."""
+    digests = {name: sha256 for unit in units.values() for name, sha256 in unit.get("origins", {}).items()}
+    names = [shard.name for split in manifest.splits.values() for shard in split.shards]
+    if not digests.keys() >= set(names):
+        prepare_directory(directory, {})
+        return
+    shards = {name: digests[name] for name in names}
+    prepare_directory(directory, shards)
+    for name in shards:
+        if (made := array_path(staging, name, "origins")).exists():
+            os.replace(made, directory / array_name(name))
+    fsync_directory(directory / ORIGINS)
+    inputs = [NamedInput(each["path"], each["bytes"], each["version"]) for each in plan["inputs"]]
+    settings = plan["settings"]
+    write_origins(
+        directory, manifest.dataset_id, inputs, input_format=settings["format"], text_key=settings["text_key"],
+        shards=shards,
+    )  # fmt: skip
 
 
 def _without_crc(arrays: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

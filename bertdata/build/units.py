@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 
 from bertdata.build.kernels import count_literals, hash_documents, literals
 from bertdata.errors import BertdataError
+from bertdata.format.arrays import ArrayWriter, array_path
 from bertdata.format.manifest import SPLITS
+from bertdata.format.origins import DTYPE, origins_of
 from bertdata.format.records import FORMAT_VERSION, write_record
 from bertdata.format.shard import ShardWriter
 from bertdata.sources.blocks import Block, FoundBlock, find_blocks
@@ -137,11 +139,13 @@ class UnitWriter:
         form: TextFormat,
         shares: tuple[float, float],
         *,
+        num_inputs: int,
         sentences: bool,
         word_splitter: WordSplitter | None = None,
     ) -> None:
         """shares: of validation and test. word_splitter: a text → its words; None: do not store where words begin."""
         self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
+        self.num_inputs = num_inputs
         self.word_splitter = word_splitter
         self.unit: int | None = None
         validation, test = shares
@@ -187,6 +191,7 @@ class UnitWriter:
         if self.unit is None:
             self.unit = block.unit
             self._writers: dict[str, ShardWriter] = {}
+            self._origins: dict[str, ArrayWriter] = {}
             self._counts = {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS}
             self._totals: dict[str, Any] = dict.fromkeys(UNIT_COUNTS, 0)
             self._totals |= {"first_replaced": None, "first_skipped": None}
@@ -200,6 +205,8 @@ class UnitWriter:
             self._counts[split]["replaced_characters"] += int(block.replaced[chosen].sum())
             if kept.any():
                 self._write(split, encoded, kept, encoded_block.word_starts)
+                origins = origins_of(block.inputs[kept], block.places[kept], self.num_inputs)
+                self._origins[split].append(origins)
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
         self._totals["skipped_rows"] += block.skipped
         self._totals["removed_documents"] += block.num_removed
@@ -219,6 +226,7 @@ class UnitWriter:
                 self.directory, name, split=split, token_dtype=dtype, sentences=self.sentences,
                 words=self.word_splitter is not None,
             )  # fmt: skip
+            self._origins[split] = ArrayWriter(array_path(self.directory, name, "origins"), DTYPE)
         ids, documents, sentences = encoded.ids, encoded.documents, encoded.sentences
         if not kept.all():
             turns = np.flatnonzero(np.diff(kept, prepend=False, append=False))  # where stretches start and stop
@@ -239,6 +247,7 @@ class UnitWriter:
         unit, size = self.unit, self.form.shard_size
         assert unit is not None  # noqa: S101  (append came before)
         shards = {}
+        origins = {self._writers[split].name: array.commit()["sha256"] for split, array in self._origins.items()}
         for split, writer in self._writers.items():
             record = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=self._counts[split])
             arrays = record["arrays"]
@@ -251,7 +260,7 @@ class UnitWriter:
             }
         literals = dict(zip(self.tokenizer.spellings, self._literals.tolist(), strict=True))
         totals = {name: sum(counts[name] for counts in self._counts.values()) for name in SPLIT_COUNTS}
-        record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": literals}
+        record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": literals, "origins": origins}
         record |= totals | self._totals
         write_record(self.directory / f"unit-{unit:05d}.json", record)
         self.unit = None
@@ -262,3 +271,5 @@ class UnitWriter:
         if self.unit is not None:
             for writer in self._writers.values():
                 writer.discard()
+            for array in self._origins.values():
+                array.discard()

@@ -24,6 +24,7 @@ from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
 from bertdata.files import TEMPORARY, cache_directory, fsync_directory, locked, make_directory, open_plain, write_file
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest
 from bertdata.format.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record
 from bertdata.remote import hub, stores
 from bertdata.remote.files import within
@@ -54,9 +55,10 @@ def push(directory: str | Path, url: str, *, progress: Progress = lambda done, t
     manifest = read_manifest(source)
     there = _id_under(root)
     if there is None and root.startswith("hf:"):
-        for name, sha256 in files_of(manifest).items():
+        files = files_of(manifest) | _origins_of(source, manifest)
+        for name, sha256 in files.items():
             _require_sound(source / name, sha256)
-        names, message = [*files_of(manifest), MANIFEST], f"Dataset {manifest.dataset_id[:16]}"
+        names, message = [*files, MANIFEST], f"Dataset {manifest.dataset_id[:16]}"
         hub.commit_folder(root, source, names, unless=MANIFEST, message=message)
         there = _id_under(root)
     elif there is None:
@@ -100,7 +102,7 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     make_directory(target)
     with locked(target / LOCK, f"{target} is being filled", "wait for it"):
         if not (target / MANIFEST).exists():
-            names = {*files_of(manifest), LOCK}
+            names = {*files_of(manifest), LOCK, ORIGINS}
             for left in target.iterdir():  # of a pull of another dataset that was killed
                 if left.name not in names:
                     left.unlink()
@@ -177,6 +179,12 @@ def files_of(manifest: Manifest) -> dict[str, str | None]:
     return files
 
 
+def _origins_of(directory: Path, manifest: Manifest) -> dict[str, str | None]:
+    """The same of the origins that a dataset here has, the record last; nothing if it has none."""
+    record = Record.read(directory, manifest)
+    return {name: sha256 for name, (sha256, _) in record.files(manifest).items()} | {RECORD: None} if record else {}
+
+
 def _id_under(root: str) -> str | None:
     """The dataset_id of what is under a URL; None: there is no dataset."""
     try:
@@ -247,7 +255,8 @@ def _claimed(manifest: Manifest, done: set[str]) -> bytes:
 
 def _put_files(source: Path, root: str, manifest: Manifest, done: set[str], progress: Progress) -> None:
     """Puts all files but the manifest and those of `done`. The claim says now and then which are there."""
-    digests = files_of(manifest)
+    origins = _origins_of(source, manifest)  # which another push of this dataset may have of other inputs: all go anew
+    digests, done = files_of(manifest) | origins, done - origins.keys()
     size_of = {name: os.stat(source / name).st_size for name in digests}
     total, num_bytes, unclaimed = sum(size_of.values()), sum(size_of[name] for name in done & size_of.keys()), 0
 
@@ -273,6 +282,11 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
         for array, entry in shard.arrays.items():
             name = array_path(Path(), shard.name, array).name
             most[name] = HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
+    origins, content = _origins_under(file_of, manifest)
+    if origins:
+        digests |= {name: sha256 for name, (sha256, _) in origins.files(manifest).items()}
+        most |= {name: size for name, (_, size) in origins.files(manifest).items()}
+    prepare_directory(target, origins.shards if origins else {})
     total, done, is_over = sum(most.values()), 0, threading.Event()
 
     def get(name: str) -> int:
@@ -284,7 +298,21 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
             progress(min(done, total), total)
     finally:
         is_over.set()
+    if origins:
+        write_file(target / RECORD, content)
     fsync_directory(target)
+
+
+def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, bytes]:
+    """The record of the origins of a dataset under a URL, as bytes too; None: it has none."""
+    try:
+        file = file_of(RECORD)
+    except RemoteError as error:
+        if not (error.is_absent or error.is_refused):
+            raise
+        return None, b""
+    content = file.read(MAX_RECORD_BYTES)
+    return Record.of(parse_record(content, file.name), manifest, file.name), content
 
 
 def _require_sound(path: Path, sha256: str | None) -> None:

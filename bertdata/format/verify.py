@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.format import answers
+from bertdata.format import answers, origins
 from bertdata.format.arrays import (
     BLOCK_BYTES,
     HEADER_BYTES,
@@ -21,7 +21,7 @@ from bertdata.format.arrays import (
     digest,
     open_array,
 )
-from bertdata.format.manifest import Shard, read_manifest
+from bertdata.format.manifest import Manifest, Shard, read_manifest
 from bertdata.format.records import read_record
 from bertdata.format.shard import open_shard
 from bertdata.types import SpecialTokens
@@ -68,7 +68,7 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
         if not shard_faults:  # else the contents would only say again that the files are damaged
             shard_faults += _content_faults(directory, shard, manifest.special_tokens)
         faults += shard_faults
-    return faults
+    return faults + list(_origin_faults(directory, manifest))
 
 
 def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list[int]]:
@@ -194,6 +194,30 @@ def _words_fault(words: NDArray[np.uint8], documents: NDArray[np.uint64], *, has
     if int(words[-1]) >> (int(documents[-1]) - 8 * (words.size - 1)):
         return "a bit after the last token is 1"
     return None
+
+
+def _origin_faults(directory: Path, manifest: Manifest) -> Iterator[str]:
+    """Reads every byte of the origins of a dataset, if it has any."""
+    if not (directory / origins.ORIGINS).exists():
+        return
+    try:
+        record = origins.Record.read(directory, manifest)
+        if record is None:
+            yield f"{directory / origins.ORIGINS} belongs to another dataset; remove it"
+            return
+        record.named_inputs(directory)
+    except DatasetError as error:
+        yield str(error)
+        return
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        file = directory / origins.array_name(shard.name)
+        entry = {"dtype": origins.DTYPE, "length": shard.num_documents, "sha256": record.shards[shard.name]}
+        faults = list(_array_faults(file, entry, None))
+        yield from faults
+        if not faults:
+            numbers = open_array(file, origins.DTYPE, shard.num_documents)
+            if _first_fall(numbers) is not None or record.input_and_place(numbers[-1])[0] >= record.inputs["number"]:
+                yield f"{file}: its numbers do not ascend, or the last one names no input"
 
 
 def _in_pieces(array: Any, *, overlap: int = 0) -> Iterator[tuple[int, Any]]:

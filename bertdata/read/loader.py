@@ -173,11 +173,7 @@ class Loader:
 
         Raises UsageError for positions after the end of a teacher's cache.
         """
-        if self.variants is not None:
-            positions = positions % (self.variants * self.num_samples)
-        epochs, sample_ids = order.sample_ids(
-            positions, num_samples=self.num_samples, seed=self.seed, block=self._block
-        )
+        positions, epochs, sample_ids = self._samples_at(positions)
         rows = self._samples.rows(epochs, sample_ids)
         masked_positions, targets = self._mask(rows, positions, epochs, sample_ids)
         teacher: dict[str, Any] = {}
@@ -195,6 +191,23 @@ class Loader:
             position_ids=rows.position_ids,
             **teacher,
         )
+
+    def spans(self, positions: np.ndarray) -> np.ndarray:
+        """Which tokens of the split the samples at any positions, int64 [B], are made of: int64 [n, 3].
+
+        Each of the n lines is an index of `positions`, the number of a token in the stream of the split (its shards end
+        to end), and how many tokens of that row begin there. Separators of documents count only for windows.
+        """
+        _, epochs, sample_ids = self._samples_at(positions)
+        spans = self._samples.rows(epochs, sample_ids).spans
+        assert spans is not None  # noqa: S101  (of the samples of this library)
+        return np.stack([spans["row"], spans["start"], spans["length"]], 1)
+
+    def _samples_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The positions, those after --variants counted from 0 again; their epochs and their sample ids."""
+        if self.variants is not None:
+            positions = positions % (self.variants * self.num_samples)
+        return positions, *order.sample_ids(positions, num_samples=self.num_samples, seed=self.seed, block=self._block)
 
     def _mask(
         self, rows: Rows, positions: np.ndarray, epochs: np.ndarray, sample_ids: np.ndarray

@@ -28,6 +28,7 @@ class Rows(NamedTuple):
     position_ids: NDArray[np.int64] | None = None  # [B, T], of packed rows
     token_type_ids: NDArray[np.int64] | None = None  # [B, T], of pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B], of pairs
+    spans: NDArray[Any] | None = None  # kernels.SPAN [n]: which tokens of the stream the rows are made of
 
 
 class Samples(Protocol):
@@ -120,7 +121,8 @@ class TokenStream:
         if self._word_addresses is not None:
             inside_word = np.zeros(frames.ids.shape, np.uint8)
             kernels.mark_inside_words(frames, num_spans, self.starts, self._word_addresses, inside_word)
-        return Rows(frames.ids, frames.text_places, attention_mask, inside_word, **columns)
+        spans = frames.spans[:num_spans]
+        return Rows(frames.ids, frames.text_places, attention_mask, inside_word, **columns, spans=spans)
 
     def _read(self, spans: NDArray[Any]) -> NDArray[Any]:
         """Reads the tokens of spans from files that are not mapped, and points the spans at them."""

@@ -89,7 +89,9 @@ def sentence(url: str, error: Exception) -> RemoteError:
     if any(word in text for word in ("169.254.169.254", "metadata.google", "Account must be specified", "/api/token")):
         return RemoteError(f"{shown}: no credentials were found; {login}")
     if status in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError", "GatedRepoError"):
-        return RemoteError(f"{shown}: the server refuses access ({status or 403}); {login}")
+        refusal = RemoteError(f"{shown}: the server refuses access ({status or 403}); {login}")
+        refusal.is_refused = True
+        return refusal
     if kind == "PreconditionError" or status == 412:
         return RemoteError(f"{shown} changed while it was read; run again when nobody changes it")
     if status == 404 or isinstance(error, FileNotFoundError) or kind.endswith("NotFoundError"):

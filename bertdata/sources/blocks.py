@@ -32,6 +32,8 @@ class Block:
     data: Any  # bytes or bytearray: valid UTF-8 up to offsets[-1], then at least ROOM bytes
     offsets: NDArray[np.int64]  # [num_documents + 1]
     unit: int
+    inputs: NDArray[np.int64]  # [num_documents] number of the input that each is from
+    places: NDArray[np.int64]  # [num_documents] where it begins there: Documents.starts
     replaced: NDArray[np.int64]  # [num_documents] how many invalid byte sequences became U+FFFD
     first_replaced: tuple[int, int] | None  # the first of them: number of the input, place in it
     bytes_read: int  # of all inputs on disk, up to the end of this block
@@ -41,7 +43,8 @@ class Block:
 
     @classmethod
     def empty(cls) -> Block:
-        return cls(bytes(ROOM), np.zeros(1, np.int64), 0, np.zeros(0, np.int64), None, 0)
+        none = np.zeros(0, np.int64)
+        return cls(bytes(ROOM), np.zeros(1, np.int64), 0, none, none, none, None, 0)
 
     @property
     def num_documents(self) -> int:
@@ -103,13 +106,25 @@ class FoundBlock:
             if first_replaced is None and (some.invalid >= 0).any():
                 first_replaced = piece.input, int(some.invalid[some.invalid >= 0][0])
         if len(parts) == 1:  # the usual case, without a copy
-            data, offsets, replaced = parts[0].text, parts[0].offsets, parts[0].replaced
+            data, offsets, places, replaced = parts[0].text, parts[0].offsets, parts[0].starts, parts[0].replaced
         else:
             data = bytearray().join([*(memoryview(part.text)[: part.num_bytes] for part in parts), bytes(ROOM)])
             offsets = np.append(0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts])))
+            places = np.concatenate([part.starts for part in parts])
             replaced = np.concatenate([part.replaced for part in parts])
+        inputs = np.repeat([piece.input for piece in self.pieces], [part.starts.size for part in parts])
         return Block(
-            data, offsets, self.unit, replaced, first_replaced, self.bytes_read, skipped, first_skipped, num_removed
+            data,
+            offsets,
+            self.unit,
+            inputs,
+            places,
+            replaced,
+            first_replaced,
+            self.bytes_read,
+            skipped,
+            first_skipped,
+            num_removed,
         )
 
 

@@ -6,7 +6,7 @@ docs/format.md says what a line, a document and a unit are.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -89,15 +89,10 @@ class TextFile:
         """
         size = self.form.shard_size
         with opened(self.file, self.form.encoding) as stream:
-            if self.kind == "text" and self.form.documents == "file":
-                buffer = bytearray()
-                chunk = np.empty(BLOCK_BYTES, np.uint8)
-                while length := self._read(stream, chunk):
-                    buffer += chunk[:length].data
-                    self._require_short(len(buffer), 0)
-                raw = bytes(buffer)
-                if raw.strip(b" \t\r\n") and is_wanted(base // size):
-                    yield base // size, _whole(raw)
+            if self._is_one_document:
+                for whole in self._all(stream):
+                    if is_wanted(base // size):
+                        yield base // size, whole
                 return
             if not stream.is_seekable:
                 for found in self._found(stream, 0, None):
@@ -114,6 +109,38 @@ class TextFile:
                         yield from self._pieces(found, base, is_wanted)
                 first = max(stop, first + 1)
             self.size, self.bytes_read = total, total
+
+    def at(self, places: Sequence[int]) -> Iterator[Documents]:
+        """The documents that begin at some places, one at a time, in the order of the input.
+
+        Of a plain file nothing else is read; of any other, all that comes before. What begins at no place is left out.
+        """
+        wanted = np.unique(places)
+        with opened(self.file, self.form.encoding) as stream:
+            if self._is_one_document:
+                parts = self._all(stream)
+            elif stream.is_seekable:
+                parts = (found for place in wanted.tolist() for found in self._found(stream, place, place + 1))
+            else:
+                parts = self._found(stream, 0, int(wanted[-1]) + 1)
+            for found in parts:
+                for number in np.flatnonzero(np.isin(found.starts, wanted)).tolist():
+                    yield self.decoded(found.part(number, number + 1)).documents
+
+    @property
+    def _is_one_document(self) -> bool:
+        return self.kind == "text" and self.form.documents == "file"
+
+    def _all(self, stream: InputStream) -> Iterator[Documents]:
+        """All of the input as one document, if it is not blank."""
+        buffer = bytearray()
+        chunk = np.empty(BLOCK_BYTES, np.uint8)
+        while length := self._read(stream, chunk):
+            buffer += chunk[:length].data
+            self._require_short(len(buffer), 0)
+        raw = bytes(buffer)
+        if raw.strip(b" \t\r\n"):
+            yield _whole(raw)
 
     def decoded(self, found: Documents) -> Decoded:
         """The documents of what `documents` found; of JSON lines, the texts in them."""

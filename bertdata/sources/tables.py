@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import documents
@@ -46,6 +47,37 @@ class Table:
         """The rows of the units that are wanted, each with the number of its unit in this input."""
         with _readable(self.file, self.kind):
             yield from (self._of_groups if self.kind == "parquet" else self._of_batches)(is_wanted)
+
+    def at(self, places: Sequence[int]) -> Iterator[Documents]:
+        """The rows with some numbers, one at a time, in the order of the input. Reads no other row group of Parquet.
+
+        A number that no row has, or one without a text, is left out.
+        """
+        wanted = np.unique(places)
+        with _readable(self.file, self.kind):
+            for first, column in self._columns_with(wanted):
+                for row in wanted[(wanted >= first) & (wanted < first + len(column))].tolist():
+                    yield self.decoded(Rows(_binary(column.slice(row - first, 1)), row)).documents
+
+    def _columns_with(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
+        """Pieces of the text's column that hold at least the wanted rows, with the number of the first row of each."""
+        import pyarrow.parquet as pq
+
+        first = 1
+        if self.kind == "arrow":
+            for column in self._batches():
+                yield first, column
+                first += len(column)
+            return
+        with pq.ParquetFile(_for_pyarrow(self.file)) as table:
+            _check_column(self.file, table.schema_arrow, self.form.text_key)
+            for group in range(table.num_row_groups):
+                stop = first + table.metadata.row_group(group).num_rows
+                if ((wanted >= first) & (wanted < stop)).any():
+                    for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[self.form.text_key]):
+                        yield first, batch.column(0)
+                        first += batch.num_rows
+                first = stop
 
     def decoded(self, found: Rows) -> Decoded:
         """The documents of what `documents` found."""

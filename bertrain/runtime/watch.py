@@ -44,6 +44,7 @@ class Watch(contextlib.ExitStack):
         self.started = self._last_line = time.perf_counter()
         self._is_mlm = config.objective.split("+")[0] == "mlm"  # the loss compares with guessing a token
         self._warned: set[str] = set()
+        self._stream: dict[str, Any] = {}
         self._log: Log | None = None
         self._board: Any = None
         if not self.is_first:
@@ -121,6 +122,18 @@ class Watch(contextlib.ExitStack):
     def advance(self) -> None:
         if self.is_first:
             self._bar.update()
+
+    def stream(self, step: int, loader: bertdata.Loader) -> None:
+        """Keeps what a run reads after a step, at its start and at each change: then every later batch is known.
+
+        The entry has the state of the loader and its global_batch_size.
+        """
+        if not self.is_first:
+            return
+        state = loader.state_dict() | {"global_batch_size": loader.global_batch_size}
+        if state | {"position": None} != self._stream:
+            self._stream = state | {"position": None}
+            self._keep({"step": step, "stream": state})
 
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
         """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
@@ -208,7 +221,7 @@ class Watch(contextlib.ExitStack):
             self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
         if self._board:
             for name, value in entry.items():
-                if name != "step" and value is not None:
+                if name not in ("step", "stream") and value is not None:
                     self._board.add_scalar(name.replace("validation_", "validation/"), value, entry["step"])
 
     def _warn_once(self, kind: str, line: str) -> None:

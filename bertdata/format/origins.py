@@ -1,0 +1,146 @@
+"""Where the text of each document was: the directory origins/ of a dataset, which is no part of the dataset itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import DatasetError
+from bertdata.files import make_directory, open_plain, write_file
+from bertdata.format.arrays import HEADER_BYTES
+from bertdata.format.manifest import Manifest
+from bertdata.format.records import FORMAT_VERSION, read_record, write_record
+
+ORIGINS = "origins"  # the directory
+RECORD, INPUTS = f"{ORIGINS}/origins.json", f"{ORIGINS}/inputs.jsonl"
+DTYPE = "<u8"
+
+
+class NamedInput(NamedTuple):
+    """What a build knew of an input."""
+
+    name: str
+    size: int | None  # bytes; None: a pipe
+    version: int | str | None  # time of the last change in ns; of a file under a URL its ETag or digest
+
+
+def place_bits(num_inputs: int) -> int:
+    """How many bits of an origin are the place in the input; those above are the number of the input."""
+    return 64 - max(1, (num_inputs - 1).bit_length())
+
+
+def origins_of(inputs: NDArray[np.int64], places: NDArray[np.int64], num_inputs: int) -> NDArray[np.uint64]:
+    """The numbers of inputs and the places in them, [n] each, as they are stored: uint64 [n]."""
+    return inputs.astype(np.uint64) << np.uint64(place_bits(num_inputs)) | places.astype(np.uint64)
+
+
+def array_name(shard: str) -> str:
+    """The file of a shard, such as origins/train-00000.npy."""
+    return f"{ORIGINS}/{shard}.npy"
+
+
+def write_origins(
+    directory: Path, dataset_id: str, inputs: Sequence[NamedInput], *, input_format: str | None, text_key: str,
+    shards: Mapping[str, str],
+) -> None:  # fmt: skip
+    """Writes the list of inputs and the record beside the arrays, which are there. shards: name → SHA-256 in hex."""
+    lines = "".join(json.dumps(list(each)) + "\n" for each in inputs).encode()
+    write_file(directory / INPUTS, lines)
+    record = {
+        "format": "bertdata-origins",
+        "format_version": FORMAT_VERSION,
+        "dataset_id": dataset_id,
+        "input_format": input_format,
+        "text_key": text_key,
+        "place_bits": place_bits(len(inputs)),
+        "inputs": {"number": len(inputs), "bytes": len(lines), "sha256": hashlib.sha256(lines).hexdigest()},
+        "shards": dict(shards),
+    }
+    write_record(directory / RECORD, record)
+
+
+def prepare_directory(directory: Path, shards: Mapping[str, str]) -> None:
+    """Makes origins/, and removes what is there of other shards; all of it if there are no shards."""
+    folder = directory / ORIGINS
+    if folder.is_symlink():  # of which nothing is removed, and through which nothing is written
+        folder.unlink()
+    if not shards:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    make_directory(folder)
+    names = {f"{shard}.npy" for shard in shards}
+    for old in folder.iterdir():
+        if old.name not in names:
+            old.unlink()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What origins.json says of a dataset."""
+
+    input_format: str | None
+    text_key: str
+    place_bits: int
+    inputs: Mapping[str, Any]  # number, bytes and sha256 of inputs.jsonl
+    shards: Mapping[str, str]  # name → SHA-256 of its array
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], manifest: Manifest, place: object) -> Record | None:
+        """Checks a record; None: it belongs to another dataset. place: what an error names it."""
+        if record.get("dataset_id") != manifest.dataset_id:
+            return None
+        try:
+            made = cls(*(record[name] for name in ("input_format", "text_key", "place_bits", "inputs", "shards")))
+            shards = {shard.name for split in manifest.splits.values() for shard in split.shards}
+            number, size, sha256 = (made.inputs[name] for name in ("number", "bytes", "sha256"))
+            sound = (
+                made.shards.keys() == shards
+                and all(type(value) is int and value >= 0 for value in (number, size, made.place_bits))
+                and made.place_bits == place_bits(number)
+                and all(isinstance(each, str) for each in (made.text_key, sha256, *made.shards.values()))
+            )
+        except (KeyError, TypeError, AttributeError):
+            sound = False
+        if not sound:
+            raise DatasetError(f"{place} is damaged: it is not a record of the origins of this dataset")
+        return made
+
+    @classmethod
+    def read(cls, directory: Path, manifest: Manifest) -> Record | None:
+        """The record of a dataset; None: it has no origins. Raises DatasetError if the record is damaged."""
+        if (directory / ORIGINS).is_symlink():
+            raise DatasetError(f"{directory / ORIGINS} is a symbolic link; replace it by the directory itself")
+        path = directory / RECORD
+        return cls.of(read_record(path), manifest, path) if path.exists() else None
+
+    def files(self, manifest: Manifest) -> dict[str, tuple[str, int]]:
+        """Name → SHA-256 and bytes of every file but the record."""
+        files = {INPUTS: (self.inputs["sha256"], self.inputs["bytes"])}
+        for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+            size = HEADER_BYTES + np.dtype(DTYPE).itemsize * shard.num_documents
+            files[array_name(shard.name)] = self.shards[shard.name], size
+        return files
+
+    def named_inputs(self, directory: Path) -> list[NamedInput]:
+        """The inputs in order. Raises DatasetError if the list is not the one that the record names."""
+        path = directory / INPUTS
+        try:
+            with open_plain(path, "rb") as file:
+                content = file.read(self.inputs["bytes"] + 1)
+        except OSError as error:
+            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != self.inputs["sha256"]:
+            raise DatasetError(f"{path} is damaged: its SHA-256 is not the one in {RECORD}")
+        return [NamedInput(*json.loads(line)) for line in content.splitlines()]
+
+    def input_and_place(self, origin: np.uint64) -> tuple[int, int]:
+        """The number of the input, and the place in it."""
+        return int(origin) >> self.place_bits, int(origin) & ((1 << self.place_bits) - 1)

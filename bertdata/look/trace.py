@@ -1,0 +1,231 @@
+"""What trace prints: the documents that a batch of a past run was made of, and where their text is.
+
+    a step of a run ──► positions ──► tokens of the split ──► documents ──► input and place ──► text
+              log.jsonl          Loader.spans          offsets       origins/         the input
+
+The text of a document is given only if it still has the ids that are stored. So an input may be moved back, copied or
+grow, and a text is never a wrong one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import BertdataError, DatasetError, StateError, UsageError
+from bertdata.format.arrays import open_array
+from bertdata.format.dataset import Dataset
+from bertdata.format.origins import DTYPE, Record, array_name
+from bertdata.read.loader import Loader
+from bertdata.sources.blocks import source_of
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.find import find_inputs
+from bertdata.sources.inputs import STANDARD_INPUT, Input, local
+from bertdata.sources.kernels import ROOM
+from bertdata.sources.maps import mapped
+from bertdata.sources.streams import UTF_8
+from bertdata.sources.tables import TABLE_KINDS
+from bertdata.tokenize.load import load
+from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.urls import is_remote
+
+_SHOWN = 2000  # characters of a text that are printed
+Progress = Callable[[int, int], None]
+"""Called with the inputs that are read, and all that will be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A document of which a row has tokens."""
+
+    row: int  # number of the row among those that were asked for
+    document: int  # number of the document in the dataset: Dataset.document(number) has its ids
+    start: int  # the row has the tokens start to stop - 1 of the document
+    stop: int
+    num_tokens: int  # of the document, without the separator
+    input: str  # name as the build was given it
+    unit: str  # what `place` counts: "byte", from 0, or "row", from 1
+    place: int  # where the document begins in the input, decompressed and in UTF-8
+    text: str | None = None  # all of it; None: it could not be read
+    no_text: str | None = None  # why, as a clause
+
+
+def trace(
+    dataset: Dataset, run: str | Path, step: int, *, row: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> list[Traced]:  # fmt: skip
+    """The documents of the batch of a step of a run of bertrain, in the order of the rows, with their texts.
+
+    run: its directory. step: counted from 1, as in its log. row: of the global batch, from 0; None: all rows. Raises
+    UsageError for a step or row that the run does not have, StateError for a run of another dataset, and DatasetError
+    for a dataset without origins.
+    """
+    state = stream_of(run, step)
+    first, rows = state["position"], state["global_batch_size"]
+    if row is not None and not 0 <= row < rows:
+        raise UsageError(f"--row is {row}; give a row of the batch, from 0 to {rows - 1}")
+    if state["dataset_id"] != dataset.dataset_id:
+        raise StateError(
+            f"{run} was trained on dataset {state['dataset_id'][:16]}, and {dataset.path} is "
+            f"{dataset.dataset_id[:16]}; give the dataset of the run"
+        )
+    names = ("length", "seed", "split", "samples", "shuffle")
+    loader = Loader(
+        dataset, masking=None, variants=state.get("variants"), **{name: state[name] for name in names},
+        **({} if state["short_seq_prob"] is None else {"short_seq_prob": state["short_seq_prob"]}),
+    )  # fmt: skip
+    wanted = range(rows) if row is None else [row]
+    found = documents_of(loader, first + np.array(wanted))
+    return with_texts(dataset, [replace(each, row=wanted[each.row]) for each in found], progress=progress)
+
+
+def stream_of(run: str | Path, step: int) -> dict[str, Any]:
+    """The state of the loader of a run before a step, with the global_batch_size of this step.
+
+    Raises UsageError for a directory without a log, and for a step that the log does not have.
+    """
+    path, last, streams = Path(run) / "log.jsonl", 0, list[tuple[int, dict[str, Any]]]()
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}); give the directory of a run of bertrain") from None
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:  # cut off as the process died
+            continue
+        last = max(last, entry["step"])
+        if "stream" in entry:
+            streams.append((entry["step"], entry["stream"]))
+    if not streams:
+        raise UsageError(f"{path} does not say what the run read: an older version of bertrain wrote it")
+    if not 1 <= step <= last:
+        raise UsageError(f"--step is {step}; give a step from 1 to {last}, the last one in {path}")
+    after, stream = [each for each in streams if each[0] < step][-1]
+    return stream | {"position": stream["position"] + (step - 1 - after) * stream["global_batch_size"]}
+
+
+def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
+    """The documents of the samples at any positions, int64 [B], of a loader, without their texts.
+
+    Traced.row is an index of `positions`. Raises DatasetError for a dataset without origins.
+    """
+    dataset = loader.shards
+    record = Record.read(dataset.path, dataset.manifest)
+    if record is None:
+        raise DatasetError(
+            f"{dataset.path} has no origins ({dataset.path}/origins), so nothing says where its documents came from; "
+            "build it again with this version of bertdata"
+        )
+    inputs = record.named_inputs(dataset.path)
+    shards = dataset.splits[loader.split].shards
+    names = list(dataset.splits)
+    before = sum(dataset.splits[name].num_documents for name in names[: names.index(loader.split)])
+    first_tokens = np.cumsum([0, *(shard.num_tokens for shard in shards)])
+    first_documents = np.cumsum([before, *(shard.num_documents for shard in shards)])
+    separators = int(dataset.special_tokens.separator is not None)
+    origins, found = dict[str, NDArray[np.uint64]](), []
+    for row, start, length in loader.spans(positions).tolist():
+        number = int(np.searchsorted(first_tokens, start, side="right")) - 1
+        name, begin = shards[number].name, start - int(first_tokens[number])
+        offsets = dataset.array(name, "documents")
+        if name not in origins:
+            origins[name] = open_array(dataset.path / array_name(name), DTYPE, shards[number].num_documents)
+        document = int(np.searchsorted(offsets, np.uint64(begin), side="right")) - 1
+        while document < shards[number].num_documents and (first := int(offsets[document])) < begin + length:
+            num_tokens = int(offsets[document + 1]) - first - separators
+            part = max(0, begin - first), min(num_tokens, begin + length - first)
+            if part[0] < part[1]:  # else the row has nothing but the separator of this document
+                input_number, place = record.input_and_place(origins[name][document])
+                origin = inputs[input_number].name
+                found.append(
+                    Traced(
+                        row=row, document=int(first_documents[number]) + document, start=part[0], stop=part[1],
+                        num_tokens=num_tokens, input=origin, place=place,
+                        unit="row" if (record.input_format or _kind(origin)) in TABLE_KINDS else "byte",
+                    )
+                )  # fmt: skip
+            document += 1
+    return found
+
+
+def with_texts(
+    dataset: Dataset, traced: Sequence[Traced], *, progress: Progress = lambda done, total: None
+) -> list[Traced]:
+    """The same with the texts of the documents, as far as the inputs still have them."""
+    record = Record.read(dataset.path, dataset.manifest)
+    assert record  # noqa: S101  (from which `traced` was made)
+    settings = dataset.manifest.settings
+    form = TextFormat(
+        documents=settings["documents"], kind=record.input_format, text_key=record.text_key,
+        encoding=settings.get("encoding", UTF_8), maps=tuple(settings.get("map", ())),
+    )  # fmt: skip
+    by_input: dict[str, dict[int, int]] = defaultdict(dict)  # input → place → document
+    for each in traced:
+        by_input[each.input][each.place] = each.document
+    tokenizer, answers = load(str(dataset.path)), dict[int, tuple[str | None, str | None]]()
+    for number, (name, documents) in enumerate(by_input.items()):
+        progress(number, len(by_input))
+        answers |= dict.fromkeys(documents.values(), (None, "the input has no document at this place any more"))
+        try:
+            source = source_of(_now(name), form)
+            for found in source.at(list(documents)):
+                document = documents[int(found.starts[0])]
+                made = mapped(found, form.maps, source.place) if form.maps else found
+                text = bytes(made.text[: made.num_bytes])
+                if text and _has_ids(text, dataset.document(document), tokenizer):
+                    answers[document] = text[:-1].decode(), None
+                else:
+                    answers[document] = None, "the text at this place is another one now"
+        except BertdataError as error:
+            unread = [document for document in documents.values() if answers[document][0] is None]
+            answers |= dict.fromkeys(unread, (None, str(error)))
+    progress(len(by_input), len(by_input))
+    return [replace(each, text=answers[each.document][0], no_text=answers[each.document][1]) for each in traced]
+
+
+def _kind(name: str) -> str:
+    return Input(name, None, None).kind
+
+
+def _now(name: str) -> Input:
+    """An input by its name. Raises InputError or RemoteError if it cannot be read."""
+    found = find_inputs([name]).files[0] if is_remote(name) else local(name)
+    if name == STANDARD_INPUT or found.is_stream:
+        raise DatasetError(f"{name} was a pipe, which can be read only once")
+    return found
+
+
+def _has_ids(text: bytes, ids: NDArray[Any], tokenizer: Tokenizer) -> bool:
+    """Whether a text, with a newline after it, has the ids of a document."""
+    encoded = tokenizer.encode(text + bytes(ROOM), np.array([0, len(text)]), sentences=False)
+    return np.array_equal(encoded.ids[: encoded.ids.size - (tokenizer.special.separator is not None)], ids)
+
+
+def as_text(dataset: Dataset, traced: Sequence[Traced]) -> str:
+    """What trace prints: for each document of each row its place, and the part of the text that the row has."""
+    tokenizer, blocks = load(str(dataset.path)), []
+    for each in traced:
+        line = (
+            f"row {each.row}: {each.input}, {each.unit} {each.place}: tokens {each.start} to {each.stop} of "
+            f"{each.num_tokens} of document {each.document}"
+        )
+        if each.text is None:
+            blocks.append(f"{line}\n  (no text: {each.no_text})")
+            continue
+        part = tokenizer.part_of(each.text, each.start, each.stop)
+        more = f" ... ({len(part) - _SHOWN:,} more characters)" if len(part) > _SHOWN else ""
+        blocks.append("\n  ".join([line, *f"{part[:_SHOWN]}{more}".splitlines()]))
+    return "\n".join(blocks)
+
+
+def as_json(traced: Sequence[Traced]) -> str:
+    """One JSON object a line."""
+    return "\n".join(json.dumps(asdict(each), ensure_ascii=False) for each in traced)
