@@ -261,7 +261,12 @@ _on_error = click.option(
     help="Text in a unit, decompressed, such as 64MiB or 1GiB; a unit gives at most one shard of each split. Units of "
     "Parquet end with a row group.",
 )
-@click.option("--workers", type=int, help="Number of threads that tokenize. Default: the number of cores.")
+@click.option(
+    "--workers",
+    type=int,
+    help="Number of threads that tokenize; with --ray, of tasks at the same time. Default: the number of cores; with "
+    "--ray, as many as the cluster has room for.",
+)
 @click.option("--max-documents", type=int, help="Number of documents after which to stop. Default: no limit.")
 @click.option("--strict", is_flag=True, help="Fail at an invalid byte, instead of replacing and counting it.")
 @click.option(
@@ -269,6 +274,14 @@ _on_error = click.option(
     type=_Part(),
     help="Make only the i-th of n parts, as i/n, so that n machines can share the work and --out. A compressed file is "
     "made by one of them.",
+)
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="auto",
+    metavar="[ADDRESS]",
+    help="Let a Ray cluster do the work: HOST:PORT; nothing or auto for $RAY_ADDRESS or the cluster of this "
+    "machine; local for one of this machine's cores. All nodes must see the inputs and --out under the same names.",
 )
 @click.option(
     "--finish",

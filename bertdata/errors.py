@@ -4,7 +4,7 @@
     ├── UsageError (ValueError) an argument is wrong; nothing was changed        command line: exit code 2
     ├── InputError              the text for a build cannot be used              command line: exit code 1
     ├── TokenizerError          a tokenizer cannot be found, read or used
-    ├── BuildError              the output directory is in the way, or cannot be written
+    ├── BuildError              the output directory is in the way or cannot be written, or a cluster fails
     ├── DatasetError            a directory is not a dataset, or its files are damaged
     ├── RemoteError             a file on another machine cannot be read or written
     └── StateError              a saved loader state belongs to another stream
@@ -30,7 +30,7 @@ class TokenizerError(BertdataError):
 
 
 class BuildError(BertdataError):
-    """The output directory is in the way of a build, or cannot be written."""
+    """The output directory is in the way of a build or cannot be written, or a cluster fails."""
 
 
 class DatasetError(BertdataError):

@@ -13,12 +13,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from bertdata.build.cluster import Job, connected, encode_on_cluster
 from bertdata.build.publish import file_digests, publish
 from bertdata.build.staging import (
+    PLAN,
     STAGING,
     continue_or_start,
     finished_units,
@@ -40,7 +43,7 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
 from bertdata.sources.inputs import Input, now
 from bertdata.sources.maps import function_of
-from bertdata.sources.split import UNIT_RULE, split
+from bertdata.sources.split import UNIT_RULE, Plan, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import load_kernels
 from bertdata.tokenize.load import load, name_of
@@ -88,6 +91,7 @@ def build(
     max_documents: int | None = None,
     strict: bool = False,
     part: tuple[int, int] | None = None,
+    ray: str | None = None,
     overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda done, total: None,
@@ -101,8 +105,9 @@ def build(
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
     function from several threads. map: functions "module:function" from a text to a text, or None to leave the document
     out; they are applied in order. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
-    every n-th unit and returns None; `finish` publishes when all n parts are made. say: called with one line at a
-    time that tells what happens.
+    every n-th unit and returns None; `finish` publishes when all n parts are made. ray: the address of a Ray cluster
+    that does the work, or "auto" or "local"; workers is then how many tasks it does at the same time, and None means as
+    many as it has room for. say: called with one line at a time that tells what happens.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. Takes about the time of
     reading the text once, where the tokenizer has a kernel.
@@ -129,8 +134,8 @@ def build(
         from bertdata.format.transfer import require_writable
 
         require_writable(str(out))
-        if part or overwrite:
-            option = "--part" if part else "--overwrite"
+        if part or ray is not None or overwrite:
+            option = "--part" if part else "--overwrite" if overwrite else "--ray"
             raise UsageError(f"{option} does not go with a URL as --out; give a directory, and bertdata push it there")
     else:
         require_directory(str(out))
@@ -146,9 +151,13 @@ def build(
     if part is not None:
         if not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n")
-        for given, why in ((streams, "a pipe"), (overwrite, "--overwrite"), (max_documents, "--max-documents")):
-            if given:
-                raise UsageError(f"--part does not go with {why}, because a part sees only its own units")
+        if overwrite or ray is not None:
+            other = "--overwrite" if overwrite else "--ray"
+            raise UsageError(f"--part does not go with {other}, because other parts may be made at the same time")
+    if (part is not None or ray is not None) and (streams or max_documents):
+        option, it = ("--part", "a part") if part is not None else ("--ray", "a task")
+        why = "a pipe" if streams else "--max-documents"
+        raise UsageError(f"{option} does not go with {why}, because {it} sees only its own units")
     loaded = load(tokenizer) if tokenizer is not None else None
     if loaded and special_tokens:
         loaded = loaded.with_special_tokens()
@@ -180,10 +189,11 @@ def build(
         say(line)
     work = _Work(
         files, form, plan, loaded, tokenizer, train=(type, cased, vocab_size), word_splitter=word_splitter,
-        workers=workers or len(os.sched_getaffinity(0)), part=part, is_for_url=is_remote(str(out)),
+        workers=workers, part=part, on_cluster=ray is not None, is_for_url=is_remote(str(out)),
     )  # fmt: skip
     if not work.is_for_url:
-        return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
+        with connected(ray, say) if ray is not None else nullcontext():
+            return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
     from bertdata.format.transfer import keep, outgoing, push, require_free
 
     with outgoing(str(out), plan) as directory:
@@ -209,8 +219,9 @@ class _Work:
     tokenizer_name: str | None
     train: tuple[str, bool, int]  # type, cased and vocab_size of one that is trained
     word_splitter: WordSplitter | None
-    workers: int
+    workers: int | None
     part: tuple[int, int] | None
+    on_cluster: bool
     is_for_url: bool
 
     def run(
@@ -244,10 +255,7 @@ class _Work:
                     load_kernels()
             total = sum(file.size or 0 for file in files)
             try:
-                encode_all(
-                    by_unit, writer=writer, units=units, workers=self.workers,
-                    progress=lambda done: progress(done, total), part=part or (0, 1), total=total, say=say,
-                )  # fmt: skip
+                self._make_units(writer, by_unit, units, total, say, lambda done: progress(done, total))
                 progress(total, total)
             finally:
                 writer.discard()
@@ -260,6 +268,33 @@ class _Work:
                 return None
             publish(directory, staging, units, loaded, self.plan, _tokenizer_name(staging))
         return _report(directory, units, files, form, reused)
+
+    def _make_units(
+        self,
+        writer: UnitWriter,
+        by_unit: Plan,
+        units: dict[int, dict[str, Any]],
+        total: int,
+        say: Callable[[str], None],
+        progress: Callable[[int], None],
+    ) -> None:
+        """Makes what is not in `units` yet, on a cluster or by threads."""
+        if self.on_cluster:
+            if writer.why_slow:
+                say(f"note: {writer.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
+            settings = self.plan["published"]
+            job = Job(
+                by_unit, writer.directory.absolute(), shares=(settings["validation"], settings["test"]),
+                sentences=writer.sentences, words=settings.get("words"), directory=Path.cwd(),
+            )  # fmt: skip
+            encode_on_cluster(job, writer.tokenizer, units=units, workers=self.workers, progress=progress)
+            return
+        number, parts = self.part or (0, 1)
+        encode_all(
+            by_unit, writer=writer, units=units, is_wanted=lambda unit: by_unit.section(unit) % parts == number,
+            workers=self.workers or len(os.sched_getaffinity(0)), progress=progress, total=total, share=1 / parts,
+            say=say,
+        )  # fmt: skip
 
 
 def _tokenizer_name(staging: Path) -> str | None:
@@ -306,7 +341,7 @@ def finish(out: str | Path) -> BuildReport:
         lost = sorted({unit for record in records for unit in record["units"]} - units.keys())
         if lost:
             raise BuildError(f"{staging} lost the records of units {lost}; make the parts again")
-        plan = json.loads((staging / "plan.json").read_bytes())
+        plan = json.loads((staging / PLAN).read_bytes())
         require_rule(staging, plan)
         publish(directory, staging, units, load(str(staging)), plan, _tokenizer_name(staging))
     files = [Input(entry["path"], entry["bytes"], entry["version"]) for entry in plan["inputs"]]

@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from bertdata.build.staging import PLAN
 from bertdata.build.units import COUNTS
-from bertdata.errors import InputError
+from bertdata.errors import BuildError, InputError
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, Shard, Split
@@ -31,7 +32,7 @@ def publish(
     """Moves all files from `staging` to `directory` and writes the manifest last.
 
     units: the records of all units. plan: that of the build. If it is interrupted, running it again gives the same
-    result. Raises InputError if there is no document.
+    result. Raises InputError if there is no document, and BuildError if a file is not there.
     """
     names = {name: [u["shards"][name] for _, u in sorted(units.items()) if name in u["shards"]] for name in SPLITS}
     splits = {
@@ -74,10 +75,12 @@ def publish(
     for name in files:
         if (staging / name).exists():
             os.replace(staging / name, directory / name)
+        elif not (directory / name).exists():  # else it was moved before an interruption
+            raise BuildError(f"{staging} lost {name}; use --overwrite to build it again")
     _publish_origins(directory, staging, units, plan, manifest)
     fsync_directory(directory)
     manifest.write(directory)
-    (staging / "plan.json").unlink()  # without it there is no unfinished build
+    (staging / PLAN).unlink()  # without it there is no unfinished build
     shutil.rmtree(staging)
     fsync_directory(directory)
 

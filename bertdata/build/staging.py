@@ -1,4 +1,4 @@
-"""The directory of an unfinished build: its locks, its plan and the records of its finished units."""
+"""The directory of an unfinished build: its locks, its plan, the records of its finished units, attempts at others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import read_record
 from bertdata.sources.split import UNIT_RULE
 
-STAGING = ".build"
+STAGING, PLAN = ".build", "plan.json"
+ATTEMPTS = "attempts-"  # what the name of the directory begins with in which the tasks on a cluster write
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
         raise BuildError(f"{directory} is a file; give an empty directory, or one that does not exist yet")
     staging = directory / STAGING
     if (directory / MANIFEST).exists():
-        if not overwrite and not (staging / "plan.json").exists():
+        if not overwrite and not (staging / PLAN).exists():
             raise BuildError(f"{directory} already holds a dataset; use --overwrite to replace it, or another --out")
     elif directory.exists() and not staging.exists() and any(directory.iterdir()):
         raise BuildError(
@@ -70,7 +71,9 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
     start_over: remove it in any case, because an input can be read only once. Raises BuildError if the plans differ,
     without `overwrite`.
     """
-    path = staging / "plan.json"
+    for left in staging.glob(f"{ATTEMPTS}*"):  # of a command that was killed; what still writes there fails now
+        shutil.rmtree(left, ignore_errors=True)
+    path = staging / PLAN
     try:
         old = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

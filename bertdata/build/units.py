@@ -41,18 +41,19 @@ def encode_all(
     *,
     writer: UnitWriter,
     units: dict[int, dict[str, Any]],
+    is_wanted: Callable[[int], bool],
     workers: int,
-    progress: Callable[[int], None],
-    part: tuple[int, int],
-    total: int,
-    say: Callable[[str], None],
+    progress: Callable[[int], None] = lambda done: None,
+    total: int = 0,
+    share: float = 1.0,
+    say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Encodes the documents on `workers` threads and writes them in order, at most two blocks ahead for each thread.
 
-    units: number → record of the finished units, which are not made again; the new ones are added. progress: called
-    with the bytes of input that are read. part: (i, n) makes only the units of the sections s with s mod n = i. total:
-    bytes of all inputs on disk. say: called with a line where `tokenizers` encodes the text, about 100 times slower
-    than an engine.
+    units: number → record of the finished units, which are not made again; the new ones are added. is_wanted: whether
+    to make a unit. progress: called with the bytes of input that are read. total: bytes of all inputs on disk; share:
+    how much of them is wanted, more or less. say: called with a line where `tokenizers` encodes the text, about 100
+    times slower than an engine.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
     finished = set(units)
@@ -69,8 +70,8 @@ def encode_all(
         nonlocal is_first
         oldest = waiting.popleft().result()
         if is_first and writer.why_slow:
-            share = (total - oldest.block.bytes_read) / part[1]
-            say(f"note: {writer.why_slow}, so `tokenizers` encodes the text, {_speed(oldest, share, workers)}")
+            more = (total - oldest.block.bytes_read) * share
+            say(f"note: {writer.why_slow}, so `tokenizers` encodes the text, {_speed(oldest, more, workers)}")
         is_first = False
         if writer.unit not in (None, oldest.block.unit):
             commit()
@@ -79,9 +80,7 @@ def encode_all(
 
     try:
         try:
-            for found in find_blocks(
-                plan, lambda unit: plan.section(unit) % part[1] == part[0] and unit not in finished
-            ):
+            for found in find_blocks(plan, lambda unit: is_wanted(unit) and unit not in finished):
                 waiting.append(pool.submit(writer.encode_found, found))
                 if len(waiting) > 2 * workers:
                     write_oldest()
@@ -95,6 +94,11 @@ def encode_all(
             commit()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def unit_name(unit: int) -> str:
+    """The file that says what the shards of a unit are. It is there if the unit is finished."""
+    return f"unit-{unit:05d}.json"
 
 
 def _speed(first: EncodedBlock, more_bytes: float, workers: int) -> str:
@@ -262,7 +266,7 @@ class UnitWriter:
         totals = {name: sum(counts[name] for counts in self._counts.values()) for name in SPLIT_COUNTS}
         record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": literals, "origins": origins}
         record |= totals | self._totals
-        write_record(self.directory / f"unit-{unit:05d}.json", record)
+        write_record(self.directory / unit_name(unit), record)
         self.unit = None
         return unit, record
 

@@ -1,0 +1,324 @@
+"""The units of a build on a Ray cluster. A task makes those of one section, or of some small ones that follow it.
+
+Ray runs a task again if its process or its node is lost, and an attempt that was taken for lost may still write. So
+each attempt writes in a directory of its own, .build/attempts-*/*/, and moves the files of a unit to .build/ when they
+are finished, the unit's record last. What two attempts move has the same bytes. Only records come back, and the driver
+publishes.
+
+attempts-*/ has all that tasks read: the tokenizer, and a copy of the record of each unit that an attempt finished. Its
+name is new with each command, because a node may remember for a minute what a file on a server was before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import platform
+import re
+import shutil
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import bertdata
+from bertdata.build.staging import ATTEMPTS
+from bertdata.build.units import UnitWriter, encode_all, unit_name
+from bertdata.errors import BertdataError, BuildError, InputError, UsageError
+from bertdata.files import fsync_directory, write_file
+from bertdata.format.records import read_record, write_record
+from bertdata.sources.inputs import Input
+from bertdata.sources.maps import function_of
+from bertdata.sources.split import Plan
+from bertdata.tokenize.load import load
+from bertdata.tokenize.tokenizer import Tokenizer
+
+_RETRIES = 3  # of a task whose process, node or disk fails
+_TASK_BYTES = 1 << 24  # of input on disk that one task reads at least, where there is enough for _TASKS_A_CPU
+_TASKS_A_CPU = 8
+_LEAVING_S = 10.0  # that cancelled tasks have to end
+_ANSWER_S = 10.0  # that a cluster has to answer
+_ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all tasks of a build have in common. Paths are absolute, or relative to `directory`."""
+
+    plan: Plan
+    staging: Path
+    shares: tuple[float, float]  # of validation and test
+    sentences: bool
+    words: str | None  # "module:function"
+    directory: Path  # in which the command was run
+    version: str = bertdata.__version__
+
+
+@dataclass(frozen=True)
+class _Task:
+    units: range
+    size: float  # bytes of its input on disk, more or less
+
+
+@contextmanager
+def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
+    """A context in which this process is a driver of a Ray cluster. The cluster that it has already joined is kept.
+
+    address: HOST:PORT; "auto", which is $RAY_ADDRESS or the cluster that runs on this machine; or "local", a cluster of
+    this machine's cores that ends with the context. say: called with a line that names the cluster. Raises UsageError
+    for what is no address, and BuildError if Ray is not installed or there is no such cluster.
+    """
+    where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if not _ADDRESS.fullmatch(where):
+        raise UsageError(
+            f"{where} is no address of a Ray cluster; give HOST:PORT, auto or local, or put --ray at the end"
+        )
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray prints each retry on standard output
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise BuildError("--ray needs Ray, which is not installed; pip install 'bertdata[ray]'") from None
+    is_joined = ray.is_initialized()
+    if not is_joined:
+        only_here: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
+        try:
+            if ":" in where:  # Ray itself would try for minutes
+                host, _, port = where.rpartition(":")
+                socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+            ray.init(where, log_to_driver=False, logging_level=logging.CRITICAL, **only_here)
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
+            raise BuildError(
+                f"{where} is no Ray cluster that can be joined ({_reason(error)}); start one with ray "
+                "start, or give another address"
+            ) from None
+    try:
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        say(f"Ray cluster at {ray.get_runtime_context().gcs_address}: {nodes} node{'s' * (nodes != 1)}, {_cpus()} CPUs")
+        yield
+    finally:
+        if not is_joined:
+            ray.shutdown()
+
+
+def _cpus() -> int:
+    import ray
+
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def encode_on_cluster(
+    job: Job,
+    tokenizer: Tokenizer,
+    *,
+    units: dict[int, dict[str, Any]],
+    workers: int | None,
+    progress: Callable[[int], None],
+) -> None:
+    """Makes the units of a plan by tasks, in a `connected` context.
+
+    units: number → record of the finished units, which are not made again; the new ones are added. workers: how many
+    tasks at the same time; None: as many as the cluster has room for. progress: called with the bytes of input whose
+    units are finished.
+
+    Raises what the first task raises that fails in the order of the text, and BuildError if Ray gives a task up.
+    """
+    import ray
+
+    here = __name__
+
+    @ray.remote(num_cpus=1, max_retries=_RETRIES, retry_exceptions=[OSError], scheduling_strategy="SPREAD")
+    def make(*arguments: Any) -> Any:
+        """Is sent as code, so that a node without this package can say so."""
+        return importlib.import_module(here).made(*arguments)
+
+    common, attempts = ray.put(job), Path(tempfile.mkdtemp(prefix=ATTEMPTS, dir=job.staging))
+    for name, content in tokenizer.files.items():
+        write_file(attempts / name, content)
+    every = _tasks(job.plan, _cpus())
+    waiting = deque(task for task in every if not units.keys() >= set(task.units))
+    done = sum(task.size for task in every) - sum(task.size for task in waiting)
+    running: dict[Any, _Task] = {}
+    failed: dict[int, BaseException] = {}  # by the first unit of the task
+    try:
+        while waiting or running:
+            while waiting and len(running) < (workers or max(2 * _cpus(), 1)):
+                task = waiting.popleft()
+                missing = [unit for unit in task.units if unit not in units]
+                running[make.remote([common], attempts, missing)] = task
+            (ready, *_), _ = ray.wait(list(running))
+            task = running.pop(ready)
+            try:
+                records = ray.get(ready)
+                if isinstance(records, BertdataError):
+                    raise records
+            except Exception as error:
+                failed[task.units.start] = _as_here(error)
+                waiting.clear()  # all tasks before this one are running or done, and one of them may fail too
+                later = {ref: other for ref, other in running.items() if other.units.start > task.units.start}
+                _cancel(list(later))
+                running = {ref: other for ref, other in running.items() if ref not in later}
+            else:
+                units.update(records)
+                done += task.size
+                progress(int(done))
+        if failed:
+            raise failed[min(failed)]
+    finally:
+        _cancel(list(running))
+        shutil.rmtree(attempts, ignore_errors=True)
+
+
+def _cancel(tasks: list[Any]) -> None:
+    import ray
+
+    for ref in tasks:
+        ray.cancel(ref, force=True)
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=_LEAVING_S)
+
+
+def _as_here(error: Exception) -> BaseException:
+    """What a failed task would have raised in this process."""
+    from ray.exceptions import RayError, RayTaskError
+
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    if isinstance(cause, OSError | MemoryError):
+        return cause
+    if isinstance(cause, ImportError):
+        return BuildError(f"a node of the cluster lacks a package ({cause}); install the same ones on all nodes")
+    if isinstance(error, RayError) and not isinstance(error, RayTaskError):
+        tries = _RETRIES + 1
+        return BuildError(
+            f"Ray gave a task up after {tries} attempts ({_reason(error)}); run the same command again to continue"
+        )
+    return error
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of a message of Ray."""
+    return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+
+
+def _tasks(plan: Plan, cpus: int) -> list[_Task]:
+    """Sections that follow each other, in order. A task has one, or several that are small."""
+    total = sum(file.size or 0 for file in plan.files)
+    enough = min(_TASK_BYTES, total / max(1, cpus * _TASKS_A_CPU))
+    tasks, first, size = list[_Task](), 0, 0.0
+    for stretch in plan.stretches:
+        step = stretch.count // stretch.num_sections
+        share = sum(plan.files[index].size or 0 for index in stretch.inputs) / stretch.num_sections
+        for start in stretch.units[::step]:
+            size += share
+            if size >= enough:
+                tasks.append(_Task(range(first, start + step), size))
+                first, size = start + step, 0.0
+    last = plan.stretches[-1].units.stop
+    return tasks if first == last else [*tasks, _Task(range(first, last), size)]
+
+
+# ------------------------------------------------------------------------------------------------ what runs on a node
+
+
+def made(common: list[Any], attempts: Path, units: Sequence[int]) -> dict[int, dict[str, Any]] | BertdataError:
+    """Makes units, unless an earlier attempt did. Returns number → record of each that has documents.
+
+    common: a reference to the Job. An error that the user can act on is a result, so that Ray adds nothing to it.
+    """
+    try:
+        return _attempt(*_prepared(common[0], attempts), attempts, units)
+    except BertdataError as error:
+        return error
+
+
+@lru_cache(maxsize=1)
+def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
+    """What the tasks of a process share."""
+    import ray
+
+    job: Job = ray.get(common)
+    with suppress(OSError):  # where all inputs are absolute paths or URLs it need not be there
+        os.chdir(job.directory)
+    if bertdata.__version__ != job.version:
+        raise BuildError(
+            f"node {platform.node()} has bertdata {bertdata.__version__}, and the command has {job.version}; install "
+            "one version on all nodes"
+        )
+    if not attempts.exists():
+        raise BuildError(
+            f"node {platform.node()} does not see {job.staging.parent}; give an --out that all nodes see under one name"
+        )
+    return job, load(str(attempts))
+
+
+def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int]) -> dict[int, dict[str, Any]]:
+    paths = {unit: attempts / unit_name(unit) for unit in units}
+    records = {unit: read_record(path) for unit, path in paths.items() if path.exists()}
+    plan = _narrowed(job.plan, units)
+    for file in _read_for(plan, units):
+        _require_same(file)
+    for left in attempts.glob(f"{units[0]}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=f"{units[0]}-", dir=attempts))
+    try:
+        writer = _AttemptWriter(
+            directory, tokenizer, plan.form, job.shares, num_inputs=len(plan.files), sentences=job.sentences,
+            word_splitter=function_of(job.words, "--words") if job.words else None,
+        )  # fmt: skip
+        encode_all(plan, writer=writer, units=records, is_wanted=frozenset(units).__contains__, workers=1)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return records
+
+
+class _AttemptWriter(UnitWriter):
+    """Writes in the directory of an attempt, .build/attempts-*/*, and moves the files of a finished unit to .build."""
+
+    def commit(self) -> tuple[int, dict[str, Any]]:
+        unit, record = super().commit()
+        last, attempts = unit_name(unit), self.directory.parent
+        staging = attempts.parent
+        for path in [path for path in self.directory.iterdir() if path.name != last]:
+            os.replace(path, staging / path.name)
+        fsync_directory(staging)
+        write_record(self.directory / "copy.json", record)
+        os.replace(self.directory / last, staging / last)
+        fsync_directory(staging)
+        os.replace(self.directory / "copy.json", attempts / last)
+        return unit, record
+
+
+def _narrowed(plan: Plan, units: Sequence[int]) -> Plan:
+    """The plan without the stretches before and after some units, of which there may be 100,000."""
+    near = [each for each in plan.stretches if each.first <= units[-1] and units[0] < each.units.stop]
+    return replace(plan, stretches=near)
+
+
+def _read_for(plan: Plan, units: Sequence[int]) -> Iterator[Input]:
+    """The inputs of a narrowed plan that have something of the units."""
+    size, wanted = plan.form.shard_size, frozenset(units)
+    for stretch in plan.stretches:
+        stop = 0
+        for file in (plan.files[index] for index in stretch.inputs):
+            start, stop = stop, stop + (file.size or 0)
+            numbers = range(start // size, -(-stop // size))
+            if len(stretch.inputs) == 1 or any(stretch.unit(number) in wanted for number in numbers):
+                yield file
+
+
+def _require_same(file: Input) -> None:
+    """Raises InputError if a node sees another file. (Under a URL, each request asks for the version of the plan.)"""
+    if file.remote is None:
+        with suppress(InputError):
+            if file.now() == file:
+                return
+        raise InputError(
+            f"{file} is not on node {platform.node()} what it was where the build began; give inputs that all nodes "
+            "see under one name, and that nobody changes"
+        )

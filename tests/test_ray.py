@@ -1,0 +1,429 @@
+"""A build on a Ray cluster: nodes, processes and commands that are lost, and the sentences of users' mistakes."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+from click.testing import CliRunner
+from conftest import make_text
+from hypothesis import given
+from hypothesis import strategies as st
+from test_build import published
+from test_split import made, parquet, write
+
+from bertdata.build import build, cluster, finish
+from bertdata.build.cluster import Job
+from bertdata.build.units import unit_name
+from bertdata.cli import main
+from bertdata.errors import BuildError, InputError
+from bertdata.sources import documents, tables
+from bertdata.sources.blocks import find_blocks
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.inputs import local
+from bertdata.sources.split import split
+from bertdata.tokenize.load import load
+
+ROOT = Path(__file__).parent.parent
+# A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
+HELD = """
+import os, sys, time
+from pathlib import Path
+HERE = Path(__file__).parent
+
+def words(text):
+    import ray
+    if ray.is_initialized():
+        (HERE / f"at-{ray.get_runtime_context().get_node_id()}-{os.getpid()}").touch()
+        while (HERE / "hold").exists() and (HERE / "hold").read_text() in text:
+            time.sleep(0.02)
+    return [text[at : at + 2] for at in range(0, len(text), 2)]
+"""
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(main, ["build", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------- without a cluster
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ray", "auto", "--part", "1/2"], "--part does not go with --ray, because other parts may be made at the"),
+        (["--ray", "local", "--max-documents", 5], "--ray does not go with --max-documents, because a task sees only"),
+        (["--out", "s3://bucket/name", "--ray"], "--ray does not go with a URL as --out; give a directory, and"),
+        (["--ray", "corpus.txt"], "corpus.txt is no address of a Ray cluster; give HOST:PORT, auto or local, or put"),
+        (["--ray", "ray://host:10001"], "ray://host:10001 is no address of a Ray cluster; give HOST:PORT, auto or"),
+        (["-", "--ray"], "--ray does not go with a pipe, because a task sees only its own units"),
+    ],
+)
+def test_what_does_not_go_with_ray_is_one_sentence(tmp_path, corpus, vocab, options, said):
+    result = invoke(*([] if "-" in options else [corpus]), "--out", tmp_path / "out", "--tokenizer", vocab, *options)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith(f"error: {said}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_the_library_one_sentence_says_what_to_install(tmp_path, corpus, vocab, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = invoke(corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray")
+    said = "error: --ray needs Ray, which is not installed; pip install 'bertdata[ray]'\n"
+    assert (result.exit_code, result.stderr) == (1, said)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence_at_once(tmp_path, corpus, vocab, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        for given in ([], [address]):
+            result = invoke(corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray", *given)
+            assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+            said = f"error: {address} is no Ray cluster that can be joined ([Errno 111] Connection refused); start one"
+            assert result.stderr.startswith(said)
+    assert not (tmp_path / "out").exists()
+
+
+ROWS = [f"the stone {number} under the river {number * 7919 % 10007}" for number in range(60)]
+KINDS = ["text", "text", "gzip", "parquet", "jsonl", "text", "arrow", "parquet", "text"]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """A file of each kind; those of plain text and JSON lines that follow each other share units."""
+    folder = tmp_path_factory.mktemp("inputs")
+    return [local(made(folder, number, kind, ROWS)[0]) for number, kind in enumerate(KINDS)]
+
+
+@given(st.integers(50, 5000), st.integers(1, 64), st.integers(1, 1 << 14))
+def test_tasks_have_every_unit_once_and_whole_sections(inputs, shard_size, cpus, task_bytes):
+    plan = split(inputs, TextFormat(documents="line", shard_size=shard_size))
+    with patch.object(cluster, "_TASK_BYTES", task_bytes):
+        tasks = cluster._tasks(plan, cpus)
+    assert [unit for task in tasks for unit in task.units] == list(range(plan.stretches[-1].units.stop))
+    sections = [{plan.section(unit) for unit in task.units} for task in tasks]
+    assert sum(map(len, sections)) == len(set().union(*sections))
+    total = sum(file.size for file in inputs)
+    assert sum(task.size for task in tasks) == pytest.approx(total)
+    assert all(task.size >= min(task_bytes, total / cpus / 8) * 0.999 for task in tasks[:-1])
+    assert len(tasks) <= max(8 * cpus, total // task_bytes) + 1
+
+
+@given(st.integers(50, 5000), st.data())
+def test_a_task_opens_only_what_it_is_sure_of(inputs, shard_size, data):
+    """Of every input that a task reads it was asked before whether it is the same on this node."""
+    plan = split(inputs, TextFormat(documents="line", shard_size=shard_size))
+    last = plan.stretches[-1].units.stop
+    first = data.draw(st.integers(0, last - 1))
+    units = range(first, data.draw(st.integers(first + 1, last)))
+    sure, read = {file.name for file in cluster._read_for(cluster._narrowed(plan, units), units)}, set()
+    real, real_table = documents.opened, tables._readable
+
+    def opened(file, *arguments):
+        read.add(file.name)
+        return real(file, *arguments)
+
+    def readable(file, *arguments):
+        read.add(file.name)
+        return real_table(file, *arguments)
+
+    with patch.object(documents, "opened", opened), patch.object(tables, "_readable", readable):
+        found = list(find_blocks(cluster._narrowed(plan, units), units.__contains__))
+    assert {block.unit for block in found} <= set(units)
+    assert read <= sure
+
+
+@pytest.fixture
+def job(tmp_path, corpus, vocab):
+    """An unfinished build of several units, none of which is made, and a directory for attempts at them."""
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(corpus, tmp_path / "out", tokenizer=vocab, shard_size=4000, documents="line", progress=stop)
+    staging = tmp_path / "out" / ".build"
+    for left in [*staging.glob("unit-*"), *staging.glob("train-*"), *staging.glob("validation-*")]:
+        left.unlink()
+    shutil.copytree(staging, staging / "attempts-1", ignore=lambda at, names: {*names} - {"tokenizer.json"})
+    plan = split([local(corpus)], TextFormat(documents="line", shard_size=4000))
+    return Job(plan, staging, (0.01, 0.0), sentences=False, words=None, directory=tmp_path)
+
+
+def attempt(job, units):
+    attempts = job.staging / "attempts-1"
+    return cluster._attempt(job, load(str(attempts)), attempts, units)
+
+
+def files_of(staging):
+    return {path.name: path.read_bytes() for path in staging.iterdir() if path.is_file()}
+
+
+def test_a_second_attempt_returns_what_the_first_made(job):
+    records = attempt(job, range(2))
+    assert sorted(records) == [0, 1]
+    before = files_of(job.staging)
+    with patch.object(documents, "opened", None):  # the text is not read again
+        assert attempt(job, range(2)) == records
+    assert files_of(job.staging) == before
+    assert not list(job.staging.glob("attempts-1/*/"))
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_attempt_that_was_taken_for_lost_changes_nothing(job, at):
+    """It stands still before a file of its is moved, another attempt makes all, and then it goes on."""
+    real, moved = os.replace, 0
+
+    def replace(source, target):
+        nonlocal moved
+        is_move = Path(source).parent != Path(target).parent
+        moved += is_move
+        if is_move and moved == at:
+            with patch.object(os, "replace", real):
+                attempt(job, range(2))
+            others.update(files_of(job.staging))
+        return real(source, target)
+
+    others = {}
+    with patch.object(os, "replace", replace), pytest.raises(FileNotFoundError):
+        attempt(job, range(2))
+    assert others.keys() > {unit_name(0), unit_name(1)}
+    assert files_of(job.staging) == others
+
+
+def test_a_unit_is_finished_when_its_files_are_there(job):
+    """At every moment of a move, what a record names is beside it."""
+    real = os.replace
+
+    def replace(source, target):
+        real(source, target)
+        for record in job.staging.glob("unit-*.json"):
+            for shard in json.loads(record.read_bytes())["shards"].values():
+                names = [f"{shard['name']}.json", *(f"{shard['name']}.{array}.npy" for array in shard["arrays"])]
+                assert all((job.staging / name).exists() for name in names)
+
+    with patch.object(os, "replace", replace):
+        assert len(attempt(job, range(3))) == 3
+
+
+def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
+    import ray
+
+    other = write(tmp_path / "corpus.txt", corpus.read_bytes())
+    os.utime(other, ns=(1, 1))
+    for name in (str(other), str(tmp_path / "nowhere.txt")):
+        files = [replace(job.plan.files[0], name=name)]
+        with pytest.raises(InputError, match=f"{name} is not on node .* what it was where the build began; give inp"):
+            attempt(replace(job, plan=replace(job.plan, files=files)), range(2))
+    for changed, attempts, said in (
+        (job, job.staging / "attempts-2", "does not see .*/out; give an --out that all nodes see under one name"),
+        (replace(job, version="0.0"), None, "has bertdata .*, and the command has 0.0; install one version on all"),
+    ):
+        with patch.object(ray, "get", lambda ref: ref), pytest.raises(BuildError, match=said):
+            cluster._prepared.__wrapped__(changed, attempts)
+
+
+def test_a_build_removes_what_a_killed_one_left(job, tmp_path, corpus, vocab):
+    attempt(job, range(1))
+    assert list(job.staging.glob("attempts-*"))
+    options = {"tokenizer": vocab, "shard_size": 4000, "documents": "line"}
+
+    def stop(done, total):
+        assert not list(job.staging.glob("attempts-*"))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(corpus, tmp_path / "out", progress=stop, **options)
+    (job.staging / "attempts-2").mkdir()
+    assert build(corpus, tmp_path / "out", overwrite=True, **options | {"shard_size": 5000})
+    assert not job.staging.exists()
+
+
+# ------------------------------------------------------------------------------------------------------- on two nodes
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    """Two nodes of one CPU: their address, the second node, how to add and remove one, where the segmenter is."""
+    here = tmp_path_factory.mktemp("held")
+    (here / "held.py").write_text(HELD)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join([str(here), str(ROOT)]))
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.syspath_prepend(str(here))
+        from ray.cluster_utils import Cluster
+
+        size = {"num_cpus": 1, "object_store_memory": 80 << 20}
+        started = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
+        try:
+            second = started.add_node(**size)
+            started.wait_for_nodes()
+            yield SimpleNamespace(
+                address=started.address, here=here, second=second, remove=started.remove_node,
+                add=lambda: started.add_node(**size),
+            )  # fmt: skip
+        finally:
+            started.shutdown()
+
+
+@pytest.fixture
+def hold(nodes):
+    """Makes the segmenter wait at texts that have some words. It goes on at the end of the test."""
+    for path in nodes.here.glob("at-*"):
+        path.unlink()
+
+    @contextmanager
+    def holding(words=""):
+        write(nodes.here / "hold", words.encode())
+        try:
+            yield
+        finally:
+            (nodes.here / "hold").unlink(missing_ok=True)
+
+    return holding
+
+
+def waited(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+def at_work(nodes):
+    """(node, process) of each that has begun a text."""
+    return {tuple(path.name.split("-")[1:]) for path in nodes.here.glob("at-*")}
+
+
+def command(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "bertdata", "build", *map(str, arguments)], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Inputs of three kinds, of about 20 units together."""
+    folder = tmp_path_factory.mktemp("text")
+    lines = make_text(200).splitlines()
+    rows = [f"{line} wait here" if number > 150 else line for number, line in enumerate(lines) if line.strip()]
+    return [
+        made(folder, 0, "gzip", rows[:100])[0],
+        write(folder / "b.txt", make_text(150, seed=1).encode()),
+        write(folder / "c.txt", "\n\n".join(rows[100:300]).encode()),
+        parquet(folder / "d.parquet", rows[300:400], 10),
+    ]
+
+
+OPTIONS = {"words": "held:words", "shard_size": 4000, "documents": "line"}
+FLAGS = ["--words", "held:words", "--shard-size", 4000, "--documents", "line"]
+
+
+@pytest.mark.slow
+def test_a_node_lost_in_the_middle_changes_nothing(nodes, hold, text, vocab, tmp_path):
+    """Threads, four parts, and two nodes of which one is removed give the same bytes."""
+    whole = build(text, tmp_path / "whole", tokenizer=vocab, **OPTIONS)
+    for number in range(4):
+        build(text, tmp_path / "parts", tokenizer=vocab, part=(number, 4), **OPTIONS)
+    assert finish(tmp_path / "parts").dataset.dataset_id == whole.dataset.dataset_id
+
+    def lose():
+        lost.append(waited(lambda: len({node for node, _ in at_work(nodes)}) == 2))
+        nodes.remove(nodes.second)
+        (nodes.here / "hold").unlink()
+
+    lost, told, done = [], [], []
+    losing = threading.Thread(target=lose)
+    losing.start()
+    with hold():
+        report = build(
+            text, tmp_path / "ray", tokenizer=vocab, ray=nodes.address, say=told.append,
+            progress=lambda *read: done.append(read), **OPTIONS,
+        )  # fmt: skip
+    losing.join()
+    nodes.second = nodes.add()
+    assert lost
+    assert told[0] == f"Ray cluster at {nodes.address}: 2 nodes, 2 CPUs"
+    assert report.dataset.dataset_id == whole.dataset.dataset_id
+    assert published(tmp_path / "ray") == published(tmp_path / "whole")
+    total = sum(path.stat().st_size for path in text)
+    assert done == sorted(done)
+    assert done[-1] == (total, total)
+    assert len(done) > 8
+
+
+@pytest.mark.slow
+def test_a_lost_process_is_replaced_without_a_word(nodes, hold, text, vocab, tmp_path):
+    whole = build(text, tmp_path / "whole", tokenizer=vocab, **OPTIONS)
+    with hold():
+        run = command(*text, "--out", tmp_path / "ray", "--tokenizer", vocab, *FLAGS, "--ray", nodes.address)
+        (_, process), *_ = waited(lambda: at_work(nodes))
+        os.kill(int(process), signal.SIGKILL)
+        waited(lambda: len(at_work(nodes)) > 2)
+    out, said = run.communicate()
+    assert run.returncode == 0, said
+    assert out.startswith(f"{tmp_path / 'ray'}: {whole.dataset.num_documents:,} documents")
+    assert out.endswith(f"dataset_id {whole.dataset.dataset_id}\n")
+    assert out.count("\n") == 2
+    assert [line.partition(" ")[0] for line in said.splitlines()] == ["Ray", "note:"]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab, tmp_path):
+    """The first fault in the order of the text, also if a later one is found before."""
+    rows = [json.dumps({"text": f"the stone {number}"}) for number in range(300)]
+    rows[150], rows[290] = '{"text": 5}', "{"
+    path = write(tmp_path / "rows.jsonl", "\n".join(rows).encode())
+    arguments = [path, "--tokenizer", vocab, "--shard-size", 500]
+    alone = invoke(*arguments, "--out", tmp_path / "threads")
+    run = command(*arguments, "--out", tmp_path / "ray", "--ray", nodes.address)
+    out, said = run.communicate()
+    assert (run.returncode, alone.exit_code, out) == (1, 1, "")
+    assert "rows.jsonl, line 151: " in alone.stderr
+    assert said.splitlines()[0].startswith("Ray cluster at ")
+    assert said.splitlines()[1:] == alone.stderr.splitlines()
+    write(path, "\n".join(rows[:150]).encode())
+    run = command(*arguments, "--out", tmp_path / "ray", "--ray", nodes.address, "--overwrite")
+    assert run.communicate()[0]
+    assert run.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_command_that_is_interrupted_or_killed_goes_on(nodes, hold, text, vocab, tmp_path):
+    whole = build(text, tmp_path / "whole", tokenizer=vocab, **OPTIONS)
+    arguments = [*text, "--out", tmp_path / "ray", "--tokenizer", vocab, *FLAGS, "--ray", nodes.address]
+    with hold("wait here"):
+        for sent, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+            run = command(*arguments)
+            waited(lambda: at_work(nodes) and list((tmp_path / "ray" / ".build").glob("unit-*.json")))
+            run.send_signal(sent)
+            out, said = run.communicate()
+            assert (run.returncode, out) == (code, "")
+            if sent == signal.SIGINT:
+                assert said.endswith("interrupted; what is finished is kept; run the same command again to continue\n")
+            for path in nodes.here.glob("at-*"):
+                path.unlink()
+    run = command(*arguments)
+    out, said = run.communicate()
+    assert run.returncode == 0, said
+    assert "continuing: keeping " in said
+    assert out.endswith(f"dataset_id {whole.dataset.dataset_id}\n")
+    assert published(tmp_path / "ray") == published(tmp_path / "whole")
