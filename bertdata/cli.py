@@ -251,6 +251,11 @@ _on_error = click.option(
 @_include
 @_exclude
 @_map
+@click.option(
+    "--dedup",
+    is_flag=True,
+    help="Leave out documents whose text, as --map gives it, came before. The input is read twice.",
+)
 @_on_error
 @click.option("--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1.")
 @click.option("--test", default=0.0, help="Share of the documents for the test split, from 0 to 1.")
@@ -331,6 +336,7 @@ def _say_built(report: Any, out: str) -> None:
         click.echo(f"warning: {warning}", err=True)
     dropped = f", {counts['dropped_documents']:,} without a token dropped" if counts["dropped_documents"] else ""
     dropped += f", {counts['removed_documents']:,} removed by --map" if counts.get("removed_documents") else ""
+    dropped += f", {counts['duplicate_documents']:,} duplicates removed" if counts.get("duplicate_documents") else ""
     kept = "".join(f", {token} {count:,} times as text" for token, count in counts["special_literals"].items())
     click.echo(f"{out}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens{dropped}{kept}")
     click.echo(f"dataset_id {dataset.dataset_id}")

@@ -30,7 +30,7 @@ ROOMS = {
     ),
     "build": (
         {"format", "sources", "tokenize"},
-        ["kernels", "units", "staging", "cluster", "publish", "vocabulary", "dataset"],
+        ["kernels", "threads", "duplicates", "units", "staging", "cluster", "publish", "vocabulary", "dataset"],
     ),
     "read": (
         {"format"},

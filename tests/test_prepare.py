@@ -1,12 +1,14 @@
 """Functions on the text of documents: bertdata.prepare and --map."""
 
 import json
+import os
 import unicodedata
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_build import published
 
@@ -131,6 +133,71 @@ def test_a_vocabulary_is_trained_on_the_changed_text(tmp_path):
     build(path, tmp_path / "a", map=["test_prepare:no_sevens"], **options)
     build(changed, tmp_path / "b", **options)
     assert arrays(tmp_path / "a") == arrays(tmp_path / "b")
+
+
+# ---------------------------------------------------------------------------------------------------------- duplicates
+
+
+def tokens(dataset):
+    """Split → ids of its documents."""
+    return {name: [dataset.array(shard.name, "tokens").tolist() for shard in split.shards]
+            for name, split in dataset.splits.items()}  # fmt: skip
+
+
+@given(st.data())
+@settings(max_examples=25)
+def test_the_first_of_equal_texts_is_kept(tmp_path_factory, vocab, data):
+    folder = tmp_path_factory.mktemp("dedup")
+    texts = st.lists(st.sampled_from(["stone", "river", "the stone", "bread of light", "Stone", "x"]), min_size=1)
+    files = [rows(folder / f"{number}.jsonl", data.draw(texts)) for number in range(data.draw(st.integers(1, 3)))]
+    every = [json.loads(line)["text"] for file in files for line in file.read_text().splitlines()]
+    options = {"tokenizer": vocab, "validation": 0.3, "workers": data.draw(st.integers(1, 3))}
+    found = build(files, folder / "a", dedup=True, shard_size=data.draw(st.sampled_from([40, 1000])), **options).dataset
+    expected = build(rows(folder / "first.jsonl", dict.fromkeys(every)), folder / "b", **options).dataset
+    joined = [{split: sum(each, []) for split, each in tokens(dataset).items()} for dataset in (found, expected)]
+    assert joined[0] == joined[1]
+    counts = found.manifest.counts
+    assert counts["documents"] + counts["duplicate_documents"] == len(every)
+    assert found.manifest.settings["dedup"] is True
+
+
+def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
+    path = rows(tmp_path / "a.jsonl", [text + " " * (number % 2) for number, text in enumerate(TEXTS * 2)])
+    seen = []
+    options = {"tokenizer": vocab, "dedup": True, "map": ["bertdata.prepare:clean"], "say": seen.append}
+    with patch("bertdata.build.dataset.publish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        build(path, tmp_path / "out", **options)
+    assert sorted(each.name for each in (tmp_path / "out" / ".build").glob("*hashes*")) == []
+    with patch("bertdata.build.duplicates.in_order", None):  # the text is not read again
+        dataset = build(path, tmp_path / "out", **options).dataset
+    assert seen.count("300 documents have the text of an earlier one and are left out") == 2
+    assert (dataset.num_documents, dataset.manifest.counts["duplicate_documents"]) == (300, 300)
+    shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "out")]).stdout
+    assert "  duplicates   300 documents whose text came before, left out\n" in shown
+    loader = bertdata.Loader(dataset, length=64, samples="documents", masking=None)
+    places = {each.place for each in documents_of(loader, np.arange(loader.num_samples))}
+    assert max(places) < path.stat().st_size / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"part": (0, 2)}, "--dedup does not go with --part, because it compares all documents"),
+        ({"ray": "local"}, "--dedup does not go with --ray, because it compares all documents"),
+    ],
+)
+def test_what_does_not_go_with_dedup_is_refused(tmp_path, corpus, vocab, options, said):
+    with pytest.raises(UsageError, match=said):
+        build(corpus, tmp_path / "out", tokenizer=vocab, dedup=True, **options)
+
+
+def test_a_pipe_has_no_duplicates_removed(tmp_path, vocab):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="--dedup does not go with a pipe, because it reads the text twice"):
+        build(tmp_path / "pipe", tmp_path / "out", tokenizer=vocab, dedup=True)
+
+
+# ------------------------------------------------------------------------------------------ functions that are none
 
 
 @pytest.mark.parametrize(

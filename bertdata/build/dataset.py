@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertdata.build.cluster import Job, connected, encode_on_cluster
+from bertdata.build.duplicates import find_duplicates
 from bertdata.build.publish import file_digests, publish
 from bertdata.build.staging import (
     PLAN,
@@ -83,6 +84,7 @@ def build(
     encoding: str = UTF_8,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    dedup: bool = False,
     on_error: str = "fail",
     validation: float = 0.01,
     test: float = 0.0,
@@ -104,7 +106,8 @@ def build(
     special_tokens: add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. words: "module:function" of a
     function from a text to its words; the build stores where words begin, for whole word masking, and calls the
     function from several threads. map: functions "module:function" from a text to a text, or None to leave the document
-    out; they are applied in order. workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
+    out; they are applied in order. dedup: leave out documents whose text came before; the input is then read twice.
+    workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
     every n-th unit and returns None; `finish` publishes when all n parts are made. ray: the address of a Ray cluster
     that does the work, or "auto" or "local"; workers is then how many tasks it does at the same time, and None means as
     many as it has room for. say: called with one line at a time that tells what happens.
@@ -158,6 +161,11 @@ def build(
         option, it = ("--part", "a part") if part is not None else ("--ray", "a task")
         why = "a pipe" if streams else "--max-documents"
         raise UsageError(f"{option} does not go with {why}, because {it} sees only its own units")
+    if dedup and (streams or part is not None or ray is not None):
+        other, why = "a pipe", "it reads the text twice"
+        if not streams:
+            other, why = "--part" if part is not None else "--ray", "it compares all documents"
+        raise UsageError(f"--dedup does not go with {other}, because {why}")
     loaded = load(tokenizer) if tokenizer is not None else None
     if loaded and special_tokens:
         loaded = loaded.with_special_tokens()
@@ -173,6 +181,8 @@ def build(
         settings["words"] = words
     if form.maps:
         settings["map"] = list(form.maps)
+    if dedup:
+        settings["dedup"] = True
     if form.encoding != UTF_8:
         settings["encoding"] = form.encoding
     chosen = f"trained, {vocab_size} tokens" + (type != "wordpiece") * f", {type}" + cased * ", cased"
@@ -244,19 +254,26 @@ class _Work:
             reused = len(units)
             if reused and part is None:
                 say(f"continuing: keeping {reused} finished unit{'s' * (reused > 1)} of an earlier run")
+            total = passes = sum(file.size or 0 for file in files)
+            duplicates = None
+            if "dedup" in settings:
+                passes = 2 * total
+                duplicates = find_duplicates(
+                    staging, by_unit, workers=self.threads, progress=lambda done: progress(done, passes), say=say
+                )
             shares = settings["validation"], settings["test"]
             writer = UnitWriter(
                 staging, loaded, form, shares, num_inputs=len(files), sentences=settings["sentences"] == "line",
-                word_splitter=self.word_splitter,
+                word_splitter=self.word_splitter, duplicates=duplicates,
             )  # fmt: skip
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
                 writer.encode_block(Block.empty())
                 if any((form.kind or file.kind) != "text" for file in files):
                     load_kernels()
-            total = sum(file.size or 0 for file in files)
             try:
-                self._make_units(writer, by_unit, units, total, say, lambda done: progress(done, total))
-                progress(total, total)
+                before = passes - total
+                self._make_units(writer, by_unit, units, total, say, lambda done: progress(before + done, passes))
+                progress(passes, passes)
             finally:
                 writer.discard()
             if changed := [file.name for file, later in zip(files, now(files), strict=True) if file != later]:
@@ -268,6 +285,10 @@ class _Work:
                 return None
             publish(directory, staging, units, loaded, self.plan, _tokenizer_name(staging))
         return _report(directory, units, files, form, reused)
+
+    @property
+    def threads(self) -> int:
+        return self.workers or len(os.sched_getaffinity(0))
 
     def _make_units(
         self,
@@ -292,7 +313,7 @@ class _Work:
         number, parts = self.part or (0, 1)
         encode_all(
             by_unit, writer=writer, units=units, is_wanted=lambda unit: by_unit.section(unit) % parts == number,
-            workers=self.workers or len(os.sched_getaffinity(0)), progress=progress, total=total, share=1 / parts,
+            workers=self.threads, progress=progress, total=total, share=1 / parts,
             say=say,
         )  # fmt: skip
 

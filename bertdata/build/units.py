@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bertdata.build.duplicates import without_duplicates
 from bertdata.build.kernels import count_literals, hash_documents, literals
-from bertdata.errors import BertdataError
+from bertdata.build.threads import in_order
 from bertdata.format.arrays import ArrayWriter, array_path
 from bertdata.format.manifest import SPLITS
 from bertdata.format.origins import DTYPE, origins_of
@@ -31,7 +31,9 @@ from bertdata.sources.split import Plan
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
-UNIT_COUNTS = ("special_ids_replaced", "skipped_rows", "removed_documents", "text_bytes")  # of a unit over all splits
+UNIT_COUNTS = (  # of a unit over all splits
+    "special_ids_replaced", "skipped_rows", "removed_documents", "duplicate_documents", "text_bytes",
+)  # fmt: skip
 COUNTS = SPLIT_COUNTS + UNIT_COUNTS
 _SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the text's hash
 
@@ -56,44 +58,25 @@ def encode_all(
     times slower than an engine.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
-    finished = set(units)
-    waiting: deque[Future[EncodedBlock]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
+    finished, is_first = set(units), True
 
     def commit() -> None:
         unit, record = writer.commit()
         units[unit] = record
 
-    is_first = True
-
-    def write_oldest() -> None:
-        nonlocal is_first
-        oldest = waiting.popleft().result()
-        if is_first and writer.why_slow:
-            more = (total - oldest.block.bytes_read) * share
-            say(f"note: {writer.why_slow}, so `tokenizers` encodes the text, {_speed(oldest, more, workers)}")
-        is_first = False
-        if writer.unit not in (None, oldest.block.unit):
-            commit()
-        writer.append(oldest)
-        progress(oldest.block.bytes_read)
-
-    try:
-        try:
-            for found in find_blocks(plan, lambda unit: is_wanted(unit) and unit not in finished):
-                waiting.append(pool.submit(writer.encode_found, found))
-                if len(waiting) > 2 * workers:
-                    write_oldest()
-        except BertdataError:
-            while waiting:  # what is wrong with the text before goes first
-                waiting.popleft().result()
-            raise
-        while waiting:
-            write_oldest()
-        if writer.unit is not None:
-            commit()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    found = find_blocks(plan, lambda unit: is_wanted(unit) and unit not in finished)
+    with closing(in_order(writer.encode_found, found, workers)) as encoded_blocks:
+        for encoded in encoded_blocks:
+            if is_first and writer.why_slow:
+                more = (total - encoded.block.bytes_read) * share
+                say(f"note: {writer.why_slow}, so `tokenizers` encodes the text, {_speed(encoded, more, workers)}")
+            is_first = False
+            if writer.unit not in (None, encoded.block.unit):
+                commit()
+            writer.append(encoded)
+            progress(encoded.block.bytes_read)
+    if writer.unit is not None:
+        commit()
 
 
 def unit_name(unit: int) -> str:
@@ -146,10 +129,14 @@ class UnitWriter:
         num_inputs: int,
         sentences: bool,
         word_splitter: WordSplitter | None = None,
+        duplicates: NDArray[np.uint64] | None = None,
     ) -> None:
-        """shares: of validation and test. word_splitter: a text → its words; None: do not store where words begin."""
+        """shares: of validation and test. word_splitter: a text → its words; None: do not store where words begin.
+
+        duplicates: origins of documents to leave out, ascending.
+        """
         self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
-        self.num_inputs = num_inputs
+        self.num_inputs, self.duplicates = num_inputs, duplicates
         self.word_splitter = word_splitter
         self.unit: int | None = None
         validation, test = shares
@@ -159,7 +146,10 @@ class UnitWriter:
 
     def encode_found(self, found: FoundBlock) -> EncodedBlock:
         """Does all work on a block except writing it. May be called from several threads at once."""
-        return self.encode_block(found.decoded())
+        block = found.decoded()
+        if self.duplicates is not None:
+            block = without_duplicates(block, self.duplicates, self.num_inputs)
+        return self.encode_block(block)
 
     def encode_block(self, block: Block) -> EncodedBlock:
         """The same for a block whose documents are known."""
@@ -214,6 +204,7 @@ class UnitWriter:
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
         self._totals["skipped_rows"] += block.skipped
         self._totals["removed_documents"] += block.num_removed
+        self._totals["duplicate_documents"] += block.num_duplicates
         self._totals["first_skipped"] = self._totals["first_skipped"] or block.first_skipped
         self._totals["text_bytes"] += block.num_bytes - block.num_documents
         self._totals["first_replaced"] = self._totals["first_replaced"] or block.first_replaced

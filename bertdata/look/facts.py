@@ -190,13 +190,16 @@ def text(about: dict[str, Any]) -> str:
         bar = "█" * math.ceil(_BAR * entry["documents"] / largest)
         lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
     literals = ", ".join(f"{token} {count:,} times" for token, count in counts["special_literals"].items())
-    skipped, removed = (counts.get(name, 0) for name in ("skipped_rows", "removed_documents"))  # older ones lack them
+    skipped, removed, duplicates = (  # older datasets lack them
+        counts.get(name, 0) for name in ("skipped_rows", "removed_documents", "duplicate_documents")
+    )
     num_read = counts["documents"] + counts["dropped_documents"]
     lines += [
         "",
         f"  text read    {counts['text_bytes']:,} bytes in {num_read:,} documents",
         f"  dropped      {counts['dropped_documents']:,} documents without a token, {skipped:,} bad rows",
         *([f"  removed      {removed:,} documents by --map"] if removed else []),
+        *([f"  duplicates   {duplicates:,} documents whose text came before, left out"] if duplicates else []),
         f"  replaced     {counts['replaced_characters']:,} invalid UTF-8 sequences (by U+FFFD), "
         f"{counts['special_ids_replaced']:,} special ids (by the unknown id)",
         f"  kept as text {literals or 'no special token was spelled in the text'}",

@@ -7,7 +7,7 @@ document, which has at most 1 GiB. The text of a plain file is copied once, by t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,11 +40,24 @@ class Block:
     skipped: int = 0  # rows without text before or between these documents
     first_skipped: tuple[int, int, str] | None = None  # the first of them: number of the input, place in it, reason
     num_removed: int = 0  # documents before or between these that --map left out
+    num_duplicates: int = 0  # documents that `without` left out
 
     @classmethod
     def empty(cls) -> Block:
         none = np.zeros(0, np.int64)
         return cls(bytes(ROOM), np.zeros(1, np.int64), 0, none, none, none, None, 0)
+
+    def without(self, gone: NDArray[np.bool_]) -> Block:
+        """The block without some documents. gone: bool [num_documents]."""
+        if not gone.any():
+            return self
+        kept, text = np.flatnonzero(~gone), memoryview(self.data)
+        bounds = zip(self.offsets[kept].tolist(), self.offsets[kept + 1].tolist(), strict=True)
+        return replace(
+            self, data=bytearray().join([*(text[start:stop] for start, stop in bounds), bytes(ROOM)]),
+            offsets=np.append(0, np.cumsum(np.diff(self.offsets)[kept])), inputs=self.inputs[kept],
+            places=self.places[kept], replaced=self.replaced[kept], num_duplicates=int(gone.sum()),
+        )  # fmt: skip
 
     @property
     def num_documents(self) -> int:

@@ -1,0 +1,95 @@
+"""--dedup: documents whose text came before, found in a pass over all text before it is tokenized.
+
+Equal texts have equal hashes of 128 bits (BLAKE2b). The pass writes a hash and an origin (format/origins.py) for each
+document to files by the first byte of the hash. Then one file after the other is sorted. So the memory is that of two
+blocks for each thread, about a hundred bytes for each document of one file in 256, and 8 bytes for each duplicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.build.threads import in_order
+from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
+from bertdata.format.origins import DTYPE, origins_of
+from bertdata.sources.blocks import Block, FoundBlock, find_blocks
+from bertdata.sources.split import Plan
+
+_NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
+_FILES = 256  # one for each first byte of a hash
+
+
+def find_duplicates(
+    staging: Path, plan: Plan, *, workers: int, progress: Callable[[int], None], say: Callable[[str], None]
+) -> NDArray[np.uint64]:
+    """Origins of all documents that have the text of an earlier one, uint64 [n] ascending, from a file.
+
+    An earlier, interrupted run may have found them. progress: called with the bytes of input that are read.
+    """
+    path = staging / _NAME
+    if not path.exists():
+        _hash_all(staging, plan, workers=workers, progress=progress)
+        _write(path, [_later_ones(_hash_file(staging, number)) for number in range(_FILES)])
+    number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
+    say(f"{number:,} documents have the text of an earlier one and are left out")
+    array: NDArray[np.uint64] = open_array(path, DTYPE, number)
+    return array
+
+
+def without_duplicates(block: Block, duplicates: NDArray[np.uint64], num_inputs: int) -> Block:
+    """A block without the documents whose origins are `duplicates`, ascending; they are counted."""
+    origins = origins_of(block.inputs, block.places, num_inputs)
+    found = np.searchsorted(duplicates, origins)
+    return block.without(duplicates[np.minimum(found, duplicates.size - 1)] == origins) if duplicates.size else block
+
+
+def _hash_file(staging: Path, number: int) -> Path:
+    return staging / f"hashes-{number:03d}"
+
+
+def _hash_all(staging: Path, plan: Plan, *, workers: int, progress: Callable[[int], None]) -> None:
+    num_inputs = len(plan.files)
+
+    def work(found: FoundBlock) -> tuple[NDArray[np.uint64], int]:
+        block = found.decoded()
+        return _hashes(block, num_inputs), block.bytes_read
+
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(_hash_file(staging, number), "wb")) for number in range(_FILES)]
+        for rows, bytes_read in stack.enter_context(closing(in_order(work, find_blocks(plan), workers))):
+            first_bytes = rows[:, 0] >> np.uint64(56)
+            rows = rows[np.argsort(first_bytes, kind="stable")]
+            bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))
+            for file, (start, stop) in zip(files, pairwise(bounds.tolist()), strict=True):
+                file.write(rows[start:stop].tobytes())
+            progress(bytes_read)
+
+
+def _hashes(block: Block, num_inputs: int) -> NDArray[np.uint64]:
+    """For each document the two halves of its hash and its origin: uint64 [num_documents, 3]."""
+    text: Any = memoryview(block.data)
+    digests = (blake2b(text[start : stop - 1], digest_size=16).digest() for start, stop in pairwise(block.offsets))
+    halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2).astype(np.uint64)
+    return np.column_stack([halves, origins_of(block.inputs, block.places, num_inputs)])
+
+
+def _later_ones(path: Path) -> NDArray[np.uint64]:
+    """The origins of all rows of a file but the first of each hash. Removes the file."""
+    rows = np.fromfile(path, np.uint64).reshape(-1, 3)
+    path.unlink()
+    rows = rows[np.lexsort(rows.T[[2, 1, 0]])]
+    return rows[1:][(rows[1:, :2] == rows[:-1, :2]).all(1), 2]
+
+
+def _write(path: Path, parts: list[NDArray[np.uint64]]) -> None:
+    writer = ArrayWriter(path, DTYPE)
+    writer.append(np.sort(np.concatenate(parts)))
+    writer.commit()
