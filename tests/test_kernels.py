@@ -286,13 +286,13 @@ def test_text_hash_equals_its_twin(texts):
     data = b"".join(text + b"\n" for text in texts)
     offsets = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     out = np.empty(len(texts), np.uint64)
-    build_kernels.hash_documents(np.frombuffer(data, np.uint8), offsets, out)
+    build_kernels.hash_documents(np.frombuffer(data, np.uint8), offsets, 1, out)
     assert out.tolist() == [keys.text_hash(text) for text in texts]
 
 
 def test_text_hash_reads_nothing_outside_its_data():
     data, out = np.frombuffer(b"abcdef\n", np.uint8), np.empty(3, np.uint64)
-    build_kernels.hash_documents(data, np.array([-(2**63), 2**62, 4, 9]), out)
+    build_kernels.hash_documents(data, np.array([-(2**63), 2**62, 4, 9]), 1, out)
     assert out.tolist() == [keys.text_hash(b"abcdef\n"), keys.text_hash(b""), keys.text_hash(b"ef\n")]
 
 

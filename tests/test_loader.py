@@ -456,10 +456,10 @@ def test_wrong_masking_is_named(wrong):
         (
             {"mask": None},
             Masking(),
-            r"no \[MASK\], so nothing .* bertdata build --special-tokens",
+            r"no \[MASK\], so nothing .* make the dataset again with --special-tokens",
         ),
-        ({"cls": None}, None, r"no \[CLS\], and every row .* bertdata build --special-tokens"),
-        ({"sep": None}, None, r"no \[SEP\], and every row .* bertdata build --special-tokens"),
+        ({"cls": None}, None, r"no \[CLS\], and every row .* make the dataset again with --special-tokens"),
+        ({"sep": None}, None, r"no \[SEP\], and every row .* make the dataset again with --special-tokens"),
         ({"special_ids": tuple(range(9))}, Masking(), "only special tokens"),
     ],
 )

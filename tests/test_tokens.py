@@ -418,7 +418,7 @@ def test_a_build_warns_of_special_tokens_that_are_missing(byte_level, tmp_path, 
     build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "gpt"), validation=0.0, say=said.append)
     assert said[-1] == (
         "warning: the tokenizer has no [PAD], [CLS], [SEP] and [MASK] tokens, so the Loader will refuse this dataset "
-        "for masked language modelling; build with --special-tokens to add what is missing"
+        "for masked language modelling; --special-tokens adds what is missing"
     )
     said.clear()
     build([tmp_path / "text"], tmp_path / "out2", tokenizer=vocab, validation=0.0, say=said.append)

@@ -31,7 +31,7 @@ from bertdata.build.staging import (
     require_rule,
     staging_directory,
 )
-from bertdata.build.units import UnitWriter, encode_all
+from bertdata.build.units import UnitWriter, encode_all, require_shares
 from bertdata.build.vocabulary import require_type, trained_tokenizer
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError
 from bertdata.files import write_file
@@ -124,11 +124,7 @@ def build(
     require_type(type)
     word_splitter = function_of(words, "--words") if words else None
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
-    if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
-        raise UsageError(
-            f"validation {validation} and test {test} must be shares, at least 0 and together less than 1, so that "
-            "some text is left for training"
-        )
+    require_shares(validation, test)
     if workers is not None and workers < 1:
         raise UsageError(f"workers is {workers}; give at least 1")
     if not str(out):
@@ -249,7 +245,7 @@ class _Work:
                 if self.tokenizer_name is not None:
                     write_file(staging / _NAME, json.dumps(name_of(self.tokenizer_name)).encode())
             if loaded.missing_roles:
-                say(_missing_roles_warning(loaded.missing_roles))
+                say(missing_roles_warning(loaded.missing_roles))
             units = finished_units(staging)
             reused = len(units)
             if reused and part is None:
@@ -325,7 +321,7 @@ def _tokenizer_name(staging: Path) -> str | None:
     return name
 
 
-def _missing_roles_warning(roles: Sequence[str]) -> str:
+def missing_roles_warning(roles: Sequence[str]) -> str:
     """roles: those of tokenizer.ROW_ROLES that no token has; at least one."""
     *before, last = (f"[{role.upper()}]" for role in roles)
     names = f"{', '.join(before)} and {last} tokens" if before else f"{last} token"
@@ -333,7 +329,7 @@ def _missing_roles_warning(roles: Sequence[str]) -> str:
         return f"note: the tokenizer has no {names}, so padded places hold id 0; --special-tokens adds one"
     return (
         f"warning: the tokenizer has no {names}, so the Loader will refuse this dataset for masked language modelling; "
-        "build with --special-tokens to add what is missing"
+        "--special-tokens adds what is missing"
     )
 
 

@@ -1,4 +1,4 @@
-"""The compiled loops over the text of a block that a build makes beside tokenizing it.
+"""The compiled loops over text that a build makes beside tokenizing it.
 
 Python allocates the arrays, and a kernel never raises. tests/reference has a slow twin of each.
 """
@@ -110,10 +110,10 @@ def count_literals(text, size, strings, first_bytes, counts):
 
 
 @jit()
-def _bounds(data, offsets, i):
-    """Where the text of document i begins and ends, inside data."""
+def _bounds(data, offsets, gap, i):
+    """Where document i begins and ends, inside data."""
     start = min(max(offsets[i], 0), data.size)
-    return start, min(max(offsets[i + 1] - 1, start), data.size)
+    return start, min(max(offsets[i + 1] - gap, start), data.size)
 
 
 @jit()
@@ -142,19 +142,19 @@ def _finished(data, place, stop, h, length):
 
 
 @jit()
-def hash_documents(data, offsets, out):
-    """Writes the hash of each document's text to out uint64 [N]; docs/determinism.md defines the hash.
+def hash_documents(data, offsets, gap, out):
+    """Writes the hash of each document's bytes to out uint64 [N]; docs/determinism.md defines the hash.
 
-    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - 1]. Each step of a hash waits
-    for the one before it, so two documents are hashed at a time, i of the first half of the text and j of the second.
+    data uint8, offsets int64 [N + 1]: document i is data[offsets[i] : offsets[i + 1] - gap]. Each step of a hash waits
+    for the one before it, so two documents are hashed at a time, i of the first half of the data and j of the second.
     """
     half = 0
     while half < out.size and offsets[half] < offsets[out.size] // 2:
         half += 1
     i, j = 0, half
     h, g = SPLIT_KEY, SPLIT_KEY
-    p, p_stop = _bounds(data, offsets, i) if i < half else (0, 0)
-    q, q_stop = _bounds(data, offsets, j) if j < out.size else (0, 0)
+    p, p_stop = _bounds(data, offsets, gap, i) if i < half else (0, 0)
+    q, q_stop = _bounds(data, offsets, gap, j) if j < out.size else (0, 0)
     while i < half or j < out.size:
         if i < half and j < out.size:
             for _ in range(min(p_stop - p, q_stop - q) >> 3):
@@ -162,14 +162,14 @@ def hash_documents(data, offsets, out):
                 p += 8
                 q += 8
         if i < half and (p_stop - p < 8 or j == out.size):
-            start, _ = _bounds(data, offsets, i)
+            start, _ = _bounds(data, offsets, gap, i)
             out[i] = _finished(data, p, p_stop, h, p_stop - start)
             i, h = i + 1, SPLIT_KEY
             if i < half:
-                p, p_stop = _bounds(data, offsets, i)
+                p, p_stop = _bounds(data, offsets, gap, i)
         if j < out.size and (q_stop - q < 8 or i == half):
-            start, _ = _bounds(data, offsets, j)
+            start, _ = _bounds(data, offsets, gap, j)
             out[j] = _finished(data, q, q_stop, g, q_stop - start)
             j, g = j + 1, SPLIT_KEY
             if j < out.size:
-                q, q_stop = _bounds(data, offsets, j)
+                q, q_stop = _bounds(data, offsets, gap, j)

@@ -29,17 +29,12 @@ def publish(
     plan: dict[str, Any],
     tokenizer_name: str | None,
 ) -> None:
-    """Moves all files from `staging` to `directory` and writes the manifest last.
+    """Publishes what a build made of text.
 
-    units: the records of all units. plan: that of the build. If it is interrupted, running it again gives the same
-    result. Raises InputError if there is no document, and BuildError if a file is not there.
+    units: the records of all units. plan: that of the build. Raises InputError if there is no document, and BuildError
+    if a file is not there.
     """
-    names = {name: [u["shards"][name] for _, u in sorted(units.items()) if name in u["shards"]] for name in SPLITS}
-    splits = {
-        split: Split(tuple(Shard(**{**shard, "arrays": _without_crc(shard["arrays"])}) for shard in shards))
-        for split, shards in names.items()
-        if shards
-    }
+    splits = splits_of(units)
     literals = {
         token: sum(u["special_literals"].get(token, 0) for u in units.values()) for token in tokenizer.spellings
     }
@@ -54,9 +49,6 @@ def publish(
         for path in staging.glob("unit-*"):
             path.unlink()
         raise InputError(f"no document to build from: {' and '.join(reasons)}; give a file with text in it")
-    files = list(tokenizer.files)
-    for shard in (shard for split in splits.values() for shard in split.shards):
-        files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
     manifest = Manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=tokenizer.special,
@@ -66,6 +58,29 @@ def publish(
         counts=counts,
         tokenizer_name=tokenizer_name,
     )
+    move_up(directory, staging, units, plan, manifest)
+
+
+def splits_of(units: dict[int, dict[str, Any]]) -> dict[str, Split]:
+    """The splits that the records of all units name."""
+    names = {name: [u["shards"][name] for _, u in sorted(units.items()) if name in u["shards"]] for name in SPLITS}
+    return {
+        split: Split(tuple(Shard(**{**shard, "arrays": _without_crc(shard["arrays"])}) for shard in shards))
+        for split, shards in names.items()
+        if shards
+    }
+
+
+def move_up(
+    directory: Path, staging: Path, units: dict[int, dict[str, Any]], plan: dict[str, Any], manifest: Manifest
+) -> None:
+    """Moves all files that a manifest names from `staging` to `directory`, and writes the manifest last.
+
+    If it is interrupted, running it again gives the same result. Raises BuildError if a file is not there.
+    """
+    files = list(manifest.tokenizer)
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)

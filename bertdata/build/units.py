@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from bertdata.build.duplicates import without_duplicates
 from bertdata.build.kernels import count_literals, hash_documents, literals
 from bertdata.build.threads import in_order
+from bertdata.errors import UsageError
 from bertdata.format.arrays import ArrayWriter, array_path
 from bertdata.format.manifest import SPLITS
 from bertdata.format.origins import DTYPE, origins_of
@@ -35,7 +36,7 @@ UNIT_COUNTS = (  # of a unit over all splits
     "special_ids_replaced", "skipped_rows", "removed_documents", "duplicate_documents", "text_bytes",
 )  # fmt: skip
 COUNTS = SPLIT_COUNTS + UNIT_COUNTS
-_SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the text's hash
+SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the text's hash
 
 
 def encode_all(
@@ -110,7 +111,7 @@ class EncodedBlock:
 
     block: Block
     encoded: Encoded
-    splits: NDArray[np.int64]  # [num_documents] split of each document, an index of _SPLITS_BY_HASH
+    splits: NDArray[np.int64]  # [num_documents] split of each document, an index of SPLITS_BY_HASH
     literals: NDArray[np.int64]  # [num_special_tokens] how often the text contains each special token
     word_starts: NDArray[np.bool_] | None  # [num_ids] whether an id begins a word; None if words are not stored
     seconds: float  # that it took
@@ -139,10 +140,9 @@ class UnitWriter:
         self.num_inputs, self.duplicates = num_inputs, duplicates
         self.word_splitter = word_splitter
         self.unit: int | None = None
-        validation, test = shares
         self._spellings = literals(tokenizer.spellings)
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
-        self._below = np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)
+        self._below = hash_bounds(*shares)
 
     def encode_found(self, found: FoundBlock) -> EncodedBlock:
         """Does all work on a block except writing it. May be called from several threads at once."""
@@ -160,10 +160,10 @@ class UnitWriter:
             starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
         text, counts = np.frombuffer(block.data, np.uint8), np.zeros(len(self.tokenizer.spellings), np.int64)
         count_literals(text, block.num_bytes, self._spellings, self._first_bytes, counts)
-        splits = np.full(block.num_documents, _SPLITS_BY_HASH.index("train"))
+        splits = np.full(block.num_documents, SPLITS_BY_HASH.index("train"))
         if self._below.any():
             hashes = np.empty(block.num_documents, np.uint64)
-            hash_documents(text, block.offsets, hashes)
+            hash_documents(text, block.offsets, 1, hashes)
             splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
         return EncodedBlock(block, encoded, splits, counts, starts, time.perf_counter() - start)
 
@@ -191,7 +191,7 @@ class UnitWriter:
             self._totals |= {"first_replaced": None, "first_skipped": None}
             self._literals = np.zeros_like(encoded_block.literals)
         has_ids = np.diff(encoded.documents) > (self.tokenizer.special.separator is not None)
-        for number, split in enumerate(_SPLITS_BY_HASH):
+        for number, split in enumerate(SPLITS_BY_HASH):
             chosen = splits == number
             kept = chosen & has_ids
             self._counts[split]["documents"] += int(kept.sum())
@@ -222,20 +222,10 @@ class UnitWriter:
                 words=self.word_splitter is not None,
             )  # fmt: skip
             self._origins[split] = ArrayWriter(array_path(self.directory, name, "origins"), DTYPE)
-        ids, documents, sentences = encoded.ids, encoded.documents, encoded.sentences
-        if not kept.all():
-            turns = np.flatnonzero(np.diff(kept, prepend=False, append=False))  # where stretches start and stop
-            stretches = [slice(start, stop) for start, stop in documents[turns].reshape(-1, 2).tolist()]
-            ids = np.concatenate([ids[stretch] for stretch in stretches])
-            if word_starts is not None:
-                word_starts = np.concatenate([word_starts[stretch] for stretch in stretches])
-            documents = np.append(0, np.cumsum(np.diff(documents)[kept]))
-            if sentences is not None:
-                place = np.searchsorted(encoded.documents, sentences, side="right") - 1
-                place, sentences = place[kept[place]], sentences[kept[place]]
-                sentences = sentences - encoded.documents[place] + documents[np.cumsum(kept)[place] - 1]
-        sentence_ends = None if sentences is None else np.append(sentences[1:], ids.size).astype(np.uint64)
-        self._writers[split].append(ids, documents[1:].astype(np.uint64), sentence_ends, word_starts)
+        documents, sentences, ids, word_starts = select(
+            kept, encoded.documents, encoded.sentences, encoded.ids, word_starts
+        )
+        self._writers[split].append(ids, documents[1:].astype(np.uint64), ends_of(sentences, ids.size), word_starts)
 
     def commit(self) -> tuple[int, dict[str, Any]]:
         """Finishes the shards of the unit, then writes its record. Returns the unit's number and the record."""
@@ -245,14 +235,7 @@ class UnitWriter:
         origins = {self._writers[split].name: array.commit()["sha256"] for split, array in self._origins.items()}
         for split, writer in self._writers.items():
             record = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=self._counts[split])
-            arrays = record["arrays"]
-            shards[split] = {
-                "name": writer.name,
-                "num_documents": arrays["documents"]["length"] - 1,
-                "num_tokens": arrays["tokens"]["length"],
-                "num_sentences": arrays["sentences"]["length"] - 1 if self.sentences else None,
-                "arrays": arrays,
-            }
+            shards[split] = shard_entry(writer.name, record["arrays"])
         literals = dict(zip(self.tokenizer.spellings, self._literals.tolist(), strict=True))
         totals = {name: sum(counts[name] for counts in self._counts.values()) for name in SPLIT_COUNTS}
         record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": literals, "origins": origins}
@@ -268,3 +251,55 @@ class UnitWriter:
                 writer.discard()
             for array in self._origins.values():
                 array.discard()
+
+
+def select(
+    kept: NDArray[np.bool_], documents: NDArray[np.int64], sentences: NDArray[np.int64] | None, *columns: Any
+) -> tuple[Any, ...]:
+    """The documents that `kept` bool [num_documents] selects: their offsets, their sentences, and columns.
+
+    documents [num_documents + 1]: half-open offsets. sentences: where sentences begin, ascending, or None. columns:
+    arrays with a number for each token, or None.
+    """
+    if kept.all():
+        return documents, sentences, *columns
+    turns = np.flatnonzero(np.diff(kept, prepend=False, append=False))  # where stretches start and stop
+    stretches = [slice(start, stop) for start, stop in documents[turns].reshape(-1, 2).tolist()]
+    offsets = np.append(0, np.cumsum(np.diff(documents)[kept]))
+    if sentences is not None:
+        place = np.searchsorted(documents, sentences, side="right") - 1
+        place, sentences = place[kept[place]], sentences[kept[place]]
+        sentences = sentences - documents[place] + offsets[np.cumsum(kept)[place] - 1]
+    stretches = stretches or [slice(0, 0)]
+    chosen = (None if column is None else np.concatenate([column[each] for each in stretches]) for column in columns)
+    return offsets, sentences, *chosen
+
+
+def ends_of(sentences: NDArray[np.int64] | None, num_tokens: int) -> NDArray[np.uint64] | None:
+    """Where sentences end, from where they begin."""
+    return None if sentences is None else np.append(sentences[1:], num_tokens).astype(np.uint64)
+
+
+def shard_entry(name: str, arrays: dict[str, Any]) -> dict[str, Any]:
+    """What a unit's record says about a shard. arrays: those of its commit record."""
+    return {
+        "name": name,
+        "num_documents": arrays["documents"]["length"] - 1,
+        "num_tokens": arrays["tokens"]["length"],
+        "num_sentences": arrays["sentences"]["length"] - 1 if "sentences" in arrays else None,
+        "arrays": arrays,
+    }
+
+
+def require_shares(validation: float, test: float) -> None:
+    """Raises UsageError for shares of validation and test that cannot be."""
+    if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
+        raise UsageError(
+            f"validation {validation} and test {test} must be shares, at least 0 and together less than 1, so that "
+            "some text is left for training"
+        )
+
+
+def hash_bounds(validation: float, test: float) -> NDArray[np.uint64]:
+    """The bounds [2] of the upper half of a hash, below which a document is in validation, and in test."""
+    return np.array([round(validation * 2**32), round((validation + test) * 2**32)], np.uint64)

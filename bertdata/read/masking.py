@@ -46,8 +46,8 @@ class Masker:
         """continuing_ids bool [V]: ids that continue the word before them (words.py). None: each token is a word."""
         if special.mask is None:
             raise UsageError(
-                "the tokenizer of the dataset has no [MASK], so nothing can be masked; build the dataset again with "
-                "bertdata build --special-tokens, which adds the special tokens that are missing"
+                "the tokenizer of the dataset has no [MASK], so nothing can be masked; make the dataset again with "
+                "--special-tokens, which adds the special tokens that are missing"
             )
         self.num_slots = masking.num_slots(length)
         ordinary = np.ones(special.vocab_size, np.bool_)

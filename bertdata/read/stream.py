@@ -73,8 +73,7 @@ class TokenStream:
             )
             raise UsageError(
                 f"the tokenizer of {dataset.path} has no {missing}, and every row begins with [CLS] and ends with "
-                "[SEP]; build the dataset again with bertdata build --special-tokens, which adds the special tokens "
-                "that are missing"
+                "[SEP]; make the dataset again with --special-tokens, which adds the special tokens that are missing"
             )
         self.dataset, self.split, self.length = dataset, split, length
         self.shards = dataset.splits[split].shards
