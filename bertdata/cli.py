@@ -20,6 +20,8 @@ import click
 
 from bertdata.choices import (
     DOCUMENT_ENDS,
+    EXPORT_FORMATS,
+    IDS_FORMATS,
     INPUT_FORMATS,
     MASKING_POLICIES,
     ON_ERROR,
@@ -203,6 +205,15 @@ _map = click.option(
     "bertdata.prepare:nfkc or 'bertdata.prepare:length(10, 512)'. May be repeated; the functions are applied in order. "
     "Default: none.",
 )
+_validation = click.option(
+    "--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1."
+)
+_test = click.option("--test", default=0.0, help="Share of the documents for the test split, from 0 to 1.")
+_special_tokens = click.option(
+    "--special-tokens",
+    is_flag=True,
+    help="Add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer does not have. Needed for gpt2.",
+)
 _on_error = click.option(
     "--on-error",
     type=click.Choice(ON_ERROR),
@@ -219,11 +230,7 @@ _on_error = click.option(
     help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
     "the text, as --type, --cased and --vocab-size say.",
 )
-@click.option(
-    "--special-tokens",
-    is_flag=True,
-    help="Add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer does not have. Needed for gpt2.",
-)
+@_special_tokens
 @_type
 @_cased
 @_vocab_size
@@ -257,8 +264,8 @@ _on_error = click.option(
     help="Leave out documents whose text, as --map gives it, came before. The input is read twice.",
 )
 @_on_error
-@click.option("--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1.")
-@click.option("--test", default=0.0, help="Share of the documents for the test split, from 0 to 1.")
+@_validation
+@_test
 @click.option(
     "--shard-size",
     type=_Size(),
@@ -368,6 +375,88 @@ def _warnings(report: Any) -> Iterator[str]:
                 f"the {split} split is empty: with a share of {share:g} none of the {dataset.num_documents:,} {what} "
                 f"fallen into it; build with {option}, or from more documents (--documents line makes each line one)"
             )
+
+
+@main.command("import", cls=OneSentence, short_help="Import ids of Megatron, nanoGPT, datatrove, Parquet or Arrow.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--out", required=True, help="Directory for the dataset, new or empty.")
+@click.option(
+    "--tokenizer",
+    required=True,
+    help="The tokenizer that made the ids: a tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging "
+    "Face hub.",
+)
+@_special_tokens
+@click.option(
+    "--format",
+    type=click.Choice(("auto", *IDS_FORMATS)),
+    default="auto",
+    help="Format of every FILE. auto: by the names.",
+)
+@click.option(
+    "--end-token", help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer."
+)
+@_validation
+@_test
+@click.option(
+    "--shard-size",
+    type=_Size(),
+    default="1GiB",
+    help="Ids in a unit, as they are stored; a unit gives at most one shard of each split.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
+def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
+    """Import the ids that other libraries made as a dataset. No id is added, left out or changed.
+
+    FILE is a Megatron prefix (or its .bin or .idx), a .bin of nanoGPT or llm.c, a .ds of datatrove, a Parquet or Arrow
+    file with a column input_ids of lists, or a directory that save_to_disk wrote. If an import is interrupted, run the
+    same command again to continue it.
+    """
+    from bertdata.build import import_ids
+    from bertdata.look.facts import special_ids_inside
+
+    with _bar("import") as progress:
+        dataset = import_ids(files, out, **options, say=_say, progress=progress)
+    counts, separator = dataset.manifest.counts, dataset.special_tokens.separator
+    if separator is None:
+        click.echo("note: documents do not all end with one special token, so the dataset has no separator", err=True)
+    if inside := special_ids_inside(counts):
+        click.echo(
+            f"note: special tokens are inside documents: {inside}; they are kept as they are, and are never masked or "
+            "predicted",
+            err=True,
+        )
+    dropped = f", {counts['dropped_documents']:,} without an id dropped" if counts["dropped_documents"] else ""
+    click.echo(f"{out}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens{dropped}")
+    click.echo(f"dataset_id {dataset.dataset_id}")
+
+
+@main.command("export", cls=OneSentence, short_help="Write a split as files of Megatron or as Parquet.")
+@_dataset
+@click.option("--format", type=click.Choice(EXPORT_FORMATS), required=True, help="What to write.")
+@click.option(
+    "--out", required=True, help="megatron: prefix of the two files, .bin and .idx. parquet: directory for the files."
+)
+@click.option("--split", default="train", help="Split: train, validation or test.")
+def export_command(shards: str, format: str, out: str, split: str) -> None:
+    """Write the documents of a split, in order and with their separators, for another library.
+
+    megatron: a sequence is a sentence if the dataset has sentences, else a document. parquet: one file for each shard,
+    with a column input_ids; a row is a document.
+    """
+    from bertdata.build import export
+    from bertdata.format.dataset import Dataset
+
+    dataset = Dataset(_local(shards))
+    with _bar("export") as progress:
+        files = export(dataset, out, format=format, split=split, progress=progress)
+    if format == "megatron" and dataset.manifest.counts.get("empty_sentences"):
+        click.echo(
+            f"note: {dataset.manifest.counts['empty_sentences']:,} sentences without an id were left out by the import",
+            err=True,
+        )
+    num_documents, num_tokens = dataset.splits[split].num_documents, dataset.splits[split].num_tokens
+    click.echo(f"{', '.join(map(str, files))}: {num_documents:,} documents, {num_tokens:,} tokens")
 
 
 @main.command("train-tokenizer", cls=OneSentence, short_help="Train a tokenizer on text: WordPiece, BPE or unigram.")

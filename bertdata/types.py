@@ -15,6 +15,7 @@ from bertdata.errors import UsageError
 
 IGNORE_INDEX = -100
 """The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
+_BY_ROLE = -1  # no id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +31,11 @@ class SpecialTokens:
     bos: int | None = None
     eos: int | None = None
     special_ids: tuple[int, ...] = ()  # all, ascending; never masked; drawn only with random_from="vocabulary"
+    separator: int | None = _BY_ROLE  # stored after each document; not given: [SEP], else the end token, else None
 
-    @property
-    def separator(self) -> int | None:
-        """The id that is stored after each document: that of [SEP], else of the end token, else None."""
-        return self.sep if self.sep is not None else self.eos
+    def __post_init__(self) -> None:
+        if self.separator == _BY_ROLE:
+            object.__setattr__(self, "separator", self.sep if self.sep is not None else self.eos)
 
     def roles(self) -> dict[str, int]:
         """The ids by role, for the roles that the vocabulary has."""

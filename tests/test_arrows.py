@@ -22,7 +22,20 @@ ROOMS = {
     ),
     "sources": (
         {"remote"},
-        ["kernels", "inputs", "find", "streams", "texts", "maps", "jsonl", "documents", "tables", "split", "blocks"],
+        [
+            "kernels",
+            "inputs",
+            "find",
+            "streams",
+            "texts",
+            "maps",
+            "jsonl",
+            "documents",
+            "tables",
+            "ids",
+            "split",
+            "blocks",
+        ],
     ),
     "tokenize": (
         set(),
@@ -30,7 +43,19 @@ ROOMS = {
     ),
     "build": (
         {"format", "sources", "tokenize"},
-        ["kernels", "threads", "duplicates", "units", "staging", "cluster", "publish", "vocabulary", "dataset"],
+        [
+            "kernels",
+            "threads",
+            "duplicates",
+            "units",
+            "staging",
+            "cluster",
+            "publish",
+            "vocabulary",
+            "dataset",
+            "importing",
+            "exporting",
+        ],
     ),
     "read": (
         {"format"},

@@ -21,7 +21,19 @@ from bertdata.build import build
 from bertdata.cli import main
 from bertdata.look import bench
 
-COMMANDS = ("build", "inspect", "show", "verify", "train-tokenizer", "bench", "push", "pull", "trace")
+COMMANDS = (
+    "build",
+    "import",
+    "export",
+    "inspect",
+    "show",
+    "verify",
+    "train-tokenizer",
+    "bench",
+    "push",
+    "pull",
+    "trace",
+)
 
 
 def invoke(*arguments):

@@ -1,4 +1,4 @@
-"""The compiled loops over text that a build makes beside tokenizing it.
+"""The compiled loops over text that a build makes beside tokenizing it, and over the ids of an import.
 
 Python allocates the arrays, and a kernel never raises. tests/reference has a slow twin of each.
 """
@@ -173,3 +173,20 @@ def hash_documents(data, offsets, gap, out):
             j, g = j + 1, SPLIT_KEY
             if j < out.size:
                 q, q_stop = _bounds(data, offsets, gap, j)
+
+
+@jit()
+def store_ids(ids, is_special, out, counts):
+    """Copies ids [n], integers of any kind but uint64, to out uint16 or uint32 [n], and counts the special ones.
+
+    is_special bool [V]. counts int64 [V]: how often each special id came; the other counts stay. Returns the index of
+    the first id outside the vocabulary, where it stops, or -1.
+    """
+    for i in range(ids.size):
+        token = np.int64(ids[i])
+        if token < 0 or token >= is_special.size:
+            return i
+        out[i] = token
+        if is_special[token]:
+            counts[token] += 1
+    return -1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,13 @@ MANIFEST = "manifest.json"
 REPLACED = ".build/replaced.json"  # the old manifest, while a build puts a new dataset in its place
 LARGEST_VOCABULARY = 1 << 24
 SPLITS = ("train", "validation", "test")
-ARRAY_DTYPES = {"tokens": ("<u2", "<u4"), "documents": ("<u8",), "sentences": ("<u8",), "words": ("|u1",)}
+ARRAY_DTYPES = {
+    "tokens": ("<u2", "<u4"),
+    "documents": ("<u8",),
+    "sentences": ("<u8",),
+    "words": ("|u1",),
+    "empty": ("<u8",),
+}
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,11 @@ class Manifest:
         }
         return hashlib.sha256(canonical(identity)).hexdigest()
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether others made the ids, so that special ids may be inside documents."""
+        return "imported" in self.settings
+
     def write(self, directory: Path) -> None:
         """Writes manifest.json, which publishes the dataset."""
         special = self.special_tokens
@@ -110,7 +121,7 @@ def read_manifest(directory: Path) -> Manifest:
         if not directory.exists():
             raise DatasetError(f"{directory} does not exist; make a dataset with bertdata build")
         if (directory / ".build").exists():
-            raise DatasetError(f"{directory} holds an unfinished build; run the same bertdata build again to finish it")
+            raise DatasetError(f"{directory} holds an unfinished build; run the same command again to finish it")
         raise DatasetError(f"{directory} is not a dataset: it has no {MANIFEST}")
     return _checked(read_record(path), path)
 
@@ -136,6 +147,9 @@ def _parse(record: dict[str, Any]) -> Manifest:
     special = SpecialTokens(
         vocab_size=record["vocab_size"], special_ids=tuple(record["special_ids"]), **record["special_tokens"]
     )
+    separator = record["separator_id"]
+    if "imported" in record["settings"] and (separator is None or separator in special.special_ids):
+        special = replace(special, separator=separator)
     ids = (*special.special_ids, *special.roles().values())
     if any(type(number) is not int for number in (special.vocab_size, *ids)):
         raise ValueError("an id is not an integer")
@@ -143,8 +157,8 @@ def _parse(record: dict[str, Any]) -> Manifest:
         raise ValueError("vocab_size or token_dtype")
     if any(not 0 <= token < special.vocab_size for token in ids):
         raise ValueError("a special id is outside the vocabulary")
-    if record["separator_id"] != special.separator:
-        raise ValueError(f"separator_id {record['separator_id']!r}")
+    if separator != special.separator:
+        raise ValueError(f"separator_id {separator!r}")
     if any(not re.fullmatch(r"[a-z0-9_.-]+", name) for name in record["tokenizer"]):
         raise ValueError(f"tokenizer files {list(record['tokenizer'])}")
     tokenizer_name = record.get("tokenizer_name")
@@ -186,6 +200,8 @@ def _check_shard(shard: Shard, split: str, token_dtype: str) -> None:
         lengths["sentences"] = shard.num_sentences + 1
     if "words" in shard.arrays:
         lengths["words"] = -(-shard.num_tokens // 8)
+    if "empty" in shard.arrays:
+        lengths["empty"] = shard.arrays["empty"]["length"]
     for array, length in lengths.items():
         entry = shard.arrays[array]
         dtypes = (token_dtype,) if array == "tokens" else ARRAY_DTYPES[array]

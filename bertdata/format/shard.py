@@ -40,13 +40,18 @@ class ShardWriter:
         documents: NDArray[np.uint64],
         sentences: NDArray[np.uint64] | None = None,
         word_starts: NDArray[np.bool_] | None = None,
+        empty: NDArray[np.int64] | None = None,
     ) -> None:
         """Adds documents. tokens [n]: their ids, separators included.
 
         documents, sentences: where each ends in `tokens`, ascending; the last is n. word_starts bool [n]: whether each
-        token begins a word.
+        token begins a word. empty: for each document without an id, how many of `documents` come before it.
         """
         before = np.uint64(self._arrays["tokens"].length)
+        if empty is not None and empty.size:
+            if "empty" not in self._arrays:
+                self._arrays["empty"] = ArrayWriter(array_path(self.directory, self.name, "empty"), "<u8")
+            self._arrays["empty"].append(empty + (self._arrays["documents"].length - 1))
         self._arrays["tokens"].append(tokens)
         self._arrays["documents"].append(documents + before)
         if sentences is not None:

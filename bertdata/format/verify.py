@@ -66,7 +66,7 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
             done += file.stat().st_size if file.exists() else 0
             progress(done, total)
         if not shard_faults:  # else the contents would only say again that the files are damaged
-            shard_faults += _content_faults(directory, shard, manifest.special_tokens)
+            shard_faults += _content_faults(directory, shard, manifest)
         faults += shard_faults
     return faults + list(_origin_faults(directory, manifest))
 
@@ -112,8 +112,9 @@ def _array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | No
         yield f"{file} is damaged: its SHA-256 is not the one in the manifest"
 
 
-def _content_faults(directory: Path, shard: Shard, special: SpecialTokens) -> Iterator[str]:
+def _content_faults(directory: Path, shard: Shard, manifest: Manifest) -> Iterator[str]:
     """Checks the numbers of an undamaged shard; of each kind of fault only the first is reported."""
+    special = manifest.special_tokens
     try:
         arrays = open_shard(directory, shard)
     except DatasetError as error:
@@ -124,7 +125,7 @@ def _content_faults(directory: Path, shard: Shard, special: SpecialTokens) -> It
     def file(array: str) -> Path:
         return array_path(directory, shard.name, array)
 
-    tokens_fault = _tokens_fault(arrays["tokens"], shard.num_documents, special)
+    tokens_fault = _tokens_fault(arrays["tokens"], shard.num_documents, special, any_special=manifest.is_imported)
     if tokens_fault:
         yield f"{file('tokens')}: {tokens_fault}"
     for array in ("documents", "sentences"):
@@ -149,16 +150,20 @@ def _content_faults(directory: Path, shard: Shard, special: SpecialTokens) -> It
             if not np.array_equal(sentences[np.searchsorted(sentences, offsets)], offsets):
                 yield f"{file('sentences')}: a document does not begin with a sentence"
                 break
+    if "empty" in arrays:
+        empty = arrays["empty"]
+        if empty[-1] > shard.num_documents or any((p[1:] < p[:-1]).any() for _, p in _in_pieces(empty, overlap=1)):
+            yield f"{file('empty')}: its numbers fall somewhere, or are above {shard.num_documents}"
     if "words" in arrays:
         words_fault = _words_fault(arrays["words"], documents, has_separator=special.separator is not None)
         if words_fault:
             yield f"{file('words')}: {words_fault}"
 
 
-def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens) -> str | None:
-    """The first id that must not be stored, or a wrong number of separators."""
+def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens, *, any_special: bool) -> str | None:
+    """The first id that must not be stored, or a wrong number of separators. any_special: special ids may be stored."""
     forbidden = np.zeros(special.vocab_size, np.bool_)
-    forbidden[list(special.special_ids)] = True
+    forbidden[list(special.special_ids)] = not any_special
     for allowed in (special.unk, special.separator):
         if allowed is not None:
             forbidden[allowed] = False
@@ -173,7 +178,7 @@ def _tokens_fault(tokens: Any, num_documents: int, special: SpecialTokens) -> st
             fault = f"token {start + int(wrong[0])} is {ids[wrong[0]]}, a special id that must not be stored"
         if special.separator is not None:
             num_separators += int((ids == special.separator).sum())
-    if fault or special.separator is None or num_separators == num_documents:
+    if fault or any_special or special.separator is None or num_separators == num_documents:
         return fault
     return f"{num_separators} separators for {num_documents} documents"
 

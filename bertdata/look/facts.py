@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,8 @@ def text(about: dict[str, Any]) -> str:
     for entry in spread["histogram"]:
         bar = "█" * math.ceil(_BAR * entry["documents"] / largest)
         lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
+    if "imported" in about["settings"]:
+        return "\n".join([*lines, "", *_imported(about["settings"], counts)])
     literals = ", ".join(f"{token} {count:,} times" for token, count in counts["special_literals"].items())
     skipped, removed, duplicates = (  # older datasets lack them
         counts.get(name, 0) for name in ("skipped_rows", "removed_documents", "duplicate_documents")
@@ -205,6 +208,23 @@ def text(about: dict[str, Any]) -> str:
         f"  kept as text {literals or 'no special token was spelled in the text'}",
     ]
     return "\n".join(lines)
+
+
+def _imported(settings: dict[str, Any], counts: dict[str, Any]) -> list[str]:
+    """What was read and found in ids that others made."""
+    num_read = counts["documents"] + counts["dropped_documents"]
+    return [
+        f"  imported     {settings['imported']}: {counts['ids_bytes']:,} bytes of ids in {num_read:,} documents",
+        f"  dropped      {counts['dropped_documents']:,} documents and {counts['empty_sentences']:,} sentences without "
+        "an id",
+        f"  inside       {special_ids_inside(counts) or 'no special token is inside a document'}",
+    ]
+
+
+def special_ids_inside(counts: Mapping[str, Any]) -> str:
+    """Which special tokens are inside documents of an imported dataset, and how often; "" for none."""
+    inside = counts["special_ids_inside"]
+    return ", ".join(f"{token} {count:,} times" for token, count in inside.items())
 
 
 def cache_facts(path: str) -> dict[str, Any]:

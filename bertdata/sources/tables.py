@@ -45,7 +45,7 @@ class Table:
 
     def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
         """The rows of the units that are wanted, each with the number of its unit in this input."""
-        with _readable(self.file, self.kind):
+        with readable(self.file, self.kind):
             yield from (self._of_groups if self.kind == "parquet" else self._of_batches)(is_wanted)
 
     def at(self, places: Sequence[int]) -> Iterator[Documents]:
@@ -54,7 +54,7 @@ class Table:
         A number that no row has, or one without a text, is left out.
         """
         wanted = np.unique(places)
-        with _readable(self.file, self.kind):
+        with readable(self.file, self.kind):
             for first, column in self._columns_with(wanted):
                 for row in wanted[(wanted >= first) & (wanted < first + len(column))].tolist():
                     yield self.decoded(Rows(_binary(column.slice(row - first, 1)), row)).documents
@@ -165,7 +165,7 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
         raise InputError(
             f"{file}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first"
         )
-    with _readable(file, "parquet"):
+    with readable(file, "parquet"):
         meta = pq.read_metadata(_for_pyarrow(file))
         _check_column(file, meta.schema.to_arrow_schema(), form.text_key)
         return _group_units(meta, form)
@@ -203,7 +203,7 @@ def _check_column(file: Input, schema: Any, key: str) -> None:
 
 
 @contextmanager
-def _readable(file: Input, kind: str) -> Iterator[None]:
+def readable(file: Input, kind: str) -> Iterator[None]:
     """Turns what pyarrow says of a damaged file into an InputError."""
     import pyarrow as pa
 

@@ -1,0 +1,163 @@
+"""A split of a dataset → files of other libraries: all documents in order, and the ids as they are stored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.choices import EXPORT_FORMATS
+from bertdata.errors import BuildError, UsageError, damaged
+from bertdata.files import TEMPORARY, fsync_directory, make_directory, open_plain
+from bertdata.format.dataset import Dataset
+from bertdata.format.manifest import Shard
+from bertdata.sources.find import require_directory
+from bertdata.sources.ids import MEGATRON_DTYPES, MEGATRON_HEADER, MEGATRON_MAGIC, in_blocks, slices_of, write_parquet
+
+_PIECE = 1 << 20  # ids or offsets that are written at a time
+_SMALL_VOCABULARY = 65500  # below it Megatron stores uint16
+Advance = Callable[[int], None]  # takes a number of ids that are done
+
+
+def export(
+    dataset: Dataset,
+    out: str | Path,
+    *,
+    format: str,
+    split: str = "train",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Path]:
+    """Writes a split, and returns the files. A separator is part of its document.
+
+    format: "megatron" writes `out`.bin and then `out`.idx; a sequence is a sentence if the dataset has sentences, else
+    a document. "parquet" writes a file for each shard into directory `out`, and a row for each document. progress:
+    called with the bytes of ids that are done, and of all. Takes 16 bytes of memory a document of a shard.
+
+    Raises UsageError if the dataset has no such split, BuildError if a file exists already, DatasetError for damage.
+    """
+    require_directory(str(out))
+    if format not in EXPORT_FORMATS:
+        raise UsageError(f"format is {format!r}; give one of {', '.join(EXPORT_FORMATS)}")
+    if split not in dataset.splits:
+        raise UsageError(f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}")
+    num_done, total = 0, dataset.splits[split].num_tokens
+    itemsize = np.dtype(dataset.manifest.token_dtype).itemsize
+
+    def advance(num_ids: int) -> None:
+        nonlocal num_done
+        num_done += num_ids
+        progress(num_done * itemsize, total * itemsize)
+
+    return (_megatron if format == "megatron" else _parquet)(dataset, split, str(out), advance)
+
+
+def _megatron(dataset: Dataset, split: str, prefix: str, advance: Advance) -> list[Path]:
+    shards, settings = dataset.splits[split].shards, dataset.manifest.settings
+    small = dataset.special_tokens.vocab_size < _SMALL_VOCABULARY
+    dtype = np.dtype(settings.get("dtype", "uint16" if small else "int32"))
+    stores = "documents" if any(shard.num_sentences is None for shard in shards) else "sentences"
+    num_sequences = sum(shard.arrays[stores]["length"] - 1 for shard in shards)
+    num_documents = sum(shard.num_documents + _empty(dataset, shard).size for shard in shards)
+    code = next(code for code, name in MEGATRON_DTYPES.items() if name == dtype.name)
+    data, index = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+    make_directory(data.parent)
+    with _new_file(index) as index_file:
+        with _new_file(data) as data_file:
+            for number in range(len(shards)):
+                tokens = dataset.tokens(split, number)
+                for start in range(0, tokens.size, _PIECE):
+                    piece = tokens[start : start + _PIECE]
+                    data_file.write(piece.astype(dtype).data)
+                    advance(piece.size)
+        index_file.write(MEGATRON_HEADER.pack(MEGATRON_MAGIC, 1, code, num_sequences, num_documents + 1))
+        for _, sequences in _pieces(dataset, shards, stores):
+            lengths = np.diff(sequences)
+            _require_lengths(dataset, lengths)
+            index_file.write(lengths.astype("<i4").data)
+        for first_id, sequences in _pieces(dataset, shards, stores):
+            index_file.write(((first_id + sequences[:-1]) * dtype.itemsize).astype("<i8").data)
+        before = 0
+        for shard in shards:
+            sequences = dataset.array(shard.name, stores)
+            indices = np.searchsorted(sequences, _offsets(dataset, shard).astype(sequences.dtype))
+            index_file.write((before + indices[:-1]).astype("<i8").data)
+            before += sequences.size - 1
+        index_file.write(np.array([before], "<i8").data)
+    return [data, index]
+
+
+def _parquet(dataset: Dataset, split: str, out: str, advance: Advance) -> list[Path]:
+    directory = Path(out)
+    make_directory(directory)
+    paths = []
+    for number, shard in enumerate(dataset.splits[split].shards):
+        tokens, offsets = dataset.tokens(split, number), _offsets(dataset, shard)
+        _require_lengths(dataset, np.diff(offsets))
+
+        def documents(tokens: Any = tokens, offsets: Any = offsets) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+            for _, some in in_blocks(offsets.size - 1, slices_of(offsets)):
+                yield tokens[int(some[0]) : int(some[-1])], some - some[0]
+                advance(int(some[-1] - some[0]))
+
+        paths.append(directory / f"{shard.name}.parquet")
+        with _new_file(paths[-1]) as file:
+            write_parquet(file, documents())
+    return paths
+
+
+def _pieces(dataset: Dataset, shards: tuple[Shard, ...], array: str) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Some offsets of an array at a time, each time with the next one, and how many ids are in the shards before."""
+    first_id = 0
+    for shard in shards:
+        offsets = dataset.array(shard.name, array)
+        for start in range(0, offsets.size - 1, _PIECE):
+            yield first_id, offsets[start : start + _PIECE + 1].astype(np.int64)
+        first_id += shard.num_tokens
+
+
+def _offsets(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
+    """The offsets of the documents of a shard, with those that have no id where they were. Checked to ascend."""
+    offsets, empty = dataset.array(shard.name, "documents").astype(np.int64), _empty(dataset, shard)
+    if empty.size and not 0 <= empty.min() <= empty.max() < offsets.size:
+        raise damaged(dataset.path)
+    offsets = np.insert(offsets, empty, offsets[empty])
+    if (np.diff(offsets) < 0).any():
+        raise damaged(dataset.path)
+    return offsets
+
+
+def _empty(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
+    """How many documents of a shard come before each one that has no id."""
+    if "empty" not in shard.arrays:
+        return np.zeros(0, np.int64)
+    places: NDArray[np.int64] = dataset.array(shard.name, "empty").astype(np.int64)
+    return places
+
+
+def _require_lengths(dataset: Dataset, lengths: NDArray[np.int64]) -> None:
+    if lengths.min(initial=0) < 0:
+        raise damaged(dataset.path)
+    if lengths.max(initial=0) >= 1 << 31:
+        raise BuildError(f"{dataset.path} has a document of {lengths.max():,} ids, and this format can hold 2^31 - 1")
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name when it is complete. Raises BuildError if there is one already."""
+    if path.exists():
+        raise BuildError(f"{path} exists already; remove it, or give another --out")
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        with open_plain(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        fsync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)

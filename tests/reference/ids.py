@@ -1,0 +1,82 @@
+"""Files of ids that other libraries write, and what an import makes of ids, number by number."""
+
+import struct
+
+from reference import keys
+
+CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
+LETTERS = {"uint8": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint16": "H", "uint32": "I"}
+
+
+def packed(ids, dtype):
+    return b"".join(struct.pack("<" + LETTERS[dtype], token) for token in ids)
+
+
+def megatron(documents, dtype):
+    """The .bin and the .idx of documents, which are lists of sequences of ids, as IndexedDatasetBuilder writes them."""
+    data, lengths, pointers, ends = b"", [], [], [0]
+    for document in documents:
+        for sequence in document:
+            lengths.append(len(sequence))
+            pointers.append(len(data))
+            data += packed(sequence, dtype)
+        ends.append(len(lengths))
+    index = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", CODES[dtype])
+    index += struct.pack("<Q", len(lengths)) + struct.pack("<Q", len(ends))
+    index += b"".join(struct.pack("<i", length) for length in lengths)
+    index += b"".join(struct.pack("<q", pointer) for pointer in pointers)
+    index += b"".join(struct.pack("<q", end) for end in ends)
+    return data, index
+
+
+def llm_c(ids, magic, version, dtype):
+    header = [magic, version, len(ids)] + [0] * 253
+    return struct.pack("<256i", *header) + packed(ids, dtype)
+
+
+def datatrove(documents, dtype):
+    """The .ds and the .ds.index."""
+    data, ends = b"", []
+    for document in documents:
+        data += packed(document, dtype)
+        ends.append((ends[-1] if ends else 0) + len(document))
+    return data, b"".join(struct.pack("<Q", end) for end in ends)
+
+
+def split_at(ids, end_token):
+    """The documents of nanoGPT."""
+    documents = [[]]
+    for token in ids:
+        documents[-1].append(token)
+        if token == end_token:
+            documents.append([])
+    return [document for document in documents if document]
+
+
+def stored(ids, special, vocab_size):
+    """What the kernel store_ids stores, its counts, and what it returns."""
+    out, counts = [], [0] * vocab_size
+    for index, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            return out, counts, index
+        out.append(token)
+        counts[token] += token in special
+    return out, counts, -1
+
+
+def split_of(document, validation, test):
+    """The split of a document whose ids are stored as uint16."""
+    u = keys.text_hash(packed(document, "uint16")) >> 32
+    if u < round(validation * 2**32):
+        return "validation"
+    return "test" if u < round((validation + test) * 2**32) else "train"
+
+
+def units(documents, shard_size, itemsize):
+    """The unit of each document that has ids, by the place of its first id."""
+    place, found = 0, []
+    for document in documents:
+        if document:
+            found.append(place * itemsize // shard_size)
+        place += len(document)
+    return found

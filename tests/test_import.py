@@ -1,0 +1,565 @@
+"""Ids that others made: none is added, left out or changed, and those of Megatron go back byte for byte."""
+
+import json
+import os
+import re
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from reference import ids as twin
+from test_build import failing
+
+import bertdata
+from bertdata.build import build, export, import_ids
+from bertdata.build import kernels as build_kernels
+from bertdata.cli import main
+from bertdata.errors import BuildError, DatasetError, InputError, UsageError
+from bertdata.format.verify import verify
+from bertdata.sources import ids as ids_files
+
+SEP, MASK, PAD = 3, 4, 0
+SMALL = {"validation": 0, "shard_size": 40}
+DOCUMENTS = [[10, 11, 12, SEP], [13, SEP], [14, 15, 16, 17, 18, 19, 20, SEP], [21, SEP], [10, 11, 12, SEP]]
+
+
+def written(directory, name, *contents):
+    """Files `name` of the contents, by ending."""
+    directory.mkdir(exist_ok=True)
+    for ending, content in contents:
+        (directory / f"{name}{ending}").write_bytes(content)
+    return directory / f"{name}{contents[0][0]}"
+
+
+def megatron(directory, documents, dtype="uint16", name="corpus"):
+    data, index = twin.megatron(documents, dtype)
+    written(directory, name, (".bin", data), (".idx", index))
+    return directory / name
+
+
+def whole(documents):
+    """Each document as one sequence."""
+    return [[document] for document in documents]
+
+
+def stored(dataset):
+    """All ids of each document, separators included, in the order of the dataset."""
+    found = []
+    for split in dataset.splits.values():
+        for shard in split.shards:
+            tokens, offsets = (dataset.array(shard.name, array) for array in ("tokens", "documents"))
+            found += [tokens[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)]
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------- megatron
+
+SEQUENCES = st.lists(st.sampled_from([0, 1, 2, SEP, MASK, 10, 11, 12, 80]), min_size=1, max_size=9)
+CORPORA = st.lists(st.lists(SEQUENCES, max_size=4), max_size=12).filter(any)
+
+
+@settings(max_examples=40)
+@given(CORPORA, st.sampled_from(sorted(twin.CODES)), st.sampled_from([2, 7, 40, 1 << 20]), st.booleans(), st.booleans())
+@example([[], [], [[10, SEP]], []], "uint16", 2, False, False)
+@example([[[10]], [[11, SEP]], [], [[12], [13, SEP]]], "int64", 2, True, False)
+@example([[[SEP]], [[11, SEP]]], "uint8", 7, True, True)
+def test_megatron_goes_there_and_back_byte_for_byte(vocab, corpus, dtype, shard_size, join, end):
+    """Any documents: without ids, of several sentences, with special ids inside, with and without a separator."""
+    if join:
+        corpus = [[sum(document, [])] if document else [] for document in corpus]
+    if end:
+        corpus = [[*document[:-1], [*document[-1], SEP]] if document else [] for document in corpus]
+    with tempfile.TemporaryDirectory() as name:
+        prefix = megatron(Path(name), corpus, dtype)
+        out = Path(name) / "shards"
+        dataset = import_ids(prefix, out, tokenizer=vocab, format="megatron", validation=0, shard_size=shard_size)
+        assert verify(out) == []
+        documents = [sum(document, []) for document in corpus if document]
+        assert stored(dataset) == documents
+        numbers = [int(shard.name.removeprefix("train-")) for shard in dataset.splits["train"].shards]
+        assert numbers == sorted(set(twin.units([sum(d, []) for d in corpus], shard_size, 2)))
+        several = any(len(document) > 1 for document in corpus)
+        assert all((shard.num_sentences is not None) == several for shard in dataset.splits["train"].shards)
+        ends = {document[-1] for document in documents}
+        bare = any(len(document[-1] if several else sum(document, [])) == 1 for document in corpus if document)
+        separator = ends.pop() if len(ends) == 1 and ends <= {0, 2, SEP, MASK} and not bare else None
+        assert dataset.special_tokens.separator == separator
+        names = {0: "[PAD]", 2: "[CLS]", SEP: "[SEP]", MASK: "[MASK]"}
+        inside = {token: sum(d.count(each) - (each == separator) for d in documents) for each, token in names.items()}
+        assert dataset.manifest.counts["special_ids_inside"] == {k: v for k, v in inside.items() if v}
+        export(dataset, Path(name) / "back", format="megatron")
+        for ending in (".bin", ".idx"):
+            assert (Path(name) / f"back{ending}").read_bytes() == (Path(name) / f"corpus{ending}").read_bytes()
+
+
+def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, vocab, monkeypatch):
+    monkeypatch.setattr(ids_files, "_BLOCK_IDS", 4)
+    monkeypatch.setattr(ids_files, "_DOCUMENTS", 3)
+    documents = [[5 + n % 70] * (n % 11) for n in range(50)]
+    prefix = megatron(tmp_path / "in", whole(documents), "int32")
+    dataset = import_ids(prefix.with_suffix(".idx"), tmp_path / "out", tokenizer=vocab, **SMALL)
+    assert stored(dataset) == [document for document in documents if document]
+    assert dataset.manifest.counts["empty_sentences"] == dataset.manifest.counts["dropped_documents"] == 5
+    export(dataset, tmp_path / "back", format="megatron")
+    without = [[document] if document else [] for document in documents]
+    assert twin.megatron(without, "int32") == tuple((tmp_path / f"back{e}").read_bytes() for e in (".bin", ".idx"))
+
+
+def test_several_inputs_follow_each_other(tmp_path, vocab):
+    """One of them has sentences; a document of the other is one sentence."""
+    first, second = [[[10, 11], [12, SEP]]], [[[13, 14, SEP]], []]
+    names = [megatron(tmp_path / "in", each, name=name) for each, name in ((first, "a"), (second, "b"))]
+    dataset = import_ids(names, tmp_path / "out", tokenizer=vocab, **SMALL, format="megatron")
+    export(dataset, tmp_path / "back", format="megatron")
+    assert (tmp_path / "back.idx").read_bytes() == twin.megatron(first + second, "uint16")[1]
+
+
+def damaged_index(index, **fields):
+    """An index with other numbers in its header, or with more bytes."""
+    header = list(struct.unpack_from("<9sQBQQ", index))
+    for name, value in fields.items():
+        header[("magic", "version", "code", "sequences", "documents").index(name)] = value
+    return struct.pack("<9sQBQQ", *header) + index[34:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data, index: (data, b"x" + index[1:]), r"corpus.idx is not the index of a Megatron dataset"),
+        (lambda data, index: (data, index[:20]), r"corpus.idx is not the index of a Megatron dataset"),
+        (lambda data, index: (data, damaged_index(index, version=2)), r"corpus.idx has version 2"),
+        (lambda data, index: (data, damaged_index(index, code=7)), r"dtype 7, which is no kind of integer"),
+        (
+            lambda data, index: (data, damaged_index(index, sequences=9)),
+            r"corpus.idx has 142 bytes and should have 190",
+        ),
+        (lambda data, index: (data, damaged_index(index, sequences=2**63)), r"corpus.idx has 142 bytes and should"),
+        (lambda data, index: (data, index[:-1]), r"corpus.idx has 141 bytes and should have 142"),
+        (lambda data, index: (data, index + bytes(5)), r"gives each sequence a mode, as for images among text"),
+        (lambda data, index: (data[:-2], index), r"corpus.bin has 38 bytes, and .*corpus.idx describes 40"),
+        (lambda data, index: (data, index[:34] + b"\x05" + index[35:]), r"sequence 1 does not begin where the one bef"),
+        (lambda data, index: (data, index[:34] + b"\xff" * 4 + index[38:]), r"sequence 0 does not begin where"),
+        (
+            lambda data, index: (data, index[:-8] + b"\x04" + bytes(7)),
+            r"its document indices do not ascend from 0 to 5",
+        ),
+        (lambda data, index: (data, index[:-48] + b"\x01" + index[-47:]), r"its document indices do not ascend"),
+    ],
+)
+def test_a_damaged_megatron_dataset_is_refused(tmp_path, vocab, change, message):
+    data, index = change(*twin.megatron(whole(DOCUMENTS), "uint16"))
+    written(tmp_path / "in", "corpus", (".bin", data), (".idx", index))
+    with pytest.raises(InputError, match=message):
+        import_ids(tmp_path / "in" / "corpus.bin", tmp_path / "out", tokenizer=vocab)
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------------------------ the other formats
+
+
+@given(st.lists(st.sampled_from([SEP, SEP, 10, 11]), min_size=1, max_size=40), st.integers(1, 5))
+def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ids_files, "_BLOCK_IDS", block)
+        path = written(Path(name), "train", (".bin", twin.packed(ids, "uint16")))
+        dataset = import_ids(path, Path(name) / "out", tokenizer=vocab, **SMALL)
+        assert stored(dataset) == twin.split_at(ids, SEP)
+        assert dataset.manifest.settings["end_token"] == "[SEP]"
+
+
+@pytest.mark.parametrize(
+    ("content", "documents"),
+    [
+        (twin.llm_c([50, 10, 11, 50, 12], 20240520, 1, "uint16"), [[50], [10, 11, 50], [12]]),
+        (twin.llm_c([10, 11, 50, 12, 50], 20240801, 7, "uint32"), [[10, 11, 50], [12, 50]]),
+        (twin.packed([10] * 600 + [50], "uint16"), [[10] * 600 + [50]]),
+    ],
+)
+def test_files_of_llm_c_have_a_header(tmp_path, content, documents):
+    """With a tokenizer whose end token is 50, as --end-token says."""
+    vocabulary = [*("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), *(f"w{n}" for n in range(5, 50)), "[EOS]"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "[EOS]"}))
+    path = written(tmp_path / "in", "train", (".bin", content))
+    dataset = import_ids(path, tmp_path / "out", tokenizer=str(tmp_path), end_token="[EOS]", **SMALL)
+    assert stored(dataset) == documents
+    assert dataset.special_tokens.separator == (50 if all(d[-1] == 50 and len(d) > 1 for d in documents) else None)
+    assert verify(tmp_path / "out") == []
+    truncated = written(tmp_path / "in", "short", (".bin", content[:-1]))
+    with pytest.raises(InputError, match=r"short.bin has [0-9,]+ bytes"):
+        import_ids(truncated, tmp_path / "out2", tokenizer=str(tmp_path), **SMALL)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_datatrove_says_where_documents_end(tmp_path, vocab, dtype, monkeypatch):
+    monkeypatch.setattr(ids_files, "_BLOCK_IDS", 5)
+    documents = [[], *DOCUMENTS, [], [30, SEP]]
+    data, index = twin.datatrove(documents, dtype)
+    path = written(tmp_path / "in", "000_unshuffled", (".ds", data), (".ds.index", index))
+    dataset = import_ids(path, tmp_path / "out", tokenizer=vocab, **SMALL)
+    assert stored(dataset) == [document for document in documents if document]
+    assert dataset.special_tokens.separator == SEP
+    assert dataset.document(0).tolist() == [10, 11, 12]
+    assert dataset.manifest.counts["dropped_documents"] == 2
+    for broken in (index[:-1], index[:-8], index[:8] + b"\xff" * 8 + index[16:]):
+        written(tmp_path / "in", "000_unshuffled", (".ds.index", broken))
+        with pytest.raises(InputError, match=r"000_unshuffled.ds.index (has|does not fit)"):
+            import_ids(path, tmp_path / "out2", tokenizer=vocab)
+    (tmp_path / "in" / "000_unshuffled.ds.index").unlink()
+    with pytest.raises(InputError, match=r"ds.index cannot be read: No such file"):
+        import_ids(path, tmp_path / "out2", tokenizer=vocab)
+
+
+def as_arrow(path, table, *, stream):
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(str(path), table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=2):
+            writer.write_batch(batch)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "stream", "file", "saved"])
+@pytest.mark.parametrize("of", [pa.int64(), pa.uint16(), pa.int32()])
+def test_rows_of_lists(tmp_path, vocab, kind, of, monkeypatch):
+    monkeypatch.setattr(ids_files, "_BLOCK_IDS", 5)
+    monkeypatch.setattr(ids_files, "_ROWS", 2)
+    documents = [[], *DOCUMENTS, []]
+    lists = pa.large_list(of) if kind == "file" else pa.list_(of)
+    table = pa.table({"text": ["?"] * 7, "input_ids": pa.array(documents, lists)})
+    if kind == "parquet":
+        path = tmp_path / "rows.parquet"
+        pq.write_table(table, path, row_group_size=3)
+    elif kind == "saved":
+        path = tmp_path / "saved"
+        path.mkdir()
+        names = ["data-00000-of-00002.arrow", "data-00001-of-00002.arrow"]
+        as_arrow(path / names[0], table.slice(0, 4), stream=True)
+        as_arrow(path / names[1], table.slice(4), stream=True)
+        (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    else:
+        path = tmp_path / "rows.arrow"
+        as_arrow(path, table, stream=kind == "stream")
+    seen = []
+    dataset = import_ids(
+        path, tmp_path / "out", tokenizer=vocab, progress=lambda done, total: seen.append((done, total)), **SMALL
+    )
+    assert stored(dataset) == DOCUMENTS
+    assert dataset.manifest.settings["imported"] == "rows"
+    size = sum(each.stat().st_size for each in (path.glob("*.arrow") if kind == "saved" else [path]))
+    assert seen == sorted(seen)
+    assert 0 < seen[0][0] < seen[-1][0] == size
+    files = export(dataset, tmp_path / "back", format="parquet")
+    assert [row for file in files for row in pq.read_table(file)["input_ids"].to_pylist()] == documents
+
+
+def test_rows_of_equal_length_may_be_lists_of_fixed_size(tmp_path, vocab):
+    column = pa.array([[10, 11], [12, 13], [14, 15]], pa.list_(pa.int32(), 2))
+    as_arrow(tmp_path / "rows.arrow", pa.table({"input_ids": column}).slice(1), stream=True)
+    dataset = import_ids(tmp_path / "rows.arrow", tmp_path / "out", tokenizer=vocab, **SMALL)
+    assert stored(dataset) == [[12, 13], [14, 15]]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"ids": [[1]]}, r"has no column 'input_ids', only ids"),
+        ({"input_ids": ["1 2"]}, r"column 'input_ids' is string, not a list of integers"),
+        ({"input_ids": [[1.5]]}, r"column 'input_ids' is list<.*double>, not a list of integers"),
+        ({"input_ids": [[1], None]}, r"rows.parquet, row 2: the ids, or one of them, are null"),
+        ({"input_ids": [[1], [], [2, None]]}, r"rows.parquet, row 3: the ids, or one of them, are null"),
+        ({"input_ids": [[10], [], [10, 11, 999]]}, r"rows.parquet, row 3: id 999 is outside the vocabulary of 82 ids"),
+        ({"input_ids": [[10], [-1, 4]]}, r"rows.parquet, row 2: id -1 is outside the vocabulary"),
+        ({"input_ids": pa.array([[2**64 - 1]], pa.list_(pa.uint64()))}, r"id 18446744073709551615 is outside the voc"),
+        ({"input_ids": pa.array([[], []], pa.list_(pa.int32()))}, r"no document to import: there is no id in"),
+    ],
+)
+def test_rows_without_ids_are_refused(tmp_path, vocab, table, message):
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet")
+    with pytest.raises(InputError, match=message):
+        import_ids(tmp_path / "rows.parquet", tmp_path / "out", tokenizer=vocab, validation=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_directories_that_are_no_dataset_of_save_to_disk_are_refused(tmp_path, vocab):
+    directory, state = tmp_path / "saved", {"_data_files": [{"filename": "a.arrow"}], "_indices_data_files": [1]}
+    (directory / "train").mkdir(parents=True)
+
+    def message():
+        with pytest.raises(InputError) as caught:
+            import_ids(directory, tmp_path / "out", tokenizer=vocab)
+        return str(caught.value)
+
+    assert "it has no state.json" in message()
+    (directory / "state.json").write_text(json.dumps(state))
+    assert "flatten_indices()" in message()
+    (directory / "state.json").write_text("[]")
+    assert "names no data files" in message()
+    (directory / "dataset_dict.json").write_text("{}")
+    (directory / "train" / "state.json").write_text("{}")
+    assert f"name one of them: {directory / 'train'}" in message()
+
+
+# --------------------------------------------------------------------------------------------------- ids and splits
+
+
+@given(st.lists(st.integers(-2, 12), max_size=20), st.sampled_from([np.int64, np.int32, np.int8]), st.booleans())
+def test_the_kernel_stores_ids_as_its_twin(ids, dtype, wide):
+    special, counts = {1, 3, 9}, np.zeros(10, np.int64)
+    out = np.full(len(ids), 77, np.uint32 if wide else np.uint16)
+    is_special = np.isin(np.arange(10), list(special))
+    wrong = build_kernels.store_ids(np.array(ids, dtype), is_special, out, counts)
+    expected, expected_counts, expected_wrong = twin.stored(ids, special, 10)
+    assert wrong == expected_wrong
+    assert out.tolist() == expected + [77] * (len(ids) - len(expected))
+    assert counts.tolist() == expected_counts
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
+    """Whatever the dtype of the input is, and where the document is."""
+    documents = [[5 + n % 70, 5 + n // 7 % 70, *[6] * (n % 5), SEP] for n in range(300)]
+    for name, order in (("a", documents), ("b", documents[::-1])):
+        prefix = megatron(tmp_path / name, whole(order), dtype)
+        shares = {"validation": 0.2, "test": 0.1, "shard_size": 300}
+        dataset = import_ids(f"{prefix}.bin", tmp_path / f"out-{name}", tokenizer=vocab, **shares)
+        splits = {twin.split_of(document, 0.2, 0.1): [] for document in order}
+        assert splits.keys() == {"train", "validation", "test"}
+        for document in order:
+            splits[twin.split_of(document, 0.2, 0.1)].append(document)
+        assert stored(dataset) == [*splits["train"], *splits["validation"], *splits["test"]]
+        assert verify(dataset.path) == []
+
+
+def test_documents_without_ids_are_not_kept_where_there_are_several_splits(tmp_path, vocab):
+    prefix = megatron(tmp_path / "in", [[], [[10, SEP]], []])
+    dataset = import_ids(prefix, tmp_path / "out", tokenizer=vocab, format="megatron", validation=0.5)
+    assert dataset.manifest.counts["dropped_documents"] == 2
+    assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split.shards)
+
+
+def test_an_id_outside_the_vocabulary_is_named_with_its_place(tmp_path, vocab):
+    prefix = megatron(tmp_path / "in", whole([[10, 11], [12, 83, 13]]), "int32")
+    with pytest.raises(InputError, match=r"corpus.bin, byte 12: id 83 is outside the vocabulary of 82 ids; give the "):
+        import_ids(f"{prefix}.bin", tmp_path / "out", tokenizer=vocab)
+    path = written(tmp_path / "in", "train", (".bin", twin.llm_c([3, 10, 999], 20240520, 1, "uint16")))
+    with pytest.raises(InputError, match=r"train.bin, byte 1028: id 999 is outside"):
+        import_ids(path, tmp_path / "out", tokenizer=vocab)
+
+
+def test_special_ids_inside_documents_are_read_and_never_masked(tmp_path, vocab):
+    documents = [[10, MASK, 11, SEP, 12, PAD, 13, SEP] * 3 for _ in range(20)]
+    dataset = import_ids(
+        f"{megatron(tmp_path / 'in', whole(documents))}.bin", tmp_path / "out", tokenizer=vocab, validation=0
+    )
+    assert dataset.special_tokens.separator == SEP
+    assert dataset.manifest.counts["special_ids_inside"] == {"[PAD]": 60, "[SEP]": 100, "[MASK]": 60}
+    for samples in ("windows", "documents", "packed"):
+        loader = bertdata.Loader(dataset, length=16, samples=samples, global_batch_size=8)
+        batches = [next(loader) for _ in range(4)]
+        targets = {token for batch in batches for token in batch.targets.ravel().tolist()}
+        assert targets <= {-100, 10, 11, 12, 13}
+        assert any((batch.input_ids == PAD).any() for batch in batches)
+    assert dataset.document(0).tolist() == documents[0][:-1]
+
+
+def test_sentences_of_megatron_make_pairs(tmp_path, vocab):
+    corpus = [[[10 + n, 11], [12, 13, 14], [15, SEP]] for n in range(9)]
+    prefix = megatron(tmp_path / "in", corpus)
+    dataset = import_ids(f"{prefix}.bin", tmp_path / "out", tokenizer=vocab, validation=0)
+    batch = next(bertdata.Loader(dataset, length=16, samples="pairs", global_batch_size=4))
+    assert set(batch.token_type_ids.ravel().tolist()) == {0, 1}
+
+
+# ---------------------------------------------------------------------------------------------- killed, continued
+
+
+def published(out):
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.name != ".build"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, lambda: OSError(28, "No space left on device")])
+def test_an_import_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab, error):
+    """Every rename, sync, removal and record of an import fails in turn; running it again ends in the same bytes."""
+    prefix = megatron(tmp_path / "in", [[], *whole(DOCUMENTS), []])
+    options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 15}
+    with failing(-1, None) as calls:
+        import_ids(prefix, tmp_path / "whole", **options)
+    expected = published(tmp_path / "whole")
+    assert len([name for name in expected if name.endswith("tokens.npy")]) == 3
+    for number in range(len(calls)):
+        out = tmp_path / f"out{number}"
+        with failing(number, error), pytest.raises((KeyboardInterrupt, OSError)):
+            import_ids(prefix, out, **options)
+        if not (out / "manifest.json").exists() or (out / ".build" / "plan.json").exists():
+            import_ids(prefix, out, **options)
+        shutil.rmtree(out / ".build", ignore_errors=True)
+        assert published(out) == expected
+        shutil.rmtree(out)
+
+
+def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatch):
+    monkeypatch.setattr(ids_files, "_BLOCK_IDS", 4)
+    prefix, said = megatron(tmp_path / "in", whole(DOCUMENTS)), []
+    options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 10}
+
+    def stop(done, total):
+        if done == 28:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_ids(prefix, tmp_path / "out", progress=stop, **options)
+    with pytest.raises(DatasetError, match="unfinished build"):
+        bertdata.open(tmp_path / "out")
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "out" / ".build").glob("train-*.npy")}
+    assert kept
+    with pytest.raises(BuildError, match="shard_size was 10 and is now 11"):
+        import_ids(prefix, tmp_path / "out", **{**options, "shard_size": 11})
+    dataset = import_ids(prefix, tmp_path / "out", say=said.append, **options)
+    assert any("continuing: keeping" in line for line in said)
+    assert stored(dataset) == DOCUMENTS
+    assert all((tmp_path / "out" / name).stat().st_ino == inode for name, inode in kept.items())
+
+
+def test_an_input_that_changes_is_noticed(tmp_path, vocab):
+    prefix = megatron(tmp_path / "in", whole(DOCUMENTS))
+
+    def touch(done, total):
+        os.utime(f"{prefix}.bin", ns=(1, 1))
+
+    with pytest.raises(InputError, match=r"corpus.bin changed while it was read; run again with --overwrite"):
+        import_ids(prefix, tmp_path / "out", tokenizer=vocab, format="megatron", progress=touch)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------------------ export
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
+    """Sentences are sequences; rows are documents with their separators."""
+    expected, corpus = [], []
+    for shard in dataset.splits[split].shards:
+        tokens, documents, sentences = (dataset.array(shard.name, n) for n in ("tokens", "documents", "sentences"))
+        for start, stop in zip(documents, documents[1:], strict=False):
+            expected.append(tokens[start:stop].tolist())
+            inside = [place for place in sentences.tolist() if start <= place <= stop]
+            corpus.append([tokens[a:b].tolist() for a, b in zip(inside, inside[1:], strict=False)])
+    export(dataset, tmp_path / "rows", format="parquet", split=split)
+    rows = pq.read_table(tmp_path / "rows")["input_ids"]
+    assert rows.to_pylist() == expected
+    files = export(dataset, tmp_path / "new" / "corpus", format="megatron", split=split)
+    assert tuple(file.read_bytes() for file in files) == twin.megatron(corpus, "uint16")
+
+
+def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
+    (tmp_path / "a.idx").write_text("mine")
+    with pytest.raises(BuildError, match=r"a.idx exists already; remove it, or give another --out"):
+        export(dataset, tmp_path / "a", format="megatron")
+    for number in range(4):
+        with failing(number, KeyboardInterrupt) as calls, pytest.raises(KeyboardInterrupt):
+            export(dataset, tmp_path / "b", format="megatron")
+        assert len(calls) > number
+        assert not (tmp_path / "b.idx").exists() or (tmp_path / "b.bin").exists()
+        assert not list(tmp_path.glob("*.tmp"))
+        for path in tmp_path.glob("b.*"):
+            path.unlink()
+    with pytest.raises(UsageError, match="has no split 'dev'; it has train, validation, test"):
+        export(dataset, tmp_path / "c", format="megatron", split="dev")
+
+
+def test_a_damaged_dataset_is_not_exported(tmp_path, vocab):
+    prefix = megatron(tmp_path / "in", [[], *whole(DOCUMENTS)])
+    import_ids(prefix, tmp_path / "out", tokenizer=vocab, format="megatron", validation=0)
+    path = tmp_path / "out" / "train-00000.empty.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:128] + struct.pack("<Q", 77))
+    with pytest.raises(DatasetError, match="is damaged"):
+        export(bertdata.open(tmp_path / "out"), tmp_path / "back", format="parquet")
+    assert any("train-00000.empty.npy" in fault for fault in verify(tmp_path / "out"))
+
+
+# ------------------------------------------------------------------------------------------------------ command line
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_the_commands_say_what_they_found(tmp_path, vocab):
+    prefix = megatron(tmp_path / "in", [[[10, MASK, SEP]], [[]], [[11, MASK, MASK]]])
+    result = invoke("import", f"{prefix}.bin", "--tokenizer", vocab, "--out", tmp_path / "out", "--validation", 0)
+    assert result.exit_code == 0, result.output
+    assert "note: documents do not all end with one special token, so the dataset has no separator" in result.stderr
+    assert "note: special tokens are inside documents: [SEP] 1 times, [MASK] 3 times; they are kept" in result.stderr
+    assert "2 documents, 6 tokens, 1 without an id dropped" in result.stdout
+    shown = invoke("inspect", tmp_path / "out").stdout
+    assert "imported     megatron: 12 bytes of ids in 3 documents" in shown
+    assert "inside       [SEP] 1 times, [MASK] 3 times" in shown
+    assert (
+        json.loads(invoke("inspect", "--json", tmp_path / "out").stdout)["counts"]["special_ids_inside"]["[SEP]"] == 1
+    )
+    assert invoke("verify", tmp_path / "out").exit_code == 0
+    result = invoke("export", tmp_path / "out", "--format", "megatron", "--out", tmp_path / "back")
+    assert "1 sentences without an id were left out by the import" in result.stderr
+    assert re.search(r"back.bin, .*back.idx: 2 documents, 6 tokens", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["a.bin", "b.ds"], 2, "the inputs are of the formats datatrove, nanogpt; give files of one known format"),
+        (["a.txt"], 1, "a.txt has no known ending (.idx .bin .ds .parquet .arrow); say what it is with --format"),
+        (["s3://bucket/a.bin"], 2, "s3://bucket/a.bin is a URL, and ids are imported from files of this machine"),
+        (["a.ds", "--end-token", "[SEP]"], 2, "--end-token is for nanogpt; datatrove says itself where documents end"),
+        (["a.bin", "--end-token", "</s>"], 2, "the tokenizer has no special token </s>, and nanogpt needs one"),
+        (["a.bin"], 1, "a.bin cannot be read: No such file"),
+        (["a.bin", "--validation", "1"], 2, "must be shares"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_in_one_sentence(tmp_path, vocab, arguments, code, message):
+    result = invoke("import", *arguments, "--tokenizer", vocab, "--out", tmp_path / "out")
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_import_refuses_and_replaces_as_a_build_does(tmp_path, corpus, vocab):
+    prefix = megatron(tmp_path / "in", whole(DOCUMENTS))
+    build([corpus], tmp_path / "out", tokenizer=vocab)
+    with pytest.raises(BuildError, match="already holds a dataset; use --overwrite to replace it"):
+        import_ids(f"{prefix}.bin", tmp_path / "out", tokenizer=vocab, validation=0)
+    import_ids(f"{prefix}.bin", tmp_path / "out", tokenizer=vocab, validation=0, overwrite=True)
+    assert stored(bertdata.open(tmp_path / "out")) == DOCUMENTS
+    assert verify(tmp_path / "out") == []
+
+
+def test_the_commands_of_the_page(tmp_path, vocab, monkeypatch):
+    """Those of docs/import.md, in order, on files with these names."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("tokenizer", "gpt2"):
+        (tmp_path / name).mkdir()
+        shutil.copy(vocab, tmp_path / name / "vocab.txt")
+    corpus = megatron(tmp_path, [[[10, 11], [12, SEP]], [], [[13, SEP]]])
+    written(tmp_path, "train", (".bin", twin.packed([10, 11, SEP, 12, SEP], "uint16")))
+    for number in range(2):
+        data, index = twin.datatrove(DOCUMENTS, "uint16")
+        written(tmp_path, f"0000{number}_unshuffled", (".ds", data), (".ds.index", index))
+    (tmp_path / "saved").mkdir()
+    as_arrow(tmp_path / "saved" / "data.arrow", pa.table({"input_ids": DOCUMENTS}), stream=True)
+    (tmp_path / "saved" / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    page = (Path(__file__).parent.parent / "docs" / "import.md").read_text()
+    commands = re.findall(r"^    bertdata (.*)$", page, re.MULTILINE)
+    assert len(commands) == 8
+    for command in commands:
+        result = invoke(*command.split())
+        assert result.exit_code == 0, result.output
+    for ending in (".bin", ".idx"):
+        assert Path(f"back/corpus{ending}").read_bytes() == Path(f"{corpus}{ending}").read_bytes()
