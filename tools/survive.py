@@ -127,7 +127,8 @@ def training_flags(shards: Path, out: Path, steps: int, **more: Any) -> list[str
 def log_of(run: Path) -> list[tuple[Any, ...]]:
     """What of a log does not depend on time."""
     entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [(e["step"], e.get("loss"), e.get("grad_norm"), e.get("validation_loss")) for e in entries]
+    steps = [e for e in entries if "stream" not in e]  # those say what is read, and each start writes one
+    return [(e["step"], e.get("loss"), e.get("grad_norm"), e.get("validation_loss")) for e in steps]
 
 
 def shards_with_large_vocabulary(scratch: Path) -> Path:
