@@ -557,8 +557,15 @@ def show(
 @click.option("--run", required=True, help="Directory of a run of bertrain pretrain on this dataset.")
 @click.option("--step", required=True, type=int, help="Step of the run, from 1, as in its log.jsonl.")
 @click.option("--row", type=int, help="Row of the global batch, from 0. Default: all rows.")
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="MODULE:FUNCTION",
+    help="Function of the build's --map that may be run here, besides those of bertdata.prepare. May be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each document, with its whole text.")
-def trace(shards: str, run: str, step: int, row: int | None, as_json: bool) -> None:
+def trace(shards: str, run: str, step: int, row: int | None, maps: tuple[str, ...], as_json: bool) -> None:
     """Print the documents of a batch of a past training run: the input and the byte or row of each, and its text.
 
     A text is shown only if the input is still there and the text still has the ids of the document. Names of inputs
@@ -569,7 +576,7 @@ def trace(shards: str, run: str, step: int, row: int | None, as_json: bool) -> N
 
     dataset = Dataset(_local(shards))
     with _bar("read", unit=" inputs") as progress:
-        traced = look.trace(dataset, run, step, row=row, progress=progress)
+        traced = look.trace(dataset, run, step, row=row, maps=maps, progress=progress)
     click.echo(look.as_json(traced) if as_json else look.as_text(dataset, traced))
 
 

@@ -18,6 +18,7 @@ from bertdata.build import build, finish
 from bertdata.cli import main
 from bertdata.errors import InputError, UsageError
 from bertdata.look.trace import documents_of, with_texts
+from bertdata.sources.maps import function_of
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(300)]
 
@@ -118,10 +119,21 @@ def test_a_changed_text_is_traced(tmp_path, vocab):
     dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, map=[
         "test_prepare:no_sevens", "bertdata.prepare:clean"]).dataset  # fmt: skip
     loader = bertdata.Loader(dataset, length=64, samples="documents", masking=None)
-    traced = with_texts(dataset, documents_of(loader, np.arange(loader.num_samples)))
+    places = documents_of(loader, np.arange(loader.num_samples))
+    traced = with_texts(dataset, places, maps=["test_prepare:no_sevens"])
     assert sorted(each.text for each in traced) == sorted(prepare.clean(text) for text in TEXTS if no_sevens(text))
     rows(path, ["7" * len(text) for text in TEXTS])
-    assert {each.text for each in with_texts(dataset, traced)} == {None}
+    assert {each.text for each in with_texts(dataset, places, maps=["test_prepare:no_sevens"])} == {None}
+
+
+def test_a_function_that_a_dataset_names_is_run_only_if_the_user_names_it_too(tmp_path, vocab, monkeypatch):
+    path = rows(tmp_path / "a.jsonl", TEXTS)
+    dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, map=["test_prepare:no_sevens"]).dataset
+    places = documents_of(bertdata.Loader(dataset, length=64, masking=None), np.arange(3))
+    monkeypatch.setattr("bertdata.sources.maps.importlib", None)
+    function_of.cache_clear()
+    (why,) = {each.no_text for each in with_texts(dataset, places)}
+    assert why.endswith("by --map test_prepare:no_sevens; give the same --map to run this function here")
 
 
 def test_a_vocabulary_is_trained_on_the_changed_text(tmp_path):

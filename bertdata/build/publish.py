@@ -114,6 +114,8 @@ def _publish_origins(
     for name in shards:
         if (made := array_path(staging, name, "origins")).exists():
             os.replace(made, directory / array_name(name))
+        elif not (directory / array_name(name)).exists():
+            raise BuildError(f"{staging} lost {made.name}; use --overwrite to build it again")
     fsync_directory(directory / ORIGINS)
     inputs = [NamedInput(each["path"], each["bytes"], each["version"]) for each in plan["inputs"]]
     settings = plan["settings"]

@@ -58,14 +58,14 @@ class Traced:
 
 
 def trace(
-    dataset: Dataset, run: str | Path, step: int, *, row: int | None = None,
+    dataset: Dataset, run: str | Path, step: int, *, row: int | None = None, maps: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> list[Traced]:  # fmt: skip
     """The documents of the batch of a step of a run of bertrain, in the order of the rows, with their texts.
 
-    run: its directory. step: counted from 1, as in its log. row: of the global batch, from 0; None: all rows. Raises
-    UsageError for a step or row that the run does not have, StateError for a run of another dataset, and DatasetError
-    for a dataset without origins.
+    run: its directory. step: counted from 1, as in its log. row: of the global batch, from 0; None: all rows. maps: as
+    `with_texts` takes them. Raises UsageError for a step or row that the run does not have, StateError for a run of
+    another dataset, and DatasetError for a dataset without origins.
     """
     state = stream_of(run, step)
     first, rows = state["position"], state["global_batch_size"]
@@ -83,7 +83,7 @@ def trace(
     )  # fmt: skip
     wanted = range(rows) if row is None else [row]
     found = documents_of(loader, first + np.array(wanted))
-    return with_texts(dataset, [replace(each, row=wanted[each.row]) for each in found], progress=progress)
+    return with_texts(dataset, [replace(each, row=wanted[each.row]) for each in found], maps=maps, progress=progress)
 
 
 def stream_of(run: str | Path, step: int) -> dict[str, Any]:
@@ -157,12 +157,21 @@ def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
 
 
 def with_texts(
-    dataset: Dataset, traced: Sequence[Traced], *, progress: Progress = lambda done, total: None
-) -> list[Traced]:
-    """The same with the texts of the documents, as far as the inputs still have them."""
+    dataset: Dataset, traced: Sequence[Traced], *, maps: Sequence[str] = (),
+    progress: Progress = lambda done, total: None,
+) -> list[Traced]:  # fmt: skip
+    """The same with the texts of the documents, as far as the inputs still have them.
+
+    maps: functions of the build's --map that may be run, besides those of bertdata.prepare. A dataset may name any
+    function, also of a stranger's choice, so the others are not run, and then there are no texts.
+    """
     record = Record.read(dataset.path, dataset.manifest)
     assert record  # noqa: S101  (from which `traced` was made)
     settings = dataset.manifest.settings
+    for spec in settings.get("map", ()):
+        if not spec.startswith("bertdata.prepare:") and spec not in maps:
+            why = f"the build changed the texts by --map {spec}; give the same --map to run this function here"
+            return [replace(each, no_text=why) for each in traced]
     form = TextFormat(
         documents=settings["documents"], kind=record.input_format, text_key=record.text_key,
         encoding=settings.get("encoding", UTF_8), maps=tuple(settings.get("map", ())),
