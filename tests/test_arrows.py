@@ -18,7 +18,7 @@ ROOMS = {
     "remote": (set(), ["requests", "reader", "stores", "web", "hub", "files"]),
     "format": (
         {"remote"},
-        ["arrays", "records", "manifest", "shard", "origins", "dataset", "answers", "verify", "transfer"],
+        ["arrays", "records", "table", "manifest", "shard", "origins", "dataset", "answers", "verify", "transfer"],
     ),
     "sources": (
         {"remote"},

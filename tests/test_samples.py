@@ -270,11 +270,11 @@ class Pages:
 def test_what_is_asked_of_the_system(dataset, monkeypatch):
     """Reading ahead: whole pages around each range, in every shard it crosses, no range of nothing."""
     stream = TokenStream(dataset, split="train", length=16)
-    maps = {tokens.ctypes.data: Pages(128 + tokens.nbytes) for tokens in stream._tokens}
+    maps = {tokens.ctypes.data: Pages(128 + tokens.nbytes) for tokens in stream._tokens.values()}
     monkeypatch.setattr("bertdata.read.stream.pages_of", lambda tokens: maps[tokens.ctypes.data])
     total = int(stream.starts[-1])
     stream.read_ahead([(0, total), (5, 5), (total, total + 9)])
-    for tokens in stream._tokens:
+    for tokens in stream._tokens.values():
         assert maps[tokens.ctypes.data].asked.pop() == (mmap.MADV_WILLNEED, 0, 128 + tokens.nbytes)
     stream.read_ahead([(total - 3, total)])
     *others, last = maps.values()

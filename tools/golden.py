@@ -1,23 +1,28 @@
 """Keeps the bytes of the current format for ever: a tiny dataset and what is read from it.
 
-    python tools/golden.py          writes tests/golden/v1/ and tests/golden/v1.json
+    python tools/golden.py          writes tests/golden/v2/ and tests/golden/v2.json
 
 Run once for each format version, by the library that introduced it. What is there is never written again, because
-tests/test_golden.py holds every later library to it.
+tests/test_golden.py holds every later library to it. Version 2 is for datasets with many shards; this one has three.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from bertdata import Dataset, Loader
 from bertdata.build import build
-from bertdata.format.records import FORMAT_VERSION
+from bertdata.format import manifest
+from bertdata.look.trace import documents_of
 
-FOLDER = Path(__file__).parent.parent / "tests" / "golden"
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
 VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] . , a an and at by in of on the to bread house letter light morning river "
 VOCABULARY += "salt stone under wind went she he is was ##s ##ing ##ed read walk carry sing word"
 TEXT = """\
@@ -54,21 +59,26 @@ def described(dataset: Dataset) -> dict[str, object]:
         "dataset_id": dataset.dataset_id,
         "splits": {name: [split.num_documents, split.num_tokens] for name, split in dataset.splits.items()},
         "documents": {str(index): dataset[index].tolist() for index in (0, 1, len(dataset) - 1)},
+        "origins": [[each.input, each.place, each.document] for each in documents_of(Loader(dataset), np.arange(1))],
         "loader": arguments,
         "batch": {name: array.tolist() for name, array in batch.arrays().items()},
     }
 
 
 def main() -> None:
-    out, record = FOLDER / f"v{FORMAT_VERSION}", FOLDER / f"v{FORMAT_VERSION}.json"
+    version = manifest.VERSIONS[-1]
+    out, record = FOLDER / f"v{version}", FOLDER / f"v{version}.json"
     if out.exists() or record.exists():
         sys.exit(f"error: {out} is there already, and golden files never change; a new format version has new ones")
     with tempfile.TemporaryDirectory() as scratch:
         text, vocabulary = Path(scratch) / "text", Path(scratch) / "vocab.txt"
         text.write_text(TEXT, encoding="utf-8")
+        os.utime(text, (1, 1))
         vocabulary.write_text("\n".join(VOCABULARY.split()), encoding="utf-8")
+        manifest.MOST_LISTED = 2
         settings = {"sentences": "line", "validation": 0.3, "shard_size": 300}
-        dataset = build([text], out, tokenizer=str(vocabulary), **settings).dataset
+        with contextlib.chdir(scratch):
+            dataset = build(["text"], out, tokenizer=str(vocabulary), **settings).dataset
     rows = json.dumps(described(dataset), indent=1)
     record.write_text(rows + "\n", encoding="utf-8")
     print(f"{out}: {dataset.num_documents} documents, {sum(file.stat().st_size for file in out.iterdir()):,} bytes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -110,7 +110,7 @@ def _parquet(dataset: Dataset, split: str, out: str, advance: Advance) -> list[P
     return paths
 
 
-def _pieces(dataset: Dataset, shards: tuple[Shard, ...], array: str) -> Iterator[tuple[int, NDArray[np.int64]]]:
+def _pieces(dataset: Dataset, shards: Sequence[Shard], array: str) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Some offsets of an array at a time, each time with the next one, and how many ids are in the shards before."""
     first_id = 0
     for shard in shards:

@@ -16,6 +16,7 @@ from bertdata.files import fsync_directory
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, Shard, Split
 from bertdata.format.origins import ORIGINS, NamedInput, array_name, prepare_directory, write_origins
+from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
 
 _SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
@@ -84,8 +85,11 @@ def move_up(
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)
+    for table in (TABLE, DIGESTS):
+        (directory / table).unlink(missing_ok=True)
+    named = set(files)
     for old in directory.iterdir():
-        if _SHARD_FILE.fullmatch(old.name) and old.name not in files:
+        if _SHARD_FILE.fullmatch(old.name) and old.name not in named:
             old.unlink()
     for name in files:
         if (staging / name).exists():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ from bertdata.format.arrays import (
     array_path,
 )
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
-from bertdata.format.shard import open_shard
+from bertdata.format.shard import open_one, open_shard
+from bertdata.format.table import Table
 from bertdata.types import SpecialTokens
 
 PATIENCE_S = 5.0  # how long to wait for a build that is replacing the dataset
@@ -30,19 +29,19 @@ class Dataset:
 
     len() is the number of documents; an index or an iteration gives the ids of a document.
 
-    Opening takes a few system calls for each array, however large the dataset is. Tokens are read from the disk when
-    they are used, and all processes that open the dataset share the memory. A Dataset pickles as its path and
-    dataset_id; unpickling opens the files again, and refuses another dataset in the same place.
+    Opening takes a few system calls for each array, however large the dataset is; of more than 1,024 shards each array
+    is opened when it is first used. Tokens are read from the disk when they are used, and all processes that open the
+    dataset share the memory. A Dataset pickles as its path and dataset_id; unpickling opens the files again, and
+    refuses another dataset in the same place.
 
     Raises DatasetError if the directory holds no dataset, or if a file is missing or of a wrong size.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._manifest, self._arrays = _opened(self.path)
+        self._manifest_path = self.path / MANIFEST
+        self._manifest, self._arrays, self._opened_at = _opened(self.path)
         self.dataset_id: str = self._manifest.dataset_id
-        self._shards = [shard for split in self.splits.values() for shard in split.shards]
-        self._first_documents = [0, *accumulate(shard.num_documents for shard in self._shards)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.path), self.dataset_id)
@@ -65,7 +64,7 @@ class Dataset:
 
     @property
     def num_documents(self) -> int:
-        return self._first_documents[-1]
+        return sum(split.num_documents for split in self.splits.values())
 
     @property
     def num_tokens(self) -> int:
@@ -74,11 +73,38 @@ class Dataset:
 
     def tokens(self, split: str, shard: int) -> NDArray[Any]:
         """All tokens of shard number `shard` of a split: uint16 or uint32 [num_tokens], a view of the file."""
-        return self._arrays[self.splits[split].shards[shard].name, "tokens"]
+        return self._array(split, shard, "tokens")
 
     def array(self, shard: str, name: str) -> NDArray[Any]:
         """An array of a shard, both by name, such as array("train-00000", "documents"); a view of the file."""
-        return self._arrays[shard, name]
+        if self.opens_at_once:
+            return self._arrays[shard, name]
+        split = shard.partition("-")[0]
+        shards = self.splits[split].shards
+        assert isinstance(shards, Table)  # noqa: S101  (they are not open)
+        return self._array(split, shards.number_of(shard), name)
+
+    @property
+    def opens_at_once(self) -> bool:
+        """Whether all arrays are open. Else each is opened when it is asked for; those of the last shard stay open."""
+        return not self.manifest.tables
+
+    def _array(self, split: str, number: int, name: str) -> NDArray[Any]:
+        shard = self.splits[split].shards[number]
+        arrays = self._arrays
+        if self.opens_at_once or (shard.name, name) in arrays:
+            return arrays[shard.name, name]
+        fault = None
+        try:
+            array: NDArray[Any] = open_one(self.path, shard, name)
+        except DatasetError as error:
+            fault = error
+        if _stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
+            raise DatasetError(f"{self.path} was replaced by a build while it was read; open it again")
+        if fault:
+            raise fault
+        self._arrays = {at: kept for at, kept in arrays.items() if at[0] == shard.name} | {(shard.name, name): array}
+        return array
 
     def document(self, index: int) -> NDArray[Any]:
         """The ids of a document, without separator: uint16 or uint32 [n], a read-only view of the file.
@@ -88,17 +114,22 @@ class Dataset:
         if not -len(self) <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
         index %= len(self)
-        number = bisect.bisect_right(self._first_documents, index) - 1
-        shard = self._shards[number]
-        offsets = self._arrays[shard.name, "documents"]
-        local = index - self._first_documents[number]
+        for name, split in self.splits.items():  # noqa: B007
+            if index < split.num_documents:
+                break
+            index -= split.num_documents
+        number = int(np.searchsorted(split.first_documents, index, side="right")) - 1
+        num_tokens = int(split.first_tokens[number + 1] - split.first_tokens[number])
+        offsets = self._array(name, number, "documents")
+        local = index - int(split.first_documents[number])
         start, stop = int(offsets[local]), int(offsets[local + 1])
-        if not start < stop <= shard.num_tokens:
+        if not start < stop <= num_tokens:
+            shard = split.shards[number].name
             raise DatasetError(
-                f"{array_path(self.path, shard.name, 'documents')} is damaged: document {local} is [{start}, {stop})"
+                f"{array_path(self.path, shard, 'documents')} is damaged: document {local} is [{start}, {stop})"
             )
         has_separator = self.special_tokens.separator is not None
-        return self._arrays[shard.name, "tokens"][start : stop - has_separator]
+        return self._array(name, number, "tokens")[start : stop - has_separator]
 
     def __len__(self) -> int:
         return self.num_documents
@@ -113,14 +144,18 @@ class Dataset:
         """How often each id occurs, int64 [vocab_size], in evenly spaced tokens, about `sample_tokens` at most."""
         vocab_size = self.special_tokens.vocab_size
         step = 1 + self.splits[split].num_tokens // sample_tokens
+        every = 4096 * step
         counts = np.zeros(vocab_size, np.int64)
-        for shard in range(len(self.splits[split].shards)):
-            tokens = self.tokens(split, shard)
-            for start in range(0, tokens.size, 4096 * step):
-                piece = tokens[start : start + 4096]
+        first = 0  # where the next piece begins, counted from the beginning of the shard
+        for shard, size in enumerate(np.diff(self.splits[split].first_tokens).tolist()):
+            starts = range(first, size, every)
+            tokens = self.tokens(split, shard) if starts else None
+            for start in starts:
+                piece = tokens[start : start + 4096]  # type: ignore[index]
                 if piece.max() >= vocab_size:
                     raise damaged(self.path)
                 counts += np.bincount(piece, minlength=vocab_size)
+            first = (first - size) % every if step > 1 and size < every else 0
         return counts
 
     def tokenizer_file(self, name: str) -> bytes:
@@ -139,8 +174,10 @@ class Dataset:
         return content
 
 
-def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:
-    """The manifest, and the arrays that it names by (shard, array): never the files of two builds.
+def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]:
+    """The manifest, the arrays that it names by (shard, array), and its stamp: never the files of two builds.
+
+    Of a dataset with many shards no array is opened.
 
     A build that replaces a dataset removes the manifest before it touches another file (docs/format.md). So arrays that
     were opened while the same manifest stayed in place belong to it. If it did not stay, this waits for the new one.
@@ -150,7 +187,8 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:
         before = _stamp(directory / MANIFEST)
         try:
             manifest = read_manifest(directory)
-            shards = [shard for split in manifest.splits.values() for shard in split.shards]
+            listed = [] if manifest.tables else manifest.splits.values()
+            shards = [shard for split in listed for shard in split.shards]
             arrays = {
                 (shard.name, name): array for shard in shards for name, array in open_shard(directory, shard).items()
             }
@@ -161,7 +199,7 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any]]:
         is_replacing = (directory / REPLACED).exists()
         stayed = not is_replacing and _stamp(directory / MANIFEST) == before and not (directory / REPLACED).exists()
         if fault is None and stayed:
-            return manifest, arrays
+            return manifest, arrays, before
         if stayed or time.monotonic() > deadline:
             raise fault or DatasetError(f"{directory} is being replaced by a build; open it when the build is done")
         time.sleep(0.02)

@@ -7,52 +7,63 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bertdata.errors import DatasetError
+from bertdata.format.arrays import Unmapped, open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_record, write_record
+from bertdata.format.table import ARRAY_DTYPES, SPLITS, OpenTable, Shard, Table, fits_tables, read_tables, write_tables
 from bertdata.types import SpecialTokens
 
 MANIFEST = "manifest.json"
 REPLACED = ".build/replaced.json"  # the old manifest, while a build puts a new dataset in its place
 LARGEST_VOCABULARY = 1 << 24
-SPLITS = ("train", "validation", "test")
-ARRAY_DTYPES = {
-    "tokens": ("<u2", "<u4"),
-    "documents": ("<u8",),
-    "sentences": ("<u8",),
-    "words": ("|u1",),
-    "empty": ("<u8",),
-}
-
-
-@dataclass(frozen=True)
-class Shard:
-    """What the manifest says about one shard."""
-
-    name: str
-    num_documents: int
-    num_tokens: int  # separators included
-    num_sentences: int | None  # None: sentences are not stored
-    arrays: Mapping[str, Mapping[str, Any]]  # name → dtype, length, sha256
+MANY_SHARDS_VERSION = 2  # of a manifest with more than MOST_LISTED shards
+MOST_LISTED = 1024
+VERSIONS = (FORMAT_VERSION, MANY_SHARDS_VERSION)
 
 
 @dataclass(frozen=True)
 class Split:
     """The shards of train, validation or test, in order. It has at least one."""
 
-    shards: tuple[Shard, ...]
+    shards: Sequence[Shard]
+
+    @cached_property
+    def first_documents(self) -> NDArray[np.int64]:
+        """int64 [num_shards + 1]: the number of the first document of each shard, then of all documents."""
+        return self._sums(1, "num_documents")
+
+    @cached_property
+    def first_tokens(self) -> NDArray[np.int64]:
+        """int64 [num_shards + 1]: the same for tokens, separators included."""
+        return self._sums(2, "num_tokens")
+
+    def _sums(self, column: int, name: str) -> NDArray[np.int64]:
+        if isinstance(self.shards, Table):
+            return np.append(0, np.cumsum(self.shards.numbers[:, column]))
+        return np.append(0, np.cumsum([getattr(shard, name) for shard in self.shards], dtype=np.int64))
 
     @property
     def num_documents(self) -> int:
-        return sum(shard.num_documents for shard in self.shards)
+        return int(self.first_documents[-1])
 
     @property
     def num_tokens(self) -> int:
-        return sum(shard.num_tokens for shard in self.shards)
+        return int(self.first_tokens[-1])
+
+    def stores(self, array: str) -> bool:
+        """Whether every shard has an array of this name."""
+        if isinstance(self.shards, Table):
+            return array in self.shards.arrays
+        return all(array in shard.arrays for shard in self.shards)
 
 
 @dataclass(frozen=True)
@@ -66,10 +77,16 @@ class Manifest:
     splits: Mapping[str, Split]
     counts: Mapping[str, Any]
     tokenizer_name: str | None = None  # of the tokenizer's directory or on the hub
+    tables: Mapping[str, str] = field(default_factory=dict)  # of many shards: file name → SHA-256
+    stated_id: str | None = None  # of many shards: what the manifest says, so that opening need not compute it
 
-    @property
+    @cached_property
     def dataset_id(self) -> str:
         """SHA-256, in hex, of everything that decides what a reader gets."""
+        return self.stated_id or self.computed_id()
+
+    def computed_id(self) -> str:
+        """The same from the digests of all arrays."""
         arrays = [
             [split, array, entry["dtype"], entry["length"], entry["sha256"]]
             for split, shards in self.splits.items()
@@ -94,10 +111,11 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Writes manifest.json, which publishes the dataset."""
         special = self.special_tokens
-        shards = {name: [dict(vars(shard)) for shard in split.shards] for name, split in self.splits.items()}
+        shards = [shard for split in self.splits.values() for shard in split.shards]
+        has_many = len(shards) > MOST_LISTED and fits_tables(shards)
         record = {
             "format": "bertdata",
-            "format_version": FORMAT_VERSION,
+            "format_version": MANY_SHARDS_VERSION if has_many else FORMAT_VERSION,
             "dataset_id": self.dataset_id,
             "token_dtype": self.token_dtype,
             "vocab_size": special.vocab_size,
@@ -106,9 +124,14 @@ class Manifest:
             "separator_id": special.separator,
             "tokenizer": dict(self.tokenizer),
             "settings": dict(self.settings),
-            "splits": shards,
+            "splits": {},
             "counts": dict(self.counts),
         }
+        if has_many:
+            record |= write_tables(directory, {name: split.shards for name, split in self.splits.items()})
+        else:
+            listed = {name: [dict(vars(shard)) for shard in split.shards] for name, split in self.splits.items()}
+            record["splits"] = listed
         if self.tokenizer_name is not None:
             record["tokenizer_name"] = self.tokenizer_name
         write_record(directory / MANIFEST, record)
@@ -123,17 +146,22 @@ def read_manifest(directory: Path) -> Manifest:
         if (directory / ".build").exists():
             raise DatasetError(f"{directory} holds an unfinished build; run the same command again to finish it")
         raise DatasetError(f"{directory} is not a dataset: it has no {MANIFEST}")
-    return _checked(read_record(path), path)
+
+    def open_table(name: str, dtype: str, length: int) -> NDArray[Any]:
+        array = open_array(directory / name, dtype, length)
+        return array[:] if isinstance(array, Unmapped) else array
+
+    return _checked(read_record(path, versions=VERSIONS), path, open_table)
 
 
-def parse_manifest(content: bytes, place: str) -> Manifest:
+def parse_manifest(content: bytes, place: str, open_table: OpenTable) -> Manifest:
     """As `read_manifest`, from the bytes of a file. place: what an error names it."""
-    return _checked(parse_record(content, place), place)
+    return _checked(parse_record(content, place, versions=VERSIONS), place, open_table)
 
 
-def _checked(record: dict[str, Any], path: object) -> Manifest:
+def _checked(record: dict[str, Any], path: object, open_table: OpenTable) -> Manifest:
     try:
-        manifest = _parse(record)
+        manifest = _parse(record, open_table)
         dataset_id = manifest.dataset_id
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DatasetError(f"{path} is damaged: {type(error).__name__} {error}") from None
@@ -142,7 +170,7 @@ def _checked(record: dict[str, Any], path: object) -> Manifest:
     return manifest
 
 
-def _parse(record: dict[str, Any]) -> Manifest:
+def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
     """Raises ValueError, KeyError, TypeError and the like for a record that breaks a rule."""
     special = SpecialTokens(
         vocab_size=record["vocab_size"], special_ids=tuple(record["special_ids"]), **record["special_tokens"]
@@ -164,16 +192,20 @@ def _parse(record: dict[str, Any]) -> Manifest:
     tokenizer_name = record.get("tokenizer_name")
     if not isinstance(tokenizer_name, str | None):
         raise ValueError(f"tokenizer_name {tokenizer_name!r}")
-    splits = {}
+    has_many, splits = record["format_version"] == MANY_SHARDS_VERSION, dict[str, Split]()
     for name, entries in record["splits"].items():
         if name not in SPLITS or not entries:
             raise ValueError(f"split {name!r}")
+        if has_many:
+            continue
         splits[name] = Split(tuple(Shard(**entry) for entry in entries))
         for shard in splits[name].shards:
             _check_shard(shard, name, record["token_dtype"])
         units = [int(shard.name.removeprefix(f"{name}-")) for shard in splits[name].shards]
         if units != sorted(set(units)):
             raise ValueError(f"shard numbers of {name} do not ascend")
+    if has_many:
+        splits = {name: Split(table) for name, table in read_tables(record, open_table).items()}
     if list(splits) != [name for name in SPLITS if name in splits] or not splits:
         raise ValueError("splits")
     keys = ("tokenizer", "settings", "counts")
@@ -183,6 +215,8 @@ def _parse(record: dict[str, Any]) -> Manifest:
         splits=splits,
         **{key: record[key] for key in keys},
         tokenizer_name=tokenizer_name,
+        tables=dict(record["tables"]) if has_many else {},
+        stated_id=str(record["dataset_id"]) if has_many else None,
     )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bertdata.errors import DatasetError
 from bertdata.files import open_plain, write_file
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # of all records; a manifest of many shards has another one
 MAX_RECORD_BYTES = 1 << 27  # enough for a manifest of about 100,000 shards
 
 
@@ -25,21 +26,21 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
     write_file(path, json.dumps(sealed, indent=1).encode() + b"\n")
 
 
-def read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
     """Reads what write_record wrote, without the checksum.
 
-    Raises DatasetError if the file is missing, damaged, or of another format version.
+    Raises DatasetError if the file is missing, damaged, or of another format version than these.
     """
     try:
         with open_plain(path, "rb") as file:
-            return parse_record(file.read(MAX_RECORD_BYTES + 1), path)
+            return parse_record(file.read(MAX_RECORD_BYTES + 1), path, versions=versions)
     except FileNotFoundError:
         raise DatasetError(f"{path} is missing") from None
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def parse_record(content: bytes, place: object) -> dict[str, Any]:
+def parse_record(content: bytes, place: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
     """As `read_record`, from the bytes of a file. place: what an error names it."""
     if len(content) > MAX_RECORD_BYTES:
         raise DatasetError(f"{place} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes")
@@ -51,8 +52,7 @@ def parse_record(content: bytes, place: object) -> dict[str, Any]:
         version = record["format_version"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DatasetError(f"{place} is damaged: it is not a JSON object with a checksum") from None
-    if version != FORMAT_VERSION:
-        raise DatasetError(
-            f"{place} has format version {version!r}, and this library reads version {FORMAT_VERSION}; upgrade bertdata"
-        )
+    if version not in versions:
+        known = f"version{'s' * (len(versions) > 1)} {' and '.join(map(str, versions))}"
+        raise DatasetError(f"{place} has format version {version!r}, and this library reads {known}; upgrade bertdata")
     return record

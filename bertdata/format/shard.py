@@ -85,15 +85,17 @@ class ShardWriter:
 
 def open_shard(directory: Path, shard: Shard) -> dict[str, NDArray[Any]]:
     """Opens the arrays of a shard, by name. Raises DatasetError for a wrong size, header, first or last offset."""
-    arrays = {}
-    for name in ARRAY_DTYPES.keys() & shard.arrays.keys():
-        entry, path = shard.arrays[name], array_path(directory, shard.name, name)
-        array = open_array(path, entry["dtype"], entry["length"])
-        if isinstance(array, Unmapped) and name != "tokens":
-            array = array[:]
-        arrays[name] = array
-        if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
-            raise DatasetError(
-                f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"
-            )
-    return arrays
+    return {name: open_one(directory, shard, name) for name in ARRAY_DTYPES.keys() & shard.arrays.keys()}
+
+
+def open_one(directory: Path, shard: Shard, name: str) -> Any:
+    """Opens one of its arrays."""
+    entry, path = shard.arrays[name], array_path(directory, shard.name, name)
+    array = open_array(path, entry["dtype"], entry["length"])
+    if isinstance(array, Unmapped) and name != "tokens":
+        array = array[:]
+    if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
+        raise DatasetError(
+            f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"
+        )
+    return array

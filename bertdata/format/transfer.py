@@ -22,7 +22,7 @@ import numpy as np
 
 from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
 from bertdata.files import TEMPORARY, cache_directory, fsync_directory, locked, make_directory, open_plain, write_file
-from bertdata.format.arrays import HEADER_BYTES, array_path, digest
+from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
 from bertdata.format.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record
@@ -172,7 +172,7 @@ def keep(directory: Path) -> Path:
 
 def files_of(manifest: Manifest) -> dict[str, str | None]:
     """Name → SHA-256 of every file of a dataset but its manifest; None for commit records, which hold their own."""
-    files: dict[str, str | None] = dict(manifest.tokenizer)
+    files: dict[str, str | None] = {**manifest.tokenizer, **manifest.tables}
     for shard in (shard for split in manifest.splits.values() for shard in split.shards):
         files |= {array_path(Path(), shard.name, name).name: entry["sha256"] for name, entry in shard.arrays.items()}
         files[f"{shard.name}.json"] = None
@@ -209,7 +209,17 @@ def _manifest_under(root: str) -> tuple[FileOf, bytes, Manifest]:
     """Name → file, and the manifest, as bytes too."""
     file_of = within(root)
     content = file_of(MANIFEST).read(MAX_RECORD_BYTES)
-    return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}")
+
+    def open_table(name: str, dtype: str, length: int) -> np.ndarray:
+        raw = file_of(name).read(MAX_RECORD_BYTES)
+        if (
+            raw[:HEADER_BYTES] != npy_header(dtype, length)
+            or len(raw) != HEADER_BYTES + np.dtype(dtype).itemsize * length
+        ):
+            raise DatasetError(f"{root}/{name} is not the file that {MANIFEST} names; push the dataset again")
+        return np.frombuffer(raw, dtype, offset=HEADER_BYTES)
+
+    return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}", open_table)
 
 
 def _put_all(source: Path, root: str, manifest: Manifest, progress: Progress) -> str | None:

@@ -49,6 +49,11 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
             faults.append(f"{file} is missing")
         except (OSError, DatasetError) as error:
             faults.append(str(error))
+    for name, expected in manifest.tables.items():
+        if digest(directory / name)[0] != expected:
+            return [*faults, f"{directory / name} is damaged: its SHA-256 is not the one in the manifest"]
+    if manifest.computed_id() != manifest.dataset_id:
+        faults.append(f"{directory}: its dataset_id is not that of its arrays")
     shards = [(name, shard) for name, split in manifest.splits.items() for shard in split.shards]
     paths = [array_path(directory, shard.name, array) for _, shard in shards for array in shard.arrays]
     total = sum(file.stat().st_size for file in paths if file.exists())

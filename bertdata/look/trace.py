@@ -128,8 +128,8 @@ def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
     shards = dataset.splits[loader.split].shards
     names = list(dataset.splits)
     before = sum(dataset.splits[name].num_documents for name in names[: names.index(loader.split)])
-    first_tokens = np.cumsum([0, *(shard.num_tokens for shard in shards)])
-    first_documents = np.cumsum([before, *(shard.num_documents for shard in shards)])
+    first_tokens = dataset.splits[loader.split].first_tokens
+    first_documents = before + dataset.splits[loader.split].first_documents
     separators = int(dataset.special_tokens.separator is not None)
     origins, found = dict[str, NDArray[np.uint64]](), []
     for row, start, length in loader.spans(positions).tolist():

@@ -38,7 +38,7 @@ class Pairs:
 
     def __init__(self, stream: TokenStream, *, seed: int, short_seq_prob: float) -> None:
         dataset, split = stream.dataset, stream.split
-        if any(shard.num_sentences is None for shard in stream.shards):
+        if not dataset.splits[split].stores("sentences"):
             raise UsageError(
                 f"{dataset.path} does not store where sentences begin, and pairs are made of sentences; build it again "
                 "with --sentences line"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -76,21 +76,45 @@ class TokenStream:
                 "[SEP]; make the dataset again with --special-tokens, which adds the special tokens that are missing"
             )
         self.dataset, self.split, self.length = dataset, split, length
-        self.shards = dataset.splits[split].shards
-        self.starts = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
-        self._tokens: list[Any] = [dataset.tokens(split, number) for number in range(len(self.shards))]
-        self._zero = self._tokens[0].dtype.type(0)  # tells kernels the dtype of tokens
+        self.shards, self.starts = dataset.splits[split].shards, dataset.splits[split].first_tokens
+        self._zero = np.dtype(dataset.manifest.token_dtype).type(0)  # tells kernels the dtype of tokens
         self._pad = special.pad or 0  # without a padding token it is 0: the attention mask hides it
-        self._mapped = not any(isinstance(array, Unmapped) for array in self._tokens)
-        addresses = np.array([array.ctypes.data if self._mapped else 0 for array in self._tokens])
-        separator = int(special.separator is not None)
+        count, separator = len(self.shards), int(special.separator is not None)
+        self._tokens: dict[int, Any] = {}  # by the number of the shard, of those that are open
+        self._addresses = np.zeros(count, np.int64)  # 0 of those that are not open, or not mapped
         self.table = kernels.TokenTable(
-            self.starts, addresses, self._zero.itemsize, separator, cls=special.cls, sep=special.sep
+            self.starts, self._addresses, self._zero.itemsize, separator, cls=special.cls, sep=special.sep
         )
-        self._word_addresses: NDArray[np.int64] | None = None
-        if words and all("words" in shard.arrays for shard in self.shards):
-            words_arrays = [dataset.array(shard.name, "words") for shard in self.shards]
-            self._word_addresses = np.array([array.ctypes.data for array in words_arrays])
+        self._words: list[Any] = []
+        has_words = words and dataset.splits[split].stores("words")
+        self._word_addresses = np.zeros(count, np.int64) if has_words else None
+        self._is_random = False
+        self._open([0])
+        self._mapped = not isinstance(self._tokens[0], Unmapped)
+        if dataset.opens_at_once:
+            self._open(range(count))
+
+    def _open(self, numbers: Iterable[int]) -> None:
+        """Opens shards that are not open yet."""
+        for number in numbers:
+            if number in self._tokens:
+                continue
+            tokens = self.dataset.tokens(self.split, number)
+            if not isinstance(tokens, Unmapped):
+                self._addresses[number] = tokens.ctypes.data
+                if self._is_random:
+                    pages_of(tokens).madvise(mmap.MADV_RANDOM)
+            if self._word_addresses is not None:
+                self._words.append(self.dataset.array(self.shards[number].name, "words"))
+                self._word_addresses[number] = self._words[-1].ctypes.data
+            self._tokens[number] = tokens
+
+    def _open_shards_of(self, spans: NDArray[Any]) -> None:
+        """Opens the shards that spans lie in. A kernel gave spans of other shards addresses that begin at 0."""
+        numbers = np.searchsorted(self.starts, spans["start"], side="right") - 1
+        is_new = np.array([number not in self._tokens for number in numbers.tolist()], np.bool_)
+        self._open(np.unique(numbers[is_new]).tolist())
+        spans["address"][is_new] += self._addresses[numbers[is_new]]
 
     def frames(self, num_rows: int, *, spans_per_row: int) -> kernels.Frames:
         """Arrays for rows, not initialized."""
@@ -108,6 +132,8 @@ class TokenStream:
         vocabulary.
         """
         require_sound(num_spans)
+        if len(self._tokens) < len(self.shards):
+            self._open_shards_of(frames.spans[:num_spans])
         tokens = None if self._mapped else self._read(frames.spans[:num_spans])
         largest, padding = kernels.fill_rows(frames, num_spans, self._zero, self._pad)
         del tokens  # spans point into it until here
@@ -144,9 +170,9 @@ class TokenStream:
     def read_at_random(self) -> None:
         """Tells the system to read no more pages than are asked for, if the tokens are larger than half the memory."""
         num_bytes = int(self.starts[-1]) * self._zero.itemsize
-        if self._mapped and num_bytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2:
-            for tokens in self._tokens:
-                pages_of(tokens).madvise(mmap.MADV_RANDOM)
+        self._is_random = self._mapped and num_bytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
+        for tokens in self._tokens.values() if self._is_random else ():
+            pages_of(tokens).madvise(mmap.MADV_RANDOM)
 
     def read_ahead(self, ranges: list[tuple[int, int]]) -> None:
         """Asks the system to read ranges of the stream from the disk, and does not wait."""
@@ -156,6 +182,7 @@ class TokenStream:
             while self._mapped and start < stop:
                 shard = int(np.searchsorted(self.starts, start, side="right")) - 1
                 stop_here = min(stop, int(self.starts[shard + 1]))
+                self._open([shard])
                 pages = pages_of(self._tokens[shard])
                 header = len(pages) - self._tokens[shard].nbytes
                 first, last = (

@@ -1,0 +1,161 @@
+"""What a manifest says about its shards: one by one, or as two arrays if there are many.
+
+The arrays of 36,000 shards are read in 2 ms, where a list of them as JSON took seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.files import fsync_directory
+from bertdata.format.arrays import ArrayWriter, npy_header
+
+TABLE, DIGESTS = "shards.npy", "digests.npy"
+DTYPES = {TABLE: "<u8", DIGESTS: "|u1"}
+ARRAY_DTYPES = {
+    "tokens": ("<u2", "<u4"),
+    "documents": ("<u8",),
+    "sentences": ("<u8",),
+    "words": ("|u1",),
+    "empty": ("<u8",),
+}
+_IN_TABLES = ARRAY_DTYPES.keys() - {"empty"}  # whose lengths follow from the numbers of documents, tokens and sentences
+SPLITS = ("train", "validation", "test")
+_COLUMNS = 4  # of TABLE: the number in the name of a shard, its documents, tokens and sentences
+_DIGEST_BYTES = 32
+_LARGEST = 1 << 62
+OpenTable = Callable[[str, str, int], NDArray[Any]]
+"""Name, dtype and length of a table → its numbers. Raises DatasetError if the file is another one."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the manifest says about one shard."""
+
+    name: str
+    num_documents: int
+    num_tokens: int  # separators included
+    num_sentences: int | None  # None: sentences are not stored
+    arrays: Mapping[str, Mapping[str, Any]]  # name → dtype, length, sha256
+
+
+class Table(Sequence[Shard]):
+    """The shards of a split of a dataset with many. A Shard is made when it is asked for."""
+
+    def __init__(
+        self, split: str, numbers: NDArray[np.int64], arrays: Sequence[str], token_dtype: str,
+        digests: Callable[[], NDArray[np.uint8]],
+    ) -> None:  # fmt: skip
+        """numbers [num_shards, 4]: the rows of TABLE. digests: gives uint8 [num_shards, num_arrays, 32]."""
+        self.split, self.numbers, self.arrays, self.token_dtype = split, numbers, tuple(arrays), token_dtype
+        self._digests = digests
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        unit, documents, tokens, sentences = self.numbers[index].tolist()
+        lengths = {
+            "documents": documents + 1, "sentences": sentences + 1, "tokens": tokens, "words": -(-tokens // 8)
+        }  # fmt: skip
+        arrays = {
+            name: {
+                "dtype": self.token_dtype if name == "tokens" else ARRAY_DTYPES[name][0],
+                "length": lengths[name],
+                "sha256": digest.tobytes().hex(),
+            }
+            for name, digest in zip(self.arrays, self._digests()[index], strict=True)
+        }
+        has_sentences = "sentences" in self.arrays
+        return Shard(shard_name(self.split, unit), documents, tokens, sentences if has_sentences else None, arrays)
+
+    def number_of(self, name: str) -> int:
+        """The place of a shard in the split, by its name. Raises KeyError if there is none."""
+        unit = int(name.removeprefix(f"{self.split}-"))
+        number = int(np.searchsorted(self.numbers[:, 0], unit))
+        if number == len(self) or self.numbers[number, 0] != unit:
+            raise KeyError(name)
+        return number
+
+    def __iter__(self) -> Iterator[Shard]:
+        return (self[number] for number in range(len(self)))
+
+
+def shard_name(split: str, unit: int) -> str:
+    return f"{split}-{unit:05d}"
+
+
+def fits_tables(shards: Sequence[Shard]) -> bool:
+    """Whether tables can hold what is known of the shards: all have the same arrays, and none of unknown length."""
+    arrays = {frozenset(shard.arrays) for shard in shards}
+    return len(arrays) == 1 and next(iter(arrays)) <= _IN_TABLES
+
+
+def write_tables(directory: Path, splits: Mapping[str, Sequence[Shard]]) -> dict[str, Any]:
+    """Writes the arrays, and returns what the manifest says of the shards. All shards have the same arrays."""
+    shards = [(split, shard) for split, of_split in splits.items() for shard in of_split]
+    arrays = sorted(shards[0][1].arrays)
+    rows = [
+        (int(shard.name.removeprefix(f"{split}-")), shard.num_documents, shard.num_tokens, shard.num_sentences or 0)
+        for split, shard in shards
+    ]
+    digests = b"".join(bytes.fromhex(shard.arrays[name]["sha256"]) for _, shard in shards for name in arrays)
+    tables = {}
+    for name, values in ((TABLE, np.array(rows, np.uint64).ravel()), (DIGESTS, np.frombuffer(digests, np.uint8))):
+        writer = ArrayWriter(directory / name, DTYPES[name])
+        writer.append(values)
+        tables[name] = writer.commit()["sha256"]
+    fsync_directory(directory)
+    return {"arrays": arrays, "splits": {name: len(each) for name, each in splits.items()}, "tables": tables}
+
+
+def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, Table]:
+    """The shards by split, from a manifest. Raises ValueError, KeyError or TypeError for a broken rule."""
+    arrays, counts, tables = record["arrays"], record["splits"], record["tables"]
+    if not {"documents", "tokens"} <= set(arrays) <= _IN_TABLES or arrays != sorted(set(arrays)):
+        raise ValueError(f"arrays {arrays!r}")
+    if tables.keys() != DTYPES.keys():
+        raise ValueError(f"tables {list(tables)}")
+    if any(type(count) is not int or count < 1 for count in counts.values()):
+        raise ValueError(f"splits {counts!r}")
+    total = sum(counts.values())
+    content = open_table(TABLE, DTYPES[TABLE], _COLUMNS * total)
+    found = hashlib.sha256(npy_header(DTYPES[TABLE], content.size))
+    found.update(content.data)
+    if found.hexdigest() != tables[TABLE]:
+        raise ValueError(f"{TABLE} is not the file that is named")
+    if (content >= _LARGEST).any():
+        raise ValueError(f"{TABLE} has numbers that are too large")
+    numbers, stores_sentences = content.astype(np.int64).reshape(total, _COLUMNS), "sentences" in arrays
+    if (numbers[:, 1:3] < 1).any() or ((numbers[:, 3] > 0) != stores_sentences).any():
+        raise ValueError(f"{TABLE} has a shard without documents, tokens or sentences")
+    if numbers[:, 2].astype(np.float64).sum() >= _LARGEST:
+        raise ValueError(f"{TABLE} has more tokens than can be")
+    opened: list[NDArray[np.uint8]] = []
+
+    def digests() -> NDArray[np.uint8]:
+        if not opened:
+            flat = open_table(DIGESTS, DTYPES[DIGESTS], _DIGEST_BYTES * len(arrays) * total)
+            opened.append(flat.reshape(total, len(arrays), _DIGEST_BYTES))
+        return opened[0]
+
+    def of_split(first: int, stop: int) -> Callable[[], NDArray[np.uint8]]:
+        return lambda: digests()[first:stop]
+
+    made, first = {}, 0
+    for split, count in counts.items():
+        rows = numbers[first : first + count]
+        if (np.diff(rows[:, 0]) <= 0).any():
+            raise ValueError(f"shard numbers of {split} do not ascend")
+        made[split] = Table(split, rows, arrays, record["token_dtype"], of_split(first, first + count))
+        first += count
+    return made

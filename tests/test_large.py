@@ -1,0 +1,237 @@
+"""Datasets with many shards: their manifest has two arrays instead of a list, and a shard is opened when it is used."""
+
+import errno
+import json
+import os
+import pickle
+import shutil
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bertdata
+from bertdata import Loader
+from bertdata.build import build
+from bertdata.errors import DatasetError
+from bertdata.format import arrays, manifest, shard
+from bertdata.format.arrays import npy_header
+from bertdata.format.manifest import read_manifest
+from bertdata.format.records import canonical
+from bertdata.format.transfer import pull, push
+from bertdata.format.verify import verify
+from bertdata.look.trace import documents_of
+
+SMALL = {"shard_size": 1500, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "conftest:in_pairs"}
+KINDS = ["windows", "documents", "packed", "pairs"]
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory, corpus, vocab):
+    """A dataset whose manifest lists its shards."""
+    return build(corpus, tmp_path_factory.mktemp("listed") / "out", tokenizer=vocab, **SMALL).dataset
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory, corpus, vocab):
+    """The same dataset with tables."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(manifest, "MOST_LISTED", 5)
+        return build(corpus, tmp_path_factory.mktemp("large") / "out", tokenizer=vocab, **SMALL).dataset
+
+
+@pytest.fixture
+def large(kept, tmp_path):
+    shutil.copytree(kept.path, tmp_path / "large")
+    return bertdata.open(tmp_path / "large")
+
+
+def reseal(directory, change):
+    """Writes a changed manifest with a right checksum."""
+    path = directory / "manifest.json"
+    record = json.loads(path.read_bytes())
+    record.pop("checksum")
+    change(record)
+    path.write_text(json.dumps(record | {"checksum": sha256(canonical(record)).hexdigest()}))
+
+
+def put_table(directory, name, content):
+    (directory / name).write_bytes(content)
+    reseal(directory, lambda record: record["tables"].__setitem__(name, sha256(content).hexdigest()))
+
+
+def test_the_tables_say_what_the_list_says(listed, kept):
+    assert json.loads((kept.path / "manifest.json").read_bytes())["format_version"] == 2
+    assert json.loads((listed.path / "manifest.json").read_bytes())["format_version"] == 1
+    assert kept.dataset_id == listed.dataset_id == kept.manifest.computed_id()
+    assert len(kept.splits["train"].shards) > 10
+    for name, split in listed.splits.items():
+        assert tuple(kept.splits[name].shards) == tuple(split.shards)
+        assert kept.splits[name].shards[1:3] == split.shards[1:3]
+        assert kept.splits[name].shards[-1] == split.shards[-1]
+        assert kept.splits[name].num_tokens == split.num_tokens == sum(each.num_tokens for each in split.shards)
+        assert kept.splits[name].num_documents == split.num_documents
+        assert [kept.splits[name].stores(array) for array in ("tokens", "words", "x")] == [True, True, False]
+    numbers = np.load(kept.path / "shards.npy").reshape(-1, 4)
+    shards = [each for split in listed.splits.values() for each in split.shards]
+    assert numbers[:, 1:].tolist() == [[each.num_documents, each.num_tokens, each.num_sentences] for each in shards]
+    digests = np.load(kept.path / "digests.npy").reshape(len(shards), 4, 32)
+    assert digests[3, 0].tobytes().hex() == shards[3].arrays["documents"]["sha256"]
+    others = {path.name for path in kept.path.iterdir()} - {"shards.npy", "digests.npy"}
+    assert others == {path.name for path in listed.path.iterdir()}
+    assert verify(kept.path) == []
+
+
+def test_a_listed_dataset_gets_tables_in_place(listed, kept, tmp_path, monkeypatch):
+    shutil.copytree(listed.path, tmp_path / "again")
+    monkeypatch.setattr(manifest, "MOST_LISTED", 5)
+    read_manifest(tmp_path / "again").write(tmp_path / "again")
+    for name in ("manifest.json", "shards.npy", "digests.npy"):
+        assert (tmp_path / "again" / name).read_bytes() == (kept.path / name).read_bytes()
+    assert verify(tmp_path / "again") == []
+
+
+@pytest.mark.parametrize("samples", KINDS)
+@pytest.mark.parametrize("shuffle", ["full", "blocks"])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_batches_are_those_of_the_listed_dataset(listed, kept, samples, shuffle, mapped, monkeypatch):
+    if not mapped:
+        monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
+    options = {"length": 40, "samples": samples, "shuffle": shuffle, "global_batch_size": 5,
+               "masking": bertdata.Masking(policy="whole_word")}  # fmt: skip
+    ours, theirs = Loader(bertdata.open(kept.path), **options), Loader(listed, **options)
+    for _ in range(2 * theirs.num_samples // 5):
+        found, expected = next(ours).arrays(), next(theirs).arrays()
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            assert np.array_equal(found[name], array), name
+    again = Loader(bertdata.open(kept.path), **options)
+    again.load_state_dict(theirs.state_dict())
+    assert np.array_equal(next(again).input_ids, next(theirs).input_ids)
+
+
+def test_documents_and_counts_are_those_of_the_listed_dataset(listed, kept):
+    assert [each.tolist() for each in kept] == [each.tolist() for each in listed]
+    assert kept[-1].tolist() == listed[-1].tolist()
+    for sample in (100, 10_000_000):
+        assert kept.token_counts("train", sample_tokens=sample).tolist() == listed.token_counts(
+            "train", sample_tokens=sample
+        ).tolist()  # fmt: skip
+    for name in ("tokens", "documents", "sentences", "words"):
+        shard_name = kept.splits["train"].shards[4].name
+        assert np.array_equal(kept.array(shard_name, name), listed.array(shard_name, name))
+    with pytest.raises(KeyError):
+        kept.array("train-99999", "tokens")
+    loader = Loader(kept, length=30)
+    assert documents_of(loader, np.arange(9)) == documents_of(Loader(listed, length=30), np.arange(9))
+    assert pickle.loads(pickle.dumps(kept)).dataset_id == kept.dataset_id  # noqa: S301
+
+
+def test_only_what_is_used_is_opened(kept, monkeypatch):
+    opened, real = [], shard.open_array
+    monkeypatch.setattr(shard, "open_array", lambda path, *more: opened.append(path.name) or real(path, *more))
+    dataset = bertdata.open(kept.path)
+    assert opened == []
+    loader = Loader(dataset, length=12, global_batch_size=2)
+    next(loader)
+    assert 1 <= len(opened) <= 5
+    for _ in range(2 * loader.num_samples // 2):
+        next(loader)
+    assert sorted(opened) == sorted(f"{each.name}.tokens.npy" for each in kept.splits["train"].shards)  # each once
+
+
+def test_a_shard_that_is_missing_or_wrong_is_a_sentence_when_it_is_used(large):
+    name = large.splits["train"].shards[7].name
+    os.truncate(large.path / f"{name}.tokens.npy", 150)
+    dataset = bertdata.open(large.path)
+    loader = Loader(dataset, length=20, masking=None)
+    with pytest.raises(DatasetError, match=f"{name}.tokens.npy has 150 bytes and should have"):
+        loader.read(np.arange(loader.num_samples))
+    (large.path / f"{name}.tokens.npy").unlink()
+    with pytest.raises(DatasetError, match=f"{name}.tokens.npy cannot be opened: No such file"):
+        loader.read(np.arange(loader.num_samples))
+    assert any(name in fault for fault in verify(large.path))
+
+
+def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpus, vocab, monkeypatch):
+    loader = Loader(large, length=20, masking=None)
+    monkeypatch.setattr(manifest, "MOST_LISTED", 5)
+    build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
+    with pytest.raises(DatasetError, match="large was replaced by a build while it was read; open it again"):
+        loader.read(np.arange(loader.num_samples))
+    with pytest.raises(DatasetError, match="large was replaced by a build while it was read; open it again"):
+        large.document(0)
+    assert verify(large.path) == []
+    monkeypatch.setattr(manifest, "MOST_LISTED", 1000)
+    build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL)
+    assert not (large.path / "shards.npy").exists()
+    assert verify(large.path) == []
+
+
+def test_it_comes_back_from_a_bucket_as_it_went(bucket, large, tmp_path):
+    assert push(large.path, f"{bucket.url}/large") == large.dataset_id
+    assert pull(f"{bucket.url}/large", tmp_path / "copy") == large.dataset_id
+    assert verify(tmp_path / "copy") == []
+    files = {path.relative_to(large.path): path.read_bytes() for path in large.path.rglob("*") if path.is_file()}
+    assert files == {
+        path.relative_to(tmp_path / "copy"): path.read_bytes()
+        for path in (tmp_path / "copy").rglob("*")
+        if path.is_file()
+    }
+    bucket.put("large/shards.npy", b"no")
+    with pytest.raises(DatasetError, match=r"large/shards.npy is not the file that manifest.json names"):
+        pull(f"{bucket.url}/large", tmp_path / "other")
+
+
+def test_damaged_tables_are_found(large):
+    for name, opens in (("shards.npy", False), ("digests.npy", True)):
+        content = (large.path / name).read_bytes()
+        (large.path / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        if opens:
+            assert any(f"{large.path / name} is damaged" in fault for fault in verify(large.path))
+        else:
+            with pytest.raises(DatasetError, match=rf"manifest.json is damaged: .*{name} is not the file"):
+                bertdata.open(large.path)
+        (large.path / name).unlink()
+        with pytest.raises(DatasetError, match=f"{name} cannot be opened"):
+            bertdata.open(large.path).splits["train"].shards[0]  # noqa: B018
+        (large.path / name).write_bytes(content)
+    digests = bytearray((large.path / "digests.npy").read_bytes())
+    digests[-1] ^= 1
+    put_table(large.path, "digests.npy", bytes(digests))
+    assert any("its dataset_id is not that of its arrays" in fault for fault in verify(large.path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"arrays": ["tokens"]}, {"arrays": ["tokens", "documents"]}, {"arrays": ["documents", "tokens", "../x"]},
+     {"arrays": 3}, {"tables": {}}, {"tables": None}, {"splits": {"train": 3}}, {"splits": {"train": -1}},
+     {"splits": {"train": True}}, {"splits": {"other": 3}}, {"splits": []}, {"splits": {"train": 1 << 80}},
+     {"splits": {"train": "3"}}, {"token_dtype": "<u8"}],
+    ids=str,
+)  # fmt: skip
+def test_a_manifest_that_breaks_a_rule_is_refused(large, change):
+    reseal(large.path, lambda record: record.update(change))
+    with pytest.raises(DatasetError):
+        bertdata.open(large.path)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 3), st.sampled_from([0, 1, 2**61, 2**62, 2**64 - 1]))))
+def test_tables_of_any_numbers_give_a_sentence_or_a_dataset(kept, tmp_path_factory, changes):
+    folder = tmp_path_factory.mktemp("any")
+    numbers = np.load(kept.path / "shards.npy")
+    for row, column, value in changes:
+        numbers[4 * (row % (numbers.size // 4)) + column] = value
+    for name in ("manifest.json", "digests.npy", "tokenizer.json"):
+        shutil.copy(kept.path / name, folder)
+    put_table(folder, "shards.npy", npy_header("<u8", numbers.size) + numbers.tobytes())
+    try:
+        read = read_manifest(folder)
+    except DatasetError:
+        return
+    for split in read.splits.values():
+        units = [int(each.name.rpartition("-")[2]) for each in split.shards]
+        assert units == sorted(set(units))
+        assert split.num_tokens == sum(each.num_tokens for each in split.shards)
