@@ -122,7 +122,7 @@ def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
     if record is None:
         raise DatasetError(
             f"{dataset.path} has no origins ({dataset.path}/origins), so nothing says where its documents came from; "
-            "build it again with this version of bertdata"
+            "an import stores none, and a dataset of an older version has to be built again"
         )
     inputs = record.named_inputs(dataset.path)
     shards = dataset.splits[loader.split].shards
