@@ -1,5 +1,6 @@
 """A build on a Ray cluster: nodes, processes and commands that are lost, and the sentences of users' mistakes."""
 
+import gc
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -279,7 +281,10 @@ def nodes(tmp_path_factory):
                 add=lambda: started.add_node(**size),
             )  # fmt: skip
         finally:
-            started.shutdown()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # some versions of Ray leave files open
+                started.shutdown()
+                gc.collect()
 
 
 @pytest.fixture

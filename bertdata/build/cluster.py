@@ -18,7 +18,6 @@ import platform
 import re
 import shutil
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import bertdata
 from bertdata.build.staging import ATTEMPTS
@@ -99,8 +99,9 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
                 "start, or give another address"
             ) from None
     try:
-        nodes = sum(node["Alive"] for node in ray.nodes())
-        say(f"Ray cluster at {ray.get_runtime_context().gcs_address}: {nodes} node{'s' * (nodes != 1)}, {_cpus()} CPUs")
+        counts = {"node": sum(node["Alive"] for node in ray.nodes()), "CPU": _cpus()}
+        size = ", ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+        say(f"Ray cluster at {ray.get_runtime_context().gcs_address}: {size}")
         yield
     finally:
         if not is_joined:
@@ -138,7 +139,8 @@ def encode_on_cluster(
         """Is sent as code, so that a node without this package can say so."""
         return importlib.import_module(here).made(*arguments)
 
-    common, attempts = ray.put(job), Path(tempfile.mkdtemp(prefix=ATTEMPTS, dir=job.staging))
+    common, attempts = ray.put(job), job.staging / f"{ATTEMPTS}{uuid4().hex}"
+    attempts.mkdir()
     for name, content in tokenizer.files.items():
         write_file(attempts / name, content)
     every = _tasks(job.plan, _cpus())
@@ -265,7 +267,8 @@ def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int
         _require_same(file)
     for left in attempts.glob(f"{units[0]}-*"):
         shutil.rmtree(left, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=f"{units[0]}-", dir=attempts))
+    directory = attempts / f"{units[0]}-{uuid4().hex}"
+    directory.mkdir()
     try:
         writer = _AttemptWriter(
             directory, tokenizer, plan.form, job.shares, num_inputs=len(plan.files), sentences=job.sentences,
