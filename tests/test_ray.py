@@ -421,7 +421,7 @@ def test_a_command_that_is_interrupted_or_killed_goes_on(nodes, hold, text, voca
             waited(lambda: at_work(nodes) and list((tmp_path / "ray" / ".build").glob("unit-*.json")))
             run.send_signal(sent)
             out, said = run.communicate()
-            assert (run.returncode, out) == (code, "")
+            assert (run.returncode, out) == (code, ""), said
             if sent == signal.SIGINT:
                 assert said.endswith("interrupted; what is finished is kept; run the same command again to continue\n")
             for path in nodes.here.glob("at-*"):

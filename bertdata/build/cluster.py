@@ -42,7 +42,6 @@ from bertdata.tokenize.tokenizer import Tokenizer
 _RETRIES = 3  # of a task whose process, node or disk fails
 _TASK_BYTES = 1 << 24  # of input on disk that one task reads at least, where there is enough for _TASKS_A_CPU
 _TASKS_A_CPU = 8
-_LEAVING_S = 10.0  # that cancelled tasks have to end
 _ANSWER_S = 10.0  # that a cluster has to answer
 _ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
 
@@ -163,27 +162,15 @@ def encode_on_cluster(
             except Exception as error:
                 failed[task.units.start] = _as_here(error)
                 waiting.clear()  # all tasks before this one are running or done, and one of them may fail too
-                later = {ref: other for ref, other in running.items() if other.units.start > task.units.start}
-                _cancel(list(later))
-                running = {ref: other for ref, other in running.items() if ref not in later}
+                running = {ref: other for ref, other in running.items() if other.units.start < task.units.start}
             else:
                 units.update(records)
                 done += task.size
                 progress(int(done))
         if failed:
             raise failed[min(failed)]
-    finally:
-        _cancel(list(running))
+    finally:  # what still runs fails at its next file; ray.cancel (2.60) ends this process if a task ends meanwhile
         shutil.rmtree(attempts, ignore_errors=True)
-
-
-def _cancel(tasks: list[Any]) -> None:
-    import ray
-
-    for ref in tasks:
-        ray.cancel(ref, force=True)
-    if tasks:
-        ray.wait(tasks, num_returns=len(tasks), timeout=_LEAVING_S)
 
 
 def _as_here(error: Exception) -> BaseException:
