@@ -135,7 +135,7 @@ def test_a_task_opens_only_what_it_is_sure_of(inputs, shard_size, data):
     first = data.draw(st.integers(0, last - 1))
     units = range(first, data.draw(st.integers(first + 1, last)))
     sure, read = {file.name for file in cluster._read_for(cluster._narrowed(plan, units), units)}, set()
-    real, real_table = documents.opened, tables._readable
+    real, real_table = documents.opened, tables.readable
 
     def opened(file, *arguments):
         read.add(file.name)
@@ -145,7 +145,7 @@ def test_a_task_opens_only_what_it_is_sure_of(inputs, shard_size, data):
         read.add(file.name)
         return real_table(file, *arguments)
 
-    with patch.object(documents, "opened", opened), patch.object(tables, "_readable", readable):
+    with patch.object(documents, "opened", opened), patch.object(tables, "readable", readable):
         found = list(find_blocks(cluster._narrowed(plan, units), units.__contains__))
     assert {block.unit for block in found} <= set(units)
     assert read <= sure
