@@ -35,7 +35,7 @@ test-all: $(VENV)/.dev
 
 # The kernels once more with their indices checked, which takes them compiled anew.
 bounds: $(VENV)/.dev
-	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_text.py tests/test_samples.py tests/test_engine.py
+	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_text.py tests/test_samples.py tests/test_mix.py tests/test_engine.py
 	cache=$$(mktemp -d) && trap 'rm -r "$$cache"' EXIT && \
 	    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR="$$cache" $(BIN)/python tools/damage.py flips --every 40
 

@@ -145,6 +145,7 @@ class Batch:
     token_type_ids: NDArray[np.int64] | None = None  # [B, T]: 1 in the second segment; None unless rows are pairs
     next_sentence_label: NDArray[np.int64] | None = None  # [B]: 0 if B follows A, 1 if it is from another document
     position_ids: NDArray[np.int64] | None = None  # [B, T], from 0 in each packed piece; None unless rows are packed
+    sources: NDArray[np.int64] | None = None  # [B]: number of the dataset of each row, from 0; None: there is one
     # The next three are None without a teacher's cache.
     teacher_ids: NDArray[Any] | None = None  # [B, K, k] uint16 or uint32: the most probable ids
     teacher_logprobs: NDArray[np.float16] | None = None  # [B, K, k]

@@ -59,7 +59,21 @@ ROOMS = {
     ),
     "read": (
         {"format"},
-        ["kernels", "order", "stream", "index", "windows", "pieces", "pairs", "samples", "words", "masking", "loader"],
+        [
+            "kernels",
+            "order",
+            "stream",
+            "index",
+            "windows",
+            "pieces",
+            "pairs",
+            "samples",
+            "source",
+            "mix",
+            "words",
+            "masking",
+            "loader",
+        ],
     ),
     "look": ({"format", "sources", "tokenize", "read"}, ["facts", "show", "trace", "bench"]),
 }

@@ -22,7 +22,7 @@ from bertdata.build import build
 from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.format.verify import verify
 from bertdata.read import index, kernels, order, pieces
-from bertdata.read.stream import TokenStream
+from bertdata.read.stream import TokenStream, Wanted, rows_of
 from bertdata.read.words import continuing_ids
 from bertdata.types import SpecialTokens
 
@@ -234,7 +234,7 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
         assert sorted(ids.tolist()) == sorted(s for first, stop in blocks for s in range(first, stop))
         for first, stop in blocks:
             at = [p for p, s in zip(positions, ids, strict=True) if first <= s < stop]
-            ranges = loader._samples.ranges(epoch, first, stop)
+            ranges = loader.sources[0].samples.ranges(epoch, first, stop)
             text = [token for a, b in ranges for token in stream[a:b]]
             batch = loader.read(np.array(at))
             for b, row in enumerate(batch.input_ids):
@@ -249,7 +249,7 @@ def test_what_is_read_ahead_is_what_is_read(dataset, monkeypatch, how):
     for _ in range(2 * n // 8):
         next(loader)
     expected = [order.blocks_of(*group, num_samples=n, seed=0, block=block) for group in sorted(groups)]
-    ranges = [[loader._samples.ranges(e, *b) for b in blocks]
+    ranges = [[loader.sources[0].samples.ranges(e, *b) for b in blocks]
               for (e, _), blocks in zip(sorted(groups), expected, strict=True)]  # fmt: skip
     assert asked[: sum(map(len, ranges))] == [r for blocks in ranges for r in blocks]
 
@@ -357,7 +357,7 @@ def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
 
 def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
     """The room for spans comes from the record of the index, and its arrays may be damaged."""
-    room = Loader(dataset, length=1000, samples="packed")._samples._spans_per_row
+    room = Loader(dataset, length=1000, samples="packed").sources[0].samples.spans_per_row
     for path in cache.glob("*.npy"):
         content = path.read_bytes()
         numbers = np.frombuffer(content[128:], np.uint64).copy()
@@ -366,10 +366,10 @@ def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
         else:
             numbers[1] = room + 1  # sample 0 is the first so many pieces
         path.write_bytes(content[:128] + numbers.tobytes())
-    samples, zero = Loader(dataset, length=1000, samples="packed")._samples, np.zeros(1, np.int64)
+    samples, zero = Loader(dataset, length=1000, samples="packed").sources[0].samples, np.zeros(1, np.int64)
     assert 3 * (room + 1) < 1000
     with pytest.raises(DatasetError, match="the sampling index is damaged; delete its directory"):
-        samples.rows(zero, zero)
+        rows_of([(samples, Wanted(zero, zero, zero))])
 
 
 def test_a_cache_that_cannot_be_written_is_named(dataset, tmp_path, monkeypatch):

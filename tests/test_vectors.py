@@ -12,6 +12,7 @@ import bertdata
 from bertdata.build import kernels as build_kernels
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
+from bertdata.read.mix import Mix
 from bertdata.types import Masking, SpecialTokens
 
 PAGE = (Path(__file__).parent.parent / "docs" / "determinism.md").read_text()
@@ -49,6 +50,14 @@ def test_permutations_in_blocks(vector):
     assert set(epochs.tolist()) == {vector["epoch"]}
 
 
+@pytest.mark.parametrize("vector", VECTORS["mixes"], ids=str)
+def test_mixes(vector):
+    weights, seed = vector["weights"], vector["seed"]
+    found = Mix(tuple(weights), seed=seed).places(np.array(vector["positions"]))
+    assert np.stack([found.sources, found.positions], 1).tolist() == vector["places"]
+    assert [list(keys.mixed(p, weights=weights, seed=seed)) for p in vector["positions"]] == vector["places"]
+
+
 @pytest.mark.parametrize("vector", VECTORS["phase"], ids=str)
 def test_phases(vector):
     seed, variant, num_tokens, phase = vector
@@ -56,7 +65,7 @@ def test_phases(vector):
     starts, zero = np.array([0, num_tokens]), np.zeros(1, np.int64)
     table = kernels.TokenTable(starts, zero, 1, separator=1, cls=2, sep=3)
     frames = kernels.Frames(np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(2, kernels.SPAN))
-    kernels.window_rows(zero + variant, zero, np.uint64(seed), table, frames)
+    kernels.window_rows(zero, zero + variant, zero, np.uint64(seed), table, frames)
     assert frames.spans["start"][0] == frames.spans["address"][0] == phase
 
 

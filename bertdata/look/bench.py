@@ -119,7 +119,7 @@ def _cold(path: str, options: dict[str, Any], shuffle: str, seconds: float) -> d
     start, count = time.perf_counter(), 0
     while (passed := time.perf_counter() - start) < seconds:
         count += next(loader).input_ids.size
-    itemsize = loader.shards.tokens("train", 0).itemsize
+    itemsize = loader.sources[0].dataset.tokens("train", 0).itemsize
     return {"rate": count / passed, "disk_bytes_per_byte": (read_bytes() - before) / (count * itemsize)}
 
 

@@ -24,6 +24,7 @@ from bertdata.format.arrays import open_array
 from bertdata.format.dataset import Dataset
 from bertdata.format.origins import DTYPE, Record, array_name
 from bertdata.read.loader import Loader
+from bertdata.read.mix import Mix
 from bertdata.sources.blocks import source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
@@ -63,17 +64,18 @@ def trace(
 ) -> list[Traced]:  # fmt: skip
     """The documents of the batch of a step of a run of bertrain, in the order of the rows, with their texts.
 
-    run: its directory. step: counted from 1, as in its log. row: of the global batch, from 0; None: all rows. maps: as
-    `with_texts` takes them. Raises UsageError for a step or row that the run does not have, StateError for a run of
-    another dataset, and DatasetError for a dataset without origins.
+    run: its directory. step: counted from 1, as in its log. row: of the global batch, from 0; None: all rows, of a mix
+    those that are from this dataset. maps: as `with_texts` takes them. Raises UsageError for a step or row that the run
+    does not have, StateError for a run of another dataset, and DatasetError for a dataset without origins.
     """
     state = stream_of(run, step)
     first, rows = state["position"], state["global_batch_size"]
     if row is not None and not 0 <= row < rows:
         raise UsageError(f"--row is {row}; give a row of the batch, from 0 to {rows - 1}")
-    if state["dataset_id"] != dataset.dataset_id:
+    ids = [name for name, _ in state["sources"]] if "sources" in state else [state["dataset_id"]]
+    if dataset.dataset_id not in ids:
         raise StateError(
-            f"{run} was trained on dataset {state['dataset_id'][:16]}, and {dataset.path} is "
+            f"{run} was trained on dataset {' and '.join(name[:16] for name in ids)}, and {dataset.path} is "
             f"{dataset.dataset_id[:16]}; give the dataset of the run"
         )
     names = ("length", "seed", "split", "samples", "shuffle")
@@ -81,9 +83,17 @@ def trace(
         dataset, masking=None, variants=state.get("variants"), **{name: state[name] for name in names},
         **({} if state["short_seq_prob"] is None else {"short_seq_prob": state["short_seq_prob"]}),
     )  # fmt: skip
-    wanted = range(rows) if row is None else [row]
-    found = documents_of(loader, first + np.array(wanted))
-    return with_texts(dataset, [replace(each, row=wanted[each.row]) for each in found], maps=maps, progress=progress)
+    wanted = np.arange(rows) if row is None else np.array([row])
+    positions = first + wanted
+    if "sources" in state:  # a source of a mix is read as it is read alone
+        places = Mix(tuple(weight for _, weight in state["sources"]), seed=state["seed"]).places(positions)
+        mine = places.rows()[ids.index(dataset.dataset_id)]
+        if row is not None and not mine.size:
+            raise UsageError(f"--row {row} is from another dataset of the mix than {dataset.path}; give that one")
+        wanted, positions = wanted[mine], places.positions[mine]
+    found = documents_of(loader, positions)
+    found = [replace(each, row=int(wanted[each.row])) for each in found]
+    return with_texts(dataset, found, maps=maps, progress=progress)
 
 
 def stream_of(run: str | Path, step: int) -> dict[str, Any]:
@@ -117,7 +127,7 @@ def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
 
     Traced.row is an index of `positions`. Raises DatasetError for a dataset without origins.
     """
-    dataset = loader.shards
+    dataset = loader.sources[0].dataset
     record = Record.read(dataset.path, dataset.manifest)
     if record is None:
         raise DatasetError(

@@ -10,7 +10,9 @@ kernel.
 Kernels take their arguments as named records. A NamedTuple groups arrays and numbers that belong together. A structured
 dtype (SPAN, PAIR) is a row of a table with named columns.
 
-Letters in shapes: B rows, T places of a row, K slots for masked places, V ids of the vocabulary.
+Letters in shapes: B rows, T places of a row, K slots for masked places, V ids of the vocabulary, S sources of a mix.
+Several datasets can fill rows of one batch. So kernels that lay out rows take `which`, int64 [n]: the rows that they
+write, and whose entries they read of the other arrays.
 """
 
 from __future__ import annotations
@@ -34,10 +36,11 @@ LOW32 = np.uint64(0xFFFFFFFF)
 ROUNDS = 8
 GOLDEN = np.uint64(keys.GOLDEN)
 # The words of a key that say what it is for. "window" names groups of blocks: the word may not change any more.
-PHASE, ORDER, MASK, BLOCKS, GROUP, PAIRS = (
-    np.uint64(keys.purpose(name)) for name in ("phase", "order", "mask", "blocks", "window", "pairs")
+PHASE, ORDER, MASK, BLOCKS, GROUP, PAIRS, MIX = (
+    np.uint64(keys.purpose(name)) for name in ("phase", "order", "mask", "blocks", "window", "pairs", "mix")
 )
 GROUP_BLOCKS = 64  # blocks of a group; the last group of an epoch may have up to 127 and a part
+MIX_BLOCK = 100  # positions of a mix that together have each source's share
 
 
 # ------------------------------------------------------------------------------------------------------- keys and draws
@@ -116,50 +119,115 @@ def permuted(key, n, bits, x):
 
 
 @jit()
-def permute(positions, num_samples, seed, epochs, sample_ids):
-    """Writes the epoch and the sample id of each position of the endless stream. int64 [B] each; 45 ns a sample."""
-    n = uint64(num_samples)
-    bits = num_bits(n)
-    epoch, start, key = np.int64(0), np.int64(0), key3(seed, ORDER, U0)
-    for i in range(positions.size):
-        if not 0 <= positions[i] - start < num_samples:
-            epoch = positions[i] // num_samples
-            start, key = epoch * num_samples, key3(seed, ORDER, uint64(epoch))
-        epochs[i] = epoch
-        sample_ids[i] = np.int64(permuted(key, n, bits, uint64(positions[i] - start)))
+def permute(positions, num_samples, which, bounds, seed, epochs, sample_ids):
+    """Writes the epoch and the sample id of each position of the endless stream. int64 [B] each; 45 ns a sample.
+
+    num_samples int64 [S]: of the epochs of each source. which int64 [B], bounds int64 [S + 1]: positions
+    which[bounds[s]] to which[bounds[s + 1] - 1] are of source s.
+    """
+    for s in range(num_samples.size):
+        size = num_samples[s]
+        n = uint64(size)
+        bits = num_bits(n)
+        epoch, start, key = np.int64(0), np.int64(0), key3(seed, ORDER, U0)
+        for i in which[bounds[s] : bounds[s + 1]]:
+            if not 0 <= positions[i] - start < size:
+                epoch = positions[i] // size
+                start, key = epoch * size, key3(seed, ORDER, uint64(epoch))
+            epochs[i] = epoch
+            sample_ids[i] = np.int64(permuted(key, n, bits, uint64(positions[i] - start)))
 
 
 @jit()
-def permute_blocks(positions, num_samples, block, seed, epochs, sample_ids):
-    """As `permute`, for an order in blocks of `block` samples; twice the cost.
+def permute_blocks(positions, num_samples, which, bounds, most, seed, epochs, sample_ids):
+    """As `permute`, for an order in blocks of `most` samples, or of all if a source has less; twice the cost.
 
     Whole blocks are permuted. Each GROUP_BLOCKS of them that then follow one another are a group, and the samples of a
     group are permuted.
     """
-    num_blocks = num_samples // block
-    group_samples = GROUP_BLOCKS * block
-    num_groups = max(1, num_blocks // GROUP_BLOCKS)
-    block_bits = num_bits(uint64(max(1, num_blocks)))
-    last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0
-    start, size, group_bits = np.int64(0), np.int64(1), U0
+    for s in range(num_samples.size):
+        total, block = num_samples[s], min(most, num_samples[s])
+        num_blocks = total // block
+        group_samples = GROUP_BLOCKS * block
+        num_groups = max(1, num_blocks // GROUP_BLOCKS)
+        block_bits = num_bits(uint64(max(1, num_blocks)))
+        last_epoch, last_group, block_key, group_key = np.int64(-1), np.int64(-1), U0, U0
+        start, size, group_bits = np.int64(0), np.int64(1), U0
+        for i in which[bounds[s] : bounds[s + 1]]:
+            epoch = positions[i] // total
+            x = positions[i] - epoch * total
+            group = min(x // group_samples, num_groups - 1)
+            if epoch != last_epoch or group != last_group:
+                block_key = key3(seed, BLOCKS, uint64(epoch))
+                group_key = absorb(key3(seed, GROUP, uint64(epoch)), uint64(group))
+                start = group * group_samples
+                size = total - start if group == num_groups - 1 else group_samples
+                group_bits = num_bits(uint64(size))
+                last_epoch, last_group = epoch, group
+            y = np.int64(permuted(group_key, uint64(size), group_bits, uint64(x - start)))
+            epochs[i] = epoch
+            sample_ids[i] = start + y
+            if start + y < num_blocks * block:
+                number = uint64(group * GROUP_BLOCKS + y // block)
+                number = permuted(block_key, uint64(num_blocks), block_bits, number)
+                sample_ids[i] = np.int64(number) * block + y % block
+
+
+@jit()
+def counts_before(weights, block, counts):
+    """Writes how many samples of each source come before a block of a mix. weights, counts int64 [S].
+
+    The sum of the weights is below 2**31, so that nothing here overflows.
+    """
+    left, total = block * MIX_BLOCK, weights.sum()
+    for s in range(weights.size):
+        whole, part = left // total, left % total
+        counts[s] = whole * weights[s] + (2 * part * weights[s] + total) // (2 * total)
+        left -= counts[s]
+        total -= weights[s]
+
+
+@jit()
+def mix_sources(positions, weights, seed, sources, inner, which, bounds):
+    """Writes the source of each position of a mix, and which position of the source's own stream it is.
+
+    positions, sources, inner int64 [B]. which int64 [B] gets the rows of source 0, then those of source 1, and so on;
+    those of source s begin at bounds[s], int64 [S + 1]. 10 ns a position, if positions follow one another.
+    """
+    before, after = np.empty_like(weights), np.empty_like(weights)
+    # Zeros, because for a position that does not exist the counts may overflow, and entries are used as indices.
+    source_at, number_at = np.zeros(MIX_BLOCK, np.int64), np.empty(MIX_BLOCK, np.int64)
+    last_block = np.int64(-(1 << 62))
+    bounds[:] = 0
     for i in range(positions.size):
-        epoch = positions[i] // num_samples
-        x = positions[i] - epoch * num_samples
-        group = min(x // group_samples, num_groups - 1)
-        if epoch != last_epoch or group != last_group:
-            block_key = key3(seed, BLOCKS, uint64(epoch))
-            group_key = absorb(key3(seed, GROUP, uint64(epoch)), uint64(group))
-            start = group * group_samples
-            size = num_samples - start if group == num_groups - 1 else group_samples
-            group_bits = num_bits(uint64(size))
-            last_epoch, last_group = epoch, group
-        y = np.int64(permuted(group_key, uint64(size), group_bits, uint64(x - start)))
-        epochs[i] = epoch
-        sample_ids[i] = start + y
-        if start + y < num_blocks * block:
-            number = uint64(group * GROUP_BLOCKS + y // block)
-            number = permuted(block_key, uint64(num_blocks), block_bits, number)
-            sample_ids[i] = np.int64(number) * block + y % block
+        block = positions[i] // MIX_BLOCK
+        if block != last_block:
+            last_block = block
+            counts_before(weights, block, before)
+            counts_before(weights, block + 1, after)
+            place = 0
+            for s in range(weights.size):
+                stop = place + after[s] - before[s]
+                source_at[place:stop] = s
+                place = stop
+            key = key3(seed, MIX, uint64(block))
+            bits = U0
+            for place in range(MIX_BLOCK - 1, 0, -1):
+                bits = bits << U32 if place & 1 == 0 else draw(key, uint64(place >> 1))
+                other = np.int64(below32(bits, uint64(place + 1)))
+                source_at[place], source_at[other] = source_at[other], source_at[place]
+            for place in range(MIX_BLOCK):
+                number_at[place] = before[source_at[place]]
+                before[source_at[place]] += 1
+        place = positions[i] - block * MIX_BLOCK
+        sources[i], inner[i] = source_at[place], number_at[place]
+        bounds[sources[i] + 1] += 1
+    for s in range(weights.size):
+        bounds[s + 1] += bounds[s]
+        before[s] = bounds[s]
+    for i in range(positions.size):
+        which[before[sources[i]]] = i
+        before[sources[i]] += 1
 
 
 # --------------------------------------------------------------------------------------------------- machine primitives
@@ -292,11 +360,11 @@ def phase(seed, epoch, total):
 
 
 @jit()
-def window_rows(epochs, sample_ids, seed, table, frames):
+def window_rows(which, epochs, sample_ids, seed, table, frames):
     """Lays out samples that are windows. epochs, sample_ids int64 [B]. Returns the number of spans."""
     total, text_length = table.starts[-1], frames.ids.shape[1] - 2
     last_epoch, first, num_spans = np.int64(-1), np.int64(0), 0
-    for b in range(sample_ids.size):
+    for b in which:
         if epochs[b] != last_epoch:
             last_epoch = epochs[b]
             first = phase(seed, last_epoch, total)
@@ -351,7 +419,7 @@ _piece_start, _piece_length = _inline()(piece_start), _inline()(piece_length)
 
 
 @jit()
-def piece_rows(sample_ids, pieces, bounds, table, frames, position_ids):
+def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids):
     """Lays out rows of one or more pieces of documents, each between a [CLS] and a [SEP] of its own.
 
     pieces uint64 [P]: see `pack_pieces`. bounds uint64 [N + 1]: row k holds pieces bounds[k] to bounds[k + 1]; if it is
@@ -359,7 +427,7 @@ def piece_rows(sample_ids, pieces, bounds, table, frames, position_ids):
     piece, and from 0 again in the padding. Returns the number of spans, or -1 if the index points out of its array.
     """
     num_spans, length = 0, frames.ids.shape[1]
-    for b in range(sample_ids.size):
+    for b in which:
         k = sample_ids[b]
         if bounds.size:
             first, stop = np.int64(bounds[k]), np.int64(bounds[k + 1])
@@ -572,7 +640,7 @@ def _cut_front(key, segment, excess):
 
 
 @jit()
-def pair_rows(epochs, sample_ids, seed, index, table, frames, columns):
+def pair_rows(which, epochs, sample_ids, seed, index, table, frames, columns):
     """Lays out rows [CLS] A [SEP] B [SEP]; text_places counts A, [SEP] and B.
 
     index: PairIndex. columns: PairColumns, overwritten. Returns the number of spans, or -1 if the index points out of
@@ -582,7 +650,7 @@ def pair_rows(epochs, sample_ids, seed, index, table, frames, columns):
     token_type_ids, next_sentence_label, cropped = columns.token_type_ids, columns.next_sentence_label, columns.cropped
     num_spans, max_tokens, total = 0, ids.shape[1] - 3, table.starts[-1]
     num_sentences = sentences.size - 1
-    for b in range(sample_ids.size):
+    for b in which:
         pair = pairs[sample_ids[b]]
         a_start, a_stop, b_stop, b_wanted = pair["a_start"], pair["a_stop"], pair["b_stop"], pair["b_wanted"]
         key = absorb(key3(seed, PAIRS, uint64(epochs[b]) + U1), uint64(sample_ids[b]))

@@ -1,16 +1,17 @@
 """The Loader: a stream of masked batches, whose whole state is one position.
 
-    position ──► sample id ──► row of ids ──► masked row and targets ──► Batch
-             order.py      samples.py     masking.py                types.py
+    position ──► source ──► sample id ──► row of ids ──► masked row and targets ──► Batch
+             mix.py     order.py      samples.py     masking.py                types.py
 
 A Loader holds no queue, no worker and no random generator. Batch t of rank r is computed when it is asked for, from
 (dataset, seed, position) alone. So any number of ranks, any restart and any batch size give the same global stream.
+Without a mix there is one source, and its positions are those of the stream.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from bertdata.format.answers import TeacherCache
 from bertdata.format.dataset import Dataset
 from bertdata.read import order
 from bertdata.read.masking import Masker
-from bertdata.read.samples import open_samples
-from bertdata.read.stream import Rows
+from bertdata.read.mix import Mix, Weight, only, require_alike, whole
+from bertdata.read.source import Source
+from bertdata.read.stream import Rows, Wanted, rows_of
 from bertdata.read.words import continuing_ids
 from bertdata.types import IGNORE_INDEX, Batch, Masking
 
@@ -32,7 +34,8 @@ STATE_VERSION = 1
 class Loader:
     """A stream of batches for one rank.
 
-    shards: an opened dataset.
+    shards: an opened dataset, or several with their weights, such as [(a, 0.7), (b, 0.3)], whose samples are mixed in
+        this ratio. They need the same tokenizer. Each is read as a Loader of it alone reads it, epoch after epoch.
     length: T, places of a row, [CLS] and [SEP] included.
     global_batch_size: rows of a step over all ranks. Each rank gets a nearly equal part: the numbers of rows differ by
         at most one, and can be 0.
@@ -44,7 +47,8 @@ class Loader:
     shuffle: "full" draws from all samples of an epoch; "blocks" draws from 64 MiB of them at a time, for a dataset that
         is larger than memory.
     masking: a Masking, or None for rows that are not masked.
-    epochs: the stream ends after so many passes, and its last step can be smaller; None: it never ends.
+    epochs: the stream ends after so many passes, and its last step can be smaller; None: it never ends. A pass of a mix
+        is as many samples as its datasets have together.
     variants: number M of different epochs; epoch e repeats the order and masks of epoch e mod M. None: every epoch has
         new masks.
     teacher_cache: directory with a teacher's answers to this same stream (bertrain.teacher). Each batch brings its
@@ -59,7 +63,7 @@ class Loader:
 
     def __init__(
         self,
-        shards: Dataset,
+        shards: Dataset | Sequence[tuple[Dataset, Weight]],
         *,
         length: int = 128,
         global_batch_size: int = 256,
@@ -92,29 +96,50 @@ class Loader:
             raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
         if variants is not None and variants < 1:
             raise UsageError(f"variants is {variants}; give at least 1, or None for new masks in every epoch")
+        pairs: tuple[Any, ...] = ((shards, 1),) if isinstance(shards, Dataset) else tuple(shards)
+        are_pairs = (
+            isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs
+        )
+        if not pairs or not all(are_pairs):
+            raise UsageError(
+                "what was given to read is no dataset; give an opened one, or several with their weights, such as "
+                "[(a, 0.7), (b, 0.3)]"
+            )
+        datasets, self._weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
+        if len(pairs) > 1 and (variants is not None or teacher_cache):
+            raise UsageError(
+                f"{'variants' if variants is not None else 'teacher_cache'} does not go with a mix of {len(pairs)} "
+                "datasets: a teacher's answers are to the samples of one dataset; give one"
+            )
+        require_alike(datasets)
         self._answers = TeacherCache(teacher_cache) if teacher_cache else None
         self.teacher_cache = teacher_cache
         self.variants = self._answers.variants if self._answers and variants is None else variants
-        self.shards, self.split, self.seed, self.length = shards, split, seed, length
+        self.shards = pairs[0][0] if len(pairs) == 1 else pairs
+        self.split, self.seed, self.length = split, seed, length
         self.global_batch_size, self.rank, self.world_size = global_batch_size, rank, world_size
         self.shuffle, self.masking, self.epochs = shuffle, masking, epochs
         self.position = 0  # samples that all ranks together have been given
         self.samples, self.short_seq_prob = samples, float(short_seq_prob)
         words = masking is not None and masking.policy in ("whole_word", "span")
-        self._samples = open_samples(
-            shards, samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob, words=words
-        )
         self._block = max(1, order.BLOCK_TOKENS // (length - 2)) if shuffle == "blocks" else None
-        self._group = self._requested = (-1, 0)  # groups of blocks: the one being read, the last that was read ahead
-        if shuffle == "full":
-            self._samples.stream.read_at_random()
-        continuing = continuing_ids(shards) if words else None
+        self._sources = [
+            Source(
+                dataset, samples=samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob,
+                words=words, block=self._block, variants=self.variants,
+            )
+            for dataset in datasets
+        ]  # fmt: skip
+        self._sizes = np.array([source.num_samples for source in self._sources])
+        self._mix = Mix(self._weights, seed=seed) if len(pairs) > 1 else None
+        self._special = datasets[0].special_tokens  # of all sources
+        continuing = continuing_ids(datasets[0]) if words else None
         self._maskers = [
-            Masker(part, shards.special_tokens, length=length, seed=seed, continuing_ids=continuing)
+            Masker(part, self._special, length=length, seed=seed, continuing_ids=continuing)
             for part in (masking.parts if masking else ())
         ]
         if self._answers:
-            self._answers.check(self._identity(), shards.manifest.tokenizer.get("tokenizer.json", ""))
+            self._answers.check(self._identity(), datasets[0].manifest.tokenizer.get("tokenizer.json", ""))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -126,17 +151,38 @@ class Loader:
 
     @property
     def num_samples(self) -> int:
-        """N: samples of an epoch, over all ranks."""
-        return self._samples.num_samples
+        """N: samples of an epoch, over all ranks; of a mix, the samples of all sources."""
+        return int(self._sizes.sum())
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """The datasets that the stream is read from, in the order in which they were given; each has .num_samples."""
+        return tuple(self._sources)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """The weights of the sources, as the smallest whole numbers in the same ratio."""
+        return self._weights
+
+    def counts(self, position: int | None = None) -> list[int]:
+        """How many samples of each source come before a position, the present one if it is None.
+
+        Divided by the source's num_samples they are its epochs.
+        """
+        position = self.position if position is None else position
+        return self._mix.counts(position) if self._mix else [position]
 
     @property
     def facts(self) -> dict[str, float]:
         """Shares of an epoch, from 0 to 1.
 
         pad_share: of the places, those that are padding. crop_share: of the text, what is cut off. For pairs also
-        random_share: of the pairs, those whose second segment is from another document.
+        random_share: of the pairs, those whose second segment is from another document. Of a mix they are means by
+        weight.
         """
-        return dict(self._samples.facts)
+        facts, total = [source.samples.facts for source in self._sources], sum(self._weights)
+        shares = [weight / total for weight in self._weights]
+        return {name: sum(share * of[name] for share, of in zip(shares, facts, strict=True)) for name in facts[0]}
 
     @property
     def num_slots(self) -> int:
@@ -165,7 +211,8 @@ class Loader:
             return None
         first, last = order.rank_slice(start, stop, rank=self.rank, world_size=self.world_size)
         if self._block and first < last:
-            self._read_ahead(last - 1, self._block)
+            for source, count in zip(self._sources, self.counts(last), strict=True):
+                source.read_ahead(max(0, count - 1))
         return self.read(np.arange(first, last))
 
     def read(self, positions: np.ndarray) -> Batch:
@@ -173,12 +220,11 @@ class Loader:
 
         Raises UsageError for positions after the end of a teacher's cache.
         """
-        positions, epochs, sample_ids = self._samples_at(positions)
-        rows = self._samples.rows(epochs, sample_ids)
+        positions, sources, epochs, sample_ids, rows = self._rows_at(positions)
         masked_positions, targets = self._mask(rows, positions, epochs, sample_ids)
         teacher: dict[str, Any] = {}
         if self._answers:
-            answers = self._answers.read(positions, self.shards.special_tokens.vocab_size)
+            answers = self._answers.read(positions, self._special.vocab_size)
             teacher = {f"teacher_{name}": array for name, array in answers._asdict().items()}
         return Batch(
             input_ids=rows.ids,
@@ -189,6 +235,7 @@ class Loader:
             token_type_ids=rows.token_type_ids,
             next_sentence_label=rows.next_sentence_label,
             position_ids=rows.position_ids,
+            sources=sources,
             **teacher,
         )
 
@@ -196,18 +243,25 @@ class Loader:
         """Which tokens of the split the samples at any positions, int64 [B], are made of: int64 [n, 3].
 
         Each of the n lines is an index of `positions`, the number of a token in the stream of the split (its shards end
-        to end), and how many tokens of that row begin there. Separators of documents count only for windows.
+        to end), and how many tokens of that row begin there. Separators of documents count only for windows. In a mix
+        the stream is that of the row's source.
         """
-        _, epochs, sample_ids = self._samples_at(positions)
-        spans = self._samples.rows(epochs, sample_ids).spans
+        spans = self._rows_at(positions)[-1].spans
         assert spans is not None  # noqa: S101  (of the samples of this library)
         return np.stack([spans["row"], spans["start"], spans["length"]], 1)
 
-    def _samples_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The positions, those after --variants counted from 0 again; their epochs and their sample ids."""
+    def _rows_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray, Rows]:
+        """The positions, those after --variants counted from 0 again; their sources, epochs, sample ids and rows."""
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
-        return positions, *order.sample_ids(positions, num_samples=self.num_samples, seed=self.seed, block=self._block)
+        places = self._mix.places(positions) if self._mix else only(positions)
+        epochs, sample_ids = order.sample_ids(
+            places.positions, num_samples=self._sizes, seed=self.seed, block=self._block, which=places.which,
+            bounds=places.bounds,
+        )  # fmt: skip
+        which = zip(self._sources, places.rows(), strict=True)
+        rows = rows_of([(source.samples, Wanted(mine, epochs, sample_ids)) for source, mine in which])
+        return positions, places.sources, epochs, sample_ids, rows
 
     def _mask(
         self, rows: Rows, positions: np.ndarray, epochs: np.ndarray, sample_ids: np.ndarray
@@ -219,6 +273,8 @@ class Loader:
         """
         if not self._maskers:
             return np.empty((positions.size, 0), np.int64), np.empty((positions.size, 0), np.int64)
+        if len(self._maskers) == 1:
+            return self._maskers[0].apply(rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word)
         assert self.masking  # noqa: S101  (there are maskers)
         firsts = [first for first, _ in self.masking.later]
         part_of_row = np.searchsorted(firsts, positions, side="right")
@@ -237,28 +293,14 @@ class Loader:
             masked_positions[where, : masker.num_slots], targets[where, : masker.num_slots] = found
         return masked_positions, targets
 
-    def _read_ahead(self, position: int, block: int) -> None:
-        """When a group of blocks is entered, asks the disk for it and for the next one, unless it was asked before."""
-        n = self.num_samples
-        if self.variants is not None:
-            position %= self.variants * n
-        epoch, number = group = order.group_of(position, num_samples=n, block=block)
-        if group == self._group:
-            return
-        is_last = order.group_of((epoch + 1) * n - 1, num_samples=n, block=block) == group
-        next_epoch = epoch + 1 if self.variants is None else (epoch + 1) % self.variants
-        next_group = (next_epoch, 0) if is_last else (epoch, number + 1)
-        for wanted in [next_group] if group == self._requested else [group, next_group]:
-            for first, stop in order.blocks_of(*wanted, num_samples=n, seed=self.seed, block=block):
-                self._samples.stream.read_ahead(self._samples.ranges(wanted[0], first, stop))
-        self._group, self._requested = group, next_group
-
     def _identity(self) -> dict[str, Any]:
         """The members of a state that must be the same when it is loaded."""
+        ids = [source.dataset.dataset_id for source in self._sources]
+        mix = [list(pair) for pair in zip(ids, self._weights, strict=True)]
         variants = {} if self.variants is None else {"variants": self.variants}
         return variants | {
             "version": STATE_VERSION,
-            "dataset_id": self.shards.dataset_id,
+            **({"sources": mix} if self._mix else {"dataset_id": ids[0]}),
             "split": self.split,
             "seed": self.seed,
             "length": self.length,
@@ -282,7 +324,7 @@ class Loader:
             state["masking"] = Masking().state() | state["masking"]
         differing = [
             f"{name} was {state.get(name)!r} and is {value!r}"
-            for name, value in ({"variants": None} | self._identity()).items()
+            for name, value in ({"variants": None, "sources": None, "dataset_id": None} | self._identity()).items()
             if state.get(name) != value
         ]
         if differing:

@@ -24,21 +24,31 @@ BLOCK_TOKENS = 1 << 19  # tokens of a block of samples: 1 MiB of uint16
 
 
 def sample_ids(
-    positions: NDArray[np.int64], *, num_samples: int, seed: int, block: int | None = None
+    positions: NDArray[np.int64],
+    *,
+    num_samples: int | NDArray[np.int64],
+    seed: int,
+    block: int | None = None,
+    which: NDArray[np.int64] | None = None,
+    bounds: NDArray[np.int64] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The epochs and the sample ids of positions, int64 [B] each: every epoch is a keyed permutation of the samples.
 
-    block: samples of a block, at most 2**40; None permutes all samples of an epoch freely. About 45 ns a sample without
-    blocks, twice that with blocks; no memory.
+    num_samples: of an epoch; in a mix int64 [S], of each source. block: samples of a block, at most 2**40; None
+    permutes all samples of an epoch freely. which, bounds: as mix.Places has them; None: there is one source. About
+    45 ns a sample without blocks, twice that with blocks; no memory.
 
     The permutation is an 8-round Feistel network on the smallest power of two (Luby and Rackoff, 1988), repeated until
     it is in range (Black and Rogaway, 2002). docs/determinism.md defines it.
     """
+    which = np.arange(positions.size) if which is None else which
+    bounds = np.array([0, positions.size]) if bounds is None else bounds
     epochs, ids = np.empty_like(positions), np.empty_like(positions)
+    sizes = num_samples if isinstance(num_samples, np.ndarray) else np.array([num_samples])
     if block is None:
-        kernels.permute(positions, num_samples, np.uint64(seed), epochs, ids)
+        kernels.permute(positions, sizes, which, bounds, np.uint64(seed), epochs, ids)
     else:
-        kernels.permute_blocks(positions, num_samples, min(block, num_samples), np.uint64(seed), epochs, ids)
+        kernels.permute_blocks(positions, sizes, which, bounds, block, np.uint64(seed), epochs, ids)
     return epochs, ids
 
 

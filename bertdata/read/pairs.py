@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from bertdata.errors import UsageError, damaged
 from bertdata.read import kernels
 from bertdata.read.index import Append, index_identity, open_index
-from bertdata.read.stream import Rows, TokenStream, require_sound
+from bertdata.read.stream import Columns, TokenStream, Wanted, require_sound
 
 _FACTS_SAMPLES = 4096
 
@@ -56,32 +56,37 @@ class Pairs:
         identity = index_identity(stream, "pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}
         arrays, self._index_facts = open_index(identity, {"pairs": "<i8", "sentences": "<u8"}, self._write_index)
         self._index = kernels.PairIndex(arrays["pairs"].view(kernels.PAIR), arrays["sentences"])
-        self.num_samples = self._index.pairs.size
+        self.num_samples, self.spans_per_row = self._index.pairs.size, 2
         require_sound(self.num_samples - 1)
 
     @property
     def facts(self) -> dict[str, float]:
         """pad_share and crop_share are those of 4,096 evenly spaced samples."""
         chosen = np.linspace(0, self.num_samples - 1, min(_FACTS_SAMPLES, self.num_samples)).astype(np.int64)
-        rows, cropped = self._rows(np.zeros_like(chosen), chosen)
-        kept, lost = int((rows.text_places - 1).sum()), int(cropped.sum())
+        shape = chosen.size, self.stream.length
+        frames = kernels.Frames(np.empty(shape, np.int64), np.empty_like(chosen), np.empty(2 * shape[0], kernels.SPAN))
+        wanted = Wanted(np.arange(chosen.size), np.zeros_like(chosen), chosen)
+        num_spans, cropped = self._lay_out(wanted, frames, self.columns(chosen.size))
+        require_sound(num_spans)
+        kept, lost = int((frames.text_places - 1).sum()), int(cropped.sum())
         pad_share = 1 - (kept + 3 * chosen.size) / (self.stream.length * chosen.size)
         return self._index_facts | {"pad_share": pad_share, "crop_share": lost / (kept + lost)}
 
-    def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
-        return self._rows(epochs, sample_ids)[0]
+    def columns(self, num_rows: int) -> Columns:
+        return {
+            "token_type_ids": np.empty((num_rows, self.stream.length), np.int64),
+            "next_sentence_label": np.empty(num_rows, np.int64),
+        }
 
-    def _rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> tuple[Rows, NDArray[np.int64]]:
-        """Returns the rows, and how many tokens were cut off from each."""
-        frames = self.stream.frames(sample_ids.size, spans_per_row=2)
-        columns = kernels.PairColumns(
-            np.empty_like(frames.ids), np.empty_like(frames.text_places), np.empty_like(frames.text_places)
-        )
-        num_spans = kernels.pair_rows(epochs, sample_ids, self._seed, self._index, self.stream.table, frames, columns)
-        rows = self.stream.rows(
-            frames, num_spans, token_type_ids=columns.token_type_ids, next_sentence_label=columns.next_sentence_label
-        )
-        return rows, columns.cropped
+    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> int:
+        return self._lay_out(wanted, frames, columns)[0]
+
+    def _lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> tuple[int, NDArray[np.int64]]:
+        """Returns the number of spans, and how many tokens were cut off from each row."""
+        own = kernels.PairColumns(**columns, cropped=np.empty_like(wanted.sample_ids))
+        index, table = self._index, self.stream.table
+        num_spans = kernels.pair_rows(*wanted, self._seed, index, table, frames, own)
+        return int(num_spans), own.cropped
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Leaves out segments that are from other documents."""

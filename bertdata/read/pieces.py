@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from bertdata.errors import UsageError, damaged
 from bertdata.read import kernels
 from bertdata.read.index import Append, index_identity, open_index
-from bertdata.read.stream import Rows, TokenStream, require_sound
+from bertdata.read.stream import Columns, TokenStream, Wanted, require_sound
 
 PACKED_TOGETHER = 1 << 19  # tokens: only pieces that begin in the same stretch of this length may share rows
+_NOT_WANTED = np.empty((0, 0), np.int64)
 MAX_LENGTH = 1 << 16  # places of a row: an index has 16 bits for the length of a piece
 
 
@@ -52,13 +53,15 @@ class Pieces:
             arrays, self.facts = open_index(index_identity(stream, "documents"), {"pieces": "<u8"}, self._write_pieces)
         self._pieces, self._bounds = arrays["pieces"], arrays.get("rows", np.zeros(0, np.uint64))
         self.num_samples = self._bounds.size - 1 if packed else self._pieces.size
-        self._spans_per_row = int(self.facts.pop("max_pieces", 1))  # of a row
+        self.spans_per_row = int(self.facts.pop("max_pieces", 1))  # of a row
 
-    def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
-        frames = self.stream.frames(sample_ids.size, spans_per_row=self._spans_per_row)
-        position_ids = np.empty(frames.ids.shape if self._packed else (0, 0), np.int64)
-        num_spans = kernels.piece_rows(sample_ids, self._pieces, self._bounds, self.stream.table, frames, position_ids)
-        return self.stream.rows(frames, num_spans, position_ids=position_ids if self._packed else None)
+    def columns(self, num_rows: int) -> Columns:
+        return {"position_ids": np.empty((num_rows, self.stream.length), np.int64)} if self._packed else {}
+
+    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> int:
+        position_ids = columns.get("position_ids", _NOT_WANTED)
+        index = self._pieces, self._bounds
+        return int(kernels.piece_rows(wanted.which, wanted.sample_ids, *index, self.stream.table, frames, position_ids))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         if self._packed:

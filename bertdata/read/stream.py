@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ from bertdata.format.dataset import Dataset
 from bertdata.read import kernels
 
 _DOCUMENTS_AT_ONCE = 1 << 16
+Columns = dict[str, NDArray[np.int64]]
+"""The members of Rows that only one kind of samples has, by name."""
 
 
 class Rows(NamedTuple):
@@ -31,18 +33,33 @@ class Rows(NamedTuple):
     spans: NDArray[Any] | None = None  # kernels.SPAN [n]: which tokens of the stream the rows are made of
 
 
+class Wanted(NamedTuple):
+    """Samples of one dataset, and the rows of a batch that they fill."""
+
+    which: NDArray[np.int64]  # [n]: numbers of the rows
+    epochs: NDArray[np.int64]  # [B], of all rows of the batch
+    sample_ids: NDArray[np.int64]  # [B]
+
+
 class Samples(Protocol):
     """One way to cut a split into samples: Windows, Pieces or Pairs."""
 
     stream: TokenStream
     num_samples: int  # of an epoch
+    spans_per_row: int  # at most
 
     @property
     def facts(self) -> dict[str, float]:
         """Shares of an epoch, from 0 to 1; see `Loader.facts`."""
 
-    def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
-        """The rows of samples: epochs and sample_ids int64 [B]. Raises DatasetError for damage."""
+    def columns(self, num_rows: int) -> Columns:
+        """The members of Rows that only this kind of samples has, not initialized."""
+
+    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> int:
+        """Lays out rows of a batch, whose arrays are frames and columns.
+
+        Returns the number of spans; below 0 if the index is damaged.
+        """
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Ranges of the stream that hold the text of samples first, first + 1, ..., stop - 1."""
@@ -52,6 +69,7 @@ class TokenStream:
     """The tokens of a split, its shards end to end. All processes that read a dataset share its pages.
 
     .starts int64 [num_shards + 1]: where each shard begins in the stream, then the length of the stream.
+    .word_addresses int64 [num_shards]: memory address of the words array of each shard; None: not stored or not asked.
 
     Raises UsageError if the dataset has no such split, if rows of this length have no room for text, or if the
     tokenizer lacks [CLS] or [SEP].
@@ -77,17 +95,17 @@ class TokenStream:
             )
         self.dataset, self.split, self.length = dataset, split, length
         self.shards, self.starts = dataset.splits[split].shards, dataset.splits[split].first_tokens
-        self._zero = np.dtype(dataset.manifest.token_dtype).type(0)  # tells kernels the dtype of tokens
-        self._pad = special.pad or 0  # without a padding token it is 0: the attention mask hides it
+        self.zero = np.dtype(dataset.manifest.token_dtype).type(0)  # tells kernels the dtype of tokens
+        self.pad = special.pad or 0  # without a padding token it is 0: the attention mask hides it
         count, separator = len(self.shards), int(special.separator is not None)
         self._tokens: dict[int, Any] = {}  # by the number of the shard, of those that are open
         self._addresses = np.zeros(count, np.int64)  # 0 of those that are not open, or not mapped
         self.table = kernels.TokenTable(
-            self.starts, self._addresses, self._zero.itemsize, separator, cls=special.cls, sep=special.sep
+            self.starts, self._addresses, self.zero.itemsize, separator, cls=special.cls, sep=special.sep
         )
         self._words: list[Any] = []
         has_words = words and dataset.splits[split].stores("words")
-        self._word_addresses = np.zeros(count, np.int64) if has_words else None
+        self.word_addresses = np.zeros(count, np.int64) if has_words else None
         self._is_random = False
         self._open([0])
         self._mapped = not isinstance(self._tokens[0], Unmapped)
@@ -104,9 +122,9 @@ class TokenStream:
                 self._addresses[number] = tokens.ctypes.data
                 if self._is_random:
                     pages_of(tokens).madvise(mmap.MADV_RANDOM)
-            if self._word_addresses is not None:
+            if self.word_addresses is not None:
                 self._words.append(self.dataset.array(self.shards[number].name, "words"))
-                self._word_addresses[number] = self._words[-1].ctypes.data
+                self.word_addresses[number] = self._words[-1].ctypes.data
             self._tokens[number] = tokens
 
     def _open_shards_of(self, spans: NDArray[Any]) -> None:
@@ -116,43 +134,14 @@ class TokenStream:
         self._open(np.unique(numbers[is_new]).tolist())
         spans["address"][is_new] += self._addresses[numbers[is_new]]
 
-    def frames(self, num_rows: int, *, spans_per_row: int) -> kernels.Frames:
-        """Arrays for rows, not initialized."""
-        return kernels.Frames(
-            np.empty((num_rows, self.length), np.int64),
-            np.empty(num_rows, np.int64),
-            np.empty(num_rows * spans_per_row, kernels.SPAN),
-        )
-
-    def rows(self, frames: kernels.Frames, num_spans: int, **columns: NDArray[np.int64] | None) -> Rows:
-        """Copies the tokens of spans into their rows, and pads the rows.
-
-        num_spans: what a kernel returned that lays out rows; below 0 if its index was damaged. columns: members of Rows
-        that only some kinds of samples have. Raises DatasetError for a damaged index, and for an id outside the
-        vocabulary.
-        """
-        require_sound(num_spans)
+    def read(self, spans: NDArray[Any]) -> NDArray[Any] | None:
+        """Opens the shards of spans. If the files are not mapped: reads their tokens, and points the spans at them."""
         if len(self._tokens) < len(self.shards):
-            self._open_shards_of(frames.spans[:num_spans])
-        tokens = None if self._mapped else self._read(frames.spans[:num_spans])
-        largest, padding = kernels.fill_rows(frames, num_spans, self._zero, self._pad)
-        del tokens  # spans point into it until here
-        if largest >= self.dataset.special_tokens.vocab_size:
-            raise damaged(self.dataset.path)
-        attention_mask = inside_word = None
-        if padding:
-            attention_mask = np.empty_like(frames.ids)
-            kernels.attend(frames.text_places, attention_mask)
-        if self._word_addresses is not None:
-            inside_word = np.zeros(frames.ids.shape, np.uint8)
-            kernels.mark_inside_words(frames, num_spans, self.starts, self._word_addresses, inside_word)
-        spans = frames.spans[:num_spans]
-        return Rows(frames.ids, frames.text_places, attention_mask, inside_word, **columns, spans=spans)
-
-    def _read(self, spans: NDArray[Any]) -> NDArray[Any]:
-        """Reads the tokens of spans from files that are not mapped, and points the spans at them."""
+            self._open_shards_of(spans)
+        if self._mapped:
+            return None
         offsets = np.append(0, np.cumsum(spans["length"]))
-        tokens = np.empty(int(offsets[-1]), self._zero.dtype)
+        tokens = np.empty(int(offsets[-1]), self.zero.dtype)
         bounds = offsets.tolist()
         for first, stop, start in zip(bounds, bounds[1:], spans["start"].tolist(), strict=False):
             shard = int(np.searchsorted(self.starts, start, side="right")) - 1
@@ -169,7 +158,7 @@ class TokenStream:
 
     def read_at_random(self) -> None:
         """Tells the system to read no more pages than are asked for, if the tokens are larger than half the memory."""
-        num_bytes = int(self.starts[-1]) * self._zero.itemsize
+        num_bytes = int(self.starts[-1]) * self.zero.itemsize
         self._is_random = self._mapped and num_bytes > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
         for tokens in self._tokens.values() if self._is_random else ():
             pages_of(tokens).madvise(mmap.MADV_RANDOM)
@@ -186,11 +175,42 @@ class TokenStream:
                 pages = pages_of(self._tokens[shard])
                 header = len(pages) - self._tokens[shard].nbytes
                 first, last = (
-                    header + self._zero.itemsize * (place - int(self.starts[shard])) for place in (start, stop_here)
+                    header + self.zero.itemsize * (place - int(self.starts[shard])) for place in (start, stop_here)
                 )
                 first -= first % mmap.PAGESIZE
                 pages.madvise(mmap.MADV_WILLNEED, first, last - first)
                 start = stop_here
+
+
+def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
+    """The rows of a batch. parts: samples of one or more datasets, all of one kind, length and tokenizer.
+
+    Raises DatasetError for a damaged index, and for an id outside the vocabulary.
+    """
+    first, num_rows = parts[0][0].stream, parts[0][1].sample_ids.size
+    ids, text_places = np.empty((num_rows, first.length), np.int64), np.empty(num_rows, np.int64)
+    spans = np.empty(num_rows * max([samples.spans_per_row for samples, _ in parts]), kernels.SPAN)
+    whole, columns = kernels.Frames(ids, text_places, spans), parts[0][0].columns(num_rows)
+    num_spans, tokens, inside_word = 0, [], None
+    for samples, wanted in parts:
+        stream = samples.stream
+        frames = whole._replace(spans=spans[num_spans:]) if num_spans else whole
+        count = samples.lay_out(wanted, frames, columns)
+        require_sound(count)
+        num_spans += count
+        tokens.append(stream.read(frames.spans[:count]))
+        if stream.word_addresses is not None:
+            inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word
+            kernels.mark_inside_words(frames, count, stream.starts, stream.word_addresses, inside_word)
+    largest, padding = kernels.fill_rows(whole, num_spans, first.zero, first.pad)
+    del tokens  # spans point into it until here
+    if largest >= first.dataset.special_tokens.vocab_size:
+        raise damaged(next(samples.stream.dataset.path for samples, wanted in parts if largest in ids[wanted.which]))
+    attention_mask = None
+    if padding:
+        attention_mask = np.empty_like(ids)
+        kernels.attend(text_places, attention_mask)
+    return Rows(ids, text_places, attention_mask, inside_word, **columns, spans=spans[:num_spans])
 
 
 def require_sound(count: int) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertdata.read import kernels
-from bertdata.read.stream import Rows, TokenStream
+from bertdata.read.stream import Columns, TokenStream, Wanted
 
 
 class Windows:
@@ -27,14 +26,15 @@ class Windows:
     def __init__(self, stream: TokenStream, *, seed: int) -> None:
         self.stream, self._seed = stream, np.uint64(seed)
         self._text_length, self._total = stream.length - 2, int(stream.starts[-1])
-        self._spans_per_row = min(len(stream.shards), self._text_length) + 1
+        self.spans_per_row = min(len(stream.shards), self._text_length) + 1
         self.num_samples = -(-self._total // self._text_length)
         self.facts = {"pad_share": 1 - (self._total / self.num_samples + 2) / stream.length, "crop_share": 0.0}
 
-    def rows(self, epochs: NDArray[np.int64], sample_ids: NDArray[np.int64]) -> Rows:
-        frames = self.stream.frames(sample_ids.size, spans_per_row=self._spans_per_row)
-        num_spans = kernels.window_rows(epochs, sample_ids, self._seed, self.stream.table, frames)
-        return self.stream.rows(frames, num_spans)
+    def columns(self, num_rows: int) -> Columns:
+        return {}
+
+    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> int:
+        return int(kernels.window_rows(*wanted, self._seed, self.stream.table, frames))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         total = self._total

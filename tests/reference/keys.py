@@ -1,6 +1,7 @@
 """docs/determinism.md in plain Python: a function for each of its definitions, on ints and lists."""
 
 import math
+from fractions import Fraction
 
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
@@ -39,6 +40,32 @@ def below(x, n):
 
 def below32(x, n):
     return (x >> 32) * n // 2**32
+
+
+# --------------------------------------------------------------------------------------------------------------- mixes
+
+
+def shares_before(block, weights):
+    """How many of the positions before a block of a mix are of each source, with exact fractions."""
+    left, counts = 100 * block, []
+    for number, weight in enumerate(weights):
+        counts.append(math.floor(left * Fraction(weight, sum(weights[number:])) + Fraction(1, 2)))
+        left -= counts[-1]
+    return counts
+
+
+def mixed(position, *, weights, seed):
+    """The source of a position, and the position in the source's own stream."""
+    block, place = divmod(position, 100)
+    before, after = shares_before(block, weights), shares_before(block + 1, weights)
+    entries = [source for source in range(len(weights)) for _ in range(after[source] - before[source])]
+    k = key(seed, "mix", block)
+    for t in range(99, 0, -1):
+        drawn = draw(k, t // 2)
+        other = (drawn >> 32 if t % 2 else drawn % 2**32) * (t + 1) // 2**32
+        entries[t], entries[other] = entries[other], entries[t]
+    source = entries[place]
+    return source, before[source] + entries[:place].count(source)
 
 
 # ------------------------------------------------------------------------------------------------------------- order

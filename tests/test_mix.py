@@ -1,0 +1,345 @@
+"""A mix reads each of its sources as a Loader of it alone does, in exact shares and in an order without a pattern."""
+
+import json
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from conftest import SPECIAL, make_text, write_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import keys
+
+import bertdata
+from bertdata import IGNORE_INDEX, Loader, Masking
+from bertdata.build import build
+from bertdata.errors import DatasetError, StateError, UsageError
+from bertdata.read import order
+from bertdata.read.mix import MAX_SUM, Mix, whole
+from bertdata.read.stream import TokenStream
+from bertdata.types import SpecialTokens
+
+KINDS = [
+    {},
+    {"samples": "documents"},
+    {"samples": "packed", "masking": Masking(policy="span")},
+    {"samples": "pairs", "masking": Masking(policy="whole_word")},
+    {"shuffle": "blocks", "masking": Masking(policy="bernoulli")},
+    {"masking": None},
+]
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory, vocab):
+    """Two datasets more, with the tokenizer of `dataset`; the second one is small."""
+    found = []
+    for number, num_documents in ((1, 60), (2, 9)):
+        folder = tmp_path_factory.mktemp("other")
+        (folder / "text").write_text(make_text(num_documents, seed=number), encoding="utf-8")
+        build([folder / "text"], folder / "shards", tokenizer=vocab, sentences="line", validation=0, shard_size=9000)
+        found.append(bertdata.open(folder / "shards"))
+    return found
+
+
+@pytest.fixture
+def mix(dataset, others):
+    return [(dataset, 0.7), (others[0], 0.25), (others[1], "0.05")]
+
+
+def weights_and_seed():
+    weights = st.lists(st.integers(1, 12) | st.integers(1, 10**8), min_size=2, max_size=6)
+    return st.tuples(weights.map(whole), st.integers(0, 2**64 - 1))
+
+
+def assert_same(one, other):
+    assert one.arrays().keys() == other.arrays().keys()
+    for name, array in one.arrays().items():
+        assert np.array_equal(array, other.arrays()[name]), name
+
+
+# ---------------------------------------------------------------------------------------------------------- positions
+
+
+@given(weights_and_seed(), st.lists(st.integers(0, 300) | st.integers(0, 2**62 - 1), max_size=8))
+def test_places_equal_their_twin(given, positions):
+    weights, seed = given
+    places = Mix(weights, seed=seed).places(np.array(positions, np.int64))
+    expected = [keys.mixed(position, weights=weights, seed=seed) for position in positions]
+    assert list(zip(places.sources.tolist(), places.positions.tolist(), strict=True)) == expected
+    rows = [[row for row, (source, _) in enumerate(expected) if source == number] for number in range(len(weights))]
+    assert [which.tolist() for which in places.rows()] == rows
+
+
+@given(weights_and_seed(), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=3))
+def test_positions_that_do_not_exist_lead_to_some_source(given, positions):
+    """They are not refused, as those of one dataset are not, and nothing is written outside an array."""
+    places = Mix(given[0], seed=given[1]).places(np.array(positions))
+    assert ((places.sources >= 0) & (places.sources < len(given[0]))).all()
+    assert sum(which.size for which in places.rows()) == len(positions)
+
+
+@given(weights_and_seed(), st.integers(0, 10**6) | st.integers(0, 2**61), st.integers(1, 450))
+def test_a_source_advances_by_one_and_counts_say_where_it_is(given, start, number):
+    """So every position of a source is read exactly once, in ascending order, wherever reading begins."""
+    mix = Mix(given[0], seed=given[1])
+    places = mix.places(np.arange(start, start + number))
+    before, after = mix.counts(start), mix.counts(start + number)
+    assert sum(before) == start
+    for source, which in enumerate(places.rows()):
+        assert places.positions[which].tolist() == list(range(before[source], after[source]))
+
+
+@given(weights_and_seed(), st.integers(0, 2**62 // 100 - 1))
+def test_shares_are_exact(given, block):
+    weights, total = given[0], sum(given[0])
+    counts = Mix(weights, seed=given[1]).counts(100 * block)
+    errors = [abs(count - Fraction(100 * block * weight, total)) for count, weight in zip(counts, weights, strict=True)]
+    assert max(errors) <= Fraction(len(weights) - 1, 2)
+    whole_blocks = block // total * total
+    assert Mix(weights, seed=given[1]).counts(100 * whole_blocks) == [100 * whole_blocks * w // total for w in weights]
+
+
+def test_decimals_of_two_digits_are_exact_in_every_block():
+    mix = Mix(whole([0.62, 0.37, 0.01]), seed=3)
+    sources = mix.places(np.arange(50_000)).sources.reshape(-1, 100)
+    assert all((sources == source).sum(1).tolist() == [number] * 500 for source, number in enumerate((62, 37, 1)))
+
+
+def chi_square(observed, expected):
+    return float(((observed - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (7, 3), (5, 3, 2), (90, 7, 3)])
+def test_sources_interleave_without_a_pattern(weights):
+    """Which sources stand at two places of a block is as often as chance makes it; so is the source of each place."""
+    blocks, here = 20_000, np.array(weights) * 100 // sum(weights)
+    sources = Mix(weights, seed=11).places(np.arange(100 * blocks)).sources.reshape(blocks, 100)
+    for source, number in enumerate(here):
+        share = number / 100
+        at_place = chi_square((sources == source).sum(0), blocks * share) / (1 - share)
+        assert abs(at_place - 100) < 4.5 * 200**0.5, "some places have a source more often than others, or too evenly"
+    inside = np.outer(here, here) - np.diag(here)
+    limit = {2: 16.3, 3: 26.1}[len(weights)]  # of 3 or 8 degrees: p > 0.001
+    for gap in (1, 2, 3, 4, 5, 7, 10, 25, 50, 63):
+        for place in (0, 36):
+            pairs = np.zeros_like(inside)
+            np.add.at(pairs, (sources[:, place], sources[:, place + gap]), 1)
+            assert chi_square(pairs, blocks * inside / 9900) < limit, (gap, place)
+    across = np.zeros_like(inside)
+    np.add.at(across, (sources[:-1, 99], sources[1:, 0]), 1)
+    assert chi_square(across, (blocks - 1) * np.outer(here, here) / 10_000) < limit
+
+
+def test_another_seed_is_another_order():
+    sources = [Mix((7, 3), seed=seed).places(np.arange(10_000)).sources for seed in (0, 1, 2**63)]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert abs((sources[one] == sources[other]).mean() - 0.58) < 0.03
+
+
+# ---------------------------------------------------------------------------------------------------------- weights
+
+
+def test_weights_are_exact_decimals():
+    assert whole([0.7, 0.3]) == whole(["0.70", Fraction(3, 10)]) == whole([np.float64(7), 3]) == (7, 3)
+    assert whole([0.1, 0.2, 0.3]) == (1, 2, 3)
+    assert whole([1 / 3, 2 / 3]) == (1, 2)  # their decimals are in this ratio
+    assert whole([5]) == (1,)
+    assert whole([MAX_SUM - 1, 1]) == (MAX_SUM - 1, 1)
+
+
+@pytest.mark.parametrize("weight", [0, -1, "x", float("nan"), float("inf"), None, ""])
+def test_a_weight_that_is_no_number_above_0_is_refused(dataset, others, weight):
+    with pytest.raises(UsageError, match=f"the weight of a dataset is {weight}; give a number above 0, such as 0.7"):
+        Loader([(dataset, 1), (others[0], weight)])
+
+
+def test_weights_of_too_many_digits_are_refused():
+    for weights in ([0.1234567891, 1], [1 / 3, 0.5]):
+        with pytest.raises(UsageError, match=f"the weights {weights[0]}, {weights[1]} have too many digits; give "):
+            whole(weights)
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_rows_are_those_of_each_source_alone(mix, monkeypatch, options):
+    monkeypatch.setattr(order, "BLOCK_TOKENS", 60)
+    options = {"length": 32, "seed": 5} | options
+    loader = Loader(mix, **options)
+    alone = [Loader(dataset, **options) for dataset, _ in mix]
+    end = 4 * loader.num_samples
+    for positions in (np.arange(300), np.array([end, 3, 2**50, 4]), np.arange(end, end + 99), np.arange(0)):
+        batch, places = loader.read(positions), Mix((14, 5, 1), seed=5).places(positions)
+        assert np.array_equal(batch.sources, places.sources)
+        for source, which in enumerate(places.rows()):
+            own = alone[source].read(places.positions[which])
+            arrays = batch.arrays()
+            assert own.sources is None
+            if own.attention_mask is None and which.size and "attention_mask" in arrays:
+                assert (arrays["attention_mask"][which] == 1).all()
+            for name, array in own.arrays().items():
+                assert np.array_equal(arrays[name][which], array), name
+
+
+def test_every_sample_of_a_source_comes_once_in_each_of_its_epochs(mix):
+    loader = Loader(mix, length=32, global_batch_size=50)
+    seen = [[] for _ in mix]
+    while loader.counts()[0] < 2 * loader.sources[0].num_samples:
+        batch = next(loader)
+        for source, sample in zip(batch.sources.tolist(), batch.sample_ids.tolist(), strict=True):
+            seen[source].append(sample)
+    assert loader.counts() == [len(samples) for samples in seen]
+    for source, samples in zip(loader.sources, seen, strict=True):
+        n = source.num_samples
+        for first in range(0, len(samples) - n + 1, n):
+            assert sorted(samples[first : first + n]) == list(range(n))
+    assert len(seen[2]) // loader.sources[2].num_samples != len(seen[1]) // loader.sources[1].num_samples
+
+
+def test_another_source_or_weight_does_not_change_a_source(dataset, others):
+    def read(mix):
+        batch = Loader([(dataset, 1), *mix], length=32, masking=Masking()).read(np.arange(400))
+        return batch.input_ids[batch.sources == 0], batch.targets[batch.sources == 0]
+
+    first = read([(others[0], 1)])
+    for mix in ([(others[0], 0.31)], [(others[1], 1)], [(others[1], 2), (others[0], 0.5)]):
+        for one, other in zip(first, read(mix), strict=True):
+            size = min(len(one), len(other))
+            assert size > 80
+            assert np.array_equal(one[:size], other[:size])
+
+
+def test_the_share_of_masked_tokens_changes_at_a_position_of_the_mix(mix):
+    changing = Loader(mix, length=32, masking=Masking(probability=0.3, later=((150, 0.1),)))
+    chosen = (changing.read(np.arange(300)).targets != IGNORE_INDEX).sum(1)
+    assert chosen[:150].min() > chosen[150:].max()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_ranks_share_the_global_batches(mix, world_size):
+    options = {"length": 16, "global_batch_size": 13, "seed": 4}
+    one = Loader(mix, **options)
+    ranks = [Loader(mix, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for _ in range(30):
+        whole_batch, parts = next(one), [next(rank) for rank in ranks]
+        for name in ("input_ids", "masked_positions", "targets", "sample_ids", "sources"):
+            joined = np.concatenate([getattr(part, name) for part in parts])
+            assert np.array_equal(getattr(whole_batch, name), joined), name
+
+
+def test_restoring_from_every_step_gives_the_rest_of_the_stream(mix):
+    options = {"length": 64, "global_batch_size": 37, "seed": 9, "epochs": 1}
+    loader = Loader(mix, **options)
+    assert loader.num_samples == sum(source.num_samples for source in loader.sources)
+    states, batches = [json.dumps(loader.state_dict())], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(json.dumps(loader.state_dict()))
+    assert len(batches) == -(-loader.num_samples // 37)
+    assert sum(batch.sources.size for batch in batches) == loader.num_samples == sum(loader.counts())
+    for step, state in enumerate(states):
+        restored = pickle.loads(pickle.dumps(Loader(mix, **options)))
+        restored.load_state_dict(json.loads(state))
+        rest = list(restored)
+        assert len(rest) == len(batches) - step
+        for expected, batch in zip(batches[step:], rest, strict=True):
+            assert_same(expected, batch)
+
+
+def test_a_pickled_loader_is_small(mix):
+    assert len(pickle.dumps(Loader(mix, length=32))) < 4096
+
+
+def test_what_is_read_ahead_is_of_each_source_where_it_stands(mix, monkeypatch):
+    monkeypatch.setattr(order, "BLOCK_TOKENS", 30)
+    asked = {}
+    monkeypatch.setattr(
+        TokenStream, "read_ahead", lambda self, ranges: asked.setdefault(self.dataset.dataset_id, []).append(ranges)
+    )
+    options = {"length": 17, "shuffle": "blocks", "global_batch_size": 8}
+    loader = Loader(mix, **options)
+    while loader.counts()[1] < 2 * loader.sources[1].num_samples:
+        next(loader)
+    together, asked = asked, {}
+    for (dataset, _), count in zip(mix, loader.counts(), strict=True):
+        alone = Loader(dataset, **options | {"global_batch_size": 1})
+        for _ in range(count):
+            next(alone)
+        assert together[dataset.dataset_id] == asked[dataset.dataset_id]
+
+
+def test_facts_of_a_mix_are_means_by_weight(dataset, others):
+    loader = Loader([(dataset, 3), (others[0], 1)], length=64, samples="documents")
+    alone = [Loader(d, length=64, samples="documents").facts["pad_share"] for d in (dataset, others[0])]
+    assert loader.facts == {"pad_share": 0.75 * alone[0] + 0.25 * alone[1], "crop_share": 0.0}
+
+
+# ------------------------------------------------------------------------------------------------------------- state
+
+
+def test_one_dataset_with_a_weight_is_no_mix(dataset):
+    one, plain = Loader([(dataset, 0.3)], length=16), Loader(dataset, length=16)
+    assert one.state_dict() == plain.state_dict()
+    assert one.counts(1000) == plain.counts(1000) == [1000]
+    assert one.weights == (1,)
+    assert_same(next(one), next(plain))
+
+
+def test_a_state_of_another_mix_is_refused_with_both_values(dataset, others):
+    a, b, c = dataset, *others
+    ids = [item.dataset_id for item in (a, b, c)]
+    loader = Loader([(a, 0.7), (b, 0.3)], length=16)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["sources"] == [[ids[0], 7], [ids[1], 3]]
+    assert "dataset_id" not in state
+    Loader([(a, 70), (b, "30.0")], length=16).load_state_dict(state)
+    for mix, now in (
+        ([(a, 0.6), (b, 0.4)], f"is [['{ids[0]}', 3], ['{ids[1]}', 2]]"),
+        ([(b, 0.3), (a, 0.7)], f"is [['{ids[1]}', 3], ['{ids[0]}', 7]]"),
+        ([(a, 0.7), (c, 0.3)], f"is [['{ids[0]}', 7], ['{ids[2]}', 3]]"),
+        ([(a, 1)], f"is None; dataset_id was None and is '{ids[0]}'"),
+    ):
+        with pytest.raises(StateError) as refused:
+            Loader(mix, length=16).load_state_dict(state)
+        assert f"sources was [['{ids[0]}', 7], ['{ids[1]}', 3]] and " in str(refused.value)
+        assert now in str(refused.value)
+    with pytest.raises(StateError, match=f"dataset_id was '{ids[0]}' and is None"):
+        loader.load_state_dict(Loader(a, length=16).state_dict())
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
+    with pytest.raises(UsageError, match="are the same dataset, .*; give it once, with the sum of the weights"):
+        Loader([(dataset, 1), (others[0], 1), (bertdata.open(dataset.path), 2)])
+    for nothing in ([], [dataset, others[0]], [(dataset, 1, 2)], [("a/", 1)], "a/"):
+        with pytest.raises(UsageError, match=r"is no dataset; give an opened one, or several .* \[\(a, 0.7\)"):
+            Loader(nothing)
+    for option in ({"variants": 2}, {"teacher_cache": "answers"}):
+        with pytest.raises(UsageError, match=f"{next(iter(option))} does not go with a mix of 2 datasets"):
+            Loader([(dataset, 1), (others[0], 1)], **option)
+    other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)], tokenizer="{}"))
+    with pytest.raises(UsageError, match="have different tokenizers .* build .* again with --tokenizer"):
+        Loader([(dataset, 1), (other, 1)])
+
+
+def test_special_tokens_must_be_the_same(tmp_path):
+    special = SpecialTokens(**vars(SPECIAL) | {"unk": None})
+    made = [
+        bertdata.open(write_dataset(tmp_path / name, [([9, number, 3], [3], None)], special=kind))
+        for number, (name, kind) in enumerate({"a": SPECIAL, "b": special, "c": SPECIAL}.items(), 10)
+    ]
+    Loader([(made[0], 1), (made[2], 1)], length=8)
+    with pytest.raises(UsageError, match=r"/a and .*/b have different tokenizers or special tokens"):
+        Loader([(made[0], 1), (made[1], 1)], length=8)
+
+
+def test_the_damaged_source_is_named(tmp_path):
+    shards = {"a": [7, 3], "b": [299, 3], "c": [300, 3]}  # of 300 ids
+    made = [bertdata.open(write_dataset(tmp_path / name, [(ids, [2], None)])) for name, ids in shards.items()]
+    next(Loader([(made[0], 1), (made[1], 1)], length=8))
+    with pytest.raises(DatasetError, match=r"/c is damaged; bertdata verify"):
+        next(Loader([(made[0], 1), (made[1], 1), (made[2], 1)], length=8))
