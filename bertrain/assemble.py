@@ -25,6 +25,7 @@ from bertrain.optim import OPTIMIZERS, SCHEDULES
 from bertrain.plan import Plan, masking_of
 from bertrain.runtime import checkpoint, rates
 from bertrain.runtime.dist import World
+from bertrain.runtime.log import Sources
 from bertrain.runtime.watch import TrainingError
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,9 +61,15 @@ def samples(config: Config) -> str:
     return next(iter(needed), "windows")
 
 
+def sources(config: Config) -> Sources:
+    """Opens the datasets of --data."""
+    return [(bertdata.open(path), weight) for path, weight in config.sources]
+
+
 def loader(
-    config: Config, shards: bertdata.Dataset, *, length: int | None = None, rank: int = 0, world_size: int = 1,
-    variants: int | None = None, masking: bertdata.Masking | None = None, with_answers: bool = True,
+    config: Config, shards: bertdata.Dataset | Sources, *, length: int | None = None, rank: int = 0,
+    world_size: int = 1, variants: int | None = None, masking: bertdata.Masking | None = None,
+    with_answers: bool = True,
 ) -> bertdata.Loader:  # fmt: skip
     """The batches of a run, for one rank.
 
@@ -84,14 +91,24 @@ def loader(
     )
 
 
-def planned(
-    config: Config, shards: bertdata.Dataset, *, rank: int = 0, world_size: int = 1
-) -> tuple[bertdata.Loader, Plan]:
+def planned(config: Config, shards: Sources, *, rank: int = 0, world_size: int = 1) -> tuple[bertdata.Loader, Plan]:
     """The batches of a run, for one rank, and its plan. Raises UsageError for a teacher's cache of another stream."""
     ranks = {"rank": rank, "world_size": world_size}
     num_samples = loader(config, shards, **ranks, with_answers=False).num_samples
     plan = Plan.of(config, num_samples=num_samples, world_size=world_size)
     return loader(config, shards, **ranks, masking=plan.masking(config)), plan
+
+
+def shares(config: Config, loader: bertdata.Loader, plan: Plan) -> list[str]:
+    """Of each dataset of a mix: its share of the rows, its size, and how often the run reads it. Empty for one."""
+    if len(loader.sources) == 1:
+        return []
+    counts, total = loader.counts(plan.samples(plan.steps)), sum(loader.weights)
+    lines = []
+    for (path, _), source, weight, count in zip(config.sources, loader.sources, loader.weights, counts, strict=True):
+        often = "" if config.budget else f", read {count / source.num_samples:.2g} times"
+        lines.append(f"{path}: {weight / total:.4g} of the rows, {source.num_samples:,} samples an epoch{often}")
+    return lines
 
 
 def model(config: Config, shards: bertdata.Dataset, *, resume: Path | None = None) -> tuple[PreTrainedModel, list[str]]:
@@ -199,7 +216,8 @@ def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
             )
     if first_targets(loader, config, plan) == 0:
         raise TrainingError(
-            f"nothing to predict: the {loader.num_samples} samples of {loader.shards.path} are too short to mask "
+            f"nothing to predict: the {loader.num_samples} samples of "
+            f"{' and '.join(path for path, _ in config.sources)} are too short to mask "
             f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
             "build with more text, or raise --mlm-probability"
         )

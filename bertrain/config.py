@@ -39,7 +39,11 @@ class Config:
     can add their own.
     """
 
-    data: str = _option(DATA, "", "Directory of shards that bertdata build made, or a URL of one. Required.")
+    data: str | list[list[Any]] = _option(
+        DATA, "",
+        "Directory of shards that bertdata build made, or a URL of one. Required. Several are mixed, each followed by "
+        "its weight: --data a/ 0.7 --data b/ 0.3.", mixed=True,
+    )  # fmt: skip
     out: str = _option(CHECKPOINTS, "", "Directory of the run: checkpoints, log.jsonl and run.json. Required.")
     model: str = _option(
         MODEL, "modernbert-tiny",
@@ -175,6 +179,9 @@ class Config:
             value, kind = getattr(self, option.name), _kind(option)
             if value is None and option.default is None:
                 continue
+            if option.metadata.get("mixed"):
+                object.__setattr__(self, option.name, _mixed(value))
+                continue
             if staged := option.metadata.get("staged"):
                 values = stages(_flag(option.name), value, staged)
                 if len(values) == 1:  # the command line gives a text
@@ -252,6 +259,11 @@ class Config:
             raise UsageError(f"--temperature is {self.temperature}; give a number above 0, such as 2")
         if self.teacher and self.teacher_cache:
             raise UsageError("--teacher and --teacher-cache were given; give one of them")
+        if self.teacher_cache and len(self.sources) > 1:
+            raise UsageError(
+                f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(self.sources)}; give "
+                "one, or --teacher, which answers during training"
+            )
         if self.teacher_cache and self.distil in ("relations", "hidden"):
             raise UsageError(f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits")
         if self.teacher_cache and self.long_length is not None:
@@ -271,6 +283,12 @@ class Config:
     def compiles(self, *, on_gpu: bool) -> bool:
         """--compile, resolved."""
         return self.compile == "on" or (self.compile == "auto" and on_gpu and not self._recomputes_tapped_layers)
+
+    @property
+    def sources(self) -> tuple[tuple[str, float], ...]:
+        """--data as (directory or URL, weight); one without a weight has 1."""
+        pairs = [[self.data, 1.0]] if isinstance(self.data, str) else self.data
+        return tuple((path, weight) for path, weight in pairs)
 
     @property
     def distil_method(self) -> str | None:
@@ -330,6 +348,32 @@ def stages(flag: str, given: float | str, kind: Callable[[str], Any]) -> tuple[t
     return tuple(found)
 
 
+def _mixed(given: Any) -> str | list[list[Any]]:
+    """--data as run.json has it: a text, or a list of [text, weight]. Raises UsageError for anything else."""
+    if isinstance(given, str):
+        return given
+    try:
+        pairs = [[path, float(weight)] for path, weight in given]
+        if not pairs or not all(isinstance(path, str) and path and 0 < weight < math.inf for path, weight in pairs):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"--data is {given!r}; give a directory, or several, each with a weight above 0: --data a/ 0.7 --data b/ "
+            "0.3"
+        ) from None
+    return pairs[0][0] if len(pairs) == 1 else pairs
+
+
+def _with_weights(data: tuple[str, ...], weights: tuple[str, ...]) -> Any:
+    """The values of --data on the command line, with the words after them, which are weights; None without any."""
+    if len(weights) != len(data) and (len(data) > 1 or weights):
+        raise UsageError(
+            f"--data was given {len(data)} times with {len(weights)} weights ({' '.join(weights)}); give each its "
+            "weight: --data a/ 0.7 --data b/ 0.3"
+        )
+    return [list(pair) for pair in zip(data, weights, strict=True)] if weights else data[0] if data else None
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -378,8 +422,9 @@ _REPLACED = {
 def command(run: Callable[[Config], None]) -> click.Command:
     """A click command with a flag for every option of Config, and --config."""
 
-    def main(file: str | None, log: str | None, **flags: Any) -> None:
+    def main(file: str | None, log: str | None, weights: tuple[str, ...], **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
+            flags["data"] = _with_weights(flags["data"] or (), weights)
             given = {name: value for name, value in flags.items() if value is not None}
             if log:
                 given["tensorboard"] = log == "tensorboard"
@@ -401,12 +446,14 @@ def command(run: Callable[[Config], None]) -> click.Command:
         group, text = meta.pop("group"), meta.pop("help")
         if meta.pop("staged", None):
             meta["type"] = str
+        more = {"multiple": True, "metavar": "TEXT [WEIGHT]"} if meta.pop("mixed", None) else {}
         default = "off" if option.default is False else option.default
         shown = f"{text}  [default: {default}]" if option.default not in (None, "") else text
         flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}
         if option.default is False:
             flag, kind = f"{flag}/--no-{flag[2:]}", {}
-        parameters.append(_GroupedOption([flag, option.name], group=group, default=None, help=shown, **kind))
+        parameters.append(_GroupedOption([flag, option.name], group=group, default=None, help=shown, **kind, **more))
+    parameters.append(click.Argument(["weights"], nargs=-1, metavar=""))  # of --data: the words that follow no option
     parameters.append(
         click.Option(
             ["--config", "file"], help="Read options from this run.json. Options on the command line override them."

@@ -35,16 +35,18 @@ SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take 
 def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails."""
     try:
-        shards = bertdata.open(config.data)
+        sources = assemble.sources(config)
     except BertdataError as error:
         yield "shards", (FAIL, str(error))
         return
-    faults = verify(shards.path)
-    sound = f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, every byte as written"
-    yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, sound)
+    for shards, _ in sources:
+        faults = verify(shards.path)
+        sound = f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, every byte as written"
+        named = f"{shards.path}: {sound}" if len(sources) > 1 else sound
+        yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, named)
     try:
         assemble.check_names(config)
-        loader, plan = assemble.planned(config, shards, world_size=nproc)
+        loader, plan = assemble.planned(config, sources, world_size=nproc)
         targets = assemble.first_targets(loader, config, plan)
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
@@ -53,6 +55,8 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     passes = plan.samples(plan.steps) / loader.num_samples
     counted = f"{loader.num_samples:,} samples of {config.length} an epoch, {steps}"
     yield "samples", (PASS, counted + ("" if config.budget else f", {passes:.2g} passes"))
+    for line in assemble.shares(config, loader, plan):
+        yield "mix", (PASS, line)
     facts = loader.facts
     if facts["pad_share"] > 0.1 or facts["crop_share"] > 0.1:
         shares = (
@@ -66,8 +70,14 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     )
     yield "warm-up", (WARN, first[0]) if first else (PASS, share)
     yield "masks", (PASS, f"{targets:,} targets in the first rows") if targets else (FAIL, "rows are too short to mask")
-    if "validation" not in shards.splits:
-        yield "validation", (WARN, "no validation split, so nothing is evaluated; build with --validation 0.01")
+    for shards, _ in sources:
+        if "validation" not in shards.splits:
+            where = f"{shards.path} has " * (len(sources) > 1)
+            yield (
+                "validation",
+                (WARN, f"{where}no validation split, so nothing is evaluated; build with --validation 0.01"),
+            )
+    shards = sources[0][0]  # which has the tokenizer of all
     try:
         weights, warnings = assemble.model(config, shards)
         cpu = torch.device("cpu")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,24 @@ def evaluate(
         "same_token_text": load_tokenizer(str(shards.path)).spell(most),
         "same_share": int(predicted[most]) / max(1.0, num_targets),
     }
+
+
+def mean(results: Mapping[str, dict[str, Any]], weights: Mapping[str, float]) -> dict[str, Any]:
+    """Results of `evaluate` for the datasets of a mix, by name → their means by weight; `sources` has each one's.
+
+    Where nothing was predicted in a dataset, it does not count. The token that is predicted most often is that of the
+    dataset in which it has the smallest share.
+    """
+    counted = {name: result for name, result in results.items() if result["targets"]}
+    total = sum(weights[name] for name in counted)
+    names = ("loss", "accuracy")
+    means = {
+        kind: sum(weights[name] * result[kind] for name, result in counted.items()) / total if counted else None
+        for kind in names
+    }
+    least = min(results.values(), key=lambda result: result["same_share"])
+    parts = {name: {kind: result[kind] for kind in (*names, "targets")} for name, result in results.items()}
+    return least | means | {"targets": sum(result["targets"] for result in results.values()), "sources": parts}
 
 
 @torch.no_grad()
@@ -255,7 +273,7 @@ def main(
         if ranks.rank == 0 and result is not None:
             if show:
                 click.echo("\n".join(predictions(encoder, shards, ranks.device, split=split, length=places, rows=show)))
-            reference = log.reference_losses(shards, split)
+            reference = log.reference_losses([(shards, 1.0)], split)
             if as_json:
                 facts = {"checkpoint": str(directory), "length": places}
                 click.echo(json.dumps(facts | result | {"reference": reference}))

@@ -92,7 +92,7 @@ def train(run: Run, signals: Signals) -> None:
             with _without_all_reduce(module, number > 0), run.autocast():
                 losses = module(**learner.prepare(piece))
                 run.scaler.scale(learner.total(losses, scale)).backward()
-            run.sums.add(losses)
+            run.sums.add(losses, piece.get("sources"))
         run.update()
 
         rows, slots = run.loader.global_batch_size / ranks.world_size, batch.targets.shape[1]

@@ -14,7 +14,7 @@ import bertdata
 from bertdata.errors import UsageError
 from bertrain import assemble, optim
 from bertrain.config import Config
-from bertrain.evaluate import evaluate, predictions
+from bertrain.evaluate import evaluate, mean, predictions
 from bertrain.models.build import has_dropout, max_length, recompute_activations
 from bertrain.optim.average import EVERY, Average
 from bertrain.runtime import checkpoint
@@ -38,13 +38,15 @@ class Run:
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
         choice.check()
         assemble.check_names(config)
-        self.shards = bertdata.open(config.data)
-        self.loader, self.plan = assemble.planned(config, self.shards, rank=ranks.rank, world_size=ranks.world_size)
+        self.sources = assemble.sources(config)
+        self.shards = self.sources[0][0]  # which has the tokenizer of all
+        self.loader, self.plan = assemble.planned(config, self.sources, rank=ranks.rank, world_size=ranks.world_size)
         assemble.check_targets(self.loader, config, self.plan)
         saved = self._resume()
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
+        self.earlier_tokens = saved.get("earlier_tokens", [0] * len(self.sources))  # of each source, in shorter rows
         self.clock = Clock({"trained": self.spent} | saved["apart_s"])
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
@@ -68,18 +70,19 @@ class Run:
         self.average = Average(self.learner) if config.average else None
         if self.average and self.resumed_from and self.progress > 1 - config.average:
             checkpoint.read_average(self.resumed_from, self.average)
-        self.sums = Sums(list(self.learner.objectives), ranks.device)
+        self.names = [path for path, _ in config.sources] if len(self.sources) > 1 else []  # of the sources of a mix
+        self.sums = Sums(list(self.learner.objectives), self.names, ranks.device)
         if ranks.rank == 0:
             self.sums.load(saved["since_entry"])
         self.rate, self.norm = 0.0, torch.zeros(())
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
-        self.watch = Watch(config, self.plan, ranks, self.shards, step=self.step)
+        self.watch = Watch(config, self.plan, ranks, self.sources, step=self.step)
         self.writer = Writer(self.out, keep=config.keep, saved=self.resumed_from, warn=self.watch.warn)
         self.evaluated_step = 0  # `begin` reads it from the log
 
     def _loader(self, length: int, masking: bertdata.Masking) -> bertdata.Loader:
         ranks = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
-        return assemble.loader(self.config, self.shards, length=length, masking=masking, **ranks)
+        return assemble.loader(self.config, self.sources, length=length, masking=masking, **ranks)
 
     def _resume(self) -> dict[str, Any]:
         """Moves the loader to where the checkpoint was taken. Returns what the checkpoint's trainer.json says.
@@ -143,6 +146,7 @@ class Run:
         config, plan = self.config, self.plan
         scheduled = plan.scheduled(config, self.step, self.progress)
         if config.long_length and scheduled >= plan.long_from and self.loader.length != config.long_length:
+            self.earlier_tokens = self.source_tokens
             self.loader = self._loader(config.long_length, plan.masking(config, is_long=True))
         if config.budget:
             self._change_masking(scheduled)
@@ -150,6 +154,12 @@ class Run:
         self.watch.stream(self.step, self.loader)
         started = time.perf_counter()
         return next(self.loader), time.perf_counter() - started
+
+    @property
+    def source_tokens(self) -> list[int]:
+        """The tokens read from each source, padding included."""
+        here = (count * self.loader.length for count in self.loader.counts())
+        return [before + tokens for before, tokens in zip(self.earlier_tokens, here, strict=True)]
 
     def _change_masking(self, scheduled: int) -> None:
         """With a budget the time decides when the share of masked tokens changes; the stream then says where it did."""
@@ -201,26 +211,33 @@ class Run:
             "resumed_from": str(self.resumed_from) if self.resumed_from else None,
             "precision": self.precision,
         }
-        if "validation" not in self.shards.splits and self.config.eval_every:
-            self.warnings.append(
-                f"{self.config.data} has no validation split, so nothing is evaluated; build it with a larger "
-                "--validation"
-            )
+        for (path, _), (shards, _) in zip(self.config.sources, self.sources, strict=True):
+            if "validation" not in shards.splits and self.config.eval_every:
+                where = " on it" if self.names else ""
+                self.warnings.append(
+                    f"{path} has no validation split, so nothing is evaluated{where}; build it with a larger "
+                    "--validation"
+                )
         if has_dropout(self.learner.model) and self.ranks.world_size > 1:
             self.warnings.append("the model has dropout, so another number of ranks would give another run")
         self.watch.announce(
             facts,
             parameters=sum(parameter.numel() for parameter in self.learner.parameters()),
             num_samples=self.loader.num_samples,
+            shares=assemble.shares(self.config, self.loader, self.plan),
             warnings=[*self.warnings, *self.plan.warnings],
         )
         return self.watch.last_evaluation
 
     def log(self, rates: Rates, *, is_last: bool) -> None:
         """Writes an entry of the log. Called on every rank; all stop together if a loss is not finite."""
+        means = self.sums.take(self.ranks, self.learner.log_names())
+        counted = zip(self.names, self.source_tokens, self.loader.counts(), self.loader.sources, strict=False)
+        for name, tokens, count, source in counted:
+            means["sources"][name] |= {"tokens": tokens, "epochs": round(count / source.num_samples, 4)}
         entry = {
             "step": self.step,
-            **self.sums.take(self.ranks, self.learner.log_names()),
+            **means,
             "lr": self.rate,
             "grad_norm": self._norm_or_none(),
             "tokens": self.tokens,
@@ -238,7 +255,7 @@ class Run:
     @property
     def evaluation_is_due(self) -> bool:
         """After the last step, and after each --eval-every steps; not twice after the same step."""
-        if "validation" not in self.shards.splits or self.step == 0 or self.evaluated_step >= self.step:
+        if not self._held_out or self.step == 0 or self.evaluated_step >= self.step:
             return False
         every = self.config.eval_every
         return self.is_done or (every > 0 and self.step % every == 0)
@@ -251,10 +268,7 @@ class Run:
 
         self._end_of_steps()
         before = self.clock.seconds["evaluated"]
-        options: dict[str, Any] = {"split": "validation", "length": self.loader.length}
-        result = evaluate(
-            self.learner, self.shards, self.ranks, max_samples=EVALUATED_SAMPLES, interrupted=interrupted, **options
-        )
+        result = self._evaluate(interrupted=interrupted)
         if result is None:
             self.clock.lap("evaluated")
             signals.stop()
@@ -263,18 +277,36 @@ class Run:
         if self.average and self.is_done:
             self._take_last()
             with self.average.applied():
-                mean = evaluate(self.learner, self.shards, self.ranks, max_samples=EVALUATED_SAMPLES, **options)
-            assert mean is not None  # noqa: S101  (it was not interrupted)
-            result |= {f"average_{name}": mean[name] for name in ("loss", "accuracy")}
+                averaged = self._evaluate()
+            assert averaged is not None  # noqa: S101  (it was not interrupted)
+            result |= {f"average_{name}": averaged[name] for name in ("loss", "accuracy")}
 
         def show() -> None:
-            rows = predictions(self.learner, self.shards, self.ranks.device, rows=1, **options)
+            shards, options = next(iter(self._held_out.values())), {"split": "validation", "length": self.loader.length}
+            rows = predictions(self.learner, shards, self.ranks.device, rows=1, **options)
             self.clock.lap("evaluated")
             self.watch.evaluation(self.step, result, rows, seconds=self.clock.seconds["evaluated"] - before)
 
         self.ranks.on_first(show)
         self.clock.lap("evaluated")
         return True
+
+    @property
+    def _held_out(self) -> dict[str, bertdata.Dataset]:
+        """The datasets that have a validation split, by name."""
+        named = zip(self.config.sources, self.sources, strict=True)
+        return {path: shards for (path, _), (shards, _) in named if "validation" in shards.splits}
+
+    def _evaluate(self, **options: Any) -> dict[str, Any] | None:
+        """The result of `evaluate`; in a mix the mean of each source's by weight."""
+        options |= {"split": "validation", "length": self.loader.length, "max_samples": EVALUATED_SAMPLES}
+        results = {}
+        for name, shards in self._held_out.items():
+            result = evaluate(self.learner, shards, self.ranks, **options)
+            if result is None:
+                return None
+            results[name] = result
+        return mean(results, dict(self.config.sources)) if self.names else result
 
     def _end_of_steps(self) -> None:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
@@ -314,6 +346,7 @@ class Run:
             "loader": self.loader.state_dict(),
             "since_entry": self.sums.state(),
             "tokens": self.tokens,
+            "earlier_tokens": self.earlier_tokens,
             "spent_s": self.clock.seconds["trained"],
             "apart_s": {kind: seconds for kind, seconds in self.clock.seconds.items() if kind != "trained"},
             "scaler": self.scaler.state_dict(),

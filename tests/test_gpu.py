@@ -19,6 +19,7 @@ import test_families
 import torch
 import torch.nn.attention.varlen
 from click.testing import CliRunner
+from conftest import make_text
 from families import SMALL
 from test_families import LENGTHS
 from test_finetune import write_tsv
@@ -26,6 +27,7 @@ from training import entries, flags, launch, learner, train
 from transformers import CONFIG_MAPPING
 
 from bertdata import Loader
+from bertdata.build import build as build_dataset
 from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
 from bertrain.config import Config
 from bertrain.models import build
@@ -163,16 +165,30 @@ WAYS = {
     "compiled, packed": {"compile": "on", "isolate_documents": True, "global_batch_size": 32},
     "compiled, recomputed": {"model": "bert-tiny", "compile": "on", "gradient_checkpointing": True},
     "compiled, with a teacher": {"model": "bert-tiny", "compile": "on", "distil": "relations"},
+    "compiled, mixed": {"model": "bert-tiny", "compile": "on"},
     "packed": {"compile": "off", "isolate_documents": True},
     "in pieces": {"model": "bert-tiny", "compile": "off", "micro_batch_size": 2},
     "muon, averaged": {"model": "bert-tiny", "compile": "off", "optimizer": "muon", "average": 0.5},
 }
 
 
+def mixed(dataset, folder):
+    """A dataset and a smaller one with its tokenizer, for --data."""
+    (folder / "text").write_text(make_text(40, seed=5), encoding="utf-8")
+    build_dataset([folder / "text"], folder / "shards", tokenizer=str(dataset.path), validation=0)
+    return [[str(dataset.path), 0.7], [str(folder / "shards"), 0.3]]
+
+
+def parts_of(entry):
+    """An entry of the log, and those of its sources."""
+    return [entry, *entry.get("sources", {}).values()]
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(dataset, big, tmp_path, monkeypatch, way):
     """After two steps every call that waits is an error, until the last step is logged; one graph for each shape."""
     options = {"steps": STEPS, **QUIET, **WAYS[way]} | ({"teacher": str(big)} if "distil" in WAYS[way] else {})
+    data = mixed(dataset, tmp_path) if "mixed" in way else dataset.path
     counters = torch._dynamo.utils.counters
     torch.compiler.reset()
     counters.clear()
@@ -194,7 +210,7 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
         patch.setattr(Run, "update", updated)
         patch.setattr(feed, "micro_batches", recorded)
         try:
-            (entry,) = steps_of(dataset.path, tmp_path / "run", **options)
+            (entry,) = steps_of(data, tmp_path / "run", **options)
         finally:
             if ON_GPU:
                 torch.cuda.set_sync_debug_mode("default")
@@ -203,9 +219,10 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
         assert graphs[-1] == graphs[1]
         assert graphs[-1][0] == graphs[-1][1]
     assert not counters["graph_break"]
-    (plain,) = on_cpu(monkeypatch, dataset.path, tmp_path / "plain", **options)
-    names = [name for name in entry if name.endswith("loss")]
-    assert [entry[name] for name in names] == pytest.approx([plain[name] for name in names], rel=2e-2)
+    (plain,) = on_cpu(monkeypatch, data, tmp_path / "plain", **options)
+    for found, expected in zip(parts_of(entry), parts_of(plain), strict=True):
+        names = [name for name in found if name.endswith("loss")]
+        assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=2e-2)
 
 
 @pytest.mark.parametrize("more", [{"compile": "on"}, {"compile": "off", "optimizer": "muon"}])

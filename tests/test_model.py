@@ -25,7 +25,7 @@ ALONE = World(0, 1, CPU)
 def test_loss_of_masked_places_is_that_of_transformers_over_all_places(name, dataset):
     batch = next(bertdata.Loader(dataset, length=24, global_batch_size=5, seed=3))
     module = learner(model.build(name, dataset.special_tokens, length=24, seed=0)[0])
-    loss, right = module(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))["mlm"]
+    loss, right, _ = module(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))["mlm"]
     ours = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
     logits = module.model(input_ids=torch.from_numpy(batch.input_ids)).logits
     labels = torch.from_numpy(batch.labels)
@@ -69,7 +69,7 @@ def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
     assert count == 5
     found = []
     for _ in range(60):
-        loss, _ = module(**next(feed.micro_batches(batch, size=1, count=1, device=CPU)))["mlm"]
+        loss = module(**next(feed.micro_batches(batch, size=1, count=1, device=CPU)))["mlm"].sum
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()

@@ -32,8 +32,8 @@ SMALL = {
 
 
 def train(data, out, **options):
-    """Pre-trains in this process; returns the entries of log.jsonl."""
-    pretrain(Config(data=str(data), out=str(out), **SMALL | options))
+    """Pre-trains in this process; returns the entries of log.jsonl. data: as Config has it."""
+    pretrain(Config(data=data if isinstance(data, list) else str(data), out=str(out), **SMALL | options))
     return entries(out)
 
 

@@ -16,4 +16,5 @@ class MaskedTokens(Objective):
         return num_targets(batch)
 
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
-        return classification(outputs.logits.flatten(0, 1), piece["targets"].flatten())
+        num_rows = len(piece["targets"]) if "sources" in piece else None
+        return classification(outputs.logits.flatten(0, 1), piece["targets"].flatten(), num_rows=num_rows)

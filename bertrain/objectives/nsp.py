@@ -20,4 +20,6 @@ class NextSentences(Objective):
 
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         pooled = encoder.model.bert.pooler(outputs.hidden)
-        return classification(encoder.model.cls.seq_relationship(pooled), piece["next_sentence_label"])
+        labels = piece["next_sentence_label"]
+        num_rows = len(labels) if "sources" in piece else None
+        return classification(encoder.model.cls.seq_relationship(pooled), labels, num_rows=num_rows)

@@ -18,6 +18,9 @@ from bertdata.files import make_directory, write_file
 from bertrain.objectives.losses import LossSum
 from bertrain.runtime.dist import World
 
+Sources = Sequence[tuple[Dataset, float]]
+"""The datasets of --data, with their weights."""
+
 
 class Log:
     """Appends one JSON object a line to log.jsonl. A resumed run first drops the entries after its checkpoint.
@@ -80,32 +83,44 @@ class Log:
 
 
 class Sums:
-    """Sums of losses, correct predictions and counts since the last entry of the log, by objective: float64 [N, 3]."""
+    """Sums since the last entry of the log, by objective: float64 [N, 3 + 2 S].
 
-    def __init__(self, names: Sequence[str], device: torch.device) -> None:
-        self._names = list(names)
-        self._values = torch.zeros((len(names), 3), dtype=torch.float64, device=device)
+    They are losses, correct predictions and counts, and of each of the S sources of a mix its losses and counts.
+    """
+
+    def __init__(self, names: Sequence[str], sources: Sequence[str], device: torch.device) -> None:
+        """names: of objectives. sources: names of the datasets of a mix; empty without one."""
+        self._names, self._sources = list(names), list(sources)
+        self._numbers = torch.arange(len(sources), device=device)[:, None]
+        self._values = torch.zeros((len(names), 3 + 2 * len(sources)), dtype=torch.float64, device=device)
 
     def add_counts(self, counts: torch.Tensor) -> None:
         """counts float64 [N]: what this rank's sums are over."""
         self._values[:, 2] += counts
 
-    def add(self, losses: Mapping[str, LossSum]) -> None:
+    def add(self, losses: Mapping[str, LossSum], sources: torch.Tensor | None = None) -> None:
+        """sources int64 [B]: of which source each row of the micro-batch is; None without a mix."""
         for row, name in zip(self._values, self._names, strict=True):
             row[0] += losses[name].sum.detach()
             row[1] += losses[name].num_correct
+            rows = losses[name].rows
+            if sources is not None and rows is not None:
+                row[3:] += ((sources == self._numbers).double() @ rows.double()).flatten()
 
-    def take(self, ranks: World, log_names: Mapping[str, tuple[str, str]]) -> dict[str, float | None]:
+    def take(self, ranks: World, log_names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
         """The mean loss and share of correct predictions of each objective over all ranks; None where nothing was.
 
-        The sums begin again at 0.
+        In a mix also the mean losses of each source, in `sources`. The sums begin again at 0.
         """
-        means: dict[str, float | None] = {}
-        for name, (loss, correct, count) in zip(self._names, ranks.sum(self._values).tolist(), strict=True):
+        means: dict[str, Any] = {}
+        by_source: dict[str, dict[str, float | None]] = {source: {} for source in self._sources}
+        for name, (loss, correct, count, *parts) in zip(self._names, ranks.sum(self._values).tolist(), strict=True):
             loss_name, accuracy_name = log_names[name]
             means |= {loss_name: loss / count if count else None, accuracy_name: correct / count if count else None}
+            for source, of_source, number in zip(self._sources, parts[::2], parts[1::2], strict=True):
+                by_source[source][loss_name] = of_source / number if number else None
         self._values.zero_()
-        return means
+        return means | ({"sources": by_source} if by_source else {})
 
     def gather(self, ranks: World) -> None:
         """Moves the sums of all ranks to rank 0, which saves them."""
@@ -120,16 +135,23 @@ class Sums:
             triples = [state[at : at + 3] for at in range(0, len(state), 3)]
             state = dict(zip(("mlm", "nsp", "distil"), triples, strict=False))
         for row, name in zip(self._values, self._names, strict=True):
-            row += torch.tensor(state.get(name, [0.0, 0.0, 0.0]), dtype=torch.float64).to(row.device)
+            row += torch.tensor(state.get(name, [0.0] * row.numel()), dtype=torch.float64).to(row.device)
 
 
-def reference_losses(shards: Dataset, split: str) -> dict[str, float]:
+def reference_losses(sources: Sources, split: str) -> dict[str, float]:
     """What a loss is compared with, in nats a token: guessing evenly, and guessing by frequency alone.
 
-    The unigram entropy is that of the split's tokens without special ids, over at most ten million of them.
+    The unigram entropy is that of the split's tokens without special ids, over at most ten million of them of each
+    dataset. sources: datasets with one tokenizer, and their weights; those without the split are left out.
     """
-    counts = shards.token_counts(split)
-    counts[list(shards.special_tokens.special_ids)] = 0
-    shares = counts[counts > 0] / max(1, counts.sum())
+    special = sources[0][0].special_tokens
+    total = sum(weight for shards, weight in sources if split in shards.splits)
+    shares = np.zeros(special.vocab_size)
+    for shards, weight in sources:
+        if split in shards.splits:
+            counts = shards.token_counts(split)
+            counts[list(special.special_ids)] = 0
+            shares += weight / total * (counts / max(1, counts.sum()))
+    shares = shares[shares > 0]
     unigram = max(0.0, -float(np.sum(shares * np.log(shares))))
-    return {"uniform": math.log(shards.special_tokens.vocab_size), "unigram": unigram}
+    return {"uniform": math.log(special.vocab_size), "unigram": unigram}

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
-from bertrain.runtime.log import Log, reference_losses
+from bertrain.runtime.log import Log, Sources, reference_losses
 
 QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
 COLLAPSED = 0.9  # share of predictions that are one token
@@ -36,11 +37,12 @@ class TrainingError(bertdata.BertdataError):
 class Watch(contextlib.ExitStack):
     """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all ranks."""
 
-    def __init__(self, config: Config, plan: Plan, ranks: World, shards: bertdata.Dataset, *, step: int) -> None:
+    def __init__(self, config: Config, plan: Plan, ranks: World, sources: Sources, *, step: int) -> None:
+        """sources: the datasets of --data, and their weights."""
         super().__init__()
-        self.config, self.plan, self.ranks, self.shards = config, plan, ranks, shards
+        self.config, self.plan, self.ranks, self.sources = config, plan, ranks, sources
         self.out, self.is_first = Path(config.out), ranks.rank == 0
-        self.reference = reference_losses(shards, "train")
+        self.reference = reference_losses(sources, "train")
         self.started = self._last_line = time.perf_counter()
         self._is_mlm = config.objective.split("+")[0] == "mlm"  # the loss compares with guessing a token
         self._warned: set[str] = set()
@@ -66,11 +68,17 @@ class Watch(contextlib.ExitStack):
         """The step of the last evaluation in the log; 0 if there is none."""
         return self._log.last_evaluation if self._log else 0
 
-    def announce(self, facts: dict[str, Any], *, parameters: int, num_samples: int, warnings: list[str]) -> None:
-        """Prints what the run amounts to, and keeps it in run.json beside the changes since the run began."""
+    def announce(
+        self, facts: dict[str, Any], *, parameters: int, num_samples: int, shares: list[str], warnings: list[str]
+    ) -> None:
+        """Prints what the run amounts to, and keeps it in run.json beside the changes since the run began.
+
+        shares: lines about the sources of a mix.
+        """
         config, plan = self.config, self.plan
+        ids = [shards.dataset_id for shards, _ in self.sources]
         resolved = facts | {
-            "dataset_id": self.shards.dataset_id,
+            "dataset_id": ids if len(ids) > 1 else ids[0],
             "samples_per_epoch": num_samples,
             "world_size": self.ranks.world_size,
             "device": str(self.ranks.device),
@@ -91,7 +99,8 @@ class Watch(contextlib.ExitStack):
             f"{config.init or config.model}: {parameters:,} parameters, {length} of {config.global_batch_size} rows "
             f"({plan.accumulation} × {plan.micro_batch_size} on each of {self.ranks.world_size} ranks), "
             f"{facts['precision']}, {num_samples:,} samples an epoch{resumed}\n"
-            f"losses to compare with, in nats a token: {self.reference['uniform']:.3f} by guessing evenly, "
+            + "".join(f"{line}\n" for line in shares)
+            + f"losses to compare with, in nats a token: {self.reference['uniform']:.3f} by guessing evenly, "
             f"{self.reference['unigram']:.3f} by frequency alone",
             flush=True,
         )
@@ -188,10 +197,16 @@ class Watch(contextlib.ExitStack):
             return
         found = {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
         found |= {name: value for name, value in result.items() if name.startswith("average_")}
+        by_source = result.get("sources", {})
+        if by_source:
+            found["validation_sources"] = by_source
         self._keep({"step": step} | found | {"validation_s": round(seconds, 3)})
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
         if result.get("average_loss") is not None:
             loss += f" (with the mean of the last weights {result['average_loss']:.4f})"
+        if by_source:
+            losses = ((name, part["loss"]) for name, part in by_source.items())
+            loss += "; " + ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in losses)
         self._bar.write("\n".join([f"step {step}: validation loss {loss}, {seconds:.1f} s", *rows[:6]]))
         if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
             self._warn_once(
@@ -219,12 +234,21 @@ class Watch(contextlib.ExitStack):
         elif gone:
             self._write_run_json()
             self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
-        if self._board:
-            for name, value in entry.items():
-                if name not in ("step", "stream") and value is not None:
+        if self._board and "stream" not in entry:
+            for name, value in _flat(entry):
+                if name != "step" and value is not None:
                     self._board.add_scalar(name.replace("validation_", "validation/"), value, entry["step"])
 
     def _warn_once(self, kind: str, line: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
             self._bar.write(f"warning: {line}", file=sys.stdout)
+
+
+def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers of an entry of the log: those of sources as sources/<name>/loss."""
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}/")
+        else:
+            yield before + name, value
