@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.build.staging import PLAN
-from bertdata.build.units import COUNTS
+from bertdata.build.units import COUNTS, OPTION_COUNTS
 from bertdata.errors import BuildError, InputError
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import array_path
@@ -39,10 +39,11 @@ def publish(
     literals = {
         token: sum(u["special_literals"].get(token, 0) for u in units.values()) for token in tokenizer.spellings
     }
-    counts = {name: sum(unit.get(name, 0) for unit in units.values()) for name in COUNTS}
+    names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan["published"])]
+    counts = {name: sum(unit[name] for unit in units.values()) for name in names}
     counts["special_literals"] = {token: count for token, count in literals.items() if count}
     if not splits:
-        empty, bad, removed = counts["dropped_documents"], counts["skipped_rows"], counts["removed_documents"]
+        empty, bad, removed = counts["dropped_documents"], counts["skipped_rows"], counts.get("removed_documents")
         reasons = ["there is nothing but blank lines"] if not (empty or bad or removed) else []
         reasons += [f"{empty} documents gave no token"] * bool(empty)
         reasons += [f"{bad} rows without text were skipped"] * bool(bad)

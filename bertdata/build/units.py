@@ -32,9 +32,8 @@ from bertdata.sources.split import Plan
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
-UNIT_COUNTS = (  # of a unit over all splits
-    "special_ids_replaced", "skipped_rows", "removed_documents", "duplicate_documents", "text_bytes",
-)  # fmt: skip
+UNIT_COUNTS = ("special_ids_replaced", "skipped_rows", "text_bytes")  # of a unit over all splits
+OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → setting that counts them
 COUNTS = SPLIT_COUNTS + UNIT_COUNTS
 SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the text's hash
 
@@ -187,7 +186,7 @@ class UnitWriter:
             self._writers: dict[str, ShardWriter] = {}
             self._origins: dict[str, ArrayWriter] = {}
             self._counts = {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS}
-            self._totals: dict[str, Any] = dict.fromkeys(UNIT_COUNTS, 0)
+            self._totals: dict[str, Any] = dict.fromkeys((*UNIT_COUNTS, *OPTION_COUNTS), 0)
             self._totals |= {"first_replaced": None, "first_skipped": None}
             self._literals = np.zeros_like(encoded_block.literals)
         has_ids = np.diff(encoded.documents) > (self.tokenizer.special.separator is not None)
