@@ -163,7 +163,10 @@ def keep(directory: Path) -> Path:
     make_directory(target.parent)
     with _filling(target):
         if (target / MANIFEST).exists():
-            shutil.rmtree(directory)
+            doomed = directory.with_name(f"{directory.name}.old")
+            shutil.rmtree(doomed, ignore_errors=True)  # of a kill
+            os.replace(directory, doomed)  # at once: half of a dataset would be taken for other files
+            shutil.rmtree(doomed)
         else:
             shutil.rmtree(target, ignore_errors=True)  # what a copy left that was killed
             os.replace(directory, target)
