@@ -325,7 +325,7 @@ def test_json_of_any_depth_is_json(others):
     ends = np.append(0, np.cumsum([len(row) + 1 for row in rows]))
     nothing = np.full(len(rows), -1)
     lines = Documents(bytearray(b"\n".join([*rows, bytes(ROOM)])), ends, np.arange(len(rows)), nothing * 0, nothing)
-    documents, bad = texts_of(lines, "text")
+    documents, bad, *_ = texts_of(lines, "text")
     assert bytes(documents.text[: documents.num_bytes]) == b"a\ndeep\n" + b"b\n" * len(others)
     assert bad == []
 
