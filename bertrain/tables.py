@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,52 +16,75 @@ class Examples:
     texts: list[str]
     others: list[str] | None  # the second text of each, of pairs
     labels: list[Any]  # as they stand in the file
+    places: list[str] = field(default_factory=list, compare=False)  # "file, line n" of each, for messages
+    num_left: int = 0  # rows that were left out
 
 
-def read(path: str, *, text: str, other: str, label: str) -> Examples:
+def read(path: str, *, text: str, other: str, label: str, skip: bool = False, unlabelled: bool = False) -> Examples:
     """The rows of a file. text, other and label name columns, or number them from 0. other "": there is no second text.
 
-    A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. Raises
-    UsageError, naming the file and the line, for what does not fit and for empty labels.
+    A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. A text
+    that is a list is joined by spaces. skip: leaves out rows that do not fit, and those labelled "-", on which
+    annotators did not agree. unlabelled: an empty label is a label. Raises UsageError, naming the file and the line,
+    for what does not fit and for empty labels.
+    """
+    roles = {"--text": text, "--other": other, "--label": label}
+    values, places, num_left = columns(path, {role: c for role, c in roles.items() if c}, skip, unlabelled)
+    others = [_text(t) for t in values["--other"]] if other else None
+    return Examples([_text(t) for t in values["--text"]], others, values["--label"], places, num_left)
+
+
+def columns(
+    path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False
+) -> tuple[dict[str, list[Any]], list[str], int]:
+    """The values of columns by the option that names each, as they stand in the file; the place of each row; how many
+    rows were left out. skip, unlabelled: see `read`.
     """
     file = Path(path)
     try:
-        names, rows = _rows(file, {"label", text, other, label})
+        names, rows = _rows(file, {"label", *roles.values()}, skip)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, csv.Error) as error:  # no UTF-8, no Parquet, ...
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not rows:
         raise UsageError(f"{path} holds no examples")
-    columns: dict[str, Any] = {}
-    for role, wanted in (("--text", text), ("--other", other), ("--label", label)):
-        if not wanted:
-            continue
+    found: dict[str, Any] = {}
+    for role, wanted in roles.items():
         if wanted in names:
-            columns[role] = wanted
+            found[role] = wanted
         elif wanted.lstrip("-").isdigit() and -len(names) <= int(wanted) < len(names):
-            columns[role] = names[int(wanted)]
+            found[role] = names[int(wanted)]
         else:
             raise UsageError(f"{path} has no column {wanted!r}, only {', '.join(map(str, names))}")
-    for role in columns.keys() - {"--label"}:
-        if columns[role] == columns["--label"]:
+    for role in found.keys() - {"--label"}:
+        if found[role] == found["--label"]:
             raise UsageError(
-                f"{path}: {role} and --label are the same column, {columns[role]!r}; give the column of the label, of "
+                f"{path}: {role} and --label are the same column, {found[role]!r}; give the column of the label, of "
                 f"{', '.join(map(str, names))}"
             )
-    values: dict[str, list[Any]] = {role: [] for role in columns}
-    for role, column in columns.items():
+    num_rows = len(rows)
+    if skip:
+        rows = [(number, row) for number, row in rows if _fits(row, found)]
+    for role, column in found.items():
         for number, row in rows:
             value = row.get(column)
-            if value is None or (role == "--label" and not str(value).strip()):
+            if value is None or (role == "--label" and not unlabelled and not str(value).strip()):
                 raise UsageError(f"{path}, line {number} has no value for column {column!r}; fill it or remove the row")
-            values[role].append(value)
-    others = [str(t) for t in values["--other"]] if "--other" in values else None
-    return Examples([str(t) for t in values["--text"]], others, values["--label"])
+    values = {role: [row[column] for _, row in rows] for role, column in found.items()}
+    return values, [f"{path}, line {number}" for number, _ in rows], num_rows - len(rows)
 
 
-def _rows(file: Path, wanted: set[str]) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
-    """Names of the columns, and rows with the line each is on. wanted: names that tell a header."""
+def _fits(row: dict[Any, Any], found: dict[str, Any]) -> bool:
+    return row.get(found["--label"]) != "-" and all(row.get(column) not in (None, "") for column in found.values())
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
+    """Names of the columns, and rows with the line each is on. wanted: names that tell a header. skip: see read."""
     kind = file.suffix.lower()
     if kind == ".parquet":
         import pyarrow.parquet
@@ -70,7 +93,7 @@ def _rows(file: Path, wanted: set[str]) -> tuple[list[Any], list[tuple[int, dict
         return table.column_names, list(enumerate(table.to_pylist(), 1))
     if kind in (".jsonl", ".json"):
         rows = []
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
@@ -85,13 +108,15 @@ def _rows(file: Path, wanted: set[str]) -> tuple[list[Any], list[tuple[int, dict
     if kind not in (".tsv", ".csv", ".txt"):
         raise UsageError(f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet")
     csv.field_size_limit(1 << 30)
-    with open(file, encoding="utf-8", newline="") as lines:
+    with open(file, encoding="utf-8-sig", newline="") as lines:
         plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
         cells = [(number, row) for number, row in enumerate(csv.reader(lines, **plain), 1) if any(row)]  # type: ignore[arg-type]
     names: list[Any] = list(range(len(cells[0][1]))) if cells else []
     if cells and any(name in cells[0][1] for name in wanted if name and not name.lstrip("-").isdigit()):
         names = cells.pop(0)[1]
     for number, row in cells:
-        if len(row) != len(names):
+        if len(row) != len(names) and skip:
+            row.clear()
+        elif len(row) != len(names):
             raise UsageError(f"{file}, line {number} has {len(row)} columns and should have {len(names)}")
-    return names, [(number, dict(zip(names, row, strict=True))) for number, row in cells]
+    return names, [(number, dict(zip(names, row))) for number, row in cells]  # noqa: B905

@@ -86,8 +86,9 @@ TRAINER_FILES = [
     "optim.schedules", "optim.average", "optim.muon", "optim.optimizers", "optim.__init__", "plan",
     "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.checkpoint",
     "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
+    "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.__init__", "finetune",
 ]  # fmt: skip
-COMMANDS = ["pretrain", "finetune", "teacher", "doctor", "plot"]
+COMMANDS = ["pretrain", "teacher", "doctor", "plot"]
 
 ENGINE = {
     ".".join(path.relative_to(ROOT / "bertdata").with_suffix("").parts): path

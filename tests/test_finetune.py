@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 
 from bertdata.errors import UsageError
 from bertrain import finetune, plot, tables
+from bertrain.tasks import TASKS, Columns, metrics
 
 GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
 
@@ -31,6 +32,12 @@ def write_tsv(path, *, repeat=6, header=False):
     lines = ["sentence\tlabel"] * header + [f"{text}\t{label}" for text, label in rows]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def classes(*names):
+    task = TASKS["classification"](Columns("0", "", "-1"))
+    task.names = [*names]
+    return task
 
 
 def invoke(*arguments):
@@ -89,7 +96,8 @@ def test_weights_are_those_of_the_checkpoint_unless_told_otherwise(checkpoint):
     encoder = [name for name in saved if name.startswith("bert.")]
     assert len(encoder) > 30
     for from_scratch in (False, True):
-        model, loaded = finetune._model(sorted(checkpoint.glob("step-*"))[-1], ["a", "b"], from_scratch=from_scratch)
+        source = sorted(checkpoint.glob("step-*"))[-1]
+        model, loaded = finetune._model(source, classes("a", "b"), from_scratch=from_scratch)
         assert loaded == (0 if from_scratch else 37)
         same = [torch.equal(model.state_dict()[name], saved[name]) for name in encoder if name.endswith("query.weight")]
         assert all(same) != from_scratch
@@ -97,7 +105,8 @@ def test_weights_are_those_of_the_checkpoint_unless_told_otherwise(checkpoint):
 
 
 def test_dropout_is_everywhere(checkpoint):
-    model, _ = finetune._model(sorted(checkpoint.glob("step-*"))[-1], ["a", "b"], from_scratch=False, dropout=0.25)
+    source = sorted(checkpoint.glob("step-*"))[-1]
+    model, _ = finetune._model(source, classes("a", "b"), from_scratch=False, dropout=0.25)
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
     assert model.config.attention_probs_dropout_prob == 0.25
 
@@ -141,7 +150,7 @@ def test_binary_metrics_are_those_of_their_definitions(pairs):
     tp, tn = ((predicted == x) & (labels == x) for x in (1, 0))
     tp, tn = tp.sum(), tn.sum()
     fp, fn = ((predicted == 1) & (labels == 0)).sum(), ((predicted == 0) & (labels == 1)).sum()
-    found = finetune.classification(predicted, labels, 2)
+    found = metrics.classification(predicted, labels, 2)
     assert found["accuracy"] == pytest.approx((tp + tn) / len(pairs))
     assert found["f1"] == pytest.approx(2 * tp / (2 * tp + fp + fn) if tp else 0.0)
     below = float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5
@@ -151,7 +160,7 @@ def test_binary_metrics_are_those_of_their_definitions(pairs):
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
 def test_correlations_are_those_of_their_definitions(pairs):
     a, b = (np.array(side, float) for side in zip(*pairs, strict=True))
-    found = finetune.regression(a, b)
+    found = metrics.regression(a, b)
     rank = [[sum(y < x for y in side) + (sum(y == x for y in side) + 1) / 2
              for x in side] for side in (a.tolist(), b.tolist())]  # fmt: skip
     for name, (x, y) in {"pearson": (a, b), "spearman": map(np.array, rank)}.items():

@@ -50,16 +50,20 @@ class World:
             result = action()
         except Exception as failure:
             error = failure
-        codes = [0 if error is None else 2 if isinstance(error, UsageError) else 1]
-        if self.world_size > 1:
-            mine, codes = codes[0], [0] * self.world_size
-            dist.all_gather_object(codes, mine)
+        codes = self.gather(0 if error is None else 2 if isinstance(error, UsageError) else 1)
         failed = [rank for rank, code in enumerate(codes) if code]
         if error is not None and failed[0] == self.rank:
             raise error
         if failed:
             sys.exit(codes[failed[0]])
         return result
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in their order, on every rank. They are pickled, between processes of one run."""
+        values: list[Any] = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
     def on_first(self, action: Callable[[], None]) -> None:
         """Runs `action` on rank 0 while the others wait; its failure ends all."""

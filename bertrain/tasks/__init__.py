@@ -1,0 +1,18 @@
+"""What a checkpoint is fine-tuned for: classes, numbers, tags, answers. --task names them."""
+
+from bertrain.tasks.base import Columns, Data, Task
+from bertrain.tasks.spans import Spans
+from bertrain.tasks.texts import Classification, Multilabel, Pairs, Regression
+from bertrain.tasks.words import Words
+
+TASKS: dict[str, type[Task]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "multilabel": Multilabel,
+    "token": Words,
+    "qa": Spans,
+    "pairs": Pairs,
+}
+"""Tasks by the name that --task gives them."""
+
+__all__ = ["TASKS", "Columns", "Data", "Task"]

@@ -1,0 +1,80 @@
+"""What a task is: how its files are read and become rows, its head, its loss and its measures."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Columns(NamedTuple):
+    """What stands where in a file: names or numbers of columns, and what parts several labels of one cell."""
+
+    text: str
+    other: str  # "": there is no second text
+    label: str
+    separator: str = ","
+    skip: bool = False  # leave out rows that do not fit, as official files have some
+
+
+class Data(NamedTuple):
+    """Examples as rows of ids. A row is one example, or one window of its text."""
+
+    rows: list[dict[str, list[int]]]  # what tokenizer.pad takes
+    labels: torch.Tensor  # [N, …], of each row
+    gold: Any  # what `score` compares answers with
+
+
+def left_out(path: str, count: int) -> list[str]:
+    """The warning of rows that Columns.skip left out, if there are any."""
+    return (
+        [f"warning: {path}: {count:,} rows were left out, as they lack a text or a label, or are damaged"]
+        if count
+        else []
+    )
+
+
+class Task:
+    """One kind of labels. A subclass gives the methods below, and an entry of TASKS names it."""
+
+    head: Any  # the class of transformers that adds the head, such as AutoModelForSequenceClassification
+    main: str  # the measure on dev that chooses the best epoch
+    names: list[str] | None = None  # of the labels, once `learn` has seen them; None: there are none
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+
+    def read(self, path: str) -> tuple[Any, list[str]]:
+        """The examples of a file, and warnings. Raises UsageError, naming file and line, for what does not fit."""
+        raise NotImplementedError
+
+    def learn(self, train: Any) -> list[str]:
+        """Takes the names of the labels from the examples to train on. Returns warnings."""
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """What the configuration of the model says of the labels."""
+        if self.names is None:
+            return {"num_labels": 1}
+        numbered = dict(enumerate(self.names))
+        return {"num_labels": len(self.names), "id2label": numbered, "label2id": {v: k for k, v in numbered.items()}}
+
+    def encode(self, tokenizer: Any, examples: Any, length: int) -> tuple[Data, list[str]]:
+        """Rows of at most `length` tokens, and warnings."""
+        raise NotImplementedError
+
+    def logits(self, output: Any) -> torch.Tensor:
+        """What the model gives for a batch → float32 [B, …]."""
+        return output.logits.float()
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The mean loss of a batch. labels: those of its rows, as `encode` gave them."""
+        raise NotImplementedError
+
+    def answer(self, logits: torch.Tensor) -> torch.Tensor:
+        """What `score` needs of the logits of a batch, [B, …]."""
+        return logits
+
+    def score(self, answers: list[torch.Tensor], gold: Any) -> dict[str, float]:
+        """Measures, of the answer to each row, on the CPU."""
+        raise NotImplementedError

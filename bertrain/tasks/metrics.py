@@ -1,0 +1,108 @@
+"""The measures that tasks are judged by, from 0 to 1 (correlations from −1), as their usual programs compute them."""
+
+from __future__ import annotations
+
+import collections
+import re
+import string
+from collections.abc import Sequence
+
+import numpy as np
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_WORD = re.compile(r"[\u3400-\u9fff\uf900-\ufaff]|[^\s\u3400-\u9fff\uf900-\ufaff]+")
+
+
+def classification(predicted: np.ndarray, labels: np.ndarray, num_labels: int) -> dict[str, float]:
+    """accuracy, f1, mcc. F1 of a label nobody has is 0, and so is Matthews' of a constant (Gorodkin, 2004)."""
+    table = np.zeros((num_labels, num_labels))
+    np.add.at(table, (labels, predicted), 1)
+    right, of_label, of_prediction = np.diag(table), table.sum(1), table.sum(0)
+    f1 = 2 * right / np.maximum(of_label + of_prediction, 1)
+    n, trace = table.sum(), right.sum()
+    covariance = trace * n - of_label @ of_prediction
+    spread = (n**2 - of_label @ of_label) * (n**2 - of_prediction @ of_prediction)
+    return {
+        "accuracy": float(trace / n),
+        "f1": float(f1[1] if num_labels == 2 else f1.mean()),
+        "mcc": float(covariance / spread**0.5) if spread else 0.0,
+    }
+
+
+def multilabel(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Bools [N, L] each → micro_f1, macro_f1 (F1 of a label nobody has is 0), and the share of rows wholly right."""
+    both, either = (predicted & labels).sum(0), predicted.sum(0) + labels.sum(0)
+    return {
+        "micro_f1": float(2 * both.sum() / max(1, either.sum())),
+        "macro_f1": float((2 * both / np.maximum(either, 1)).mean()),
+        "accuracy": float((predicted == labels).all(1).mean()),
+    }
+
+
+def regression(predicted: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """pearson, spearman; 0 where one side is constant."""
+    return {"pearson": _correlation(predicted, labels), "spearman": _correlation(_ranks(predicted), _ranks(labels))}
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a.astype(np.float64) - a.mean(dtype=np.float64), b.astype(np.float64) - b.mean(dtype=np.float64)
+    size = (a @ a) * (b @ b)
+    return float(a @ b / size**0.5) if size > 0 else 0.0
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1, equal values sharing the mean of theirs."""
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return ((last - counts + 1 + last) / 2)[which]
+
+
+# ----------------------------------------------------------------------------------------------------------- entities
+
+
+def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """The entities (first word, word behind the last, kind) of the tags of a sentence, as conlleval reads them.
+
+    Tags are O, or a letter of B I E S and a kind: "B-PER". An I or E that continues no entity of its kind begins one.
+    """
+    found, first, before = set(), 0, ("O", "")
+    for place, tag in enumerate([*tags, "O"]):
+        letter, _, kind = tag.partition("-")
+        goes_on = letter in ("I", "E") and before[0] in ("B", "I") and before[1] == kind
+        if before[0] != "O" and not goes_on:
+            found.add((first, place, before[1]))
+        if not goes_on:
+            first = place
+        before = (letter, kind)
+    return found
+
+
+def entity_f1(predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]) -> dict[str, float]:
+    """entity_f1, precision and recall over whole entities of all sentences (Tjong Kim Sang and De Meulder, 2003)."""
+    num_right = num_found = num_there = 0
+    for mine, theirs in zip(map(entities, predicted), map(entities, tags), strict=True):
+        num_right, num_found, num_there = num_right + len(mine & theirs), num_found + len(mine), num_there + len(theirs)
+    return {
+        "entity_f1": 2 * num_right / max(1, num_found + num_there),
+        "precision": num_right / max(1, num_found),
+        "recall": num_right / max(1, num_there),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ answers
+
+
+def _words(answer: str) -> list[str]:
+    """SQuAD's words of an answer: small letters, no punctuation, no articles. A Chinese character is a word."""
+    return _WORD.findall(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)))
+
+
+def answer(predicted: str, answers: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 of an answer, each the best over the answers of people; none: "" is right (SQuAD v2)."""
+    mine, best = _words(predicted), (0.0, 0.0)
+    for theirs in map(_words, answers or [""]):
+        same = sum((collections.Counter(mine) & collections.Counter(theirs)).values())
+        f1 = 2 * same / (len(mine) + len(theirs)) if mine and theirs else float(mine == theirs)
+        best = max(best[0], float(mine == theirs)), max(best[1], f1)
+    return best

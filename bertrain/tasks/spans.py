@@ -1,0 +1,167 @@
+"""Answers to questions, which stand in a text: files of SQuAD v1 and v2 (Rajpurkar et al., 2016 and 2018).
+
+A text that is longer than a row is cut into windows that overlap by a third of --length. The answer is the best span of
+all windows of a question. Where some questions to train on have no answer, "no answer" is a span too: the first token.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForQuestionAnswering
+
+from bertdata.errors import InputError, UsageError
+from bertdata.sources.inputs import local
+from bertdata.sources.streams import opened
+from bertrain.tasks import metrics
+from bertrain.tasks.base import Data, Task, left_out
+
+LONGEST_QUESTION = 64  # tokens; longer ones are cut, and in rows of less than 128 those of more than half a row
+LONGEST_ANSWER = 30  # tokens of an answer that is predicted
+BEST = 20  # starts and ends of a window that are tried
+SHORTEST_ROW = 32
+
+
+class Question(NamedTuple):
+    text: str
+    context: str
+    answers: list[tuple[int, str]]  # each with its first character in the context; none: there is no answer
+    place: str  # "file, question id"
+
+
+class Window(NamedTuple):
+    question: int  # its number
+    spans: np.ndarray  # int64 [T, 2]: the characters of the context in each token; 0, 0 where it is none
+
+
+class Gold(NamedTuple):
+    questions: list[Question]
+    windows: list[Window]
+
+
+class Spans(Task):
+    """The first and the last token of an answer."""
+
+    head, main = AutoModelForQuestionAnswering, "f1"
+    may_be_none = False  # whether a question may have no answer
+
+    def read(self, path: str) -> tuple[list[Question], list[str]]:
+        try:
+            with opened(local(path)) as stream:
+                content = json.loads(stream.read())
+            paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
+            found = [_question(path, p["context"], q, self.columns.skip) for p in paragraphs for q in p["qas"]]
+        except InputError as error:
+            raise UsageError(str(error)) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"{path} is not a file of SQuAD ({type(error).__name__}: {error}); give JSON with data, paragraphs, "
+                "context, qas, question and answers"
+            ) from None
+        questions = [question for question in found if question]
+        if not questions:
+            raise UsageError(f"{path} holds no questions")
+        return questions, left_out(path, len(found) - len(questions))
+
+    def learn(self, train: list[Question]) -> list[str]:
+        self.may_be_none = any(not question.answers for question in train)
+        return []
+
+    def config(self) -> dict[str, Any]:
+        return {"num_labels": 2}
+
+    def encode(self, tokenizer: Any, examples: list[Question], length: int) -> tuple[Data, list[str]]:
+        if length < SHORTEST_ROW:
+            raise UsageError(
+                f"--length {length} leaves no room for a question and a text; give at least {SHORTEST_ROW}"
+            )
+        tokenizer.padding_side = "right"  # as the places of answers are counted from the left
+        texts = [question.text for question in examples]
+        most = min(LONGEST_QUESTION, length // 2)
+        cut = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        texts = [t[: o[most - 1][1]] if len(o) > most else t for t, o in zip(texts, cut, strict=True)]
+        encoded = tokenizer(
+            texts, [question.context for question in examples], truncation="only_second", max_length=length,
+            stride=length // 3, return_overflowing_tokens=True, return_offsets_mapping=True,
+        )  # fmt: skip
+        numbers, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+        rows = [{name: encoded[name][i] for name in encoded} for i in range(len(numbers))]
+        in_context = [[part == 1 for part in encoded.sequence_ids(i)] for i in range(len(numbers))]
+        windows = [
+            Window(n, np.where(np.array(inside)[:, None], np.array(spans), 0))
+            for n, spans, inside in zip(numbers, offsets, in_context, strict=True)
+        ]
+        labels = torch.tensor([_label(window, examples[window.question]) for window in windows])
+        return Data(rows, labels, Gold(examples, windows)), []
+
+    def logits(self, output: Any) -> torch.Tensor:
+        return torch.stack([output.start_logits, output.end_logits], -1).float()  # [B, T, 2]
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (F.cross_entropy(logits[..., 0], labels[:, 0]) + F.cross_entropy(logits[..., 1], labels[:, 1])) / 2
+
+    def score(self, answers: list[torch.Tensor], gold: Gold) -> dict[str, float]:
+        best = [(-np.inf, "")] * len(gold.questions)
+        nothing = np.full(len(gold.questions), np.inf)
+        for logits, window in zip(answers, gold.windows, strict=True):
+            number, scores = window.question, logits.numpy().astype(np.float64)[: len(window.spans)]
+            nothing[number] = min(nothing[number], scores[0].sum())  # all windows must say that there is none
+            score, first, last = best_span(scores, window.spans)
+            if score > best[number][0]:
+                begin, end = window.spans[first, 0], window.spans[last, 1]
+                best[number] = score, gold.questions[number].context[begin:end]
+        results = []
+        for question, (score, answer), none in zip(gold.questions, best, nothing, strict=True):
+            predicted = "" if self.may_be_none and none > score else answer
+            results.append(metrics.answer(predicted, [text for _, text in question.answers]))
+        exact, f1 = np.array(results).mean(0)
+        return {"exact_match": float(exact), "f1": float(f1)}
+
+
+def best_span(scores: np.ndarray, spans: np.ndarray) -> tuple[float, int, int]:
+    """The best sum of a start and an end, and their tokens. scores: float64 [T, 2]. −∞ if no token is of the context.
+
+    Only the BEST starts and ends are tried, and a span has 1 to LONGEST_ANSWER tokens.
+    """
+    (places,) = np.nonzero(spans[:, 1] > spans[:, 0])
+    starts, ends = (places[np.argsort(-scores[places, side], kind="stable")[:BEST]] for side in (0, 1))
+    sums = scores[starts, 0][:, None] + scores[ends, 1]
+    size = ends - starts[:, None]
+    sums[(size < 0) | (size >= LONGEST_ANSWER)] = -np.inf
+    if not sums.size:
+        return -np.inf, 0, 0
+    row, column = np.unravel_index(sums.argmax(), sums.shape)
+    return float(sums[row, column]), int(starts[row]), int(ends[column])
+
+
+def _question(path: str, context: str, entry: dict[str, Any], skip: bool) -> Question | None:
+    """A question with its answers. Answers that are not in the text are an error, or with skip leave it out."""
+    place = f"{path}, question {entry.get('id', entry['question'])!r}"
+    answers = [] if entry.get("is_impossible") else [(a["answer_start"], a["text"]) for a in entry.get("answers", [])]
+    for begin, text in answers:
+        if not text or not 0 <= begin < len(context) or context[begin : begin + len(text)] != text:
+            if skip:
+                return None
+            raise UsageError(
+                f"{place}: the answer {text!r} is not at character {begin} of the text; correct its answer_start, or "
+                "remove the question"
+            )
+    return Question(entry["question"].strip(), context, answers, place)
+
+
+def _label(window: Window, question: Question) -> tuple[int, int]:
+    """The first and the last token of the first answer; 0, 0 where the window does not hold all of it."""
+    if not question.answers:
+        return 0, 0
+    begin, text = question.answers[0]
+    end, (firsts, lasts) = begin + len(text), window.spans.T
+    (places,) = np.nonzero((lasts > begin) & (firsts < end) & (lasts > firsts))
+    if not places.size or firsts[places[0]] > begin or lasts[places[-1]] < end:
+        return 0, 0
+    return int(places[0]), int(places[-1])
