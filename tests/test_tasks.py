@@ -427,4 +427,4 @@ def test_commands_of_the_page_have_options_that_exist(line):
 
 def test_the_page_names_every_task():
     assert all(f"| `{name}` |" in PAGE for name in TASKS)
-    assert len(LINES) >= 6
+    assert len(LINES) >= 7

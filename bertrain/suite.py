@@ -1,0 +1,138 @@
+"""Fine-tune a checkpoint for the tasks of a suite whose files are there, and put the medians in one table.
+
+    bertrain suite glue --data glue/ --checkpoint run/ --out tuned/
+
+The files are those that GLUE (Wang et al., 2019) and CLUE (Xu et al., 2020) give out, each task in its own directory.
+Test labels are secret, so all figures are of dev, which also chooses the epoch. docs/finetuning.md has the tables.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import transformers
+
+from bertdata.cli import OneSentence
+from bertdata.errors import UsageError
+from bertdata.files import write_file
+from bertrain.finetune import PATIENCE, RESULT, common, tune
+from bertrain.runtime.dist import world
+from bertrain.tasks import Columns
+
+
+class Entry(NamedTuple):
+    """A task of a suite: where its files are, and what stands in them."""
+
+    task: str
+    columns: Columns
+    metrics: tuple[str, ...]  # those that the suite judges by; the first chooses the epoch
+    directories: tuple[str, ...]  # names of its directory, one of which is there; letters may be small or capital
+    train: str = "train.tsv"
+    dev: str = "dev.tsv"
+    test: str | None = None  # a second dev, reported at the epoch that dev chose
+
+
+def _glue(task: str, text: str, other: str, label: str, metrics: str, directory: str, **files: str) -> Entry:
+    return Entry(task, Columns(text, other, label, skip=True), tuple(metrics.split()), (directory,), **files)
+
+
+def _clue(task: str, text: str, other: str, metrics: str, name: str, train: str = "train.json") -> Entry:
+    columns, directories = Columns(text, other, "label", skip=True), (f"{name}_public", name)
+    return Entry(task, columns, tuple(metrics.split()), directories, train, "dev.json")
+
+
+SUITES: dict[str, dict[str, Entry]] = {
+    "glue": {
+        "cola": _glue("classification", "3", "", "1", "mcc", "CoLA"),
+        "sst2": _glue("classification", "sentence", "", "label", "accuracy", "SST-2"),
+        "mrpc": _glue("pairs", "#1 String", "#2 String", "Quality", "f1 accuracy", "MRPC"),
+        "stsb": _glue("regression", "sentence1", "sentence2", "score", "pearson spearman", "STS-B"),
+        "qqp": _glue("pairs", "question1", "question2", "is_duplicate", "f1 accuracy", "QQP"),
+        "mnli": _glue(
+            "pairs", "sentence1", "sentence2", "gold_label", "accuracy", "MNLI",
+            dev="dev_matched.tsv", test="dev_mismatched.tsv",
+        ),
+        "qnli": _glue("pairs", "question", "sentence", "label", "accuracy", "QNLI"),
+        "rte": _glue("pairs", "sentence1", "sentence2", "label", "accuracy", "RTE"),
+        "wnli": _glue("pairs", "sentence1", "sentence2", "label", "accuracy", "WNLI"),
+    },
+    "clue": {
+        "afqmc": _clue("pairs", "sentence1", "sentence2", "accuracy", "afqmc"),
+        "tnews": _clue("classification", "sentence", "", "accuracy", "tnews"),
+        "iflytek": _clue("classification", "sentence", "", "accuracy", "iflytek"),
+        "cmnli": _clue("pairs", "sentence1", "sentence2", "accuracy", "cmnli"),
+        "ocnli": _clue("pairs", "sentence1", "sentence2", "accuracy", "ocnli", "train.50k.json"),
+        "csl": _clue("pairs", "abst", "keyword", "accuracy", "csl"),
+        "cmrc2018": _clue("qa", "", "", "exact_match f1", "cmrc2018"),
+    },
+}  # fmt: skip
+"""The tasks of each suite. Of CLUE, CLUEWSC, ChID and C3 are not here, as their inputs are of other kinds."""
+
+
+def find(data: Path, entry: Entry) -> dict[str, str] | None:
+    """The files of a task under a directory. Raises UsageError where some are there and others are not."""
+    names = [name.lower() for name in entry.directories]
+    there = sorted(path for path in data.iterdir() if path.is_dir() and path.name.lower() in names)
+    if not there:
+        return None
+    named = {"train": entry.train, "dev": entry.dev} | ({"test": entry.test} if entry.test else {})
+    missing = [name for name in named.values() if not (there[0] / name).is_file()]
+    if missing:
+        raise UsageError(f"{there[0]} has no {' and no '.join(missing)}; put its files there, or move it away")
+    return {split: str(there[0] / name) for split, name in named.items()}
+
+
+@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.argument("name", metavar="SUITE", type=click.Choice(list(SUITES)))
+@click.option("--data", required=True, help="Directory with a directory for each task, as the suite gives them out.")
+@common
+def main(name: str, data: str, start: str, out: str, as_json: bool, **options: Any) -> None:
+    """Fine-tune a checkpoint for the tasks of SUITE (glue or clue) whose files are there. Also under torchrun.
+
+    Each task gets the same options. Figures are medians over the seeds, on dev, at the best epoch of each seed.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    if not Path(data).is_dir():
+        raise UsageError(f"--data {data} is not a directory; give the one that holds a directory for each task")
+    entries = SUITES[name]
+    files = {task: find(Path(data), entry) for task, entry in entries.items()}
+    missing = [task for task, found in files.items() if found is None]
+    if len(missing) == len(entries):
+        names = ", ".join(entry.directories[0] for entry in entries.values())
+        raise UsageError(f"--data {data} holds no task of {name}; give a directory that holds some of {names}")
+    results = {}
+    with world(PATIENCE) as ranks:
+        for task, found in files.items():
+            if found is None:
+                continue
+            entry = entries[task]
+            if ranks.rank == 0:
+                click.echo(f"{task}: {entry.task}, {found['train']}", err=True)
+            place, main = Path(out, task), entry.metrics[0]
+            results[task] = tune(ranks, start, entry.task, entry.columns, found, place, main=main, **options)
+    if ranks.rank:
+        return
+    suite = {"suite": name, "checkpoint": start, "tasks": results, "missing": missing}
+    write_file(Path(out, RESULT), json.dumps(suite, indent=1).encode())
+    if as_json:
+        click.echo(json.dumps(suite))
+        return
+    click.echo(f"{start}: {name}, {options['seeds']} seeds, the best epoch of each on dev")
+    click.echo(f"  {'':<32}{'median':>10}{'min':>10}{'max':>10}")
+    for task, result in results.items():
+        for split in ("dev", "test") if entries[task].test else ("dev",):
+            for metric in entries[task].metrics:
+                spread = result[f"{split}_{metric}"]
+                where = {"dev": "", "test": " " + Path(str(entries[task].test)).stem.removeprefix("dev_")}[split]
+                label = f"{task}{where} {metric.replace('_', ' ')}"
+                click.echo(f"  {label:<32}" + "".join(f"{spread[of]:>10.4f}" for of in ("median", "min", "max")))
+    if missing:
+        click.echo(f"no files in {data}: {', '.join(missing)}")
+    click.echo(f"models and {RESULT} of each task are in {out}")
+
+
+if __name__ == "__main__":
+    main()
