@@ -17,11 +17,11 @@ from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
 from bertrain import feed
 from bertrain.config import Config, pick
-from bertrain.models import build
+from bertrain.models import build, grow
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
-from bertrain.optim import OPTIMIZERS, SCHEDULES
+from bertrain.optim import OPTIMIZERS, SCHEDULES, check_scales
 from bertrain.plan import Plan, masking_of
 from bertrain.runtime import checkpoint, rates
 from bertrain.runtime.dist import World
@@ -111,8 +111,13 @@ def shares(config: Config, loader: bertdata.Loader, plan: Plan) -> list[str]:
     return lines
 
 
-def model(config: Config, shards: bertdata.Dataset, *, resume: Path | None = None) -> tuple[PreTrainedModel, list[str]]:
-    """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights."""
+def model(
+    config: Config, shards: bertdata.Dataset, *, resume: Path | None = None, layers: int | None = None
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights.
+
+    layers: of --model only so many, the first; None for all.
+    """
     nsp = "nsp" in objectives(config)
     if resume:
         weights, warnings = build.load(resume, nsp=nsp), []
@@ -121,7 +126,8 @@ def model(config: Config, shards: bertdata.Dataset, *, resume: Path | None = Non
         weights, warnings = build.start_from(run_or_name, shards, length=config.longest, nsp=nsp)
     else:
         special = shards.special_tokens
-        weights, warnings = build.build(config.model, special, length=config.longest, seed=config.seed, nsp=nsp)
+        sizes = {"length": config.longest, "layers": layers}
+        weights, warnings = build.build(config.model, special, **sizes, seed=config.seed, nsp=nsp)
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
@@ -145,6 +151,17 @@ def learner(
     made = Learner(weights, parts, isolate=config.isolate_documents)
     made.teacher = name
     return made.to(ranks.device).train()
+
+
+def check_parts(config: Config, shards: bertdata.Dataset, made: Learner) -> None:
+    """Raises UsageError for a model that cannot follow --grow, and for a --lr-scale that never matches anything."""
+    names = [name.removeprefix("model.") for name, _ in made.named_parameters()]
+    if config.grow:
+        whole, _ = model(config, shards)
+        grow.check_depth(whole, config.grow, config.depths[-1][1])
+        grow.check_outside(whole, model(config, shards, layers=config.depths[0][1])[0])
+        names += [name for name, _ in whole.named_parameters()]
+    check_scales(names, config)
 
 
 def _distillation(

@@ -19,6 +19,7 @@ from bertdata.errors import UsageError
 from bertrain.recipes import recipe
 
 METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
+GROWTH = ("stack", "fresh")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 MICRO_BATCH_SIZE = 64  # the default is at most this
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -58,6 +59,19 @@ class Config:
         "Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub.",
     )
     objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
+    grow: str = _option(
+        MODEL, "",
+        "Numbers of layers, such as 3,6,12: the run begins with the first, and the model grows to the others along "
+        "the run. The last is that of --model (docs/growing.md).",
+    )  # fmt: skip
+    grow_at: str = _option(MODEL, "", "Shares of the run at which the model grows, such as 0.2,0.5.")
+    grow_by: str = _option(
+        MODEL, "stack", "What new layers begin as. stack: copies of the layers below. fresh: random weights.",
+        type=click.Choice(GROWTH),
+    )  # fmt: skip
+    freeze_trunk: bool = _option(
+        MODEL, False, "After a growth, train the new layers and what is above them alone, until the next one."
+    )
     length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")
     long_length: int | None = _option(
         DATA, None, "Row length in the last part of the run, such as 512. Default: --length throughout.", type=int
@@ -98,6 +112,12 @@ class Config:
     )
     muon_rate: float = _option(SCHEDULE, 4.0, "Learning rate of Muon's matrices, as a multiple of --lr.")
     muon_momentum: float = _option(SCHEDULE, 0.95, "Decay rate of Muon's mean of gradients.")
+    lr_scale: tuple[str, ...] = _option(
+        SCHEDULE, (),
+        "PATTERN=FACTOR: a factor on the learning rate of the parameters whose names the regular expression matches "
+        "anywhere, such as embeddings=0.1. 0 freezes them. May be repeated; of several that match, the last counts.",
+        many=True,
+    )  # fmt: skip
     weight_decay: float = _option(SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.")
     beta1: float = _option(SCHEDULE, 0.9, "Decay rate of the optimizer's mean of gradients.")
     beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.")
@@ -182,6 +202,11 @@ class Config:
             if option.metadata.get("mixed"):
                 object.__setattr__(self, option.name, _mixed(value))
                 continue
+            if option.metadata.get("many"):
+                if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
+                    raise UsageError(f"{_flag(option.name)} is {value!r}, which is not a list of texts")
+                object.__setattr__(self, option.name, tuple(value))
+                continue
             if staged := option.metadata.get("staged"):
                 values = stages(_flag(option.name), value, staged)
                 if len(values) == 1:  # the command line gives a text
@@ -222,8 +247,10 @@ class Config:
             raise UsageError(f"--long-length {self.long_length} must be more than --length {self.length}")
         if not 0 <= self.average < 1:
             raise UsageError(f"--average is {self.average}; give a share of the run below 1, such as 0.15")
+        self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
         self._check_defaults(self.schedule == "wsd", ("decay_share",), "--schedule wsd")
         self._check_defaults(self.optimizer != "adamw", ("muon_rate", "muon_momentum"), "--optimizer muon")
+        self._check_growth()
         self._check_duration()
         self._check_distillation()
 
@@ -233,6 +260,24 @@ class Config:
         for name in names:
             if not are_used and getattr(self, name) != defaults[name]:
                 raise UsageError(f"{_flag(name)} {getattr(self, name)} needs {needed}")
+
+    def _check_growth(self) -> None:
+        self._check_defaults(bool(self.grow), ("grow_at", "grow_by", "freeze_trunk"), "--grow")
+        if not self.grow:
+            return
+        begins = [begin for begin, _ in self.depths]
+        if self.init:
+            raise UsageError("--grow and --init were given; --grow begins with random weights, so give --model")
+        if self.distil_method in ("relations", "hidden"):
+            raise UsageError(
+                f"--distil {self.distil_method} compares layers by their number, which --grow changes; give --distil "
+                "logits, or leave --grow out"
+            )
+        if begins[-1] > 1 - self.average:
+            raise UsageError(
+                f"--average {self.average} takes in weights from before the last growth at {begins[-1]}; give at most "
+                f"{1 - begins[-1]:.2g}"
+            )
 
     def _check_duration(self) -> None:
         durations = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
@@ -316,6 +361,41 @@ class Config:
         return stages("--global-batch-size", self.global_batch_size, int)
 
     @property
+    def depths(self) -> tuple[tuple[float, int], ...]:
+        """--grow and --grow-at as (share of the run that is done, layers from then on); nothing without them."""
+        if not self.grow:
+            return ()
+        layers = _numbers(self.grow, int)
+        begins = [0.0, *_numbers(self.grow_at, float)]
+        if len(layers) < 2 or layers[0] < 1 or layers != sorted(layers):
+            raise UsageError(f"--grow is {self.grow}; give numbers of layers that do not fall, such as 3,6,12")
+        if len(begins) != len(layers) or begins != sorted(set(begins)) or not begins[-1] < 1:
+            raise UsageError(
+                f"--grow-at is {self.grow_at or 'missing'}; --grow {self.grow} needs {len(layers) - 1} rising shares "
+                "of the run between 0 and 1, such as 0.5"
+            )
+        return tuple(zip(begins, layers, strict=True))
+
+    @property
+    def rate_scales(self) -> tuple[tuple[re.Pattern[str], float], ...]:
+        """--lr-scale as (pattern, factor), in their order."""
+        found = []
+        for given in self.lr_scale:
+            pattern, _, factor = given.rpartition("=")
+            try:
+                found.append((re.compile(pattern), float(factor)))
+            except (ValueError, re.error) as error:
+                raise UsageError(
+                    f"--lr-scale {given} is not a regular expression, = and a number ({error}); write it like "
+                    "embeddings=0.1"
+                ) from None
+            if not pattern or not 0 <= found[-1][1] < math.inf:
+                raise UsageError(
+                    f"--lr-scale {given} needs a pattern, = and a factor of 0 or more; write it like embeddings=0.1"
+                )
+        return tuple(found)
+
+    @property
     def longest(self) -> int:
         """The longest row of the run, in tokens."""
         return max(self.length, self.long_length or 0)
@@ -374,6 +454,14 @@ def _with_weights(data: tuple[str, ...], weights: tuple[str, ...]) -> Any:
     return [list(pair) for pair in zip(data, weights, strict=True)] if weights else data[0] if data else None
 
 
+def _numbers(given: str, kind: Callable[[str], Any]) -> list[Any]:
+    """Numbers with commas between; nothing for any other text."""
+    try:
+        return [kind(part) for part in given.split(",")]
+    except ValueError:
+        return []
+
+
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
@@ -425,7 +513,7 @@ def command(run: Callable[[Config], None]) -> click.Command:
     def main(file: str | None, log: str | None, weights: tuple[str, ...], **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
             flags["data"] = _with_weights(flags["data"] or (), weights)
-            given = {name: value for name, value in flags.items() if value is not None}
+            given = {name: value for name, value in flags.items() if value not in (None, ())}
             if log:
                 given["tensorboard"] = log == "tensorboard"
             if file:
@@ -444,11 +532,14 @@ def command(run: Callable[[Config], None]) -> click.Command:
     for option in fields(Config):
         meta = dict(option.metadata)
         group, text = meta.pop("group"), meta.pop("help")
-        if meta.pop("staged", None):
+        many = meta.pop("many", False)
+        if meta.pop("staged", None) or many:
             meta["type"] = str
-        more = {"multiple": True, "metavar": "TEXT [WEIGHT]"} if meta.pop("mixed", None) else {}
+        more: dict[str, Any] = {"multiple": True, "metavar": "TEXT [WEIGHT]"} if meta.pop("mixed", None) else {}
+        if many:
+            more["multiple"] = True
         default = "off" if option.default is False else option.default
-        shown = f"{text}  [default: {default}]" if option.default not in (None, "") else text
+        shown = f"{text}  [default: {default}]" if option.default not in (None, "", ()) else text
         flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}
         if option.default is False:
             flag, kind = f"{flag}/--no-{flag[2:]}", {}

@@ -83,6 +83,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         cpu = torch.device("cpu")
         made = assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
         optim.build(made, config)
+        assemble.check_parts(config, shards, made)
     except BertdataError as error:
         yield "model", (FAIL, str(error))
         return

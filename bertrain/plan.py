@@ -36,6 +36,7 @@ class Plan:
     long_from: int  # the first step of the schedule with --long-length
     warmup_steps: int  # of the schedule
     batch_sizes: tuple[tuple[int, int], ...]  # (first step of the schedule, rows of a step from then on)
+    depths: tuple[tuple[int, int], ...]  # (first step of the schedule, layers from then on); nothing without --grow
     micro_batch_size: int
     accumulation: int  # forward passes in a step, the same on every rank
     share: int  # rows of a step on the rank that has most
@@ -50,6 +51,10 @@ class Plan:
     def rows(self, scheduled: int) -> int:
         """Rows of a step, over all ranks."""
         return next(rows for first, rows in reversed(self.batch_sizes) if first <= scheduled)
+
+    def stage(self, scheduled: int) -> int:
+        """How often the model should have grown; 0 without --grow."""
+        return sum(first <= scheduled for first, _ in self.depths[1:])
 
     def samples(self, steps: int) -> int:
         """The rows of the first steps of a run without a budget."""
@@ -104,6 +109,7 @@ class Plan:
             long_from=steps if config.long_length is None else min(steps - 1, round(steps * (1 - config.long_share))),
             warmup_steps=warmup,
             batch_sizes=tuple(firsts.items()),
+            depths=tuple((round(begin * steps), layers) for begin, layers in config.depths),
             micro_batch_size=micro,
             accumulation=-(-share // micro),
             share=share,

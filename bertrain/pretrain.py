@@ -43,6 +43,9 @@ def pretrain(config: Config) -> None:
             try:
                 with run.writer:
                     train(run, signals)
+                    while not (run.is_done or signals.stopped):
+                        run.grow()
+                        train(run, signals)
                 run.watch.finish(run.clock)
             except KeyboardInterrupt:  # the second Ctrl-C
                 _end(ranks, f"interrupted at step {run.step}; {run.newest()}, and the same command continues", 130)
@@ -54,13 +57,14 @@ def pretrain(config: Config) -> None:
 
 
 def train(run: Run, signals: Signals) -> None:
-    """Takes steps until all are taken, the time is up, or a signal comes to any rank."""
+    """Takes steps until all are taken, the time is up, the model has to grow, or a signal comes to any rank."""
     config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
     module: torch.nn.Module = learner
     if ranks.world_size > 1:
         unused = learner.is_dense or not learner.uses_logits  # then parts such as the model's head get no gradient
         module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
     rates, readings, is_first = Rates(learner.model, ranks.device, run.precision), Readings(), True
+    gc.unfreeze()  # what was before a growth
     gc.collect()
     gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
     run.clock.start()
@@ -70,7 +74,7 @@ def train(run: Run, signals: Signals) -> None:
                 run.save(required=True)
                 return
             rates.take(ranks.world_size)
-        if run.is_done:
+        if run.stage_is_done:
             run.finish()
             return
         batch, waited = run.next_batch()
@@ -106,11 +110,11 @@ def train(run: Run, signals: Signals) -> None:
             is_first = False
         if num_signals:
             signals.stop()
-        is_last = run.is_done or bool(signals.stopped)
+        is_last = run.stage_is_done or bool(signals.stopped)
         if is_last or run.step % config.log_every == 0:
             run.log(rates, is_last=is_last)
         if is_last or run.step % config.save_every == 0:
-            run.save(required=is_last)
+            run.save(required=run.is_done or bool(signals.stopped))
         if signals.stopped:
             return
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import UsageError
 from bertrain import assemble, optim
 from bertrain.config import Config
 from bertrain.evaluate import evaluate, mean, predictions
+from bertrain.models import grow
 from bertrain.models.build import has_dropout, max_length, recompute_activations
 from bertrain.optim.average import EVERY, Average
 from bertrain.runtime import checkpoint
@@ -43,31 +45,28 @@ class Run:
         self.loader, self.plan = assemble.planned(config, self.sources, rank=ranks.rank, world_size=ranks.world_size)
         assemble.check_targets(self.loader, config, self.plan)
         saved = self._resume()
-        weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from)
+        self.stage = saved["stage"]
+        """How often the model has grown."""
+        weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from, layers=self._layers)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
         self.earlier_tokens = saved.get("earlier_tokens", [0] * len(self.sources))  # of each source, in shorter rows
         self.clock = Clock({"trained": self.spent} | saved["apart_s"])
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
-        if config.gradient_checkpointing:
-            recompute_activations(weights)
-        self.learner = assemble.learner(config, weights, self.shards, ranks, self.precision)
+        self._prepare(weights)
+        if not self.resumed_from:
+            assemble.check_parts(config, self.shards, self.learner)
         if self.resumed_from and saved.get("teacher") != self.learner.teacher:
             raise UsageError(
                 f"{self.resumed_from} was trained with {saved.get('teacher') or 'no teacher'}, and this run has "
                 f"{self.learner.teacher or 'none'}; give the same, or another --out"
             )
-        if config.compiles(on_gpu=ranks.device.type == "cuda"):
-            torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
-            self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
-        self.optimizer = optim.build(self.learner, config)
         if self.resumed_from:
             checkpoint.read_optimizer(self.resumed_from, self.optimizer, self.learner)
             if self.scaler.is_enabled() and saved["scaler"]:
                 self.scaler.load_state_dict(saved["scaler"])
-        self.average = Average(self.learner) if config.average else None
         if self.average and self.resumed_from and self.progress > 1 - config.average:
             checkpoint.read_average(self.resumed_from, self.average)
         self.names = [path for path, _ in config.sources] if len(self.sources) > 1 else []  # of the sources of a mix
@@ -80,6 +79,25 @@ class Run:
         self.writer = Writer(self.out, keep=config.keep, saved=self.resumed_from, warn=self.watch.warn)
         self.evaluated_step = 0  # `begin` reads it from the log
 
+    def _prepare(self, weights: PreTrainedModel) -> None:
+        """Makes what trains a model: the learner, its optimizer, and the mean of its weights."""
+        config = self.config
+        if config.gradient_checkpointing:
+            recompute_activations(weights)
+        self.learner = assemble.learner(config, weights, self.shards, self.ranks, self.precision)
+        if config.compiles(on_gpu=self.ranks.device.type == "cuda"):
+            torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
+            self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
+        self.optimizer = optim.build(self.learner, config)
+        if config.freeze_trunk and self.stage and self._layers != self.plan.depths[self.stage - 1][1]:
+            grow.freeze(self.learner.model, self.plan.depths[self.stage - 1][1])
+        self.average = Average(self.learner) if config.average else None
+
+    @property
+    def _layers(self) -> int | None:
+        """The layers of the model at its stage; None without --grow."""
+        return self.plan.depths[self.stage][1] if self.plan.depths else None
+
     def _loader(self, length: int, masking: bertdata.Masking) -> bertdata.Loader:
         ranks = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
         return assemble.loader(self.config, self.sources, length=length, masking=masking, **ranks)
@@ -90,16 +108,20 @@ class Run:
         Raises UsageError if the checkpoint belongs to another model or optimizer.
         """
         config, name = self.config, self.config.init or self.config.model
-        saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}}
+        saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {},
+                                 "optimizer": "adamw", "lr-scale": "", "grow": "", "stage": 0}  # fmt: skip
         if self.resumed_from is None:
             return saved
         if config.resume == "no":
             raise UsageError(f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue")
-        saved |= {"optimizer": "adamw"} | checkpoint.read_trainer(self.resumed_from)
-        for option, given in (("model", name), ("optimizer", config.optimizer)):
-            if saved[option] != given:
+        saved |= checkpoint.read_trainer(self.resumed_from)
+        given = {"model": name, "optimizer": config.optimizer, "lr-scale": " ".join(config.lr_scale),
+                 "grow": config.grow}  # fmt: skip
+        for option, now in given.items():
+            if saved[option] != now:
+                was = f"--{option} {saved[option]}" if saved[option] else f"no --{option}"
                 raise UsageError(
-                    f"{self.resumed_from} was trained with --{option} {saved[option]}, and --{option} {given} was "
+                    f"{self.resumed_from} was trained with {was}, and {f'--{option} {now}' if now else 'none'} was "
                     "given; give the same, or another --out"
                 )
         state = saved["loader"]
@@ -140,6 +162,37 @@ class Run:
     @property
     def is_done(self) -> bool:
         return self.progress >= 1
+
+    @property
+    def stage_is_done(self) -> bool:
+        """Whether the run is done, or the model has to grow before the next step."""
+        return self.is_done or self.plan.stage(self.plan.scheduled(self.config, self.step, self.progress)) > self.stage
+
+    def grow(self) -> None:
+        """Goes on with the layers of the next stage. Called on every rank, once the stage before is done."""
+        loss_before, layers_before, before, old = self._loss(), self._layers, self.learner, self.optimizer
+        self.ranks.on_first(self.writer.wait)
+        self.stage += 1
+        weights, _ = self.ranks.together(lambda: assemble.model(self.config, self.shards, layers=self._layers))
+        self._prepare(weights)
+        grow.carry(before, self.learner, old, self.optimizer, stack=self.config.grow_by == "stack")
+        self.clock.lap("compiled")
+        growth = {"layers_before": layers_before, "layers": self._layers, "loss_before": loss_before}
+        growth |= {"loss_after": self._loss(), "parameters": sum(p.numel() for p in self.learner.parameters())}
+        self.watch.growth({"step": self.step} | growth, optim.scaled_rates(self._sizes(), self.config))
+
+    def _loss(self) -> float | None:
+        """The loss on the validation split; on the train split of shards that have no other."""
+        self._end_of_steps()
+        options: dict[str, Any] = {"split": "train", "length": self.loader.length, "max_samples": EVALUATED_SAMPLES}
+        held_out = self._evaluate() if self._held_out else None
+        result = held_out or evaluate(self.learner, self.shards, self.ranks, **options)
+        self.clock.lap("evaluated")
+        return result["loss"] if result else None
+
+    def _sizes(self) -> dict[str, int]:
+        """The elements of each tensor that --lr-scale may name."""
+        return {name.removeprefix("model."): tensor.numel() for name, tensor in self.learner.named_parameters()}
 
     def next_batch(self) -> tuple[bertdata.Batch, float]:
         """This rank's rows of the next step, and the seconds that it took to make them."""
@@ -211,6 +264,8 @@ class Run:
             "resumed_from": str(self.resumed_from) if self.resumed_from else None,
             "precision": self.precision,
         }
+        if self.config.lr_scale:
+            facts["lr_scale"] = optim.scaled_rates(self._sizes(), self.config)
         for (path, _), (shards, _) in zip(self.config.sources, self.sources, strict=True):
             if "validation" not in shards.splits and self.config.eval_every:
                 where = " on it" if self.names else ""
@@ -342,6 +397,9 @@ class Run:
         trainer = {
             "model": self.config.init or self.config.model,
             "optimizer": self.config.optimizer,
+            "lr-scale": " ".join(self.config.lr_scale),
+            "grow": self.config.grow,
+            "stage": self.stage,
             "teacher": self.learner.teacher,
             "loader": self.loader.state_dict(),
             "since_entry": self.sums.state(),
@@ -371,7 +429,7 @@ class Run:
     def finish(self) -> None:
         """Writes the mean of the weights, if the run had ended before it was asked for. Called on every rank."""
         name = f"{checkpoint.AVERAGE}{self.step:08d}"
-        if not self.average or self.ranks.from_first(lambda: (self.out / name).exists()):
+        if not (self.average and self.is_done) or self.ranks.from_first(lambda: (self.out / name).exists()):
             return
         self._take_last()
 

@@ -80,7 +80,8 @@ ROOMS = {
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
 TRAINER_FILES = [
     "recipes", "config", "feed", "tables",
-    "models.families", "models.isolation", "models.encoder", "models.taps", "models.build", "models.__init__",
+    "models.families", "models.isolation", "models.encoder", "models.taps", "models.grow",
+    "models.build", "models.__init__",
     "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
     "objectives.distil",
     "optim.schedules", "optim.average", "optim.muon", "optim.optimizers", "optim.__init__", "plan",

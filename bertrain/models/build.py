@@ -27,6 +27,7 @@ from bertdata import Dataset, SpecialTokens, key
 from bertdata.errors import DatasetError, TokenizerError, UsageError
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER
+from bertrain.models import grow
 from bertrain.models.families import DROPOUTS, PRESETS, family_of, first_position, preset
 
 transformers.utils.logging.disable_progress_bar()  # the trainer shows its own
@@ -38,13 +39,14 @@ VOCABULARY_PADDING = 128  # a configuration may have fewer ids than this beyond 
 
 
 def build(
-    name: str, special: SpecialTokens, *, length: int, seed: int, nsp: bool = False
+    name: str, special: SpecialTokens, *, length: int, seed: int, nsp: bool = False, layers: int | None = None
 ) -> tuple[PreTrainedModel, list[str]]:
     """A freshly initialised model for a vocabulary and rows of `length` tokens, the same on every rank; and warnings.
 
     name: a preset, a transformers configuration (JSON), a directory with a config.json, or a name on the hub. What must
     fit the data in a configuration is changed to fit, and a warning says so. nsp: with a head for next sentence
-    prediction. Raises UsageError if the name is none of these, or is no masked language model.
+    prediction. layers: only so many, the first; None for all. Raises UsageError if the name is none of these, or is no
+    masked language model.
     """
     given = f"--model {name}"
     warnings: list[str] = []
@@ -61,6 +63,8 @@ def build(
             f"--objective nsp needs a model with a head for next sentences, such as bert-base; --model {name} is a "
             f"{config.model_type}"
         )
+    if layers:
+        grow.shorten(config, layers)
     torch.manual_seed(key(seed, "init") >> 1)
     try:
         if nsp and family.next_sentence:

@@ -39,9 +39,9 @@ def orthogonal(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """One optimizer for all parameters of a model: group 0 takes Muon's steps, the groups after it AdamW's.
+    """One optimizer for all parameters of a model: groups that have "momentum" take Muon's steps, the others AdamW's.
 
-    matrices: the parameters of group 0, each with the number of matrices that lie in it one below the other, such as 3
+    matrices: the parameters for Muon, each with the number of matrices that lie in it one below the other, such as 3
     where a layer holds queries, keys and values in one. others: groups for AdamW. dtype: of the iterations. All ranks
     must have the same gradients; they end with the same weights.
     """
@@ -63,12 +63,12 @@ class Muon(torch.optim.Optimizer):
                  "momentum": momentum, "rate_scale": rate_scale}  # fmt: skip
         self._adamw = torch.optim.AdamW(others, lr=0.0, betas=betas, eps=eps, fused=True)
         super().__init__([first, *self._adamw.param_groups], {"lr": 0.0})
-        self._parts, self._dtype = [parts for _, parts in by_shape], dtype
+        self._parts, self._dtype = dict(by_shape), dtype
         self._share_state()
 
     def _share_state(self) -> None:
-        """AdamW works on the state and the groups of this optimizer."""
-        self._adamw.state, self._adamw.param_groups = self.state, self.param_groups[1:]
+        """AdamW works on the state of this optimizer."""
+        self._adamw.state = self.state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -76,9 +76,14 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self._adamw.param_groups = [group for group in self.param_groups if "momentum" not in group]
         self._adamw.step()
-        group = self.param_groups[0]
-        pairs = [pair for pair in zip(group["params"], self._parts, strict=True) if pair[0].grad is not None]
+        for group in self.param_groups:
+            if "momentum" in group:
+                self._step_matrices(group)
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        pairs = [(parameter, self._parts[parameter]) for parameter in group["params"] if parameter.grad is not None]
         for (rows, columns), same in groupby(pairs, key=lambda pair: _shape(*pair)):
             some = list(same)
             gradients = [parameter.grad for parameter, _ in some]

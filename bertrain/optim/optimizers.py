@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,11 @@ from bertrain.optim.muon import Muon, hidden_matrices
 
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    """The optimizer that --optimizer names, for all parameters of a module that are trained."""
-    return OPTIMIZERS[config.optimizer](module, config)
+    """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale."""
+    optimizer = OPTIMIZERS[config.optimizer](module, config)
+    if config.lr_scale:
+        _scale_rates(optimizer, module, config)
+    return optimizer
 
 
 def adamw(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -62,6 +65,59 @@ def parameter_groups(module: torch.nn.Module, weight_decay: float) -> list[dict[
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+
+
+def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, config: Config) -> None:
+    """Splits every group by the factors of its parameters. Those of factor 0 stay in it, get no gradient and no step.
+
+    module: a Learner. Raises UsageError if nothing is left to train.
+    """
+    named = {name.removeprefix("model."): parameter for name, parameter in module.named_parameters()}
+    numbers = _deciding(named, config)
+    factors = {named[name]: config.rate_scales[number][1] for name, number in numbers.items()}
+    groups = []
+    for group in optimizer.param_groups:
+        parts: dict[float, list[torch.nn.Parameter]] = {}
+        for parameter in group["params"]:
+            parts.setdefault(factors.get(parameter, 1.0), []).append(parameter)
+        scale = group.get("rate_scale", 1.0)
+        groups += [group | {"params": some, "rate_scale": scale * factor} for factor, some in parts.items()]
+    optimizer.param_groups[:] = groups
+    for parameter, factor in factors.items():
+        if factor == 0:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise UsageError(f"--lr-scale {' '.join(config.lr_scale)} freezes all parameters; leave some to train")
+
+
+def _deciding(names: Iterable[str], config: Config) -> dict[str, int]:
+    """Name of a parameter → number of the --lr-scale that decides its factor: the last one that matches."""
+    return {name: number for number, (pattern, _) in enumerate(config.rate_scales) for name in names
+            if pattern.search(name)}  # fmt: skip
+
+
+def check_scales(names: Iterable[str], config: Config) -> None:
+    """Raises UsageError for a pattern of --lr-scale that matches no name of a parameter."""
+    names = list(names)
+    for given, (pattern, _) in zip(config.lr_scale, config.rate_scales, strict=True):
+        if not any(pattern.search(name) for name in names):
+            raise UsageError(
+                f"--lr-scale {given} matches none of the {len(names)} parameters, such as {names[0]} and {names[-1]}; "
+                "correct the pattern, or leave it out"
+            )
+
+
+def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any]]:
+    """What each --lr-scale amounts to: pattern, factor, and the tensors and parameters whose factor it decides.
+
+    sizes: number of elements by name of a tensor.
+    """
+    numbers = _deciding(sizes, config)
+    table = []
+    for number, (pattern, factor) in enumerate(config.rate_scales):
+        own = [sizes[name] for name, other in numbers.items() if other == number]
+        table.append({"pattern": pattern.pattern, "factor": factor, "tensors": len(own), "parameters": sum(own)})
+    return table
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

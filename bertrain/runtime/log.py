@@ -39,7 +39,7 @@ class Log:
                     entry = json.loads(line)
                 except ValueError:  # cut off as the process died
                     break
-                if entry.get("step", 0) > after_step:
+                if entry.get("step", 0) + ("layers_before" in entry) > after_step:  # a growth is after its step
                     break
                 if "validation_loss" in entry:
                     self.last_evaluation = entry["step"]

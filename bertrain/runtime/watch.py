@@ -104,6 +104,23 @@ class Watch(contextlib.ExitStack):
             f"{self.reference['unigram']:.3f} by frequency alone",
             flush=True,
         )
+        for line in [*_growth_lines(config, plan), *_scale_lines(resolved.get("lr_scale", []))]:
+            print(line, flush=True)
+
+    def growth(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
+        """Keeps and shows how the model has grown. scales: what --lr-scale amounts to now."""
+        if not self.is_first:
+            return
+        self._keep(entry)
+        losses = " before and ".join("-" if entry[f"loss_{when}"] is None else f"{entry[f'loss_{when}']:.4f}"
+                                     for when in ("before", "after"))  # fmt: skip
+        self._bar.write(
+            f"step {entry['step']}: the model grows from {entry['layers_before']} to {entry['layers']} layers, "
+            f"{entry['parameters']:,} parameters; loss {losses} after",
+            file=sys.stdout,
+        )
+        for line in _scale_lines(scales):
+            self._bar.write(line, file=sys.stdout)
 
     def _history(self, step: int) -> list[dict[str, Any]]:
         """The history in run.json, with what this start changes. Says each change."""
@@ -112,7 +129,7 @@ class Watch(contextlib.ExitStack):
             options, history = dict(before["config"]), list(before.get("history", []))
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        now = asdict(self.config)
+        now = json.loads(json.dumps(asdict(self.config)))
         changes = {
             name: [options[name], value]
             for name, value in now.items()
@@ -252,3 +269,24 @@ def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{before}{name}/")
         else:
             yield before + name, value
+
+
+def _growth_lines(config: Config, plan: Plan) -> list[str]:
+    """When the model grows; nothing without --grow."""
+    if not plan.depths:
+        return []
+    unit = "{:.0%} of the time" if config.budget else "step {:,}"
+    later = (
+        f"{layers} after {unit.format(first / plan.steps if config.budget else first)}"
+        for first, layers in plan.depths[1:]
+    )
+    return [f"begins with {plan.depths[0][1]} layers, has {', '.join(later)}"]
+
+
+def _scale_lines(scales: list[dict[str, Any]]) -> list[str]:
+    """What --lr-scale amounts to, a line for each."""
+    return [
+        f"--lr-scale {row['pattern']}={row['factor']:g}: {row['tensors']} tensors, {row['parameters']:,} parameters"
+        + " are frozen" * (row["factor"] == 0)
+        for row in scales
+    ]

@@ -1,0 +1,99 @@
+"""Growth along a run: a model with few layers becomes one with more, and its optimizer goes on (docs/growing.md).
+
+The grown model is built as a run that begins with so many layers builds it. Then each of its tensors takes the weights
+and the optimizer's moments of the tensor that it comes from:
+
+    outside the layers      the tensor of the same name
+    layer i < L             layer i, where L is the number of layers before
+    layer i ≥ L, stack      layer i mod L (StackBERT, Gong et al., 2019; G_stack, Du et al., 2024)
+    layer i ≥ L, fresh      none: random weights, and moments that begin at 0
+
+So weights and moments always come from one place (as in Shen et al., 2022), and growth is a function of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import Module
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from bertdata.errors import UsageError
+from bertrain.models.families import layers_of
+
+
+def shorten(config: PreTrainedConfig, layers: int) -> None:
+    """Makes a configuration that of a model's first layers. Raises UsageError if it has fewer."""
+    if layers > (number := getattr(config, "num_hidden_layers", 0)):
+        raise UsageError(f"--grow asks for {layers} layers, and --model has {number}; end with {number}")
+    kinds = getattr(config, "layer_types", None)  # of attention, one for each layer
+    config.num_hidden_layers = layers
+    if kinds:
+        config.layer_types = list(kinds[:layers])
+
+
+def check_depth(whole: PreTrainedModel, grow: str, layers: int) -> None:
+    """Raises UsageError for a model that cannot grow, or whose number of layers is not `layers`, the last of --grow."""
+    kind = whole.config.model_type
+    if _prefix(whole) is None:
+        raise UsageError(f"--grow cannot tell the layers of a {kind} apart, or they share weights; leave it out")
+    number = len(layers_of(whole))
+    if layers != number:
+        raise UsageError(f"--grow {grow} ends with {layers} layers, and --model has {number}; end with {number}")
+
+
+def check_outside(whole: PreTrainedModel, first: PreTrainedModel) -> None:
+    """Raises UsageError for a model that has tensors outside its layers for each of them. first: its first stage."""
+    prefix = str(_prefix(whole))
+    shapes = [
+        {name: tensor.shape for name, tensor in model.named_parameters() if not name.startswith(prefix)}
+        for model in (whole, first)
+    ]
+    if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
+        raise UsageError(
+            f"--grow cannot add layers to a {whole.config.model_type}: {differing[0]}, which is outside its layers, "
+            "depends on their number; leave it out"
+        )
+
+
+@torch.no_grad()
+def carry(
+    before: Module, after: Module, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, stack: bool
+) -> None:
+    """Gives a grown Learner the weights of the one before, and its optimizer the moments: see the top of this file."""
+    sources = dict(before.named_parameters())
+    prefix, number = str(_prefix(before.model)), len(layers_of(before.model))
+    for name, parameter in after.named_parameters():
+        source = sources.get(_source(name, f"model.{prefix}", number, stack=stack))
+        if source is None:
+            continue
+        parameter.copy_(source)
+        if moments := old.state.get(source):
+            new.state[parameter] = {
+                name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in moments.items()
+            }
+
+
+def freeze(model: PreTrainedModel, layers: int) -> None:
+    """Freezes the first layers and all that lies below them, such as embeddings; what lies above is trained.
+
+    Frozen parameters stay in the optimizer, which keeps their moments and passes them over.
+    """
+    first_above = next(layers_of(model)[layers].parameters())
+    for parameter in model.base_model.parameters():
+        if parameter is first_above:
+            return
+        parameter.requires_grad_(False)
+
+
+def _prefix(model: PreTrainedModel) -> str | None:
+    """What the names of a model's layers begin with; None where they are not one list of modules."""
+    layers = layers_of(model)
+    return next((f"{name}." for name, module in model.named_modules() if len(layers) and module is layers), None)
+
+
+def _source(name: str, prefix: str, layers: int, *, stack: bool) -> str | None:
+    """The name of the tensor that a tensor of a grown model comes from. layers: how many there were before."""
+    if not name.startswith(prefix):
+        return name
+    number, _, rest = name.removeprefix(prefix).partition(".")
+    return f"{prefix}{int(number) % layers}.{rest}" if stack or int(number) < layers else None
