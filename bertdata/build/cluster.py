@@ -133,7 +133,9 @@ def encode_on_cluster(
 
     here = __name__
 
-    @ray.remote(num_cpus=1, max_retries=_RETRIES, retry_exceptions=[OSError], scheduling_strategy="SPREAD")
+    rules: dict[str, Any] = {"max_retries": _RETRIES, "retry_exceptions": [OSError], "scheduling_strategy": "SPREAD"}
+
+    @ray.remote(num_cpus=1, **rules)
     def make(*arguments: Any) -> Any:
         """Is sent as code, so that a node without this package can say so."""
         return importlib.import_module(here).made(*arguments)
