@@ -131,6 +131,7 @@ def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after
         assert without == ({f"{prefix}{n}.attn_norm.weight" for n in range(before, after, before)} if modern else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"freeze_trunk": True, "grow_by": "fresh"}, {"optimizer": "muon"}])
 def test_a_run_resumes_inside_any_stage_to_the_bit(dataset, tmp_path, config, more):
     whole = train(dataset.path, tmp_path / "whole", model=config, **GROW | more)
@@ -148,6 +149,7 @@ def test_a_run_resumes_inside_any_stage_to_the_bit(dataset, tmp_path, config, mo
             assert all(torch.equal(value, last[name][1][kind]) for kind, value in moments.items())
 
 
+@pytest.mark.slow
 def test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained(dataset, tmp_path, config):
     options = {"grow": "1,2,2,4", "grow_at": "0.2,0.5,0.7", "steps": 10, "eval_every": 0, "freeze_trunk": True}
     train(dataset.path, tmp_path / "run", model=config, **options)
@@ -185,7 +187,8 @@ def test_growth_does_not_depend_on_ranks(dataset, tmp_path, config):
     together = entries(tmp_path / "two")
     for one, two in zip(alone, together, strict=True):
         for name in ("step", "loss", "loss_before", "loss_after", "validation_loss", "layers"):
-            assert one.get(name) == pytest.approx(two.get(name), rel=1e-4)
+            assert (name in one) == (name in two)
+            assert name not in one or one[name] == pytest.approx(two[name], rel=1e-4)
 
 
 def test_with_a_budget_the_time_decides_when_to_grow(dataset, tmp_path):
@@ -199,12 +202,14 @@ def test_with_a_budget_the_time_decides_when_to_grow(dataset, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own compiler
 def test_a_compiled_run_grows_and_its_compiling_is_counted(dataset, tmp_path):
     options = {"steps": 6, "grow": "1,2", "grow_at": "0.5", "eval_every": 0}
     plain = train(dataset.path, tmp_path / "plain", **options)
     made = train(dataset.path, tmp_path / "made", compile="on", **options)
     for one, two in zip(plain, made, strict=True):
-        assert one.get("loss") == pytest.approx(two.get("loss"), rel=1e-4)
+        assert ("loss" in one) == ("loss" in two)
+        assert "loss" not in one or one["loss"] == pytest.approx(two["loss"], rel=1e-4)
     seconds = {entry["step"]: entry["compiled_s"] for entry in made if "compiled_s" in entry}
     assert seconds[4] > seconds[3]
 
@@ -296,6 +301,7 @@ def test_scaled_and_frozen_runs_resume_to_the_bit_and_refuse_other_scales(datase
     assert "and none was given" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(dataset, tmp_path, monkeypatch):
     """On a model of twelve small layers, for a few steps."""
     page = (Path(__file__).parent.parent / "docs" / "growing.md").read_text()
