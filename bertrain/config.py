@@ -6,7 +6,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bertrain.recipes import recipe
 
 METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 GROWTH = ("stack", "fresh")
+_WEIGHT = "\x1f"  # between the value of a --data and its weight
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 MICRO_BATCH_SIZE = 64  # the default is at most this
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -273,10 +275,11 @@ class Config:
                 f"--distil {self.distil_method} compares layers by their number, which --grow changes; give --distil "
                 "logits, or leave --grow out"
             )
-        if begins[-1] > 1 - self.average:
+        if begins[-1] > 1 - self.average + 1e-9:
+            most = math.floor(100 * (1 - begins[-1]) + 1e-9) / 100
             raise UsageError(
                 f"--average {self.average} takes in weights from before the last growth at {begins[-1]}; give at most "
-                f"{1 - begins[-1]:.2g}"
+                f"{most:g}"
             )
 
     def _check_duration(self) -> None:
@@ -444,14 +447,25 @@ def _mixed(given: Any) -> str | list[list[Any]]:
     return pairs[0][0] if len(pairs) == 1 else pairs
 
 
-def _with_weights(data: tuple[str, ...], weights: tuple[str, ...]) -> Any:
-    """The values of --data on the command line, with the words after them, which are weights; None without any."""
-    if len(weights) != len(data) and (len(data) > 1 or weights):
-        raise UsageError(
-            f"--data was given {len(data)} times with {len(weights)} weights ({' '.join(weights)}); give each its "
-            "weight: --data a/ 0.7 --data b/ 0.3"
-        )
-    return [list(pair) for pair in zip(data, weights, strict=True)] if weights else data[0] if data else None
+def _joined(words: Sequence[str]) -> list[str]:
+    """The words of a command line, with each number directly after the value of a --data joined to that value."""
+    joined, rest = list[str](), deque(words)
+    while rest:
+        joined.append(rest.popleft())
+        is_data = joined[-1] == "--data"
+        if is_data and rest:
+            joined.append(rest.popleft())
+        if (is_data or joined[-1].startswith("--data=")) and rest and len(_numbers(rest[0], float)) == 1:
+            joined[-1] += _WEIGHT + rest.popleft()
+    return joined
+
+
+def _with_weights(data: tuple[str, ...]) -> Any:
+    """The values of --data, as `_joined` leaves them: a text, or a list of [text, weight]; None without any."""
+    pairs = [value.split(_WEIGHT) for value in data]
+    if len(pairs) > 1 and (lacking := [pair[0] for pair in pairs if len(pair) == 1]):
+        raise UsageError(f"--data {lacking[0]} has no weight; give each one its weight: --data a/ 0.7 --data b/ 0.3")
+    return None if not pairs else pairs[0][0] if len(pairs[0]) == 1 else pairs
 
 
 def _numbers(given: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -485,7 +499,10 @@ class _GroupedOption(click.Option):
 
 
 class _GroupedCommand(click.Command):
-    """A command whose --help lists its options under headings."""
+    """A command whose --help lists its options under headings, and whose --data may have a weight behind it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _joined(args))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {
@@ -510,9 +527,9 @@ _REPLACED = {
 def command(run: Callable[[Config], None]) -> click.Command:
     """A click command with a flag for every option of Config, and --config."""
 
-    def main(file: str | None, log: str | None, weights: tuple[str, ...], **flags: Any) -> None:
+    def main(file: str | None, log: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
-            flags["data"] = _with_weights(flags["data"] or (), weights)
+            flags["data"] = _with_weights(flags["data"] or ())
             given = {name: value for name, value in flags.items() if value not in (None, ())}
             if log:
                 given["tensorboard"] = log == "tensorboard"
@@ -544,7 +561,6 @@ def command(run: Callable[[Config], None]) -> click.Command:
         if option.default is False:
             flag, kind = f"{flag}/--no-{flag[2:]}", {}
         parameters.append(_GroupedOption([flag, option.name], group=group, default=None, help=shown, **kind, **more))
-    parameters.append(click.Argument(["weights"], nargs=-1, metavar=""))  # of --data: the words that follow no option
     parameters.append(
         click.Option(
             ["--config", "file"], help="Read options from this run.json. Options on the command line override them."

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import bertdata
 from bertdata.build import build
 from bertdata.errors import StateError, UsageError
 from bertdata.look.trace import trace
-from bertrain import doctor
+from bertrain import config, doctor
 from bertrain import pretrain as pretraining
 from bertrain.config import Config
 from bertrain.evaluate import main as evaluate_main
@@ -252,15 +253,10 @@ def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["--data", "A", "--data", "B"],
-            r"--data was given 2 times with 0 weights \(\); give each its weight: --data a/",
-        ),
-        (["--data", "A", "0.7", "--data", "B"], "--data was given 2 times with 1 weights"),
-        (["--data", "A", "x"], r"--data is \[\['A', 'x'\]\]; give a directory, or several, each with a weight above 0"),
+        (["--data", "A", "--data", "B"], "--data A has no weight; give each one its weight: --data a/ 0.7 --data b/"),
+        (["--data", "A", "0.7", "--data", "B"], "--data B has no weight"),
         (["--data", "A", "0", "--data", "B", "1"], "each with a weight above 0"),
         (["--data", "A", "nan", "--data", "B", "1"], "each with a weight above 0"),
-        (["A"], r"--data was given 0 times with 1 weights \(A\)"),
     ],
 )
 def test_what_is_no_mix_is_refused(arguments, said):
@@ -268,6 +264,30 @@ def test_what_is_no_mix_is_refused(arguments, said):
     assert result.exit_code == 2
     assert re.search(said, result.stderr)
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stray"),
+    [
+        (["A"], "A"),
+        (["--data", "A", "x"], "x"),
+        (["--data", "A", "--global-batch-size", "64", "128"], "128"),
+        (["--data", "A", "--data", "B", "0.3", "--grow-at", "0.2", "0.5"], "0.5"),
+    ],
+)
+def test_a_word_that_follows_no_data_is_no_weight(arguments, stray):
+    result = CliRunner().invoke(pretraining.main, [*arguments, "--out", "nowhere"])
+    assert result.exit_code == 2
+    assert f"unexpected extra argument ({stray})" in result.stderr
+
+
+@pytest.mark.parametrize("first", [["--data", "A", "0.7"], ["--data=A", "0.7"]])
+def test_a_weight_follows_its_data(first):
+    with patch.object(pretraining, "pretrain") as run:
+        command = config.command(run)
+        done = CliRunner().invoke(command, [*first, "--out", "x", "--data", "B", ".3", "--lr", "1e-3"])
+    assert done.exit_code == 0, done.stderr
+    assert run.call_args.args[0].data == [["A", 0.7], ["B", 0.3]]
 
 
 def test_a_mix_and_a_teachers_cache_are_refused(mix):
