@@ -158,7 +158,7 @@ def check_parts(config: Config, shards: bertdata.Dataset, made: Learner) -> None
     names = [name.removeprefix("model.") for name, _ in made.named_parameters()]
     if config.grow:
         whole, _ = model(config, shards)
-        grow.check_depth(whole, config.grow, config.depths[-1][1])
+        grow.check_depth(whole, config.grow, config.depths[-1][1], freezes=config.freeze_trunk)
         grow.check_outside(whole, model(config, shards, layers=config.depths[0][1])[0])
         names += [name for name, _ in whole.named_parameters()]
     check_scales(names, config)

@@ -109,7 +109,7 @@ class Plan:
             long_from=steps if config.long_length is None else min(steps - 1, round(steps * (1 - config.long_share))),
             warmup_steps=warmup,
             batch_sizes=tuple(firsts.items()),
-            depths=tuple((round(begin * steps), layers) for begin, layers in config.depths),
+            depths=tuple((min(steps - 1, round(begin * steps)), layers) for begin, layers in config.depths),
             micro_batch_size=micro,
             accumulation=-(-share // micro),
             share=share,

@@ -172,10 +172,20 @@ class Run:
         """Goes on with the layers of the next stage. Called on every rank, once the stage before is done."""
         loss_before, layers_before, before, old = self._loss(), self._layers, self.learner, self.optimizer
         self.ranks.on_first(self.writer.wait)
+        self.clock.lap("waited")
         self.stage += 1
-        weights, _ = self.ranks.together(lambda: assemble.model(self.config, self.shards, layers=self._layers))
-        self._prepare(weights)
-        grow.carry(before, self.learner, old, self.optimizer, stack=self.config.grow_by == "stack")
+
+        def renew() -> None:
+            weights, _ = assemble.model(self.config, self.shards, layers=self._layers)
+            self._prepare(weights)
+            if self.learner.teacher != before.teacher:
+                raise UsageError(
+                    f"--teacher {self.config.teacher} is {self.learner.teacher} now, and the run began with "
+                    f"{before.teacher}; give a checkpoint that does not change"
+                )
+            grow.carry(before, self.learner, old, self.optimizer, stack=self.config.grow_by == "stack")
+
+        self.ranks.together(renew)
         self.clock.lap("compiled")
         growth = {"layers_before": layers_before, "layers": self._layers, "loss_before": loss_before}
         growth |= {"loss_after": self._loss(), "parameters": sum(p.numel() for p in self.learner.parameters())}

@@ -20,20 +20,30 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bertdata.errors import UsageError
 from bertrain.models.families import layers_of
 
+_SHARES_PARTS = ("deberta", "deberta-v2", "mpnet")  # such as embeddings of distances, which stand after the layers
+
 
 def shorten(config: PreTrainedConfig, layers: int) -> None:
     """Makes a configuration that of a model's first layers. Raises UsageError if it has fewer."""
     if layers > (number := getattr(config, "num_hidden_layers", 0)):
         raise UsageError(f"--grow asks for {layers} layers, and --model has {number}; end with {number}")
     kinds = getattr(config, "layer_types", None)  # of attention, one for each layer
-    config.num_hidden_layers = layers
+    try:
+        config.num_hidden_layers = layers
+    except NotImplementedError:
+        raise UsageError(f"--grow cannot give a {config.model_type} another number of layers; leave it out") from None
     if kinds:
         config.layer_types = list(kinds[:layers])
 
 
-def check_depth(whole: PreTrainedModel, grow: str, layers: int) -> None:
-    """Raises UsageError for a model that cannot grow, or whose number of layers is not `layers`, the last of --grow."""
+def check_depth(whole: PreTrainedModel, grow: str, layers: int, *, freezes: bool) -> None:
+    """Raises UsageError for a model that cannot grow, or whose number of layers is not `layers`, the last of --grow.
+
+    freezes: whether --freeze-trunk was given.
+    """
     kind = whole.config.model_type
+    if freezes and kind in _SHARES_PARTS:
+        raise UsageError(f"--freeze-trunk cannot freeze the parts that the layers of a {kind} share; leave it out")
     if _prefix(whole) is None:
         raise UsageError(f"--grow cannot tell the layers of a {kind} apart, or they share weights; leave it out")
     number = len(layers_of(whole))
@@ -66,6 +76,11 @@ def carry(
         source = sources.get(_source(name, f"model.{prefix}", number, stack=stack))
         if source is None:
             continue
+        if parameter.shape != source.shape:
+            raise UsageError(
+                f"--model has changed since the run began: {name} was {list(source.shape)} and is now "
+                f"{list(parameter.shape)}; put the file back as it was"
+            )
         parameter.copy_(source)
         if moments := old.state.get(source):
             new.state[parameter] = {
