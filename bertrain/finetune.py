@@ -55,7 +55,7 @@ def tune(
     name: of the task. files: the paths of "train" and "dev", and perhaps "test". main: the measure that chooses the
     epoch, if not the task's own. options: those of `finetune`.
     """
-    task = TASKS[name](columns)
+    task, directory = TASKS[name](columns), ranks.from_first(lambda: resolved(start))
 
     def read() -> tuple[dict[str, Any], dict[str, Any]]:
         out.mkdir(parents=True, exist_ok=True)
@@ -67,10 +67,9 @@ def tune(
         task.main = main or task.main
         for warning in warnings if ranks.rank == 0 else ():
             click.echo(warning, err=True)
-        directory = checkpoint.find(Path(start)) if Path(start).is_dir() else start
-        made_of = {"checkpoint": str(directory), "task": name, "columns": list(columns), "main": task.main, **options}
+        made_of = {"checkpoint": directory, "task": name, "columns": list(columns), "main": task.main, **options}
         digests = {split: _digest([Path(path)]) for split, path in files.items()}
-        weights = sorted(Path(directory).glob("*.safetensors")) if Path(directory).is_dir() else []
+        weights = sorted(path for path in Path(directory).glob("*") if path.suffix in (".safetensors", ".bin", ".json"))
         return parts, {**made_of, "files": digests, "weights": _digest(weights)}
 
     parts, made_of = ranks.together(read)
@@ -98,9 +97,14 @@ def tune(
         return runs
 
     runs = sorted((run for part in ranks.gather(ranks.together(run)) for run in part), key=lambda run: run["seed"])
-    result = {"checkpoint": start, "task": name, "seeds": seeds, **options, **_spreads(runs, list(parts))}
+    result = {"checkpoint": directory, "task": name, "seeds": seeds, **options, **_spreads(runs, list(parts))}
     ranks.on_first(lambda: write_file(out / RESULT, json.dumps(result | {"runs": runs}, indent=1).encode()))
     return result
+
+
+def resolved(start: str) -> str:
+    """The directory of a checkpoint, the newest one of a run; a name on the hub as it is."""
+    return str(checkpoint.find(Path(start))) if Path(start).is_dir() else start
 
 
 def _spreads(runs: list[dict[str, Any]], splits: list[str]) -> dict[str, dict[str, float]]:
@@ -316,6 +320,8 @@ def main(
     The learning rate rises over the first tenth of the steps and then falls to 0; weight decay is 0.01.
     """
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
+    if not separator:
+        raise UsageError("--separator is empty; give what stands between the labels of a text, such as a comma")
     files = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
     with world(PATIENCE) as ranks:
         result = tune(ranks, start, task, Columns(text, other, label, separator), files, Path(out), **options)

@@ -80,7 +80,10 @@ def main(runs: tuple[str, ...], out: str) -> None:
 
 
 def _draw_tuning(axes: Any, directory: Path) -> None:
-    for run in json.loads((directory / "result.json").read_bytes())["runs"]:
+    result = json.loads((directory / "result.json").read_bytes())
+    if "runs" not in result:
+        raise UsageError(f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola")
+    for run in result["runs"]:
         epochs = [point["epoch"] for point in run["curve"]]
         name = next(iter(run["dev"]))
         axes[0].plot(epochs, [point["train_loss"] for point in run["curve"]], label=f"{directory}, seed {run['seed']}")

@@ -18,7 +18,7 @@ import transformers
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
-from bertrain.finetune import PATIENCE, RESULT, common, tune
+from bertrain.finetune import PATIENCE, RESULT, common, resolved, tune
 from bertrain.runtime.dist import world
 from bertrain.tasks import Columns
 
@@ -95,16 +95,21 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
     Each task gets the same options. Figures are medians over the seeds, on dev, at the best epoch of each seed.
     """
     transformers.utils.logging.set_verbosity_error()
-    if not Path(data).is_dir():
-        raise UsageError(f"--data {data} is not a directory; give the one that holds a directory for each task")
-    entries = SUITES[name]
-    files = {task: find(Path(data), entry) for task, entry in entries.items()}
-    missing = [task for task, found in files.items() if found is None]
-    if len(missing) == len(entries):
-        names = ", ".join(entry.directories[0] for entry in entries.values())
-        raise UsageError(f"--data {data} holds no task of {name}; give a directory that holds some of {names}")
-    results = {}
+    entries, results = SUITES[name], {}
+
+    def find_all() -> dict[str, dict[str, str] | None]:
+        if not Path(data).is_dir():
+            raise UsageError(f"--data {data} is not a directory; give the one that holds a directory for each task")
+        files = {task: find(Path(data), entry) for task, entry in entries.items()}
+        if not any(files.values()):
+            names = ", ".join(entry.directories[0] for entry in entries.values())
+            raise UsageError(f"--data {data} holds no task of {name}; give a directory that holds some of {names}")
+        return files
+
     with world(PATIENCE) as ranks:
+        files = ranks.together(find_all)
+        missing = [task for task, found in files.items() if found is None]
+        start = ranks.from_first(lambda: resolved(start))  # once, as a run that goes on has newer ones later
         for task, found in files.items():
             if found is None:
                 continue

@@ -110,7 +110,8 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
     csv.field_size_limit(1 << 30)
     with open(file, encoding="utf-8-sig", newline="") as lines:
         plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
-        cells = [(number, row) for number, row in enumerate(csv.reader(lines, **plain), 1) if any(row)]  # type: ignore[arg-type]
+        reader = csv.reader(lines, **plain)  # type: ignore[arg-type]
+        cells = [(reader.line_num, row) for row in reader if any(row)]
     names: list[Any] = list(range(len(cells[0][1]))) if cells else []
     if cells and any(name in cells[0][1] for name in wanted if name and not name.lstrip("-").isdigit()):
         names = cells.pop(0)[1]

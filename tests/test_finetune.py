@@ -233,7 +233,7 @@ def test_columns_and_labels_that_do_not_fit_are_named(checkpoint, tmp_path):
         (["--dev", data, "--text", "body"], "has no column 'body', only sentence, label"),
         (["--dev", data, "--text", "7"], "has no column '7', only sentence, label"),
         (["--dev", tmp_path / "none.tsv"], "none.tsv cannot be read: No such file"),
-        (["--dev", other], "label '7' is held out and never trained on, only 0, 1"),
+        (["--dev", other], "label '7' is not in --train, which has 0, 1; correct it"),
         (["--dev", data, "--task", "regression", "--text", "label", "--label", "sentence"], "needs numbers as labels"),
         (["--dev", data, "--checkpoint", tmp_path], "holds no checkpoint"),
     ):

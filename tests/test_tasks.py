@@ -176,7 +176,7 @@ def test_labels_that_do_not_fit_are_named_by_line(tmp_path):
     examples, _ = several.read(str(data))
     assert examples.labels == [["a", "b"], [], ["b", "c"]]
     several.names = ["a", "b"]
-    with pytest.raises(UsageError, match=r"a.tsv, line 3: label 'c' is held out and never trained on, only a, b"):
+    with pytest.raises(UsageError, match=r"a.tsv, line 3: label 'c' is not in --train, which has a, b; correct it"):
         several.numbers(examples)
     refused("multilabel", write(tmp_path / "b.tsv", "x\ta", "y\t[a"), r"b.tsv, line 2: the labels '\[a' are no JSON")
     examples, _ = task("regression").read(str(write(tmp_path / "c.tsv", "x\t1.5", "y\tnan")))

@@ -8,7 +8,7 @@ import torch
 
 
 class Columns(NamedTuple):
-    """What stands where in a file: names or numbers of columns, and what parts several labels of one cell."""
+    """What stands where in a file: names or numbers of columns, and what separates several labels of one cell."""
 
     text: str
     other: str  # "": there is no second text

@@ -57,7 +57,7 @@ class Spans(Task):
             found = [_question(path, p["context"], q, self.columns.skip) for p in paragraphs for q in p["qas"]]
         except InputError as error:
             raise UsageError(str(error)) from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(

@@ -46,7 +46,7 @@ def _number(names: list[str], label: str, place: str) -> int:
         return names.index(label)
     except ValueError:
         raise UsageError(
-            f"{place}: label {label!r} is held out and never trained on, only {', '.join(names)}"
+            f"{place}: label {label!r} is not in --train, which has {', '.join(names)}; correct it, or add rows with it"
         ) from None
 
 
