@@ -92,6 +92,18 @@ def test_several_that_open_a_url_copy_it_once(bucket, dataset):
     assert sorted(copied) == sorted(os.path.basename(name) for name in published(dataset.path) if name not in records)
 
 
+@pytest.mark.parametrize("name", ["inputs.jsonl", "origins.json", "train-00000.npy"])
+def test_a_dataset_whose_origins_are_not_whole_is_copied_without_them(bucket, dataset, tmp_path, name):
+    push(dataset.path, f"{bucket.url}/shards")
+    if name == "origins.json":
+        bucket.put(f"shards/origins/{name}", b"{}")
+    else:
+        stores.remove(f"{bucket.url}/shards/origins/{name}")
+    assert pull(f"{bucket.url}/shards", tmp_path / "copy") == dataset.dataset_id
+    assert without_origins(tmp_path / "copy") == without_origins(dataset.path)
+    assert not (tmp_path / "copy" / "origins").exists()
+
+
 def test_another_dataset_is_not_replaced(bucket, dataset, corpus, vocab, tmp_path):
     build(corpus, tmp_path / "other", tokenizer=vocab)
     push(dataset.path, f"{bucket.url}/shards")

@@ -35,7 +35,7 @@ CLAIM = ".bertdata-push"  # beside a manifest that is to come: whose files are p
 LOCK = ".pull.lock"
 _THREADS = 8  # files at the same time
 _PIECE = 1 << 23
-_CLAIMED_EVERY = 1 << 28  # bytes that a push puts between two notes of what is there
+_CLAIMED_EVERY = 1 << 28  # bytes that a push puts at least between two notes of what is there
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
 FileOf = Callable[[str], RemoteFile]
@@ -53,6 +53,7 @@ def push(directory: str | Path, url: str, *, progress: Progress = lambda done, t
     source, root = Path(directory), url.rstrip("/")
     require_writable(root)
     manifest = read_manifest(source)
+    _require_own_id(manifest)
     there = _id_under(root)
     if there is None and root.startswith("hf:"):
         files = files_of(manifest) | _origins_of(source, manifest)
@@ -283,23 +284,19 @@ def _put_files(source: Path, root: str, manifest: Manifest, done: set[str], prog
         done.add(name)
         num_bytes, unclaimed = num_bytes + size_of[name], unclaimed + size_of[name]
         progress(num_bytes, total)
-        if unclaimed >= _CLAIMED_EVERY:
+        if unclaimed >= max(_CLAIMED_EVERY, total // 100):
             stores.overwrite(f"{root}/{CLAIM}", _claimed(manifest, done))
             unclaimed = 0
 
 
 def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progress) -> None:
     """Copies all files but the manifest, those that are here excepted, and checks each."""
+    _require_own_id(manifest)
     digests, most = files_of(manifest), dict[str, int]()
     for shard in (shard for split in manifest.splits.values() for shard in split.shards):
         for array, entry in shard.arrays.items():
             name = array_path(Path(), shard.name, array).name
             most[name] = HEADER_BYTES + np.dtype(entry["dtype"]).itemsize * entry["length"]
-    origins, content = _origins_under(file_of, manifest)
-    if origins:
-        digests |= {name: sha256 for name, (sha256, _) in origins.files(manifest).items()}
-        most |= {name: size for name, (_, size) in origins.files(manifest).items()}
-    prepare_directory(target, origins.shards if origins else {})
     total, done, is_over = sum(most.values()), 0, threading.Event()
 
     def get(name: str) -> int:
@@ -309,11 +306,35 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
         for size in _at_once(get, digests):
             done += size
             progress(min(done, total), total)
+        _get_origins(file_of, target, manifest, is_over)
     finally:
         is_over.set()
-    if origins:
-        write_file(target / RECORD, content)
     fsync_directory(target)
+
+
+def _get_origins(file_of: FileOf, target: Path, manifest: Manifest, is_over: threading.Event) -> None:
+    """Copies the origins. A dataset is whole without them, so they are left out if they are not there whole."""
+    try:
+        origins, content = _origins_under(file_of, manifest)
+        if origins:
+            files = origins.files(manifest)
+            prepare_directory(target, origins.shards)
+            for _ in _at_once(lambda name: _copy(lambda: file_of(name), target / name, *files[name], is_over), files):
+                pass
+            write_file(target / RECORD, content)
+            return
+    except DatasetError:  # damaged, or of a later version
+        pass
+    except RemoteError as error:
+        if not (error.is_absent or error.is_refused):
+            raise
+    prepare_directory(target, {})
+
+
+def _require_own_id(manifest: Manifest) -> None:
+    """Raises DatasetError if a dataset gives itself the id of another, which `local_copy` would then take it for."""
+    if manifest.computed_id() != manifest.dataset_id:
+        raise DatasetError(f"{MANIFEST} states dataset_id {manifest.dataset_id[:16]}, which is not that of its arrays")
 
 
 def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, bytes]:
