@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import resource
 import shutil
 from hashlib import sha256
 
@@ -235,3 +236,23 @@ def test_tables_of_any_numbers_give_a_sentence_or_a_dataset(kept, tmp_path_facto
         units = [int(each.name.rpartition("-")[2]) for each in split.shards]
         assert units == sorted(set(units))
         assert split.num_tokens == sum(each.num_tokens for each in split.shards)
+
+
+def test_a_dataset_with_the_id_of_another_is_not_taken_for_it(bucket, large, tmp_path):
+    """A copy in the cache has the name of the id."""
+    push(large.path, f"{bucket.url}/large")
+    reseal(large.path, lambda record: record.__setitem__("dataset_id", "0" * 64))
+    said = "states dataset_id 0000000000000000, which is not that of its arrays"
+    with pytest.raises(DatasetError, match=said):
+        push(large.path, f"{bucket.url}/other")
+    bucket.put("large/manifest.json", (large.path / "manifest.json").read_bytes())
+    with pytest.raises(DatasetError, match=said):
+        pull(f"{bucket.url}/large", tmp_path / "copy")
+
+
+def test_more_files_than_a_process_may_open_are_refused_at_once(large, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (5, 5))
+    with pytest.raises(
+        DatasetError, match=r"opens up to \d+ files, and this system allows a process 5; raise ulimit -Hn"
+    ):
+        Loader(large, length=16)

@@ -90,12 +90,11 @@ class Dataset:
         return not self.manifest.tables
 
     def _array(self, split: str, number: int, name: str) -> NDArray[Any]:
-        shard = self.splits[split].shards[number]
-        arrays = self._arrays
-        if self.opens_at_once or (shard.name, name) in arrays:
-            return arrays[shard.name, name]
-        fault = None
+        arrays, fault = self._arrays, None
         try:
+            shard = self.splits[split].shards[number]
+            if self.opens_at_once or (shard.name, name) in arrays:
+                return arrays[shard.name, name]
             array: NDArray[Any] = open_one(self.path, shard, name)
         except DatasetError as error:
             fault = error

@@ -50,7 +50,11 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
         except (OSError, DatasetError) as error:
             faults.append(str(error))
     for name, expected in manifest.tables.items():
-        if digest(directory / name)[0] != expected:
+        try:
+            is_sound = digest(directory / name)[0] == expected
+        except (OSError, DatasetError) as error:
+            return [*faults, f"{directory / name} cannot be read: {error}"]
+        if not is_sound:
             return [*faults, f"{directory / name} is damaged: its SHA-256 is not the one in the manifest"]
     if manifest.computed_id() != manifest.dataset_id:
         faults.append(f"{directory}: its dataset_id is not that of its arrays")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import resource
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +19,7 @@ from bertdata.format.dataset import Dataset
 from bertdata.read import kernels
 
 _DOCUMENTS_AT_ONCE = 1 << 16
+_OTHER_MAPS = 4096  # of libraries and of other splits
 Columns = dict[str, NDArray[np.int64]]
 """The members of Rows that only one kind of samples has, by name."""
 
@@ -107,10 +111,11 @@ class TokenStream:
         has_words = words and dataset.splits[split].stores("words")
         self.word_addresses = np.zeros(count, np.int64) if has_words else None
         self._is_random = False
-        self._open([0])
-        self._mapped = not isinstance(self._tokens[0], Unmapped)
+        self._mapped = not isinstance(dataset.tokens(split, 0), Unmapped)
         if dataset.opens_at_once:
             self._open(range(count))
+        else:
+            _require_room(dataset, count * (1 + has_words))
 
     def _open(self, numbers: Iterable[int]) -> None:
         """Opens shards that are not open yet."""
@@ -118,13 +123,18 @@ class TokenStream:
             if number in self._tokens:
                 continue
             tokens = self.dataset.tokens(self.split, number)
-            if not isinstance(tokens, Unmapped):
-                self._addresses[number] = tokens.ctypes.data
-                if self._is_random:
-                    pages_of(tokens).madvise(mmap.MADV_RANDOM)
+            if isinstance(tokens, Unmapped) == self._mapped:
+                raise DatasetError(
+                    f"{self.dataset.path}: some of its files can be mapped into memory and others not; put all of them "
+                    "on one file system"
+                )
+            if self._is_random:
+                pages_of(tokens).madvise(mmap.MADV_RANDOM)
             if self.word_addresses is not None:
                 self._words.append(self.dataset.array(self.shards[number].name, "words"))
                 self.word_addresses[number] = self._words[-1].ctypes.data
+            if self._mapped:  # last: what fails above leaves the shard closed
+                self._addresses[number] = tokens.ctypes.data
             self._tokens[number] = tokens
 
     def _open_shards_of(self, spans: NDArray[Any]) -> None:
@@ -180,6 +190,19 @@ class TokenStream:
                 first -= first % mmap.PAGESIZE
                 pages.madvise(mmap.MADV_WILLNEED, first, last - first)
                 start = stop_here
+
+
+def _require_room(dataset: Dataset, num_arrays: int) -> None:
+    """Raises DatasetError if a process cannot hold so many files open and mapped, before it finds out by and by."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = num_arrays if most == resource.RLIM_INFINITY else most
+    with contextlib.suppress(OSError, ValueError):  # elsewhere than on Linux
+        most = min(most, int(Path("/proc/sys/vm/max_map_count").read_text()) - _OTHER_MAPS)
+    if num_arrays > most:
+        raise DatasetError(
+            f"{dataset.path}: reading this split opens up to {num_arrays:,} files, and this system allows a process "
+            f"{most:,}; raise ulimit -Hn and vm.max_map_count, or build with a larger --shard-size"
+        )
 
 
 def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
