@@ -207,6 +207,15 @@ def test_a_text_that_is_not_there_any_more_is_not_shown(tmp_path, vocab):
     assert all(e.text in some for e in by_name["kept"])
 
 
+def test_an_input_that_was_named_twice_is_traced(tmp_path, vocab):
+    (tmp_path / "a").write_text("\n\n".join(texts(10, seed=5)), encoding="utf-8")
+    dataset = build([tmp_path / "a", tmp_path / "a"], tmp_path / "out", tokenizer=vocab, validation=0).dataset
+    loader = bertdata.Loader(dataset, length=32, masking=None)
+    found = with_texts(dataset, documents_of(loader, np.arange(loader.num_samples)))
+    assert {each.document for each in found} == set(range(20))
+    assert all(each.text for each in found)
+
+
 def test_what_came_through_a_pipe_is_named(tmp_path, vocab, monkeypatch):
     content = io.BufferedReader(io.BytesIO(make_text(20).encode()))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=content))
@@ -312,6 +321,9 @@ def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset)
     run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4, dataset_id="0" * 64), {"step": 1})
     with pytest.raises(StateError, match="was trained on dataset 0000000000000000, and .* give the dataset of the run"):
         trace(dataset, run, 1)
+    resumed = log(tmp_path / "resumed", {"step": 1}, {"step": 5} | state(dataset, 20, 4), {"step": 6})
+    with pytest.raises(UsageError, match="says what the run read only from step 6 on: an older version"):
+        stream_of(resumed, 5)
     run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4), {"step": 1})
     with pytest.raises(UsageError, match="--row is 4; give a row of the batch, from 0 to 3"):
         trace(dataset, run, 1, row=4)

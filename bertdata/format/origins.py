@@ -139,7 +139,13 @@ class Record:
             raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
         if hashlib.sha256(content).hexdigest() != self.inputs["sha256"]:
             raise DatasetError(f"{path} is damaged: its SHA-256 is not the one in {RECORD}")
-        return [NamedInput(*json.loads(line)) for line in content.splitlines()]
+        try:
+            inputs = [NamedInput(*json.loads(line)) for line in content.splitlines()]
+        except (ValueError, TypeError):
+            inputs = []
+        if len(inputs) != self.inputs["number"] or not all(isinstance(each.name, str) for each in inputs):
+            raise DatasetError(f"{path} is damaged: its lines are not a name, a size and a version each")
+        return inputs
 
     def input_and_place(self, origin: np.uint64) -> tuple[int, int]:
         """The number of the input, and the place in it."""

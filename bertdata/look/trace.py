@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import BertdataError, DatasetError, StateError, UsageError
+from bertdata.errors import BertdataError, DatasetError, StateError, UsageError, damaged
 from bertdata.format.arrays import open_array
 from bertdata.format.dataset import Dataset
 from bertdata.format.origins import DTYPE, Record, array_name
@@ -118,7 +118,13 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
         raise UsageError(f"{path} does not say what the run read: an older version of bertrain wrote it")
     if not 1 <= step <= last:
         raise UsageError(f"--step is {step}; give a step from 1 to {last}, the last one in {path}")
-    after, stream = [each for each in streams if each[0] < step][-1]
+    before = [each for each in streams if each[0] < step]
+    if not before:
+        raise UsageError(
+            f"{path} says what the run read only from step {streams[0][0] + 1} on: an older version of bertrain took "
+            "the steps before"
+        )
+    after, stream = before[-1]
     return stream | {"position": stream["position"] + (step - 1 - after) * stream["global_batch_size"]}
 
 
@@ -154,6 +160,8 @@ def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
             part = max(0, begin - first), min(num_tokens, begin + length - first)
             if part[0] < part[1]:  # else the row has nothing but the separator of this document
                 input_number, place = record.input_and_place(origins[name][document])
+                if input_number >= len(inputs):
+                    raise damaged(dataset.path)
                 origin = inputs[input_number].name
                 found.append(
                     Traced(
@@ -186,25 +194,26 @@ def with_texts(
         documents=settings["documents"], kind=record.input_format, text_key=record.text_key,
         encoding=settings.get("encoding", UTF_8), maps=tuple(settings.get("map", ())),
     )  # fmt: skip
-    by_input: dict[str, dict[int, int]] = defaultdict(dict)  # input → place → document
+    by_input: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # input → place → documents
     for each in traced:
-        by_input[each.input][each.place] = each.document
+        by_input[each.input][each.place].add(each.document)  # several, if the input was named twice
     tokenizer, answers = load(str(dataset.path)), dict[int, tuple[str | None, str | None]]()
-    for number, (name, documents) in enumerate(by_input.items()):
+    for number, (name, places) in enumerate(by_input.items()):
         progress(number, len(by_input))
-        answers |= dict.fromkeys(documents.values(), (None, "the input has no document at this place any more"))
+        every = [document for documents in places.values() for document in documents]
+        answers |= dict.fromkeys(every, (None, "the input has no document at this place any more"))
         try:
             source = source_of(_now(name), form)
-            for found in source.at(list(documents)):
-                document = documents[int(found.starts[0])]
+            for found in source.at(list(places)):
                 made = mapped(found, form.maps, source.place) if form.maps else found
                 text = bytes(made.text[: made.num_bytes])
-                if text and _has_ids(text, dataset.document(document), tokenizer):
-                    answers[document] = text[:-1].decode(), None
-                else:
-                    answers[document] = None, "the text at this place is another one now"
+                for document in places[int(found.starts[0])]:
+                    if text and _has_ids(text, dataset.document(document), tokenizer):
+                        answers[document] = text[:-1].decode(), None
+                    else:
+                        answers[document] = None, "the text at this place is another one now"
         except BertdataError as error:
-            unread = [document for document in documents.values() if answers[document][0] is None]
+            unread = [document for document in every if answers[document][0] is None]
             answers |= dict.fromkeys(unread, (None, str(error)))
     progress(len(by_input), len(by_input))
     return [replace(each, text=answers[each.document][0], no_text=answers[each.document][1]) for each in traced]
