@@ -251,6 +251,11 @@ def test_documents_that_are_all_left_out(tmp_path, vocab):
         build(rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", tokenizer=vocab, map=["bertdata.prepare:cjk(0.5)"])
 
 
+def test_documents_that_are_all_left_out_train_no_vocabulary(tmp_path):
+    with pytest.raises(InputError, match="no document to build from: --map left out all documents"):
+        build(rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "out", map=["bertdata.prepare:cjk(0.5)"])
+
+
 def test_the_command_says_what_was_left_out(tmp_path, vocab):
     path, out = str(rows(tmp_path / "a.jsonl", TEXTS)), str(tmp_path / "out")
     options = ["--tokenizer", vocab, "--map", "test_prepare:no_sevens", "--map", "bertdata.prepare:length(2)"]

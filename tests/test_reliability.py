@@ -423,6 +423,14 @@ def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch
         bertdata.open(small)
 
 
+def test_a_build_that_is_killed_as_it_tidies_up_leaves_a_dataset_that_opens(small, corpus, vocab, monkeypatch):
+    monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
+    tidying = patch("bertdata.build.publish.shutil.rmtree", side_effect=KeyboardInterrupt)
+    with tidying, pytest.raises(KeyboardInterrupt):
+        build(corpus, small, tokenizer=vocab, overwrite=True)
+    assert bertdata.open(small).num_documents > 0
+
+
 READ_ONLY = """
 import tempfile
 def refused(*arguments, **options): raise PermissionError(13, "Permission denied")

@@ -100,6 +100,7 @@ def move_up(
     _publish_origins(directory, staging, units, plan, manifest)
     fsync_directory(directory)
     manifest.write(directory)
+    (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
     (staging / PLAN).unlink()  # without it there is no unfinished build
     shutil.rmtree(staging)
     fsync_directory(directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -71,8 +72,10 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
     start_over: remove it in any case, because an input can be read only once. Raises BuildError if the plans differ,
     without `overwrite`.
     """
-    for left in staging.glob(f"{ATTEMPTS}*"):  # of a command that was killed; what still writes there fails now
-        shutil.rmtree(left, ignore_errors=True)
+    for left in staging.glob(f"{ATTEMPTS}*"):  # of a command that was killed
+        gone = left.with_name(f"removed-{left.name}")
+        os.replace(left, gone)  # at once, so that what still writes there fails
+        shutil.rmtree(gone, ignore_errors=True)
     path = staging / PLAN
     try:
         old = json.loads(path.read_bytes())
@@ -96,7 +99,7 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
             "command to finish it, or use --overwrite to discard it"
         )
     for leftover in staging.iterdir():
-        if leftover.suffix != ".lock" and leftover.name != "lock":
+        if leftover.suffix != ".lock" and leftover.name != "lock" and not leftover.is_dir():
             leftover.unlink()
     write_file(path, json.dumps(plan).encode())
 

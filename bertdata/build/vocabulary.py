@@ -113,7 +113,8 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
         sample_bytes, bytes_read = sample_bytes + block.num_bytes, block.bytes_read
         progress(bytes_read, sum(on_disk))
     if not any(texts):
-        raise InputError("no document to build from: there is nothing but blank lines; give a file with text in it")
+        why = "--map left out all documents" if form.maps else "there is nothing but blank lines"
+        raise InputError(f"no document to build from: {why}; give a file with text in it")
     if is_all_text or form.max_documents is not None or any(file.is_stream for file in files):
         return texts
     texts.clear()
