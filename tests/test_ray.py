@@ -375,6 +375,11 @@ def test_a_node_lost_in_the_middle_changes_nothing(nodes, hold, text, vocab, tmp
     assert len(done) > 8
 
 
+def ours(said):
+    """The lines on standard error but those that Ray itself now and then writes: [2026-11-23 … task_manager.cc …"""
+    return [line for line in said.splitlines() if not line.startswith("[20")]
+
+
 @pytest.mark.slow
 def test_a_lost_process_is_replaced_without_a_word(nodes, hold, text, vocab, tmp_path):
     whole = build(text, tmp_path / "whole", tokenizer=vocab, **OPTIONS)
@@ -388,7 +393,7 @@ def test_a_lost_process_is_replaced_without_a_word(nodes, hold, text, vocab, tmp
     assert out.startswith(f"{tmp_path / 'ray'}: {whole.dataset.num_documents:,} documents")
     assert out.endswith(f"dataset_id {whole.dataset.dataset_id}\n")
     assert out.count("\n") == 2
-    assert [line.partition(" ")[0] for line in said.splitlines()] == ["Ray", "note:"]
+    assert [line.partition(" ")[0] for line in ours(said)] == ["Ray", "note:"]
 
 
 @pytest.mark.slow
@@ -403,8 +408,8 @@ def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab
     out, said = run.communicate()
     assert (run.returncode, alone.exit_code, out) == (1, 1, "")
     assert "rows.jsonl, line 151: " in alone.stderr
-    assert said.splitlines()[0].startswith("Ray cluster at ")
-    assert said.splitlines()[1:] == alone.stderr.splitlines()
+    assert ours(said)[0].startswith("Ray cluster at ")
+    assert ours(said)[1:] == alone.stderr.splitlines()
     write(path, "\n".join(rows[:150]).encode())
     run = command(*arguments, "--out", tmp_path / "ray", "--ray", nodes.address, "--overwrite")
     assert run.communicate()[0]
