@@ -8,7 +8,6 @@ each check, and what to do. The exit code is 1 if a check fails.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import click
 import torch
 
 import bertdata
-from bertdata.errors import BertdataError
+from bertdata.errors import BertdataError, UsageError
 from bertdata.format.verify import verify
 from bertrain import assemble, optim
 from bertrain.config import Config, command
@@ -163,9 +162,10 @@ def _run(config: Config) -> Finding:
         return PASS, f"{run} is new"
     if config.resume == "no":
         return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
-    trained = json.loads((newest / checkpoint.TRAINER).read_bytes())["model"]
-    if trained != (config.init or config.model):
-        return FAIL, f"{newest} was trained with --model {trained}; give the same, or another --out"
+    try:
+        checkpoint.require_same(newest, checkpoint.read_trainer(newest), config)
+    except UsageError as error:
+        return FAIL, str(error)
     return PASS, f"continues from {newest.name}"
 
 

@@ -26,7 +26,7 @@ from bertrain import feed
 from bertrain.config import Config, command
 from bertrain.run import Run
 from bertrain.runtime import checkpoint
-from bertrain.runtime.dist import Readings, World, world
+from bertrain.runtime.dist import COMPILES_S, SILENT_S, Readings, World, world
 from bertrain.runtime.rates import Rates
 from bertrain.runtime.stop import Signals
 
@@ -44,6 +44,7 @@ def pretrain(config: Config) -> None:
                 with run.writer:
                     train(run, signals)
                     while not (run.is_done or signals.stopped):
+                        ranks.wait_for_others(COMPILES_S)
                         run.grow()
                         train(run, signals)
                 run.watch.finish(run.clock)
@@ -105,7 +106,7 @@ def train(run: Run, signals: Signals) -> None:
         run.spent = max(run.spent, seconds)
         run.clock.lap_of_step(run.loader.length)
         if is_first:
-            ranks.shorten_timeout()
+            ranks.wait_for_others(SILENT_S)
             run.reserve()
             is_first = False
         if num_signals:

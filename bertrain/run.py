@@ -98,6 +98,11 @@ class Run:
         """The layers of the model at its stage; None without --grow."""
         return self.plan.depths[self.stage][1] if self.plan.depths else None
 
+    @property
+    def _last_layers(self) -> int | None:
+        """The layers of the model at the end; None without --grow."""
+        return self.plan.depths[-1][1] if self.plan.depths else None
+
     def _loader(self, length: int, masking: bertdata.Masking) -> bertdata.Loader:
         ranks = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
         return assemble.loader(self.config, self.sources, length=length, masking=masking, **ranks)
@@ -107,23 +112,13 @@ class Run:
 
         Raises UsageError if the checkpoint belongs to another model or optimizer.
         """
-        config, name = self.config, self.config.init or self.config.model
-        saved: dict[str, Any] = {"step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {},
-                                 "optimizer": "adamw", "lr-scale": "", "grow": "", "stage": 0}  # fmt: skip
+        config = self.config
         if self.resumed_from is None:
-            return saved
+            return checkpoint.BEGINNING
         if config.resume == "no":
             raise UsageError(f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue")
-        saved |= checkpoint.read_trainer(self.resumed_from)
-        given = {"model": name, "optimizer": config.optimizer, "lr-scale": " ".join(config.lr_scale),
-                 "grow": config.grow}  # fmt: skip
-        for option, now in given.items():
-            if saved[option] != now:
-                was = f"--{option} {saved[option]}" if saved[option] else f"no --{option}"
-                raise UsageError(
-                    f"{self.resumed_from} was trained with {was}, and {f'--{option} {now}' if now else 'none'} was "
-                    "given; give the same, or another --out"
-                )
+        saved = checkpoint.read_trainer(self.resumed_from)
+        checkpoint.require_same(self.resumed_from, saved, config)
         state = saved["loader"]
         is_long = config.long_length is not None and state["length"] == config.long_length
         planned = self.plan.masking(config, is_long=is_long)
@@ -404,11 +399,7 @@ class Run:
 
     def _contents(self) -> dict[str, checkpoint.Content]:
         """What is saved, by the name of its directory."""
-        trainer = {
-            "model": self.config.init or self.config.model,
-            "optimizer": self.config.optimizer,
-            "lr-scale": " ".join(self.config.lr_scale),
-            "grow": self.config.grow,
+        trainer = checkpoint.made_with(self.config) | {
             "stage": self.stage,
             "teacher": self.learner.teacher,
             "loader": self.loader.state_dict(),
@@ -437,7 +428,15 @@ class Run:
             self.average.add()
 
     def finish(self) -> None:
-        """Writes the mean of the weights, if the run had ended before it was asked for. Called on every rank."""
+        """Writes the mean of the weights, if the run had ended before it was asked for. Called on every rank.
+
+        Warns of a model that has fewer layers than it was to have, as its last step went past the time of a growth.
+        """
+        if self.is_done and self.ranks.rank == 0 and self._layers != (wanted := self._last_layers):
+            self.watch.warn(
+                f"the time was up before the model grew from {self._layers} to {wanted} layers; give a longer "
+                "--budget, or an earlier --grow-at"
+            )
         name = f"{checkpoint.AVERAGE}{self.step:08d}"
         if not (self.average and self.is_done) or self.ranks.from_first(lambda: (self.out / name).exists()):
             return

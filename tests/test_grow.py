@@ -80,6 +80,8 @@ def test_layers_and_moments_are_copies_and_checkpoints_have_the_layers_of_their_
     assert [(entry["step"], entry["layers_before"], entry["layers"]) for entry in growths] == [(3, 1, 2), (6, 2, 4)]
     for entry in growths:
         assert entry["loss_before"] > 0 < entry["loss_after"] != entry["loss_before"]
+    resolved = json.loads((tmp_path / "run" / "run.json").read_bytes())["resolved"]
+    assert resolved["parameters"] == growths[1]["parameters"] > growths[0]["parameters"]
     said = capsys.readouterr().out
     assert "begins with 1 layers, has 2 after step 3, 4 after step 6" in said
     assert "step 6: the model grows from 2 to 4 layers" in said
@@ -132,7 +134,15 @@ def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, {"freeze_trunk": True, "grow_by": "fresh"}, {"optimizer": "muon"}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"freeze_trunk": True, "grow_by": "fresh"},
+        {"optimizer": "muon"},
+        {"average": 0.3, "long_length": 48, "long_share": 0.5, "mlm_probability": "0.3:0.15@0.6"},
+    ],
+)
 def test_a_run_resumes_inside_any_stage_to_the_bit(dataset, tmp_path, config, more):
     whole = train(dataset.path, tmp_path / "whole", model=config, **GROW | more)
     last = state(tmp_path / "whole", 10)
@@ -199,6 +209,12 @@ def test_with_a_budget_the_time_decides_when_to_grow(dataset, tmp_path):
     assert {path.name for path in (tmp_path / "run").glob("step-*")} == {
         f"step-{step:08d}" for step in (growth["step"], log[-1]["step"])
     }
+
+
+def test_a_run_whose_time_is_up_before_a_growth_says_so(dataset, tmp_path, capsys):
+    log = train(dataset.path, tmp_path / "run", budget="0.001s", grow="1,2", grow_at="0.5", eval_every=0)
+    assert not [entry for entry in log if "layers" in entry]
+    assert "the time was up before the model grew from 1 to 2 layers" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -738,10 +738,11 @@ def test_the_doctor_finds_damaged_shards_and_runs(dataset, tmp_path):
     assert code == 1
     assert found["shards"].startswith("FAIL")
     train(dataset.path, tmp_path / "run", steps=1)
-    common = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32]
+    common = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--optimizer", "adamw"]
     assert "continues from step-00000001" in examine(*common)[1]["run"]
     assert "give another --out" in examine(*common, "--resume", "no")[1]["run"]
     assert "was trained with --model modernbert-tiny" in examine(*common, "--model", "bert-tiny")[1]["run"]
+    assert "was trained with no --lr-scale" in examine(*common, "--lr-scale", "norm=2")[1]["run"]
 
 
 @pytest.mark.slow

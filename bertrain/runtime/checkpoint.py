@@ -39,6 +39,7 @@ from bertdata.files import fsync_directory, make_directory, write_file
 from bertdata.files import locked as hold
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from bertrain.config import Config
 from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
 from bertrain.optim.average import Average
@@ -47,6 +48,11 @@ INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimize
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
 AVERAGE_FILE, AVERAGE = "average.pt", "average-"
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
+BEGINNING: dict[str, Any] = {
+    "step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}, "optimizer": "adamw",
+    "lr-scale": "", "grow": "", "stage": 0,
+}  # fmt: skip
+"""What trainer.json would say before the first step."""
 
 
 def locked(run: Path) -> AbstractContextManager[None]:
@@ -179,7 +185,29 @@ def _fault(path: Path) -> str | None:
 
 
 def read_trainer(path: Path) -> dict[str, Any]:
-    return json.loads((path / TRAINER).read_bytes())
+    """What trainer.json of a checkpoint says; where an older one says nothing, as in BEGINNING."""
+    return BEGINNING | json.loads((path / TRAINER).read_bytes())
+
+
+def require_same(path: Path, saved: Mapping[str, Any], config: Config) -> None:
+    """Raises UsageError if a checkpoint belongs to another model, optimizer or growth. saved: its trainer.json."""
+    for option, now in made_with(config).items():
+        if saved[option] != now:
+            was = f"--{option} {saved[option]}" if saved[option] else f"no --{option}"
+            raise UsageError(
+                f"{path} was trained with {was}, and {f'--{option} {now}' if now else 'none'} was given; give the "
+                "same, or another --out"
+            )
+
+
+def made_with(config: Config) -> dict[str, str]:
+    """The options that a run keeps to its end, as trainer.json has them."""
+    return {
+        "model": config.init or config.model,
+        "optimizer": config.optimizer,
+        "lr-scale": " ".join(config.lr_scale),
+        "grow": config.grow,
+    }
 
 
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:

@@ -20,7 +20,7 @@ from bertdata.errors import UsageError
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-SILENT_S = 600
+COMPILES_S, SILENT_S = 1800, 600  # a rank may be silent so long while a model compiles, and later
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def shorten_timeout(self) -> None:
-        """After the first step, which may compile, a rank that is silent for ten minutes is taken for dead."""
+    def wait_for_others(self, seconds: float) -> None:
+        """From now on, a rank that is silent for so long is taken for dead."""
         if self.world_size > 1:
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SILENT_S), dist.group.WORLD)  # noqa: SLF001
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), dist.group.WORLD)  # noqa: SLF001
 
     def together(self, action: Callable[[], T]) -> T:
         """Runs `action` on every rank. If it fails on some, the first of them raises, and the others exit quietly."""
@@ -105,7 +105,7 @@ class Readings:
 
 
 @contextlib.contextmanager
-def world(patience: timedelta = timedelta(minutes=30)) -> Iterator[World]:
+def world(patience: timedelta = timedelta(seconds=COMPILES_S)) -> Iterator[World]:
     """Joins the process group that torchrun describes: nccl on GPUs, gloo on CPUs; alone without torchrun.
 
     patience: how long a rank waits for the others, which may be compiling, before it gives them up.

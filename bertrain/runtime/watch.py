@@ -112,6 +112,8 @@ class Watch(contextlib.ExitStack):
         if not self.is_first:
             return
         self._keep(entry)
+        self._run_json["resolved"] |= {"parameters": entry["parameters"]} | ({"lr_scale": scales} if scales else {})
+        self._renew_run_json()
         losses = " before and ".join("-" if entry[f"loss_{when}"] is None else f"{entry[f'loss_{when}']:.4f}"
                                      for when in ("before", "after"))  # fmt: skip
         self._bar.write(
@@ -141,6 +143,13 @@ class Watch(contextlib.ExitStack):
 
     def _write_run_json(self) -> None:
         write_file(self.out / "run.json", json.dumps(self._run_json, indent=1).encode())
+
+    def _renew_run_json(self) -> None:
+        """Writes run.json again. A full disk does not end a run."""
+        try:
+            self._write_run_json()
+        except OSError as error:
+            self.warn(f"run.json cannot be written: {error.strerror}")
 
     def warn(self, line: str) -> None:
         print(f"warning: {line}", flush=True)
@@ -238,10 +247,7 @@ class Watch(contextlib.ExitStack):
             return
         self._bar.write(f"{clock}")
         self._run_json["clock"] = clock.entry()
-        try:
-            self._write_run_json()
-        except OSError as error:
-            self.warn(f"run.json cannot be written: {error.strerror}")
+        self._renew_run_json()
 
     def _keep(self, entry: dict[str, Any]) -> None:
         assert self._log is not None  # noqa: S101  (rank 0)
