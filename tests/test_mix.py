@@ -322,7 +322,7 @@ def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
         with pytest.raises(UsageError, match=f"{next(iter(option))} does not go with a mix of 2 datasets"):
             Loader([(dataset, 1), (others[0], 1)], **option)
     other = bertdata.open(write_dataset(tmp_path / "shards", [([9, 3], [2], None)], tokenizer="{}"))
-    with pytest.raises(UsageError, match="have different tokenizers .* build .* again with --tokenizer"):
+    with pytest.raises(UsageError, match="have different tokenizers .* make .* again with --tokenizer"):
         Loader([(dataset, 1), (other, 1)])
 
 
@@ -333,7 +333,7 @@ def test_special_tokens_must_be_the_same(tmp_path):
         for number, (name, kind) in enumerate({"a": SPECIAL, "b": special, "c": SPECIAL}.items(), 10)
     ]
     Loader([(made[0], 1), (made[2], 1)], length=8)
-    with pytest.raises(UsageError, match=r"/a and .*/b have different tokenizers or special tokens"):
+    with pytest.raises(UsageError, match=r"/a and .*/b have one tokenizer but different special tokens"):
         Loader([(made[0], 1), (made[1], 1)], length=8)
 
 

@@ -236,6 +236,7 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
     for changed, attempts, said in (
         (job, job.staging / "attempts-2", "does not see .*/out; give an --out that all nodes see under one name"),
         (replace(job, version="0.0"), None, "has bertdata .*, and the command has 0.0; install one version on all"),
+        (replace(job, words="nowhere:cut"), job.staging / "attempts-1", "on node .* --words nowhere:cut is not a fun"),
     ):
         with patch.object(ray, "get", lambda ref: ref), pytest.raises(BuildError, match=said):
             cluster._prepared.__wrapped__(changed, attempts)

@@ -424,9 +424,13 @@ class FakeHub:
         if not self.is_made:
             self.is_made, self.commits["sha0"] = True, {".gitattributes": b"x"}
 
-    def upload_folder(self, *, folder_path, path_in_repo, allow_patterns, parent_commit, revision, **_):
-        assert (parent_commit, revision) == (list(self.commits)[-1], None)
-        files = {f"{path_in_repo}/{name}".lstrip("/"): Path(folder_path, name).read_bytes() for name in allow_patterns}
+    def CommitOperationAdd(self, path_in_repo, path_or_fileobj):  # noqa: N802
+        return path_in_repo, path_or_fileobj.read_bytes()
+
+    def create_commit(self, repository, operations, *, repo_type, revision, commit_message, parent_commit):
+        assert (repository, repo_type, parent_commit, revision) == ("org/name", "dataset", list(self.commits)[-1], None)
+        assert commit_message
+        files = dict(operations)
         self.commits[f"sha{len(self.commits)}"] = {**self.commits[parent_commit], **files}
 
     def dataset_info(self, repository, *, revision, files_metadata=False):

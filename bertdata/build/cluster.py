@@ -228,6 +228,19 @@ def made(common: list[Any], attempts: Path, units: Sequence[int]) -> dict[int, d
         return error
 
 
+def _require_functions(job: Job) -> None:
+    """Raises BuildError for a function of --map or --words that this node cannot import."""
+    for option, specs in {"--map": job.plan.form.maps, "--words": [job.words] if job.words else []}.items():
+        for spec in specs:
+            try:
+                function_of(spec, option)
+            except UsageError as error:
+                raise BuildError(
+                    f"on node {platform.node()} {error}; the module must be importable on every node, so install it, "
+                    "or put it into PYTHONPATH before ray start"
+                ) from None
+
+
 @lru_cache(maxsize=1)
 def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
     """What the tasks of a process share."""
@@ -245,6 +258,7 @@ def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
         raise BuildError(
             f"node {platform.node()} does not see {job.staging.parent}; give an --out that all nodes see under one name"
         )
+    _require_functions(job)
     return job, load(str(attempts))
 
 

@@ -113,16 +113,20 @@ def require_alike(datasets: Sequence[Dataset]) -> None:
             )
     first = datasets[0]
     for other in datasets[1:]:
-        if _tokenizer(other) != _tokenizer(first):
-            digests = [str(item.manifest.tokenizer.get("tokenizer.json"))[:16] for item in (first, other)]
+        digests = [str(item.manifest.tokenizer.get("tokenizer.json"))[:16] for item in (first, other)]
+        if digests[0] != digests[1]:
             raise UsageError(
-                f"{first.path} and {other.path} have different tokenizers or special tokens (tokenizer.json "
-                f"{' and '.join(digests)}), so their rows cannot share a batch; build {other.path} again with "
-                f"--tokenizer {first.path}"
+                f"{first.path} and {other.path} have different tokenizers (tokenizer.json {' and '.join(digests)}), so "
+                f"their rows cannot share a batch; make {other.path} again with --tokenizer {first.path}"
+            )
+        if _ids_of(first) != _ids_of(other):
+            raise UsageError(
+                f"{first.path} and {other.path} have one tokenizer but different special tokens or separators of "
+                "documents, so their rows cannot share a batch; make one of them again as the other was made, both by "
+                "bertdata build or both by bertdata import"
             )
 
 
-def _tokenizer(dataset: Dataset) -> tuple[object, ...]:
-    """What decides the ids of a dataset and their dtype."""
-    manifest = dataset.manifest
-    return manifest.tokenizer.get("tokenizer.json"), manifest.special_tokens, manifest.token_dtype
+def _ids_of(dataset: Dataset) -> tuple[object, ...]:
+    """The ids that have a meaning of their own, and the dtype of all."""
+    return dataset.special_tokens, dataset.manifest.token_dtype

@@ -43,9 +43,10 @@ def commit_folder(url: str, directory: Path, names: list[str], *, unless: str, m
         before = api.dataset_info(repository, revision=revision).sha
         if f"{path}/{unless}".lstrip("/") in files_of(url):
             return
-        api.upload_folder(
-            repo_id=repository, repo_type="dataset", folder_path=directory, path_in_repo=path, revision=revision,
-            allow_patterns=names, commit_message=message, parent_commit=before,
+        add = _hub().CommitOperationAdd
+        api.create_commit(
+            repository, [add(f"{path}/{name}".lstrip("/"), directory / name) for name in names], repo_type="dataset",
+            revision=revision, commit_message=message, parent_commit=before,
         )  # fmt: skip
 
     patiently(url, put)
