@@ -37,11 +37,11 @@ def array_path(directory: Path, shard: str, array: str) -> Path:
 
 def digest(path: Path) -> tuple[str, list[int]]:
     """The SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block. One pass on two threads, about 1.5 GB/s."""
-    sha256, crcs = hashlib.sha256(), []
+    sha256, crcs, block = hashlib.sha256(), list[int](), memoryview(bytearray(BLOCK_BYTES))
     with open_plain(path, "rb") as file, ThreadPoolExecutor(1) as beside:
-        while block := file.read(BLOCK_BYTES):
-            crc = beside.submit(zlib.crc32, block)
-            sha256.update(block)
+        while size := file.readinto(block):  # type: ignore[attr-defined]
+            crc = beside.submit(zlib.crc32, block[:size])
+            sha256.update(block[:size])
             crcs.append(crc.result())
     return sha256.hexdigest(), crcs
 
