@@ -3,10 +3,11 @@
     python benchmarks/recipes.py corpus.txt --out study/ --size tiny
     python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert/ --row Muon
 
-A row of the study is a name and options of bertrain pretrain. Each runs with every seed for the same time of training;
-compiling and evaluation do not count, and are stated. The last evaluation is on the same 2,048 samples of the
-validation split for all. What is done stands in OUT/results.jsonl and is not run again, so the command may be stopped
-at any time. It ends with a table: of each row the loss of every seed, their median, and the steps that fitted.
+A row of the study is a name and options of bertrain pretrain. Each runs with every seed for the same time of training,
+in which compiling and evaluation do not count; with --steps for the same number of steps. The last evaluation is on the
+same 2,048 samples of the validation split for all. What is done stands in OUT/results.jsonl and is not run again, so
+the command may be stopped at any time. It ends with a table: of each row the loss of every seed, their median, and the
+steps that fitted.
 
 tiny: ModernBERT of 2 layers and width 128, a vocabulary of 1,024 made from the corpus, one thread.
 small: ModernBERT of 6 layers and width 256 with the vocabulary of --tokenizer, two threads.
@@ -183,9 +184,10 @@ def table(results: list[dict[str, Any]], size: str) -> str:
 @click.option("--options", help="Run these options of pretrain instead; --row names them.")
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--budget", help="Time of training of a run. Default: 280s for tiny, else 10m.")
+@click.option("--steps", help="Number of steps of a run, instead of a time: for a machine that other programs use too.")
 def main(
     corpus: str, out: Path, size: str, tokenizer: str | None, names: tuple[str, ...], options: str | None, seeds: int,
-    budget: str | None,
+    budget: str | None, steps: str | None,
 ) -> None:  # fmt: skip
     if size != "tiny" and not tokenizer:
         raise click.UsageError(f"--size {size} needs a --tokenizer")
@@ -196,7 +198,8 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     rows = {names[0]: options} if options else {name: ROWS[size][name] for name in names or ROWS[size]}
     file, given = out / "results.jsonl", prepare(corpus, tokenizer, size, out)
-    budget = budget or TIMES[size]
+    length = f"--steps {steps}" if steps else f"--budget {budget or TIMES[size]}"
+    budget = f"{steps} steps" if steps else budget or TIMES[size]
     results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {(one["size"], one["options"], one["seed"], one["budget"]) for one in results}
     for seed in range(seeds):
@@ -205,7 +208,7 @@ def main(
                 continue
             tag = hashlib.sha256(f"{flags} {budget}".encode()).hexdigest()[:8]
             place = out / f"{size}-{name}-{tag}-{seed}".translate(str.maketrans(" ,%", "---"))
-            command = ["bertrain.pretrain", *given, "--out", str(place), *EVERY_RUN.split(), "--budget", budget]
+            command = ["bertrain.pretrain", *given, "--out", str(place), *EVERY_RUN.split(), *length.split()]
             run([*command, "--seed", str(seed), *flags.split()], out / "inductor", THREADS[size])
             result = {"size": size, "row": name, "options": flags, "seed": seed, "budget": budget} | result_of(place)
             results.append(result)
