@@ -1,16 +1,19 @@
-# make demo | test | test-all | bounds | gpu | check | fix | golden
+# make help lists the targets.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all bounds gpu check fix golden
+.PHONY: help demo test test-all bounds gpu check fix golden
 .DELETE_ON_ERROR:
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | column -t -s '|'
 
 # The whole way on text every machine has: corpus, shards, two minutes of training on two CPU cores, predictions.
 # What is there already is used again; `rm -r demo` starts anew.
-demo: $(VENV)/.train demo/shards/manifest.json
+demo: $(VENV)/.train demo/shards/manifest.json  ## text to shards to a trained model, in a few minutes
 	$(BIN)/bertdata inspect demo/shards --length 64 --global-batch-size 32 --world-size 1
 	$(BIN)/bertdata verify demo/shards
 	OMP_NUM_THREADS=2 $(BIN)/bertrain pretrain --data demo/shards --out demo/run \
@@ -27,14 +30,14 @@ demo/shards/manifest.json: demo/corpus.txt
 	$(BIN)/bertdata build demo/corpus.txt --out demo/shards --vocab-size 2000
 
 # Three and a half minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
-test: $(VENV)/.dev
+test: $(VENV)/.dev  ## the quick tests
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: $(VENV)/.dev
+test-all: $(VENV)/.dev  ## all tests that need no GPU
 	$(PYTEST)
 
 # The kernels once more with their indices checked, which takes them compiled anew.
-bounds: $(VENV)/.dev
+bounds: $(VENV)/.dev  ## the tests of the kernels, with every index checked
 	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_text.py tests/test_samples.py tests/test_mix.py tests/test_engine.py
 	cache=$$(mktemp -d) && trap 'rm -r "$$cache"' EXIT && \
 	    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR="$$cache" $(BIN)/python tools/damage.py flips --every 40
@@ -46,22 +49,22 @@ GPU_TESTS  ?= -n 4 --dist worksteal
 GPU_OUT    ?= benchmarks/results/gpu.jsonl
 GPU_SECONDS ?= 240
 
-gpu:
+gpu:  ## the tests and measurements that need a GPU
 	@$(GPU_PYTHON) -c "import sys, torch; torch.cuda.is_available() or \
 	    sys.exit('torch finds no GPU here; run make gpu on a machine that has one')"
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-fix: $(VENV)/.dev
+fix: $(VENV)/.dev  ## repair format and lint where that can be done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-golden: $(VENV)/.dev
+golden: $(VENV)/.dev  ## golden files of the present format
 	$(BIN)/python tools/golden.py
 
 $(BIN)/python:
