@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -496,18 +497,25 @@ def train_tokenizer(
 @main.command(cls=OneSentence, short_help="Print facts about a dataset or a teacher cache.")
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
+@click.option("--html", help="Write a page with the facts, charts and samples to this file, instead of printing.")
 @click.option("--length", default=128, help="Row length in tokens, used to count samples.")
 @click.option("--global-batch-size", default=256, help="Rows of a step over all ranks; steps are counted for it.")
 @click.option("--world-size", default=1, help="Number of ranks that share a step.")
 @_samples
-def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, world_size: int, samples: str) -> None:
+def inspect(
+    shards: str, as_json: bool, html: str | None, length: int, global_batch_size: int, world_size: int, samples: str
+) -> None:
     """Print facts about a dataset or a teacher cache: contents, settings, and what was dropped or replaced."""
     from bertdata.format import answers
     from bertdata.format.dataset import Dataset
     from bertdata.look import facts
 
+    if html and as_json:
+        raise UsageError("--json and --html were given; give one of them")
     shards = _local(shards)
     if answers.is_teacher_cache(shards):
+        if html:
+            raise UsageError(f"{shards} is a teacher's cache, and --html is for datasets; leave it out")
         about = facts.cache_facts(shards)
         click.echo(facts.as_json(about) if as_json else facts.cache_text(about))
         return
@@ -517,6 +525,13 @@ def inspect(shards: str, as_json: bool, length: int, global_batch_size: int, wor
         if value < minimum:
             raise UsageError(f"{option} is {value}; give at least {minimum}")
     steps = {"length": length, "global_batch_size": global_batch_size, "world_size": world_size}
+    if html:
+        from bertdata.files import write_file
+        from bertdata.look import report
+
+        write_file(Path(html), report.page(Dataset(shards), **steps, samples=samples).encode())
+        click.echo(html)
+        return
     about = facts.facts(Dataset(shards), **steps, samples=samples)
     click.echo(facts.as_json(about) if as_json else facts.text(about))
 

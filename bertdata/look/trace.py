@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from bertdata.errors import BertdataError, DatasetError, StateError, UsageError, damaged
 from bertdata.format.arrays import open_array
 from bertdata.format.dataset import Dataset
+from bertdata.format.manifest import Shard
 from bertdata.format.origins import DTYPE, Record, array_name
 from bertdata.read.loader import Loader
 from bertdata.read.mix import Mix
@@ -134,44 +135,76 @@ def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
     Traced.row is an index of `positions`. Raises DatasetError for a dataset without origins.
     """
     dataset = loader.sources[0].dataset
-    record = Record.read(dataset.path, dataset.manifest)
-    if record is None:
-        raise DatasetError(
-            f"{dataset.path} has no origins ({dataset.path}/origins), so nothing says where its documents came from; "
-            "an import stores none, and a dataset of an older version has to be built again"
-        )
-    inputs = record.named_inputs(dataset.path)
+    origins = _Origins(dataset)
     shards = dataset.splits[loader.split].shards
     names = list(dataset.splits)
     before = sum(dataset.splits[name].num_documents for name in names[: names.index(loader.split)])
     first_tokens = dataset.splits[loader.split].first_tokens
     first_documents = before + dataset.splits[loader.split].first_documents
-    separators = int(dataset.special_tokens.separator is not None)
-    origins, found = dict[str, NDArray[np.uint64]](), []
+    separators, found = int(dataset.special_tokens.separator is not None), []
     for row, start, length in loader.spans(positions).tolist():
         number = int(np.searchsorted(first_tokens, start, side="right")) - 1
-        name, begin = shards[number].name, start - int(first_tokens[number])
-        offsets = dataset.array(name, "documents")
-        if name not in origins:
-            origins[name] = open_array(dataset.path / array_name(name), DTYPE, shards[number].num_documents)
+        shard, begin = shards[number], start - int(first_tokens[number])
+        offsets = dataset.array(shard.name, "documents")
         document = int(np.searchsorted(offsets, np.uint64(begin), side="right")) - 1
-        while document < shards[number].num_documents and (first := int(offsets[document])) < begin + length:
+        while document < shard.num_documents and (first := int(offsets[document])) < begin + length:
             num_tokens = int(offsets[document + 1]) - first - separators
             part = max(0, begin - first), min(num_tokens, begin + length - first)
             if part[0] < part[1]:  # else the row has nothing but the separator of this document
-                input_number, place = record.input_and_place(origins[name][document])
-                if input_number >= len(inputs):
-                    raise damaged(dataset.path)
-                origin = inputs[input_number].name
                 found.append(
                     Traced(
                         row=row, document=int(first_documents[number]) + document, start=part[0], stop=part[1],
-                        num_tokens=num_tokens, input=origin, place=place,
-                        unit="row" if (record.input_format or _kind(origin)) in TABLE_KINDS else "byte",
+                        num_tokens=num_tokens, **origins.of(shard, document),
                     )
                 )  # fmt: skip
             document += 1
     return found
+
+
+def numbered(dataset: Dataset, documents: Sequence[int]) -> list[Traced]:
+    """Documents by their numbers in the dataset, ascending, whole and without their texts; Traced.row is an index.
+
+    Raises DatasetError for a dataset without origins.
+    """
+    origins, found, before = _Origins(dataset), [], 0
+    for shard in (shard for split in dataset.splits.values() for shard in split.shards):
+        while len(found) < len(documents) and (number := documents[len(found)] - before) < shard.num_documents:
+            num_tokens = dataset.document(before + number).size
+            found.append(
+                Traced(
+                    row=len(found), document=before + number, start=0, stop=num_tokens, num_tokens=num_tokens,
+                    **origins.of(shard, number),
+                )
+            )  # fmt: skip
+        before += shard.num_documents
+    return found
+
+
+class _Origins:
+    """Where the documents of a dataset came from. Raises DatasetError for a dataset without origins."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        record = Record.read(dataset.path, dataset.manifest)
+        if record is None:
+            raise DatasetError(
+                f"{dataset.path} has no origins ({dataset.path}/origins), so nothing says where its documents came "
+                "from; an import stores none, and a dataset of an older version has to be built again"
+            )
+        self._dataset, self._record = dataset, record
+        self._inputs = record.named_inputs(dataset.path)
+        self._arrays: dict[str, NDArray[np.uint64]] = {}
+
+    def of(self, shard: Shard, document: int) -> dict[str, Any]:
+        """The members `input`, `unit` and `place` of Traced for a document of a shard, counted from its first."""
+        path, name = self._dataset.path, shard.name
+        if name not in self._arrays:
+            self._arrays[name] = open_array(path / array_name(name), DTYPE, shard.num_documents)
+        number, place = self._record.input_and_place(self._arrays[name][document])
+        if number >= len(self._inputs):
+            raise damaged(path)
+        origin = self._inputs[number].name
+        unit = "row" if (self._record.input_format or _kind(origin)) in TABLE_KINDS else "byte"
+        return {"input": origin, "unit": unit, "place": place}
 
 
 def with_texts(

@@ -1,0 +1,283 @@
+"""What inspect --html writes: one page about a dataset, which needs no network and no other file.
+
+    dataset ──► numbers (facts, tokens, rows, unknown words, samples) ──► JSON inside report.html ──► a browser draws it
+
+Everything that the page shows is in its JSON; report.html has the markup, the style and the drawing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.choices import MASKING_POLICIES
+from bertdata.errors import BertdataError
+from bertdata.format.dataset import Dataset
+from bertdata.look import facts, trace
+from bertdata.read import kernels
+from bertdata.read.loader import Loader
+from bertdata.read.pieces import PACKED_TOGETHER
+from bertdata.tokenize.load import load
+from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.types import Masking
+
+_COUNTED_TOKENS = 1 << 30  # of larger datasets, about so many evenly spaced tokens are counted
+_PACKED_TOKENS = 1 << 22  # on which padding and packing are worked out
+_ROW_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_FREQUENT, _RANKS = 100, 60  # tokens that are listed, points of the curve of ranks
+_UNKNOWN_DOCUMENTS, _UNKNOWN_SCANNED = 40, 1 << 26  # documents whose texts are read, tokens that are searched for them
+_SAMPLES, _EPOCHS, _SEEDS = 8, 3, 2  # that can be looked at
+_MARK = "/*DATA*/"
+_FEW_STEPS = 1000
+
+
+def page(dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows") -> str:
+    """The page, as HTML of well below 2 MB. Reads all tokens, up to 2**30, and the first documents with unknown words.
+
+    The arguments are those of `facts.facts`; length is also that of the samples that the page shows.
+    """
+    about = facts.facts(
+        dataset, length=length, global_batch_size=global_batch_size, world_size=world_size, samples=samples
+    )
+    tokenizer, counts, sizes = load(str(dataset.path)), _token_counts(dataset), _sizes(dataset)
+    data = {
+        "about": about,
+        "flow": _flow(about),
+        "lengths": {"documents": about["tokens_per_document"]["histogram"], "sentences": _sentence_lengths(dataset)},
+        "tokens": _tokens(dataset, tokenizer, counts),
+        "rows": [_rows(sizes, each) for each in _ROW_LENGTHS],
+        "unknown": _unknown(dataset, tokenizer, counts),
+        "samples": _samples(dataset, tokenizer, length=length, samples=samples),
+    }
+    data["warnings"] = _warnings(data)
+    content = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    before, after = resources.files("bertdata.look").joinpath("report.html").read_text().split(_MARK)
+    return before + content + after
+
+
+def _flow(about: dict[str, Any]) -> dict[str, Any]:
+    """Documents: how many were read, what became of each of them, and the splits that have the others."""
+    counts = about["counts"]
+    left_out = {
+        "removed by --map": counts.get("removed_documents", 0),
+        "duplicates": counts.get("duplicate_documents", 0),
+        "without a token": counts["dropped_documents"],
+    }
+    splits = {name: split["documents"] for name, split in about["splits"].items()}
+    return {
+        "read": sum(splits.values()) + sum(left_out.values()),
+        "left_out": left_out,
+        "splits": splits,
+        "rows_skipped": counts.get("skipped_rows", 0),
+    }
+
+
+def _token_counts(dataset: Dataset) -> NDArray[np.int64]:
+    """How often each id occurs in all splits, int64 [vocab_size]; of a large dataset in some of its tokens."""
+    share = min(1.0, _COUNTED_TOKENS / dataset.num_tokens)
+    parts = [
+        dataset.token_counts(name, sample_tokens=int(share * split.num_tokens) + 1)
+        for name, split in dataset.splits.items()
+    ]
+    return np.sum(parts, axis=0, dtype=np.int64)
+
+
+def _tokens(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, Any]:
+    """The most frequent tokens, the curve of frequency by rank, and how much of the vocabulary is used."""
+    special = set(dataset.special_tokens.special_ids)
+    order = np.argsort(-counts, kind="stable")
+    used = int((counts > 0).sum())
+    ranks = np.unique(np.geomspace(1, max(1, used), _RANKS).astype(np.int64))
+    return {
+        "counted": int(counts.sum()),
+        "vocab_size": counts.size,
+        "used": used,
+        "once": int((counts == 1).sum()),
+        "frequent": [
+            {"token": tokenizer.spell(token), "count": int(counts[token]), "special": token in special}
+            for token in order[: min(_FREQUENT, used)].tolist()
+        ],
+        "ranks": [[rank, int(counts[order[rank - 1]])] for rank in ranks.tolist()],
+    }
+
+
+def _sentence_lengths(dataset: Dataset) -> list[dict[str, int]] | None:
+    """A histogram over powers of two, as `facts` has it of documents; None if sentences are not stored."""
+    if not all(split.stores("sentences") for split in dataset.splits.values()):
+        return None
+    bins = np.zeros(64, np.int64)
+    for split in dataset.splits.values():
+        for shard in split.shards:
+            lengths = np.diff(dataset.array(shard.name, "sentences").astype(np.int64))
+            bins += np.bincount(np.log2(np.maximum(lengths, 1)).astype(np.int64), minlength=64)
+    return [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n]
+
+
+def _rows(sizes: NDArray[np.int64], length: int) -> dict[str, float]:
+    """Shares of the places of rows of a length that are padding: with a document a row, and with packed documents.
+
+    sizes int64 [n]: tokens of documents.
+    """
+    most = length - 2
+    counts = -(-sizes // most)  # pieces of each document
+    document = np.repeat(np.arange(sizes.size), counts)
+    number = np.arange(document.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    pieces = np.minimum(most, sizes[document] - most * number) + 2  # with [CLS] and [SEP]
+    area, num_rows = np.cumsum(pieces) // PACKED_TOGETHER, 0
+    for some in np.split(pieces, np.flatnonzero(np.diff(area)) + 1):
+        num_rows += kernels.pack(some, np.argsort(-some, kind="stable"), length, np.empty(some.size, np.int64))
+    filled = float(pieces.sum()) / length
+    return {"length": length, "documents": 1 - filled / pieces.size, "packed": 1 - filled / num_rows}
+
+
+def _sizes(dataset: Dataset) -> NDArray[np.int64]:
+    """Tokens of the first documents of a split, int64 [n], without separators."""
+    split, sizes = next(iter(dataset.splits.values())), []
+    for shard, first in zip(split.shards, split.first_tokens.tolist(), strict=False):
+        if first < _PACKED_TOKENS:
+            offsets = dataset.array(shard.name, "documents")
+            last = max(1, int(np.searchsorted(offsets, _PACKED_TOKENS - first)))
+            sizes.append(np.diff(offsets[: last + 1].astype(np.int64)))
+    return np.concatenate(sizes) - (dataset.special_tokens.separator is not None)
+
+
+def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, Any]:
+    """How often the unknown token occurs, and what it stands for in the first documents that have it.
+
+    words: (what stands there, how often). why: as a clause, why there are none.
+    """
+    unk = dataset.special_tokens.unk
+    found: dict[str, Any] = {"count": 0 if unk is None else int(counts[unk]), "words": [], "why": None}
+    if unk is None or not found["count"]:
+        return found
+    numbers = list(_documents_with(dataset, unk))
+    words: Counter[str] = Counter()
+    try:
+        traced = trace.with_texts(dataset, trace.numbered(dataset, numbers))
+    except BertdataError as error:
+        return found | {"why": str(error)}
+    for each in traced:
+        if each.text is None:
+            found["why"] = each.no_text
+            continue
+        for place in np.flatnonzero(dataset.document(each.document) == unk).tolist():
+            words[tokenizer.part_of(each.text, place, place + 1).strip()] += 1
+    return found | {"words": words.most_common(_FREQUENT), "documents": len(numbers)}
+
+
+def _documents_with(dataset: Dataset, token: int) -> Iterator[int]:
+    """The numbers of the first documents that have a token, a few of them."""
+    searched = num_found = first_document = 0
+    for name, split in dataset.splits.items():
+        for number, shard in enumerate(split.shards):
+            offsets, tokens = dataset.array(shard.name, "documents"), dataset.tokens(name, number)
+            where = np.flatnonzero(tokens[: _UNKNOWN_SCANNED - searched] == token)
+            documents = np.unique(np.searchsorted(offsets, where.astype(np.uint64), side="right") - 1)
+            for document in documents[: _UNKNOWN_DOCUMENTS - num_found].tolist():
+                num_found += 1
+                yield first_document + document
+            searched += tokens.size
+            if searched >= _UNKNOWN_SCANNED or num_found >= _UNKNOWN_DOCUMENTS:
+                return
+            first_document += shard.num_documents
+
+
+def _samples(dataset: Dataset, tokenizer: Tokenizer, *, length: int, samples: str) -> dict[str, Any]:
+    """Rows of some positions of some epochs and seeds, and what each masking policy does to each of them.
+
+    spellings: id → token. rows[seed][epoch][position]: ids; masks by policy, a list of (place, id that the model sees).
+    """
+    has_masks = dataset.special_tokens.mask is not None
+    split = "train" if "train" in dataset.splits else next(iter(dataset.splits))
+    rows: list[Any] = []
+    for seed in range(_SEEDS):
+        common: dict[str, Any] = {"split": split, "length": length, "seed": seed, "samples": samples}
+        plain = Loader(dataset, masking=None, **common)
+        masked = {
+            policy: Loader(dataset, masking=Masking(policy=policy), **common) for policy in MASKING_POLICIES * has_masks
+        }
+        count = min(_SAMPLES, plain.num_samples)
+        rows.append([])
+        for epoch in range(_EPOCHS):
+            positions = epoch * plain.num_samples + np.arange(count)
+            batch = plain.read(positions)
+            seen = {policy: loader.read(positions).input_ids for policy, loader in masked.items()}
+            labels = {policy: loader.read(positions).labels for policy, loader in masked.items()}
+            filled = [length] * count if batch.attention_mask is None else batch.attention_mask.sum(1).tolist()
+            rows[seed].append(
+                [
+                    {
+                        "ids": batch.input_ids[row, : filled[row]].tolist(),
+                        "masks": {
+                            policy: [[place, int(seen[policy][row, place])] for place in _chosen(labels[policy][row])]
+                            for policy in masked
+                        },
+                    }
+                    for row in range(count)
+                ]
+            )
+    ids = {token for row in _each(rows) for token in (*row["ids"], *(x for m in row["masks"].values() for _, x in m))}
+    return {
+        "split": split,
+        "kind": samples,
+        "mask": dataset.special_tokens.mask,
+        "policies": list(MASKING_POLICIES) if has_masks else [],
+        "spellings": {token: tokenizer.spell(token) for token in sorted(ids)},
+        "rows": rows,
+    }
+
+
+def _chosen(labels: NDArray[np.int64]) -> list[int]:
+    return np.flatnonzero(labels >= 0).tolist()  # type: ignore[no-any-return]
+
+
+def _each(rows: list[Any]) -> Iterator[dict[str, Any]]:
+    return (row for seed in rows for epoch in seed for row in epoch)
+
+
+def _warnings(data: dict[str, Any]) -> list[str]:
+    """What a user should know before training, each in one sentence."""
+    about, tokens, unknown, flow = data["about"], data["tokens"], data["unknown"], data["flow"]
+    steps, counts, found = about["steps_for"], about["counts"], []
+    if unknown["count"] > 0.001 * tokens["counted"]:
+        found.append(
+            f"{unknown['count'] / tokens['counted']:.2%} of the tokens are the unknown token; a tokenizer that fits "
+            "the text loses less."
+        )
+    if tokens["used"] < 0.5 * tokens["vocab_size"]:
+        found.append(
+            f"Only {tokens['used']:,} of {tokens['vocab_size']:,} ids occur; a smaller vocabulary makes a smaller "
+            "model."
+        )
+    if "validation" not in about["splits"]:
+        found.append("There is no validation split, so a run is not evaluated; build with --validation 0.01.")
+    elif about["splits"]["validation"]["documents"] < 20:
+        found.append(
+            f"The validation split has {about['splits']['validation']['documents']} documents, so its loss says little."
+        )
+    if counts.get("replaced_characters"):
+        found.append(
+            f"{counts['replaced_characters']:,} invalid UTF-8 sequences were replaced; perhaps the text has another "
+            "--encoding."
+        )
+    for name, number in flow["left_out"].items():
+        if number > 0.1 * flow["read"]:
+            found.append(f"{number / flow['read']:.0%} of the documents were left out: {name}.")
+    if flow["rows_skipped"]:
+        found.append(f"{flow['rows_skipped']:,} rows without text were skipped.")
+    spelled = sum(counts.get("special_literals", {}).values())
+    if spelled:
+        found.append(f"The text spells special tokens {spelled:,} times; they were kept as ordinary text.")
+    train = about["splits"].get("train")
+    if train and train["steps_per_epoch"] < _FEW_STEPS:
+        found.append(
+            f"An epoch has {train['steps_per_epoch']:,.0f} steps of {steps['global_batch_size']} rows, so a long run "
+            "reads the text many times."
+        )
+    return found

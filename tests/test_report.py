@@ -1,0 +1,140 @@
+"""The page of inspect --html: what it says is what the dataset holds, and it needs nothing else to be shown."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from conftest import write_dataset
+
+import bertdata
+from bertdata.build import build
+from bertdata.cli import main
+from bertdata.look.report import page
+
+OPTIONS = {"length": 32, "global_batch_size": 8, "world_size": 2}
+
+
+def data_of(html):
+    (content,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
+    return json.loads(content)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, vocab):
+    """A dataset with duplicates, a document without a token and words that the vocabulary lacks; its page."""
+    folder = tmp_path_factory.mktemp("report")
+    lines = [f"the cat sat {'on the mat ' * (number % 7)}" for number in range(60)]
+    lines += ["\u200b", "水 </script> [MASK] the 水", "the cat sat", "<b>cat</b>"]
+    (folder / "corpus.txt").write_text("\n\n".join(lines))
+    build(folder / "corpus.txt", folder / "shards", tokenizer=vocab, validation=0.2, dedup=True, sentences="line")
+    dataset = bertdata.open(folder / "shards")
+    return dataset, page(dataset, **OPTIONS)
+
+
+def test_documents_add_up(made):
+    dataset, html = made
+    data = data_of(html)
+    flow = data["flow"]
+    assert flow["read"] == sum(flow["splits"].values()) + sum(flow["left_out"].values()) == 64
+    assert flow["left_out"]["duplicates"] == 64 - 1 - dataset.num_documents
+    assert flow["left_out"]["without a token"] == 1
+    assert sum(entry["documents"] for entry in data["lengths"]["documents"]) == dataset.num_documents
+    assert sum(entry["documents"] for entry in data["lengths"]["sentences"]) == data["about"]["sentences"]
+
+
+def test_tokens_are_counted(made):
+    dataset, html = made
+    data = data_of(html)
+    every = np.concatenate([dataset.tokens(split, 0) for split in dataset.splits])
+    assert data["tokens"]["counted"] == every.size == dataset.num_tokens
+    assert data["tokens"]["used"] == np.unique(every).size
+    counts = sorted(np.unique(every, return_counts=True)[1].tolist(), reverse=True)
+    assert [one["count"] for one in data["tokens"]["frequent"]] == counts[:100]
+    assert data["tokens"]["ranks"][0] == [1, counts[0]]
+    assert data["tokens"]["ranks"][-1] == [len(counts), counts[-1]]
+
+
+def test_words_behind_the_unknown_token_are_those_of_the_text(made, tmp_path):
+    dataset, html = made
+    unknown = data_of(html)["unknown"]
+    words = dict(unknown["words"])
+    assert words["水"] == 2
+    assert sum(words.values()) == unknown["count"]
+    assert unknown["why"] is None
+    shutil.copytree(dataset.path, tmp_path / "shards")
+    shutil.rmtree(tmp_path / "shards" / "origins")
+    without = data_of(page(bertdata.open(tmp_path / "shards"), **OPTIONS))["unknown"]
+    assert without["words"] == []
+    assert "has no origins" in without["why"]
+
+
+def test_samples_are_those_of_the_loader(made):
+    dataset, html = made
+    samples = data_of(html)["samples"]
+    for seed in range(2):
+        plain = bertdata.Loader(dataset, length=32, seed=seed, masking=None)
+        for policy in samples["policies"]:
+            loader = bertdata.Loader(dataset, length=32, seed=seed, masking=bertdata.Masking(policy=policy))
+            for epoch, rows in enumerate(samples["rows"][seed]):
+                positions = epoch * plain.num_samples + np.arange(len(rows))
+                batch, text = loader.read(positions), plain.read(positions)
+                for row, ids, labels, found in zip(text.input_ids, batch.input_ids, batch.labels, rows, strict=True):
+                    assert found["ids"] == row[: len(found["ids"])].tolist()
+                    assert not row[len(found["ids"]) :].any()
+                    places = np.flatnonzero(labels >= 0)
+                    assert found["masks"][policy] == np.stack([places, ids[places]], 1).tolist()
+                    assert all(str(token) in samples["spellings"] for token in [*found["ids"], *ids[places].tolist()])
+
+
+def test_padding_is_that_of_the_loader(dataset):
+    data = data_of(page(dataset, **OPTIONS))
+    for row in data["rows"]:
+        for kind in ("documents", "packed"):
+            loader = bertdata.Loader(dataset, length=row["length"], samples=kind, masking=None)
+            assert row[kind] == pytest.approx(loader.facts["pad_share"], abs=0.01)
+
+
+def test_the_page_is_whole_and_asks_for_nothing(made):
+    _, html = made
+    assert html.count("</script>") == 2  # the text has one, too
+    assert not re.search(r"(src|href)\s*=|url\(|@import|fetch\(", html)
+    assert not re.search(r'https?://(?!www\.w3\.org/2000/svg")', html)
+    assert len(html.encode()) < 2_000_000
+
+
+def test_warnings_are_about_what_is_there(made, tmp_path):
+    lines = " ".join(data_of(made[1])["warnings"])
+    for said in ("left out: duplicates", "spells special tokens 1 times", "are the unknown token", "says little"):
+        assert said in lines
+    out = write_dataset(tmp_path / "shards", [([7, 8, 3] * 40_000, [3 * n for n in range(1, 40_001)], None)])
+    said = CliRunner().invoke(main, ["inspect", str(out), "--html", str(tmp_path / "page.html")])
+    assert said.exit_code == 1  # there is no tokenizer
+    assert "tokenizer" in said.output
+
+
+def test_the_command_writes_a_file_and_refuses_what_does_not_go_together(made, tmp_path):
+    dataset, html = made
+    path = tmp_path / "report.html"
+
+    def run(*arguments):
+        return CliRunner().invoke(main, ["inspect", str(dataset.path), *map(str, arguments)])
+
+    done = run("--html", path, "--length", 32, "--global-batch-size", 8, "--world-size", 2)
+    assert (done.exit_code, done.stdout) == (0, f"{path}\n")
+    assert path.read_text() == html
+    assert run("--html", path, "--json").exit_code == 2
+    assert run("--html", tmp_path / "nowhere" / "report.html").exit_code == 1
+
+
+def test_a_notebook_shows_the_splits(made):
+    dataset, _ = made
+    shown = dataset._repr_html_()
+    for name, split in dataset.splits.items():
+        assert f"<tr><td>{name}<td>1<td>{split.num_documents:,}<td>{split.num_tokens:,}" in shown
+    assert f"82 ids; {dataset.dataset_id[:16]}</caption>" in shown
+    assert (
+        repr(dataset) == f"<Dataset {dataset.path}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens>"
+    )
