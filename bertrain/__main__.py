@@ -18,6 +18,7 @@ COMMANDS = {
     "pretrain": "Pre-train a masked language model on shards.",
     "evaluate": "Measure a checkpoint on held-out text, or on minimal pairs.",
     "finetune": "Fine-tune a checkpoint on labelled text, over several seeds.",
+    "augment": "Add copies with replaced words to labelled text.",
     "suite": "Fine-tune a checkpoint for the tasks of GLUE or CLUE.",
     "teacher": "Write a teacher's answers once, for students to learn from.",
     "doctor": "Check data, model, memory and disk before a long run.",

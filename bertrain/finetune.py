@@ -6,12 +6,14 @@
 The tasks are those of bertrain.tasks: one class, a number or several labels for a text, tags of words, answers to
 questions. The epoch of each seed that is best on dev is kept, as a Hugging Face directory. Several processes share out
 the seeds, and a seed that is finished is not run again. --from-scratch starts from random weights, to show what
-pre-training gave. docs/finetuning.md has the files, the measures and the rules.
+pre-training gave. With --teacher, labels to train on are those of a larger model that was fine-tuned before.
+docs/finetuning.md has the files, the measures and the rules.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import json
 import statistics
@@ -48,12 +50,13 @@ ROWS = 64  # of a batch that is scored
 
 def tune(
     ranks: World, start: str, name: str, columns: Columns, files: dict[str, str], out: Path, *, seeds: int,
-    main: str | None = None, **options: Any,
+    main: str | None = None, teacher: str | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Fine-tunes all seeds, shared out among the ranks, and writes result.json, which is returned to every rank.
 
     name: of the task. files: the paths of "train" and "dev", and perhaps "test". main: the measure that chooses the
-    epoch, if not the task's own. options: those of `finetune`.
+    epoch, if not the task's own. teacher: the directory of a fine-tuned model that gives the labels to train on.
+    options: those of `finetune`.
     """
     task, directory = TASKS[name](columns), ranks.from_first(lambda: resolved(start))
 
@@ -69,11 +72,15 @@ def tune(
             click.echo(warning, err=True)
         made_of = {"checkpoint": directory, "task": name, "columns": list(columns), "main": task.main, **options}
         digests = {split: _digest([Path(path)]) for split, path in files.items()}
-        weights = sorted(path for path in Path(directory).glob("*") if path.suffix in (".safetensors", ".bin", ".json"))
-        return parts, {**made_of, "files": digests, "weights": _digest(weights)}
+        made_of |= {"files": digests, "weights": _digest(_weights(directory))}
+        return parts, made_of | ({"teacher": _digest(_weights(teacher))} if teacher else {})
 
     parts, made_of = ranks.together(read)
     train = parts.pop("train")
+
+    @functools.cache
+    def answers() -> torch.Tensor:  # once for all seeds of this rank
+        return _answers(str(teacher), task, train, options["length"], ranks.device)
 
     def run() -> list[dict[str, Any]]:
         runs = []
@@ -83,8 +90,9 @@ def tune(
             if finished is None:
                 (place / SEED_RESULT).unlink(missing_ok=True)
                 finished = finetune(
-                    made_of["checkpoint"], task, train, parts, seed=seed, out=place, ranks=ranks, **options
-                )
+                    made_of["checkpoint"], task, train, parts, seed=seed, out=place, ranks=ranks,
+                    answers=answers if teacher else None, **options,
+                )  # fmt: skip
                 write_file(place / SEED_RESULT, json.dumps({"of": made_of, "run": finished}, indent=1).encode())
             else:
                 click.echo(f"seed {seed}: finished before, in {place}", err=True)
@@ -97,6 +105,7 @@ def tune(
         return runs
 
     runs = sorted((run for part in ranks.gather(ranks.together(run)) for run in part), key=lambda run: run["seed"])
+    options |= {"teacher": teacher} if teacher else {}
     result = {"checkpoint": directory, "task": name, "seeds": seeds, **options, **_spreads(runs, list(parts))}
     ranks.on_first(lambda: write_file(out / RESULT, json.dumps(result | {"runs": runs}, indent=1).encode()))
     return result
@@ -116,6 +125,11 @@ def _spreads(runs: list[dict[str, Any]], splits: list[str]) -> dict[str, dict[st
             spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
             spreads[f"{split}_{metric}"] = {what: round(value, 5) for what, value in spread.items()}
     return spreads
+
+
+def _weights(directory: str) -> list[Path]:
+    """The files of a model: its weights, configuration and tokenizer."""
+    return sorted(path for path in Path(directory).glob("*") if path.suffix in (".safetensors", ".bin", ".json"))
 
 
 def _digest(files: list[Path]) -> str:
@@ -140,9 +154,12 @@ def _finished(place: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
 def finetune(
     directory: str, task: Task, train: Any, held_out: dict[str, Any], *, seed: int, out: Path, ranks: World,
     epochs: int, batch_size: int, lr: float, length: int, dropout: float, from_scratch: bool, precision: str,
-    patience: int | None,
+    patience: int | None, answers: Callable[[], torch.Tensor] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One run. held_out: "dev", and perhaps "test". Returns the curve, the best epoch, and its metrics by split."""
+    """One run. held_out: "dev", and perhaps "test". Returns the curve, the best epoch, and its metrics by split.
+
+    answers: gives the labels to train on instead of those of `train`.
+    """
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
     device = ranks.device
     model, num_loaded = _model(directory, task, from_scratch=from_scratch, dropout=dropout)
@@ -164,6 +181,7 @@ def finetune(
             click.echo(warning, err=True)
     optimizer = torch.optim.AdamW(optim.parameter_groups(model, WEIGHT_DECAY), lr=0.0, fused=True)
     rows, labels, _ = sets["train"]
+    labels = answers() if answers else labels
     steps = epochs * -(-len(rows) // batch_size)
     schedule = {"peak": lr, "steps": steps, "warmup_steps": round(WARMUP * steps), "schedule": "linear"}
     curve, best, step, kept = [], None, 0, None
@@ -232,6 +250,36 @@ def _model(
     if from_scratch:
         return task.head.from_config(copy.deepcopy(model.config)), 0
     return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
+
+
+@torch.no_grad()
+def _answers(directory: str, task: Task, train: Any, length: int, device: torch.device) -> torch.Tensor:
+    """What a fine-tuned teacher says of the examples to train on, as labels, on the CPU. It reads by its own tokenizer.
+
+    Raises UsageError if it was fine-tuned for something else.
+    """
+    try:
+        model, info = task.head.from_pretrained(
+            directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--teacher {directory} cannot be loaded: {str(error).partition(chr(10))[0]}") from None
+    known, wanted = [*model.config.id2label.values()], task.names or ["LABEL_0"]
+    if info["missing_keys"] or known != wanted:
+        what = "has no head" if info["missing_keys"] else f"was fine-tuned for the labels {', '.join(known)}"
+        raise UsageError(
+            f"--teacher {directory} {what}, and --train has {', '.join(wanted) if task.names else 'numbers'}; give the "
+            "directory of a seed that bertrain finetune trained on the same labels"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    data, _ = task.encode(tokenizer, train, min(length, max_length(model.config)))
+    model.to(device).eval()
+    parts = []
+    for first in tqdm(range(0, len(data.rows), ROWS), desc="teacher", unit="batch", leave=False, disable=None):
+        inputs = tokenizer.pad(data.rows[first : first + ROWS], return_tensors="pt").to(device)
+        parts.append(task.logits(model(**inputs)).cpu())
+    assert task.taught is not None  # noqa: S101  (main has asked)
+    return task.taught(torch.cat(parts))
 
 
 def _batches(rows: list[Any], batch_size: int, draw: np.random.Generator) -> list[np.ndarray]:
@@ -310,10 +358,15 @@ OPTIONS = (
 @click.option("--other", default="", help="Column of the second text, for pairs of texts. Default: none; 1 for pairs.")
 @click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")
 @click.option("--separator", default=",", help="What stands between the labels of a text, for multilabel.")
+@click.option(
+    "--teacher",
+    help="Directory of a model that finetune made for this task, such as tuned/seed-0. Its predictions are then the "
+    "labels to train on; those of --train are not used.",
+)
 @common
 def main(
     start: str, train: str, dev: str, test: str | None, out: str, task: str, text: str, other: str, label: str,
-    separator: str, as_json: bool, **options: Any,
+    separator: str, teacher: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Fine-tune a checkpoint for a task, over several seeds. Runs alone or under torchrun, which shares out the seeds.
 
@@ -322,9 +375,12 @@ def main(
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     if not separator:
         raise UsageError("--separator is empty; give what stands between the labels of a text, such as a comma")
+    if teacher and TASKS[task].taught is None:
+        raise UsageError(f"--teacher is for labels of whole texts; leave it out with --task {task}")
     files = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
+    columns = Columns(text, other, label, separator)
     with world(PATIENCE) as ranks:
-        result = tune(ranks, start, task, Columns(text, other, label, separator), files, Path(out), **options)
+        result = tune(ranks, start, task, columns, files, Path(out), teacher=teacher, **options)
     if ranks.rank:
         return
     if as_json:

@@ -1,14 +1,38 @@
-"""Labelled examples from TSV, CSV, JSON lines or Parquet → texts and labels."""
+"""Labelled examples from TSV, CSV, JSON lines or Parquet → texts and labels; and rows back to such a file."""
 
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bertdata.errors import UsageError
+from bertdata.files import TEMPORARY, fsync_directory
+
+TEXTS = ("--text", "--other")  # the options that name columns of text
+_ROWS = 10_000  # of a row group of Parquet
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file as they stand there, and which columns are which."""
+
+    path: Path
+    names: list[Any]  # of the columns; their numbers from 0 where a TSV or CSV has no header
+    rows: list[dict[Any, Any]]  # by the names of the columns
+    places: list[str]  # "file, line n" of each
+    columns: dict[str, Any]  # by the option that names each
+    num_left: int  # rows that were left out
+
+    def texts(self, role: str) -> list[str]:
+        """The texts of the column that an option names. A text that is a list is joined by spaces."""
+        return [_text(row[self.columns[role]]) for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -28,10 +52,10 @@ def read(path: str, *, text: str, other: str, label: str, skip: bool = False, un
     annotators did not agree. unlabelled: an empty label is a label. Raises UsageError, naming the file and the line,
     for what does not fit and for empty labels.
     """
-    roles = {"--text": text, "--other": other, "--label": label}
-    values, places, num_left = columns(path, {role: c for role, c in roles.items() if c}, skip, unlabelled)
-    others = [_text(t) for t in values["--other"]] if other else None
-    return Examples([_text(t) for t in values["--text"]], others, values["--label"], places, num_left)
+    found = table(path, {"--text": text, "--other": other, "--label": label}, skip, unlabelled)
+    labels = [row[found.columns["--label"]] for row in found.rows]
+    others = found.texts("--other") if other else None
+    return Examples(found.texts("--text"), others, labels, found.places, found.num_left)
 
 
 def columns(
@@ -40,7 +64,14 @@ def columns(
     """The values of columns by the option that names each, as they stand in the file; the place of each row; how many
     rows were left out. skip, unlabelled: see `read`.
     """
-    file = Path(path)
+    found = table(path, roles, skip, unlabelled)
+    values = {role: [row[column] for row in found.rows] for role, column in found.columns.items()}
+    return values, found.places, found.num_left
+
+
+def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False) -> Table:
+    """A whole file. roles: the column by the option that names it; "" where there is none. For the rest see `read`."""
+    file, roles = Path(path), {role: column for role, column in roles.items() if column}
     try:
         names, rows = _rows(file, {"label", *roles.values()}, skip)
     except OSError as error:
@@ -71,8 +102,50 @@ def columns(
             value = row.get(column)
             if value is None or (role == "--label" and not unlabelled and not str(value).strip()):
                 raise UsageError(f"{path}, line {number} has no value for column {column!r}; fill it or remove the row")
-    values = {role: [row[column] for _, row in rows] for role, column in found.items()}
-    return values, [f"{path}, line {number}" for number, _ in rows], num_rows - len(rows)
+    places = [f"{path}, line {number}" for number, _ in rows]
+    return Table(file, names, [row for _, row in rows], places, found, num_rows - len(rows))
+
+
+def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
+    """Writes rows to a new file, whole or not at all, in the format of the file that `like` was read from.
+
+    A column of texts is one of strings in Parquet. rows: with the columns of `like`, one after the other, so that they
+    need not fit in memory.
+    """
+    temporary, kind = path.with_name(path.name + TEMPORARY), like.path.suffix.lower()
+    with open(temporary, "wb") as file:
+        if kind == ".parquet":
+            _write_parquet(file, like, rows)
+        else:
+            with io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True) as lines:
+                header = [] if like.names == list(range(len(like.names))) else [{name: name for name in like.names}]
+                if kind in (".jsonl", ".json"):
+                    lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                elif kind == ".csv":
+                    cells = ([row[name] for name in like.names] for row in itertools.chain(header, rows))
+                    csv.writer(lines, lineterminator="\n").writerows(cells)
+                else:
+                    joined = ("\t".join(row[name] for name in like.names) for row in itertools.chain(header, rows))
+                    lines.writelines(f"{line}\n" for line in joined)
+                lines.flush()
+                os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_directory(path.parent)
+
+
+def _write_parquet(file: Any, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pq.read_schema(like.path)
+    for role in like.columns.keys() & set(TEXTS):
+        name = like.columns[role]
+        schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
+    with pq.ParquetWriter(file, schema) as writer:
+        while some := list(itertools.islice(rows, _ROWS)):
+            writer.write_table(pa.Table.from_pylist(some, schema=schema))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _fits(row: dict[Any, Any], found: dict[str, Any]) -> bool:

@@ -89,7 +89,7 @@ TRAINER_FILES = [
     "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
     "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.__init__", "finetune",
 ]  # fmt: skip
-COMMANDS = ["pretrain", "suite", "teacher", "doctor", "plot"]
+COMMANDS = ["pretrain", "augment", "suite", "teacher", "doctor", "plot"]
 
 ENGINE = {
     ".".join(path.relative_to(ROOT / "bertdata").with_suffix("").parts): path

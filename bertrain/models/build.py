@@ -161,11 +161,11 @@ def _fit(
 
 
 def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
-    """A checkpoint as transformers wrote it, in float32.
+    """A checkpoint as transformers wrote it, in float32. directory: of it, or its name on the hub.
 
     Raises DatasetError if the checkpoint is not whole, UsageError if it belongs to no family in FAMILIES.
     """
-    model, info = _from_pretrained(directory, nsp=nsp, local_files_only=True)
+    model, info = _from_pretrained(directory, nsp=nsp, local_files_only=Path(directory).is_dir())
     family_of(model)
     if missing := info["missing_keys"]:
         raise DatasetError(f"{directory} lacks {len(missing)} weights, such as {min(missing)}")

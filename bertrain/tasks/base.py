@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,8 @@ class Task:
     head: Any  # the class of transformers that adds the head, such as AutoModelForSequenceClassification
     main: str  # the measure on dev that chooses the best epoch
     names: list[str] | None = None  # of the labels, once `learn` has seen them; None: there are none
+    taught: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """A teacher's logits → labels that `loss` takes. None: a teacher cannot give labels of this kind."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns

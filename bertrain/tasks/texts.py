@@ -72,7 +72,10 @@ class Classification(_Texts):
         return [_number(self.names, str(label), place) for label, place in labels]
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits, labels)
+        return F.cross_entropy(logits, labels)  # of numbers [B], or a teacher's probabilities [B, classes]
+
+    def taught(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.softmax(-1)
 
     def score(self, answers: list[torch.Tensor], gold: torch.Tensor) -> dict[str, float]:
         logits = torch.stack(answers)
@@ -108,6 +111,9 @@ class Regression(_Texts):
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.mse_loss(logits.squeeze(-1), labels)
 
+    def taught(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.squeeze(-1)
+
     def score(self, answers: list[torch.Tensor], gold: torch.Tensor) -> dict[str, float]:
         return metrics.regression(torch.stack(answers).squeeze(-1).numpy(), gold.numpy())
 
@@ -142,6 +148,9 @@ class Multilabel(_Texts):
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.binary_cross_entropy_with_logits(logits, labels)
+
+    def taught(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits.sigmoid()
 
     def score(self, answers: list[torch.Tensor], gold: torch.Tensor) -> dict[str, float]:
         return metrics.multilabel((torch.stack(answers) > 0).numpy(), (gold > 0).numpy())

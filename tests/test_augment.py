@@ -1,0 +1,348 @@
+"""Copies of labelled rows: the right words are replaced by the right ones, nothing else changes. Teachers of tasks."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+from training import on_ranks, train
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from bertdata.errors import UsageError
+from bertrain import augment, finetune, tables
+from bertrain.__main__ import main as bertrain
+from bertrain.finetune import resolved
+
+GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
+ROLES = {"--text": "0", "--other": "", "--label": "-1"}
+PAGE = (Path(__file__).parent.parent / "docs" / "augmentation.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(dataset, tmp_path_factory):
+    run = tmp_path_factory.mktemp("augment") / "run"
+    train(dataset.path, run, model="bert-tiny", steps=2)
+    return resolved(str(run))
+
+
+def invoke(*arguments, command=augment.main):
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def write(path, *lines):
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def labelled(path):
+    return write(path, *(f"{text}\t{int(text in GOOD)}" for text in GOOD + BAD))
+
+
+def augmented(checkpoint, data, out, *more):
+    done = invoke("--checkpoint", checkpoint, "--train", data, "--out", out, *more)
+    assert done.exit_code == 0, done.output
+    assert not out.with_name(out.name + ".parts").exists()
+    return done.output
+
+
+def proposer(checkpoint, *, most=5, kept=(), vectors=None):
+    return augment.Proposer(checkpoint, torch.device("cpu"), most=most, kept=frozenset(kept), vectors=vectors)
+
+
+def proposed(made, text):
+    """The words of a text with their proposals."""
+    rows = made.propose([text])
+    return {
+        word: [made.words[i] for i in row if i != augment.NONE]
+        for word, row in zip(augment.WORD.findall(text), rows, strict=True)
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------- copies
+
+
+def test_words_are_letters_that_touch_no_digit_and_no_apostrophe():
+    assert augment.WORD.findall("Don't re-run x2 the naïve 水河 test's end, (ok) it ’s") == [
+        "re", "run", "the", "naïve", "水", "河", "end", "ok", "it",
+    ]  # fmt: skip
+
+
+def test_copies_change_words_alone_and_keep_the_rest(checkpoint, tmp_path):
+    data = write(tmp_path / "a.tsv", "The river, light & 12 stones!\tx\t1", "don't stop\ty\t0", "12\tz\t0")
+    augmented(checkpoint, data, tmp_path / "b.tsv", "--copies", 8)
+    rows = [line.split("\t") for line in (tmp_path / "b.tsv").read_text().splitlines()]
+    groups = {name: [row for row in rows if row[1] == name] for name in "xyz"}
+    assert [row[1] for row in rows] == [*"x" * len(groups["x"]), *"y" * len(groups["y"]), "z"]
+    assert [groups[name][0][0] for name in "xyz"] == ["The river, light & 12 stones!", "don't stop", "12"]
+    texts = [row[0] for row in groups["x"]]
+    assert 4 < len(texts) == len(set(texts)) <= 9
+    assert {row[2] for row in groups["x"]} == {"1"}
+    assert all(re.fullmatch(r"\w+ \w+, \w+ & 12 \w+!", text) for text in texts)
+    assert all(re.fullmatch(r"don't \w+", row[0]) for row in groups["y"])
+    made = proposer(checkpoint, most=15)
+    for word, choices in zip(("The", "river", "light", "stones"), proposed(made, texts[0]).values(), strict=True):
+        place = augment.WORD.findall(texts[0]).index(word)
+        assert {augment.WORD.findall(text)[place] for text in texts} <= {word, *choices}
+
+
+def test_fewer_copies_are_the_first_ones_and_another_seed_gives_others(checkpoint, tmp_path):
+    data = write(tmp_path / "a.tsv", "the river and the light of the morning wind\t1")
+    for name, *more in (("2", "--copies", 2), ("9", "--copies", 9), ("seed", "--copies", 2, "--seed", 1)):
+        augmented(checkpoint, data, tmp_path / f"{name}.tsv", *more)
+    two, nine, seed = ((tmp_path / f"{name}.tsv").read_text().splitlines() for name in ("2", "9", "seed"))
+    assert nine[: len(two)] == two
+    assert seed[1:] != two[1:]
+
+
+def test_the_share_of_words_that_are_replaced(checkpoint):
+    made, text = proposer(checkpoint), " ".join(["river light wind"] * 20)
+    found = made.propose([text])
+    copies = [augment.replaced(text, found, made.words, 0.4, np.random.default_rng(n)).split() for n in range(40)]
+    share = np.mean([[a != b for a, b in zip(copy, text.split(), strict=True)] for copy in copies])
+    assert 0.37 < share < 0.43
+    assert augment.replaced(text, found, made.words, 0.0, np.random.default_rng(0)) == text
+
+
+def test_both_texts_of_a_pair_change_and_words_are_kept(checkpoint, tmp_path):
+    data = write(tmp_path / "a.csv", "one,two,label", '"the river, light","say ""not"" salt",1')
+    keep = write(tmp_path / "keep.txt", "Not the", "say")
+    augmented(checkpoint, data, tmp_path / "b.csv", "--task", "pairs", "--text", "one", "--other", "two", "--label",
+              "label", "--keep", keep, "--share", 1)  # fmt: skip
+    read = tables.read(str(tmp_path / "b.csv"), text="one", other="two", label="label")
+    assert len(read.texts) > 10
+    for one, two in zip(read.texts[1:], read.others[1:], strict=True):
+        assert re.fullmatch(r"the (?!river)\w+, (?!light)\w+", one)
+        assert re.fullmatch(r'say "not" (?!salt)\w+', two)
+
+
+# ------------------------------------------------------------------------------------------------------------ proposals
+
+
+def test_proposals_are_the_most_probable_whole_words_in_the_place(checkpoint):
+    model, tokenizer = (kind.from_pretrained(checkpoint) for kind in (AutoModelForMaskedLM, AutoTokenizer))
+    text = "the wind under stone, river light"
+    made = proposer(checkpoint)
+    found = proposed(made, text)
+    assert [*found] == ["the", "wind", "under", "stone", "river", "light"]
+    for word, place in (("wind", 2), ("light", 7)):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        ids[0, place] = tokenizer.mask_token_id
+        order = model(ids).logits[0, place].argsort(descending=True).tolist()
+        tokens = tokenizer.convert_ids_to_tokens(order)
+        assert found[word] == [token for token in tokens if token.isalpha() and token != word][:5]
+
+
+def test_each_row_with_a_mask_goes_through_the_model_once(checkpoint, monkeypatch):
+    made, rows = proposer(checkpoint), []
+    logits = made._encoder.logits
+    monkeypatch.setattr(
+        made._encoder, "logits", lambda **piece: rows.append(len(piece["input_ids"])) or logits(**piece)
+    )
+    done = []
+    both = made.propose(["the river", "the light", "salt"], done.append)
+    assert (sum(rows), sum(done), both.shape) == (4, 5, (5, 5))  # "the [MASK]" is one row
+    monkeypatch.setattr(augment, "PLACES", 4)
+    assert np.array_equal(both, made.propose(["the river", "the light", "salt"]))
+
+
+def test_a_word_of_several_tokens_gets_its_nearest_neighbours(checkpoint, tmp_path):
+    draw, words = np.random.default_rng(0), ["stones", "rivers", "salty", "x2", "breads", "the", "Stones"]
+    table = draw.normal(size=(len(words), 4))
+    file = write(
+        tmp_path / "glove.txt", "7 4", *(f"{w} {' '.join(map(str, r))}" for w, r in zip(words, table, strict=True))
+    )
+    vectors = augment.read_vectors(str(file))
+    assert vectors.words == ["stones", "rivers", "salty", "breads", "the", "Stones"]
+    found = proposed(proposer(checkpoint, most=3, vectors=vectors), "Rivers winds the")
+    units = table / np.linalg.norm(table, axis=1, keepdims=True)
+    order = [words[i] for i in (-units @ units[1]).argsort()]
+    assert found["Rivers"] == [word for word in order if word not in ("rivers", "x2")][:3]
+    assert found["winds"] == []  # is not in the file
+    assert len(found["the"]) == 3  # one token: the model proposes
+    without = proposed(proposer(checkpoint, most=3), "Rivers")["Rivers"]
+    assert len(without) == 3
+    assert all(word.isalpha() for word in without)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["the 1 2", "of 1"], "line 2: there must be 2 numbers after 'of'"),
+        (["the 1 x"], "line 1: there must be numbers after 'the'"),
+        (["the 1 nan"], "line 1: there must be numbers after 'the'"),
+        (["12 1 2"], "has no words"),
+        (None, "cannot be read"),
+    ],
+)
+def test_vectors_that_cannot_be_read_are_named(tmp_path, lines, said):
+    if lines:
+        write(tmp_path / "v.txt", *lines)
+    with pytest.raises(UsageError, match=said):
+        augment.read_vectors(str(tmp_path / "v.txt"))
+
+
+# -------------------------------------------------------------------------------------------------- files, interruption
+
+
+def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_path, monkeypatch):
+    data = labelled(tmp_path / "a.tsv")
+    augmented(checkpoint, data, tmp_path / "whole.tsv")
+    monkeypatch.setattr(augment, "TEXTS", 2)
+    propose, calls = augment.Proposer.propose, []
+
+    def killed(self, texts, advance):
+        calls.append(texts)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return propose(self, texts, advance)
+
+    monkeypatch.setattr(augment.Proposer, "propose", killed)
+    common = ["--checkpoint", checkpoint, "--train", data, "--out", tmp_path / "b.tsv"]
+    assert invoke(*common).exit_code == 130
+    assert not (tmp_path / "b.tsv").exists()
+    assert invoke(*common).exit_code == 0
+    assert len(calls) == 4  # two of three parts were there
+    assert (tmp_path / "b.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
+    calls[:] = [[], []]
+    assert invoke(*common).exit_code == 130
+    calls[:] = [[]] * 3
+    augmented(checkpoint, data, tmp_path / "b.tsv", "--candidates", 3)  # parts of other options are not used
+    assert len(calls) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_path):
+    data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(1100)))
+    common = ["--checkpoint", checkpoint, "--train", data, "--copies", 2, "--out"]
+    augmented(checkpoint, data, tmp_path / "one.tsv", "--copies", 2)
+    code, said, err = on_ranks(2, "bertrain.augment", [str(a) for a in [*common, tmp_path / "two.tsv"]])
+    assert (code, said.count("1,100 rows and")) == (0, 1), err
+    assert (tmp_path / "one.tsv").read_bytes() == (tmp_path / "two.tsv").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl", "parquet"])
+def test_files_keep_their_format_and_columns(tmp_path, kind):
+    path, out = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    if kind == "tsv":
+        path.write_text('say "no"\t7\t1\nnaïve 水\t\t0\n')
+    elif kind == "csv":
+        path.write_text('text,more,label\n"say ""no"", twice",7,1\n"two\nlines",,0\n')
+    elif kind == "jsonl":
+        path.write_text('{"text": "naïve 水", "more": [1, null], "label": 1.5}\n{"text": "b", "label": 0, "x": {}}\n')
+    else:
+        pq.write_table(pa.table({"text": ["a", "b"], "more": [[1], None], "label": [1.5, 2.0]}), path)
+    table = tables.table(str(path), ROLES if kind != "jsonl" else ROLES | {"--label": "label"})
+    tables.write(out, table, iter(table.rows))
+    assert out.read_bytes() == path.read_bytes() or kind == "parquet"
+    assert tables.table(str(out), ROLES | {"--label": str(table.columns["--label"])}).rows == table.rows
+    if kind == "parquet":
+        assert pq.read_schema(out) == pq.read_schema(path)
+    assert [file.name for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
+
+
+def test_texts_that_are_lists_become_strings(checkpoint, tmp_path):
+    pq.write_table(pa.table({"text": [["river", "light"]], "label": [1]}), tmp_path / "a.parquet")
+    augmented(checkpoint, tmp_path / "a.parquet", tmp_path / "b.parquet", "--copies", 3)
+    rows = pq.read_table(tmp_path / "b.parquet").to_pylist()
+    assert rows[0] == {"text": "river light", "label": 1}
+    assert len(rows) > 1
+    assert {row["label"] for row in rows} == {1}
+
+
+def test_what_cannot_be_augmented_is_said(checkpoint, tmp_path):
+    data = labelled(tmp_path / "a.tsv")
+    empty = write(tmp_path / "empty.tsv", "river\t1", "light\t")
+    for arguments, said in (
+        (["--train", data, "--out", tmp_path / "b.csv"], "b.csv must end as --train"),
+        (["--train", data, "--out", data], "or the file of --train; give a new file"),
+        (["--train", empty, "--out", tmp_path / "b.tsv"], "empty.tsv, line 2 has no value for column 1"),
+        (["--train", data, "--out", tmp_path / "b.tsv", "--keep", tmp_path / "none"], "none cannot be read"),
+        (["--train", data, "--out", tmp_path / "b.tsv", "--task", "pairs"], "are the same column, 1"),
+        (["--train", data, "--out", tmp_path / "b.tsv", "--task", "qa"], "'qa' is not one of"),
+    ):
+        done = invoke("--checkpoint", checkpoint, *arguments)
+        assert (done.exit_code, said in done.output.replace("\n", " ")) == (2, True), done.output
+    done = invoke("--checkpoint", checkpoint, "--train", empty, "--out", tmp_path / "b.tsv", "--task", "multilabel")
+    assert done.exit_code == 0, done.output
+
+
+# ------------------------------------------------------------------------------------------------------------- teachers
+
+
+@pytest.fixture(scope="module")
+def teacher(checkpoint, tmp_path_factory):
+    place = tmp_path_factory.mktemp("teacher")
+    data = write(place / "a.tsv", *[f"{text}\t{label}" for label, texts in ((1, GOOD), (0, BAD)) for text in texts] * 6)
+    done = invoke("--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", place / "tuned", "--seeds", 1,
+                  "--epochs", 6, "--lr", 1e-3, "--batch-size", 4, "--json", command=finetune.main)  # fmt: skip
+    assert json.loads(done.output.splitlines()[-1])["dev_accuracy"]["min"] == 1.0
+    return place / "tuned" / "seed-0"
+
+
+def test_a_student_learns_what_its_teacher_says_and_not_the_labels(checkpoint, teacher, tmp_path):
+    wrong = [(text, int(text in BAD)) for text in GOOD + BAD] * 6
+    data, dev = write(tmp_path / "a.tsv", *(f"{t}\t{label}" for t, label in wrong)), labelled(tmp_path / "dev.tsv")
+    done = invoke("--checkpoint", checkpoint, "--teacher", teacher, "--train", data, "--dev", dev, "--out",
+                  tmp_path / "out", "--seeds", 2, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4, "--json",
+                  command=finetune.main)  # fmt: skip
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.output.splitlines()[-1])
+    assert result["dev_accuracy"]["min"] == 1.0
+    assert result["teacher"] == str(teacher)
+
+
+@pytest.mark.parametrize("name", ["classification", "regression", "multilabel"])
+def test_a_teacher_that_is_sure_is_worth_its_labels(name):
+    task = finetune.TASKS[name](finetune.Columns("0", "", "-1"))
+    logits, student = torch.tensor([[40.0, -40.0], [-40.0, 40.0], [-40.0, 40.0]]), torch.randn(3, 2)
+    labels = torch.tensor([0, 1, 1])
+    if name == "regression":
+        logits, student, labels = logits[:, :1], student[:, :1], logits[:, 0]
+    if name == "multilabel":
+        labels = torch.eye(2)[labels]
+    torch.testing.assert_close(task.loss(student, task.taught(logits)), task.loss(student, labels))
+
+
+def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
+    data = write(tmp_path / "a.tsv", "river\tyes", "salt\tno")
+    common = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tmp_path / "out", "--teacher"]
+    for more, said in (
+        ([teacher], "was fine-tuned for the labels 0, 1, and --train has no, yes; give the directory of a seed"),
+        ([teacher, "--task", "token"], "--teacher is for labels of whole texts; leave it out with --task token"),
+        ([checkpoint], "has no head, and --train has no, yes"),
+        ([tmp_path / "none"], "none cannot be loaded"),
+    ):
+        done = invoke(*common, *more, command=finetune.main)
+        assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+
+
+def test_the_commands_of_the_page(checkpoint, tmp_path, monkeypatch):
+    text = PAGE.replace("\\\n", "")
+    lines = re.findall(r"^    (?:bertrain |torchrun --nproc-per-node 8 -m bertrain\.)(.+)$", text, re.MULTILINE)
+    assert len(lines) == 5
+    monkeypatch.chdir(tmp_path)
+    for name in ("big", "run"):
+        (tmp_path / name).symlink_to(checkpoint)
+    labelled(tmp_path / "train.tsv")
+    labelled(tmp_path / "dev.tsv")
+    write(tmp_path / "train.csv", "sentence1,sentence2,label", "river light,rivers,1", "salt,the stone,0")
+    write(tmp_path / "glove.6B.300d.txt", "rivers 1 2", "stones 2 1")
+    write(tmp_path / "words.txt", "not", "never")
+    for line in lines:
+        more = ["--seeds", "1", "--epochs", "1"] if line.startswith("finetune") else []
+        done = invoke(*shlex.split(line), *more, command=bertrain)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "distilled" / "seed-0" / "model.safetensors").exists()
+    assert (tmp_path / "augmented.csv").read_text().startswith("sentence1,sentence2,label\nriver light,rivers,1\n")
