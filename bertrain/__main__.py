@@ -20,6 +20,8 @@ COMMANDS = {
     "finetune": "Fine-tune a checkpoint on labelled text, over several seeds.",
     "augment": "Add copies with replaced words to labelled text.",
     "suite": "Fine-tune a checkpoint for the tasks of GLUE or CLUE.",
+    "search": "Find the best sub-network of an elastic run under a latency.",
+    "extract": "Write a sub-network as a checkpoint of its own.",
     "teacher": "Write a teacher's answers once, for students to learn from.",
     "doctor": "Check data, model, memory and disk before a long run.",
     "plot": "Draw the curves of runs to a picture.",

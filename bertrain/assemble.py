@@ -18,9 +18,11 @@ from bertdata.format.answers import TeacherCache
 from bertrain import feed
 from bertrain.config import Config, pick
 from bertrain.models import build, grow
+from bertrain.models.elastic import Space
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
+from bertrain.objectives.elastic import Elastic
 from bertrain.optim import OPTIMIZERS, SCHEDULES, check_scales
 from bertrain.plan import Plan, masking_of
 from bertrain.runtime import checkpoint, rates
@@ -148,7 +150,12 @@ def learner(
         parts["distil"], name = _distillation(config, weights, shards, ranks, precision)
         for text in list(parts.values())[:-1]:
             text.weight *= 1 - config.alpha
-    made = Learner(weights, parts, isolate=config.isolate_documents)
+    isolate = config.isolate_documents
+    if config.elastic:
+        space = Space(config.elastic, weights.config)
+        made = Elastic(weights, parts, space=space, number=config.sub_networks, seed=config.seed, isolate=isolate)
+    else:
+        made = Learner(weights, parts, isolate=isolate)
     made.teacher = name
     return made.to(ranks.device).train()
 

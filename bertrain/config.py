@@ -74,6 +74,12 @@ class Config:
     freeze_trunk: bool = _option(
         MODEL, False, "After a growth, train the new layers and what is above them alone, until the next one."
     )
+    elastic: str = _option(
+        MODEL, "",
+        "Train sub-networks that share the model's weights, for bertrain search: their sizes, such as layers=2:6,"
+        "width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).",
+    )  # fmt: skip
+    sub_networks: int = _option(MODEL, 2, "Number of sub-networks in a step with --elastic.")
     length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")
     long_length: int | None = _option(
         DATA, None, "Row length in the last part of the run, such as 512. Default: --length throughout.", type=int
@@ -220,7 +226,7 @@ class Config:
         for name in ("data", "out"):
             if not getattr(self, name):
                 raise UsageError(f"--{name} is missing; give a directory")
-        for name in ("save_every", "keep", "log_every"):
+        for name in ("save_every", "keep", "log_every", "sub_networks"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give at least 1")
         for name in ("steps", "epochs", "micro_batch_size", "lr", "muon_rate", "clip_norm", "epsilon"):
@@ -253,6 +259,7 @@ class Config:
         self._check_defaults(self.schedule == "wsd", ("decay_share",), "--schedule wsd")
         self._check_defaults(self.optimizer != "adamw", ("muon_rate", "muon_momentum"), "--optimizer muon")
         self._check_growth()
+        self._check_elastic()
         self._check_duration()
         self._check_distillation()
 
@@ -280,6 +287,24 @@ class Config:
             raise UsageError(
                 f"--average {self.average} takes in weights from before the last growth at {begins[-1]}; give at most "
                 f"{most:g}"
+            )
+
+    def _check_elastic(self) -> None:
+        self._check_defaults(bool(self.elastic), ("sub_networks",), "--elastic")
+        if not self.elastic:
+            return
+        if self.grow:
+            raise UsageError("--elastic and --grow were given, and both say how many layers are trained; give one")
+        if self.gradient_checkpointing:
+            raise UsageError(
+                "--gradient-checkpointing calls layers again that --elastic has given back by then; leave it out"
+            )
+        if self.compile == "on":
+            raise UsageError("--compile on would compile each sub-network of --elastic; leave it out")
+        if self.distil_method == "hidden" and self.distil_layers == "uniform":
+            raise UsageError(
+                "--distil hidden compares every layer, and the sub-networks of --elastic have different ones; give "
+                "--distil-layers last"
             )
 
     def _check_duration(self) -> None:
@@ -330,7 +355,8 @@ class Config:
 
     def compiles(self, *, on_gpu: bool) -> bool:
         """--compile, resolved."""
-        return self.compile == "on" or (self.compile == "auto" and on_gpu and not self._recomputes_tapped_layers)
+        automatic = on_gpu and not self.elastic and not self._recomputes_tapped_layers
+        return self.compile == "on" or (self.compile == "auto" and automatic)
 
     @property
     def sources(self) -> tuple[tuple[str, float], ...]:

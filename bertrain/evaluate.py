@@ -167,7 +167,7 @@ def table(tokenizer: Tokenizer, batch: bertdata.Batch, predicted: np.ndarray, *,
     return lines
 
 
-def _open(
+def opened(
     path: str, data: str, split: str, length: int | None, ranks: World
 ) -> tuple[Encoder, bertdata.Dataset, Path, int]:
     """The checkpoint, the shards and the row length, after checking that they belong together."""
@@ -268,7 +268,7 @@ def main(
             _judge(path, pairs_path, ranks, score=score, most=max_samples, as_json=as_json)
             return
         assert data is not None  # noqa: S101  (one of the two is given)
-        encoder, shards, directory, places = ranks.together(lambda: _open(path, data, split, length, ranks))
+        encoder, shards, directory, places = ranks.together(lambda: opened(path, data, split, length, ranks))
         result = evaluate(encoder, shards, ranks, split=split, length=places, max_samples=max_samples, progress=True)
         if ranks.rank == 0 and result is not None:
             if show:

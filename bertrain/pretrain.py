@@ -62,7 +62,7 @@ def train(run: Run, signals: Signals) -> None:
     config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
     module: torch.nn.Module = learner
     if ranks.world_size > 1:
-        unused = learner.is_dense or not learner.uses_logits  # then parts such as the model's head get no gradient
+        unused = learner.leaves_unused
         module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
     rates, readings, is_first = Rates(learner.model, ranks.device, run.precision), Readings(), True
     gc.unfreeze()  # what was before a growth
@@ -90,7 +90,7 @@ def train(run: Run, signals: Signals) -> None:
         # DistributedDataParallel divides the sum of the ranks' gradients by their number. This factor multiplies by it
         # again, and divides by what all ranks count.
         scale = (ranks.world_size / counts[:-2].clamp(min=1)).float()
-        run.seed_step()
+        run.begin_step()
         size, number = plan.micro_batches(run.loader.length, run.loader.global_batch_size)
         for piece in feed.micro_batches(batch, size=size, count=number, device=ranks.device):
             number -= 1

@@ -231,8 +231,9 @@ class Run:
         self.loader = self._loader(self.loader.length, masking)
         self.loader.position = position
 
-    def seed_step(self) -> None:
+    def begin_step(self) -> None:
         """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
+        self.learner.begin_step(self.step)
         torch.manual_seed(bertdata.key(self.config.seed, "dropout", self.step, self.ranks.rank) >> 1)
 
     def update(self) -> None:
@@ -271,6 +272,8 @@ class Run:
         }
         if self.config.lr_scale:
             facts["lr_scale"] = optim.scaled_rates(self._sizes(), self.config)
+        if self.config.elastic:
+            facts["sub_networks"] = self.learner.facts()
         for (path, _), (shards, _) in zip(self.config.sources, self.sources, strict=True):
             if "validation" not in shards.splits and self.config.eval_every:
                 where = " on it" if self.names else ""

@@ -81,15 +81,15 @@ ROOMS = {
 TRAINER_FILES = [
     "recipes", "config", "feed", "tables",
     "models.families", "models.isolation", "models.encoder", "models.taps", "models.grow",
-    "models.build", "models.__init__",
+    "models.elastic", "models.build", "models.__init__",
     "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
-    "objectives.distil",
+    "objectives.distil", "objectives.elastic",
     "optim.schedules", "optim.average", "optim.muon", "optim.optimizers", "optim.__init__", "plan",
     "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.checkpoint",
     "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
     "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.__init__", "finetune",
 ]  # fmt: skip
-COMMANDS = ["pretrain", "augment", "suite", "teacher", "doctor", "plot"]
+COMMANDS = ["pretrain", "augment", "suite", "search", "extract", "teacher", "doctor", "plot"]
 
 ENGINE = {
     ".".join(path.relative_to(ROOT / "bertdata").with_suffix("").parts): path

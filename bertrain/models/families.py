@@ -52,6 +52,8 @@ class Family:
     """Configuration, places that a token attends to → how many vectors of a layer a token is multiplied with there."""
     half: bool = True  # whether it computes in bf16 and fp16 too
     next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
+    elastic: Literal["any", "same"] | None = None
+    """How wide heads of a sub-network are (elastic.py): at most the model's, or the same. None: no sub-networks."""
 
 
 def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -76,8 +78,8 @@ def _deberta_scores(config: PreTrainedConfig, places: int) -> float:
 _ROBERTA = Family(positions_after_padding=True, isolation="kernel")
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(head=_bert_head, isolation="kernel", next_sentence=BertForPreTraining),
-    "modernbert": Family(isolation="kernel"),
+    "bert": Family(head=_bert_head, isolation="kernel", next_sentence=BertForPreTraining, elastic="any"),
+    "modernbert": Family(isolation="kernel", elastic="same"),  # rotary positions turn pairs of a head's dimensions
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,

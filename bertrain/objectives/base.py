@@ -47,6 +47,13 @@ class Objective(torch.nn.Module):
         """Adds tensors to a micro-batch that `forward` needs, such as a teacher's answers. Called without gradients."""
         return piece
 
+    def of(self, model: PreTrainedModel) -> Objective:
+        """This objective for a sub-network of the model (elastic.py). It shares the parameters of this one.
+
+        An objective that keeps nothing of the model, such as its width, serves all sub-networks as it is.
+        """
+        return self
+
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         """The loss of a micro-batch, summed over what `count` counts.
 
@@ -66,6 +73,11 @@ class Learner(Encoder):
         super().__init__(model, isolate=isolate)
         self.objectives = torch.nn.ModuleDict(objectives)
         self.uses_logits = any(objective.uses_logits for objective in objectives.values())
+        self.leaves_unused = self.is_dense or not self.uses_logits
+        """Whether a step may give parts of the model no gradient, such as its head."""
+
+    def begin_step(self, step: int) -> None:
+        """Called on every rank before the micro-batches of a step."""
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """By objective, what its sum over this batch will be divided by, once summed over all ranks."""

@@ -14,6 +14,7 @@ A teacher is not a part of the student's module. Its answers come as tensors of 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -52,7 +53,7 @@ class Distil(Objective):
         self.method, self.weight, self.temperature = config.distil_method, config.alpha, config.temperature
         self.isolate, self.vocab_size = config.isolate_documents, vocab_size
         self.layer_pairs: list[tuple[int, int]] = []  # a layer of the student and the teacher's that it learns from
-        self.compares_attention = False
+        self.compares_attention, self.num_heads = False, getattr(model.config, "num_attention_heads", 0)
         self.uses_logits = config.distil_method == "logits"
         self.teacher: Teacher | None = None
         """Who answers each micro-batch; None where a cache has the answers. It is no torch module, so not a part."""
@@ -69,6 +70,16 @@ class Distil(Objective):
             self.compares_attention = same_heads and both
             torch.manual_seed(key(config.seed, "distil") >> 1)
             self.projection = torch.nn.Linear(student_config.hidden_size, teacher_config.hidden_size)
+
+    def of(self, model: PreTrainedModel) -> Distil:
+        """For --distil relations, and for the last layer of --distil hidden, whose projection is sliced."""
+        if not self.layer_pairs:
+            return self
+        made, last = copy.copy(self), model.config.num_hidden_layers - 1
+        made.layer_pairs = [(last, self.layer_pairs[0][1])]
+        made._taps = Taps(model, [last], hidden=self.method == "hidden")  # noqa: SLF001
+        made.compares_attention = self.compares_attention and model.config.num_attention_heads == self.num_heads
+        return made
 
     def count(self, batch: Batch) -> int:
         return num_targets(batch) if self.method == "logits" else batch.sample_ids.size
@@ -114,7 +125,9 @@ class Distil(Objective):
         """[B]: mean squares over dimensions, filled places and layers; and of attention scores, if heads match."""
         losses = torch.zeros(filled.shape[0], device=filled.device)
         for number, (layer, _) in enumerate(self.layer_pairs):
-            difference = self.projection(self._taps.hidden[layer]).float() - piece["teacher_hidden"][number].float()
+            states, projection = self._taps.hidden[layer], self.projection
+            projected = F.linear(states, projection.weight[:, : states.shape[-1]], projection.bias)
+            difference = projected.float() - piece["teacher_hidden"][number].float()
             losses = losses + (difference.square().mean(-1) * filled).sum(-1) / (filled.sum(-1) * len(self.layer_pairs))
         layers = [layer for layer, _ in self.layer_pairs if layer != EMBEDDINGS]
         for number, layer in enumerate(layers if self.compares_attention else []):

@@ -50,7 +50,7 @@ AVERAGE_FILE, AVERAGE = "average.pt", "average-"
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
 BEGINNING: dict[str, Any] = {
     "step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}, "optimizer": "adamw",
-    "lr-scale": "", "grow": "", "stage": 0,
+    "lr-scale": "", "grow": "", "elastic": "", "stage": 0,
 }  # fmt: skip
 """What trainer.json would say before the first step."""
 
@@ -207,7 +207,13 @@ def made_with(config: Config) -> dict[str, str]:
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
         "grow": config.grow,
+        "elastic": config.elastic,
     }
+
+
+def elastic_of(path: Path) -> str:
+    """--elastic of the run that wrote a checkpoint; an empty text without it, or where no run of ours wrote it."""
+    return read_trainer(path).get("elastic", "") if (path / TRAINER).exists() else ""
 
 
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:

@@ -104,7 +104,8 @@ class Watch(contextlib.ExitStack):
             f"{self.reference['unigram']:.3f} by frequency alone",
             flush=True,
         )
-        for line in [*_growth_lines(config, plan), *_scale_lines(resolved.get("lr_scale", []))]:
+        lines = [*_growth_lines(config, plan), *_elastic_lines(resolved.get("sub_networks"))]
+        for line in [*lines, *_scale_lines(resolved.get("lr_scale", []))]:
             print(line, flush=True)
 
     def growth(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
@@ -287,6 +288,14 @@ def _growth_lines(config: Config, plan: Plan) -> list[str]:
         for first, layers in plan.depths[1:]
     )
     return [f"begins with {plan.depths[0][1]} layers, has {', '.join(later)}"]
+
+
+def _elastic_lines(facts: dict[str, int] | None) -> list[str]:
+    """What --elastic trains; nothing without it."""
+    if facts is None:
+        return []
+    ends = f"of {facts['least_parameters']:,} to {facts['most_parameters']:,} parameters"
+    return [f"trains {facts['number']:,} sub-networks {ends}, {facts['in_a_step']} in a step"]
 
 
 def _scale_lines(scales: list[dict[str, Any]]) -> list[str]:

@@ -1,0 +1,468 @@
+"""Sub-networks: what they have of the model, how they learn, what is written of them, and the search among them."""
+
+import json
+import math
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import SPECIAL
+from torch.func import functional_call
+from training import entries, flags, learner, losses, on_ranks, train
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+
+import bertdata
+from bertdata.errors import UsageError
+from bertrain import assemble, extract, feed, search
+from bertrain.__main__ import main
+from bertrain.config import Config
+from bertrain.models import build, elastic
+from bertrain.models.elastic import Sizes, Space
+from bertrain.objectives.elastic import Elastic
+from bertrain.runtime import checkpoint
+from bertrain.runtime.dist import World
+
+CPU = torch.device("cpu")
+WHOLE = Sizes(3, 32, 4, 48)
+SHARED = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 48,
+          "max_position_embeddings": 80}  # fmt: skip
+BERT = SHARED | {"model_type": "bert", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MODERN = SHARED | {"model_type": "modernbert", "global_attn_every_n_layers": 2, "local_attention": 8}
+SPACE = "layers=1:3,width=16:32:8,heads=2:4,feed_forward=16:48:16"
+SMALLER = {
+    "bert": [Sizes(1, 16, 2, 16), Sizes(2, 24, 4, 48), Sizes(3, 16, 4, 32), WHOLE],
+    "modernbert": [Sizes(1, 16, 2, 16), Sizes(2, 24, 3, 48), WHOLE],
+}
+RUN = {"elastic": SPACE, "steps": 6, "micro_batch_size": 3}
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    place = tmp_path_factory.mktemp("model")
+    for name, values in (("bert", BERT), ("modernbert", MODERN)):
+        (place / f"{name}.json").write_text(json.dumps(values))
+    return {name: str(place / f"{name}.json") for name in ("bert", "modernbert")}
+
+
+@pytest.fixture(scope="module")
+def trained(dataset, tmp_path_factory, configs):
+    """A run of a bert with sub-networks, of six steps. Tests must not change it."""
+    out = tmp_path_factory.mktemp("elastic") / "run"
+    train(dataset.path, out, model=configs["bert"], **RUN)
+    return out
+
+
+def whole(configs, kind):
+    """A model in which no tensor is zeros or ones."""
+    model, _ = build.build(configs[kind], SPECIAL, length=32, seed=0)
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    return model
+
+
+def piece_of(dataset, **more):
+    batch = bertdata.Loader(dataset, length=32, **more).read(np.arange(40, 44))
+    return next(feed.micro_batches(batch, size=4, count=1, device=CPU))
+
+
+def invoke(*arguments):
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result
+
+
+def refused(*arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+# ------------------------------------------------------------------------------------------------------------- slicing
+
+
+def indices(kind, name, shape, sizes):
+    """The rows and columns of a tensor that a sub-network has, by a slow and obvious rule."""
+    heads = [8 * head + i for head in range(sizes.heads) for i in range(sizes.width // sizes.heads)]
+    hidden, inner = list(range(sizes.width)), list(range(sizes.feed_forward))
+    if "embeddings.weight" in name:
+        return [list(range(shape[0])), hidden]
+    if name in ("cls.predictions.bias", "decoder.bias"):
+        return [list(range(shape[0]))]
+    rows, columns = hidden, hidden
+    if re.search(r"query|key|value", name):
+        rows = heads
+    elif "attention.output.dense" in name:
+        columns = heads
+    elif "intermediate.dense" in name:
+        rows = inner
+    elif re.search(r"\d\.output\.dense|mlp\.Wo", name):
+        columns = inner
+    elif "Wqkv" in name:
+        rows = [32 * part + i for part in range(3) for i in heads]
+    elif "Wi" in name:
+        rows = [48 * part + i for part in range(2) for i in inner]
+    return [rows, columns][: len(shape)]
+
+
+def picked(tensor, where):
+    for dim, chosen in enumerate(where):
+        tensor = tensor.index_select(dim, torch.tensor(chosen))
+    return tensor
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [(kind, sizes) for kind in SMALLER for sizes in SMALLER[kind]])
+def test_each_tensor_is_the_slice_that_the_rule_says_and_the_logits_inside_are_those_outside(
+    configs, tmp_path, dataset, kind, sizes
+):
+    model = whole(configs, kind).eval()
+    small, own = elastic.cut(model, sizes), dict(model.named_parameters())
+    assert small.num_parameters() == elastic.skeleton(model, sizes).num_parameters()
+    for name, parameter in small.named_parameters():
+        assert torch.equal(parameter, picked(own[name], indices(kind, name, own[name].shape, sizes))), name
+        assert parameter.untyped_storage().data_ptr() != own[name].untyped_storage().data_ptr()
+    ids = torch.randint(5, 83, (3, 20), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(20) < torch.tensor([[20], [13], [5]])).long()
+    inside = functional_call(
+        elastic.skeleton(model, sizes).eval(), elastic.slices(model, small), kwargs={"input_ids": ids,
+                                                                                     "attention_mask": mask}
+    )  # fmt: skip
+    extract.write(small, Path(dataset.path), tmp_path / "small")
+    outside = AutoModelForMaskedLM.from_pretrained(tmp_path / "small").eval()
+    assert elastic.sizes_of(outside.config) == sizes
+    with torch.no_grad():
+        torch.testing.assert_close(outside(input_ids=ids, attention_mask=mask).logits, inside.logits.detach(),
+                                   rtol=0, atol=1e-6)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SMALLER)
+@pytest.mark.parametrize("isolate", [False, True])
+def test_gradients_are_the_means_of_those_of_sub_networks_alone(configs, dataset, kind, isolate):
+    model, chosen = whole(configs, kind), SMALLER[kind][:2]
+    piece = piece_of(dataset, samples="packed" if isolate else "windows")
+    made = Elastic(model, learner(model).objectives, space=Space("layers=3", model.config), number=2, seed=0,
+                   isolate=isolate)  # fmt: skip
+    made.use(chosen)
+    loss = made(**piece)["mlm"]
+    loss.sum.backward()
+    expected = {name: torch.zeros_like(tensor) for name, tensor in model.named_parameters()}
+    alone = []
+    for sizes in chosen:
+        small = elastic.cut(model, sizes)
+        found = learner(small, isolate=isolate)(**piece)["mlm"]
+        found.sum.backward()
+        alone.append([found.sum.item(), found.num_correct.item()])
+        for name, parameter in small.named_parameters():
+            where = np.ix_(*indices(kind, name, expected[name].shape, sizes))
+            expected[name][where] += parameter.grad / 2
+    assert [loss.sum.item(), loss.num_correct.item()] == pytest.approx(np.mean(alone, 0))
+    for name, parameter in model.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+    later = [parameter for name, parameter in model.named_parameters() if re.search(r"layers?\.2\.", name)]
+    assert later
+    assert all(parameter.grad is None for parameter in later)
+
+
+def test_a_sub_network_as_large_as_the_model_learns_as_the_model_does(configs, dataset):
+    model, piece = whole(configs, "bert"), piece_of(dataset)
+    made = Elastic(model, learner(model).objectives, space=Space(SPACE, model.config), number=1, seed=0)
+    made.use([WHOLE])
+    assert made(**piece)["mlm"].sum.item() == learner(model)(**piece)["mlm"].sum.item()
+
+
+# --------------------------------------------------------------------------------------------------------------- space
+
+
+def test_a_space_has_all_sizes_that_fit_and_picks_each_as_often(configs):
+    model = whole(configs, "bert")
+    space = Space(SPACE, model.config)
+    pairs = [(16, 2), (16, 4), (24, 3), (24, 4), (32, 4)]
+    expected = {Sizes(n, *pair, inner) for n in (1, 2, 3) for pair in pairs for inner in (16, 32, 48)}
+    assert len(space) == 45
+    assert {space[number] for number in range(45)} == expected
+    assert all(sizes in space for sizes in expected)
+    assert Sizes(1, 24, 2, 16) not in space
+    counts = {}
+    for step in range(900):
+        for index in (1, 0):
+            sizes = space.pick(7, step, index)
+            counts[sizes] = counts.get(sizes, 0) + 1
+    assert set(counts) == expected
+    assert max(abs(count - 40) for count in counts.values()) < 5 * math.sqrt(40)
+    assert [space.pick(7, 3, index) for index in (0, 1)] == [space.pick(7, 3, index) for index in (1, 0)][::-1]
+    assert [space.pick(7, step, 0) for step in range(20)] != [space.pick(8, step, 0) for step in range(20)]
+    modern = Space("width=16:32:8,heads=2:4", whole(configs, "modernbert").config)
+    assert [modern[number] for number in range(len(modern))] == [Sizes(3, w, w // 8, 48) for w in (16, 24, 32)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "sentence"),
+    [
+        ("bert", "layers=1:2", "--elastic layers ends with 2, and the model has 3; end with 3"),
+        ("bert", "width=10:32:8", "--elastic width=10:32:8: steps of 8 do not lead from 10 to 32; write it"),
+        ("bert", "depth=1:3", "--elastic depth=1:3: depth=1:3 is not one of layers, width, heads, feed_forward, each"),
+        ("bert", "layers=1:3,layers=2:3", "layers=2:3 is not one of layers, width, heads, feed_forward, each"),
+        ("bert", "layers=1:3,", "an empty part is not one of"),
+        ("bert", "heads=3:4,width=14:32:18", "width 14 goes with none of the heads 3, 4: a head has width / heads"),
+        ("bert", "heads=2:4,width=30:32", "dimensions, and these are a whole number, at most the 8 of the model"),
+        ("modernbert", "width=16:32:8", "width 16 goes with none of the heads 4: a head has width / heads dimensions"),
+    ],
+)  # fmt: skip
+def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs, kind, text, sentence):
+    config = whole(configs, kind).config
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        Space(text, config)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"sub_networks": 3}, "--sub-networks 3 needs --elastic"),
+        ({"elastic": SPACE, "sub_networks": 0}, "--sub-networks is 0; give at least 1"),
+        ({"elastic": SPACE, "grow": "1,3", "grow_at": "0.5"}, "--elastic and --grow were given"),
+        ({"elastic": SPACE, "gradient_checkpointing": True}, "--gradient-checkpointing calls layers again"),
+        ({"elastic": SPACE, "compile": "on"}, "--compile on would compile each sub-network"),
+        ({"elastic": SPACE, "teacher": "t", "distil": "hidden"}, "give --distil-layers last"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(given, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        Config(data="x", out="y", **given)
+    assert not Config(data="x", out="y", elastic=SPACE).compiles(on_gpu=True)
+
+
+def test_a_family_without_sub_networks_is_refused_before_the_first_step(dataset, tmp_path, capsys):
+    config = {name: value for name, value in BERT.items() if name != "model_type"} | {"model_type": "electra"}
+    (tmp_path / "electra.json").write_text(json.dumps(config | {"embedding_size": 16}))
+    with pytest.raises(SystemExit):
+        train(dataset.path, tmp_path / "run", model=str(tmp_path / "electra.json"), elastic=SPACE, steps=2)
+    assert "a electra has no sub-networks; give a bert or a modernbert" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+def test_a_run_says_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, trained, configs, capsys):
+    resolved = json.loads((trained / "run.json").read_bytes())["resolved"]["sub_networks"]
+    model = build.load(trained / "step-00000006")
+    least, most = (elastic.skeleton(model, sizes).num_parameters() for sizes in (Sizes(1, 16, 2, 16), WHOLE))
+    assert resolved == {"number": 45, "in_a_step": 2, "least_parameters": least, "most_parameters": most}
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    for later in (4, 5, 6):
+        shutil.rmtree(out / f"step-{later:08d}")
+    again = train(dataset.path, out, model=configs["bert"], **RUN)
+    assert f"trains 45 sub-networks of {least:,} to {most:,} parameters, 2 in a step" in capsys.readouterr().out
+    assert losses(again) == losses(entries(trained))
+    for name, tensor in build.load(out / "step-00000006").state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+    with pytest.raises(SystemExit):
+        train(dataset.path, out, model=configs["bert"], **RUN | {"elastic": ""})
+    assert f"was trained with --elastic {SPACE}, and none was given" in capsys.readouterr().err
+
+
+@pytest.mark.dist
+def test_sub_networks_do_not_depend_on_ranks_or_micro_batches(dataset, tmp_path, trained, configs):
+    arguments = flags(dataset.path, tmp_path / "two", model=configs["bert"], **RUN | {"micro_batch_size": 2})
+    code, _, said = on_ranks(2, "bertrain.pretrain", arguments)
+    assert code == 0, said
+    for one, two in zip(entries(trained), entries(tmp_path / "two"), strict=True):
+        for name in ("step", "loss", "validation_loss", "grad_norm"):
+            assert name not in one or one[name] == pytest.approx(two[name], rel=1e-4), name
+
+
+def test_a_modernbert_with_muon_and_packed_documents_learns(dataset, tmp_path, configs):
+    log = train(dataset.path, tmp_path / "run", model=configs["modernbert"], isolate_documents=True, steps=30,
+                elastic="layers=1:3,width=16:32:8,heads=2:4,feed_forward=16:48:16", optimizer="muon",
+                muon_rate=2.0, eval_every=0, save_every=1000)  # fmt: skip
+    steps = [entry["loss"] for entry in log if "loss" in entry]
+    assert np.mean(steps[-5:]) < np.mean(steps[:5]) - 0.1
+
+
+@pytest.mark.parametrize(
+    ("more", "heads"),
+    [({"distil": "relations"}, 2), ({"distil": "logits"}, 2), ({"distil": "hidden", "distil_layers": "last"}, 2),
+     ({"distil": "hidden", "distil_layers": "last"}, 4)],
+)  # fmt: skip
+def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(dataset, trained, configs, more, heads):
+    sizes, options = Sizes(2, 16, heads, 32), {"data": "x", "out": "y", "length": 32, "teacher": str(trained)} | more
+    found, ranks = [], World(0, 1, CPU)
+    model = whole(configs, "bert")
+    inside = assemble.learner(Config(**options, elastic=SPACE), model, dataset, ranks, "fp32")
+    inside.use([sizes])
+    outside = assemble.learner(Config(**options), elastic.cut(model, sizes), dataset, ranks, "fp32")
+    distil = (inside.objectives["distil"], outside.objectives["distil"])
+    assert distil[1].compares_attention == (more["distil"] == "hidden" and heads == 4)
+    if more["distil"] == "hidden":
+        with torch.no_grad():
+            distil[1].projection.weight.copy_(distil[0].projection.weight[:, :16])
+            distil[1].projection.bias.copy_(distil[0].projection.bias)
+    for made in (inside, outside):
+        result = made(**made.prepare(piece_of(dataset)))
+        sum(loss.sum for loss in result.values()).backward()
+        found.append([result[name].sum.item() for name in ("mlm", "distil")])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+    if more["distil"] == "hidden":
+        gradients = [objective.projection.weight.grad for objective in distil]
+        torch.testing.assert_close(gradients[0][:, :16], gradients[1], rtol=1e-4, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------- extract
+
+
+def test_extract_writes_a_checkpoint_that_loads_and_learns(dataset, trained, tmp_path):
+    sizes = ["--layers", 2, "--width", 24, "--heads", 3, "--feed-forward", 32]
+    small = tmp_path / "small"
+    said = invoke("extract", "--checkpoint", trained, *sizes, "--out", small)
+    assert said.exit_code == 0, said.output
+    assert said.stderr == ""
+    assert "2 layers, width 24, 3 heads, feed-forward 32" in said.stdout
+    assert AutoTokenizer.from_pretrained(small)("the stone")["input_ids"][0] == SPECIAL.cls
+    assert checkpoint.find(small) == small
+    log = train(dataset.path, tmp_path / "on", init=str(small), steps=1, eval_every=0)
+    evaluated = invoke("evaluate", "--checkpoint", small, "--data", dataset.path, "--length", 32, "--json")
+    assert log[0]["loss"] == pytest.approx(json.loads(evaluated.stdout)["loss"], abs=0.5)
+    assert "is not an empty directory" in refused("extract", "--checkpoint", trained, *sizes, "--out", small)
+    outside = invoke("extract", "--checkpoint", trained, "--feed-forward", 20, "--out", tmp_path / "other")
+    assert "so it has not trained this sub-network" in outside.stderr
+    for given, sentence in (
+        (["--layers", 4], "--layers is 4, and the model has 3; give 1 to 3"),
+        (["--feed-forward", 0], "--feed-forward is 0, and the model has 48"),
+        (["--width", 24, "--heads", 2], "width 24 does not go with 2 heads: a head has width / heads dimensions"),
+    ):
+        assert sentence in refused("extract", "--checkpoint", trained, *given, "--out", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_extract_keeps_the_head_for_next_sentences(dataset, tmp_path, configs):
+    run = tmp_path / "run"
+    train(dataset.path, run, model=configs["bert"], objective="mlm+nsp", elastic=SPACE, steps=2, eval_every=0)
+    invoke("extract", "--checkpoint", run, "--layers", 1, "--width", 16, "--heads", 2, "--out", tmp_path / "small")
+    small = AutoModelForPreTraining.from_pretrained(tmp_path / "small")
+    large = AutoModelForPreTraining.from_pretrained(run / "step-00000002")
+    assert torch.equal(small.cls.seq_relationship.weight, large.cls.seq_relationship.weight[:, :16])
+    assert torch.equal(small.bert.pooler.dense.weight, large.bert.pooler.dense.weight[:16, :16])
+
+
+# -------------------------------------------------------------------------------------------------------------- search
+
+
+def made_up(sizes):
+    """A latency and a loss that fall and rise with the sizes, without noise."""
+    parts = [size / most for size, most in zip(sizes, WHOLE, strict=True)]
+    latency = sizes.layers * (1 + 3 * parts[1] + 2 * parts[3])
+    return latency, 5 - parts[0] - 1.5 * math.sqrt(parts[1]) - 0.5 * parts[3] + 0.05 * parts[2]
+
+
+def searched(space, method, seed, **more):
+    asked = []
+
+    def loss(sizes):
+        asked.append(sizes)
+        return made_up(sizes)[1]
+
+    options = {"trials": 12, "limit": 9.0} | more
+    found = search.search(
+        space, method=method, seed=seed, latency=lambda sizes: made_up(sizes)[0], loss=loss, **options
+    )
+    assert list(found) == asked
+    assert all(made_up(sizes)[0] <= options["limit"] for sizes in found)
+    return found
+
+
+def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(configs):
+    config = build.build(configs["bert"], SPECIAL, length=32, seed=0)[0].config
+    space = Space("layers=1:3,width=8:32:4,heads=1:4,feed_forward=4:48:4", config)
+    best = {method: [] for method in search.METHODS}
+    for method in search.METHODS:
+        for seed in range(20):
+            found = searched(space, method, seed, trials=24)
+            assert found == searched(space, method, seed, trials=24)
+            assert len(found) == 24
+            best[method].append(min(found.values()))
+        assert list(searched(space, method, 0, trials=5)) == list(searched(space, method, 0, trials=24))[:5] or (
+            method == "evolution"
+        )
+    assert np.mean(best["evolution"]) < np.mean(best["random"])
+    few = Space("layers=1:3", config)
+    assert len(searched(few, "evolution", 0, limit=1e9)) == 3
+    assert len(searched(few, "random", 0, limit=0.0)) == 0
+
+
+def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(dataset, trained, tmp_path, monkeypatch):
+    out = tmp_path / "search"
+    common = ["search", "--checkpoint", trained, "--data", dataset.path, "--latency", "10s", "--max-samples", 64]
+    one = invoke(*common, "--trials", 5, "--out", out)
+    assert one.exit_code == 0, one.output
+    assert "5 of 45 sub-networks tried (evolution), latency at most 10000 ms (1 × 32 tokens, threads: 1)" in one.stdout
+    assert (out / "search.png").stat().st_size > 1000
+    lines = (out / "trials.jsonl").read_text().splitlines()
+    done = {tuple(entry[name] for name in Sizes._fields): entry for entry in map(json.loads, lines)}
+    command = shlex.split(one.stdout.splitlines()[-1])
+    assert invoke(*command[1:-1], tmp_path / "small").exit_code == 0
+    result = invoke("evaluate", "--checkpoint", tmp_path / "small", "--data", dataset.path, "--length", 32,
+                    "--max-samples", 64, "--json")  # fmt: skip
+    lowest = min(entry["loss"] for entry in done.values() if "loss" in entry)
+    assert json.loads(result.stdout)["loss"] == pytest.approx(lowest, abs=1e-6)
+
+    measured = []
+    latency_ms, evaluate = search.latency_ms, search.evaluate
+    monkeypatch.setattr(search, "latency_ms", lambda *a, **k: measured.append("latency") or latency_ms(*a, **k))
+    monkeypatch.setattr(search, "evaluate", lambda *a, **k: measured.append("loss") or evaluate(*a, **k))
+    with open(out / "trials.jsonl", "a") as file:
+        file.write('{"layers": 3, "wid')  # the line at which a process died
+    again = invoke(*common, "--trials", 5, "--out", out, "--json")
+    assert measured == []
+    assert json.loads(again.stdout)["best"] == min(done.values(), key=lambda entry: entry.get("loss", 99))
+    assert [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()] == list(done.values())
+    more = json.loads(invoke(*common, "--trials", 7, "--out", out, "--json").stdout)
+    assert 0 < measured.count("loss") <= 7
+    assert len(more["trials"]) == 7
+    other = invoke(*common, "--trials", 3, "--method", "random", "--seed", 5, "--out", out, "--json")
+    assert json.loads(other.stdout)["method"] == "random"
+    said = refused(*common, "--trials", 5, "--out", out, "--batch-size", 2)
+    assert "holds trials with another batch size (1, and now 2); give another --out" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--latency", "5"], "--latency 5 is not a time; write it like 5ms or 0.2s"),
+        (["--latency", "0.000001ms"], "none of the sub-networks that were measured has a latency of 1e-06 ms; the"),
+    ],
+)  # fmt: skip
+def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, given, sentence, monkeypatch):
+    monkeypatch.setattr(search, "DRAWS", 3)
+    common = ["search", "--checkpoint", trained, "--data", dataset.path, "--out", tmp_path / "out"]
+    assert sentence in refused(*common, *given)
+
+
+def test_a_run_without_sub_networks_is_not_searched(dataset, tmp_path, configs):
+    train(dataset.path, tmp_path / "run", model=configs["bert"], steps=1, eval_every=0)
+    common = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--latency", "1s", "--out", tmp_path / "out"]
+    assert "was not trained with --elastic, so it has no sub-networks" in refused("search", *common)
+    said = invoke("extract", "--checkpoint", tmp_path / "run", "--layers", 1, "--out", tmp_path / "small")
+    assert "was trained with no --elastic, so it has not trained this sub-network" in said.stderr
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(dataset, tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "search.md").read_text()
+    commands = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("    bertrain ")]
+    assert [command[0] for command in commands] == ["pretrain", "search", "extract", "pretrain"]
+    monkeypatch.chdir(tmp_path)
+    Path("shards").symlink_to(dataset.path)
+    smaller = {"pretrain": ["--steps", 2, "--length", 32, "--global-batch-size", 4], "extract": [],
+               "search": ["--latency", "100s", "--trials", 2, "--max-samples", 64]}  # fmt: skip
+    for command in commands:
+        result = invoke(*command, *smaller[command[0]])
+        assert result.exit_code == 0, result.output
+    assert Path("search/search.png").exists()
+    assert elastic.sizes_of(build.load(Path("small")).config) == Sizes(3, 192, 3, 512)
