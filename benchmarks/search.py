@@ -3,9 +3,9 @@
     python benchmarks/search.py corpus.txt --out study/
 
 Trains a bert of 4 layers and width 128 with sub-networks on the corpus (a vocabulary of 1,024 made from it), then
-searches it with both methods and each seed, under the median latency of 20 random sub-networks. All searches share one directory
-of measurements, so a sub-network has the same latency and loss in all of them, and what is done is not done again: the
-command may be stopped at any time. Ends with a table and a JSON line.
+searches it with both methods and each seed, under the median latency of 20 random sub-networks. All searches share one
+directory of measurements, so a sub-network has the same latency and loss in all of them, and what is done is not done
+again: the command may be stopped at any time. Ends with a table and a JSON line.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def main(corpus: str, out: str, steps: int, trials: int, seeds: int, latency: st
     validation = [entry["validation_loss"] for entry in log if "validation_loss" in entry]
     result = {"rows": rows, "limit": limit, "whole_validation_loss": validation[-1] if validation else None}
     regime = (
-        f"bert of 4 layers, width 128, {SPACE}; {steps} steps of 32 rows of 64; {trials} trials, {seeds} seeds, latency "
-        f"at most {limit} for 8 rows of 64, losses of {max_samples} samples"
+        f"bert of 4 layers, width 128, {SPACE}; {steps} steps of 32 rows of 64; {trials} trials, {seeds} seeds, "
+        f"latency at most {limit} for 8 rows of 64, losses of {max_samples} samples"
     )
     report("does evolution find better sub-networks than random choice", regime, result)
 

@@ -36,6 +36,7 @@ from bertrain.runtime.dist import World, world
 
 POPULATION, EXPLORE, MUTATION = 25, 0.5, 0.25  # as Yin et al. (2021) have them
 FIRST_SHARE = 4  # at most one in so many trials is of the first population
+CHILDREN = 100  # in a row without a new trial are enough
 DRAWS = 1000  # in a row without a new trial end a search
 WARMUP, REPEATS = 3, 15  # passes before a latency is measured, and passes that are measured
 SHOWN = 10  # trials in the table
@@ -46,19 +47,29 @@ TRIALS, SETTINGS, PICTURE = "trials.jsonl", "search.json", "search.png"
 def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Sizes:
     """Draw `number` of a search, a function of the arguments alone.
 
-    best: the sub-network whose child it may be, which has each of its sizes drawn anew with probability 1/4. It is one
-    with probability 1/2; else, and without `best`, any of the space.
+    best: the sub-network that it is a child of: each of its sizes goes to the next smaller or larger value of the space
+    with probability 1/4. None: any of the space.
     """
     draw = np.random.default_rng(bertdata.key(seed, "search", number))
-    if best is None or draw.random() < EXPLORE:
+    if best is None:
         return space[int(draw.integers(len(space)))]
     while True:
         child = Sizes(*(
-            values[draw.integers(len(values))] if draw.random() < MUTATION else size
+            _beside(size, values, up=draw.random() < 0.5) if draw.random() < MUTATION else size
             for size, values in zip(best, space.values, strict=True)
         ))  # fmt: skip
         if child in space:
             return child
+
+
+def _beside(size: int, values: list[int], *, up: bool) -> int:
+    """The next larger or smaller value; the size itself at the end of the values."""
+    place = values.index(size) + (1 if up else -1)
+    return values[min(max(place, 0), len(values) - 1)]
+
+
+def _explores(seed: int, trial: int) -> bool:
+    return np.random.default_rng(bertdata.key(seed, "explore", trial)).random() < EXPLORE
 
 
 def search(
@@ -69,14 +80,17 @@ def search(
 
     Sub-networks are drawn until `trials` have a latency of at most `limit`; of these alone the loss is asked for. All
     draws of `random` are from the whole space. So are the first 25 trials of `evolution`, or the first quarter if that
-    is less; each later draw is from the whole space or a child of the best so far. Fewer trials come back where 1,000
-    draws in a row give no new one.
+    is less; each later trial is, with probability 1/2, from the whole space, else a child of the best so far (or from
+    the whole space where 100 children give no new trial). Fewer trials come back where 1,000 draws in a row give no new
+    one.
     """
     found: dict[Sizes, float] = {}
     number, last = 0, 0  # of the next draw, and of that which gave the last trial
     first = min(POPULATION, -(-trials // FIRST_SHARE))
     while len(found) < trials and number - last < DRAWS:
-        best = min(found, key=lambda sizes: found[sizes]) if method == "evolution" and len(found) >= first else None
+        evolves = method == "evolution" and len(found) >= first
+        evolves = evolves and number - last < CHILDREN and not _explores(seed, len(found))
+        best = min(found, key=lambda sizes: found[sizes]) if evolves else None
         sizes = candidate(space, number, seed=seed, best=best)
         number += 1
         if sizes not in found and latency(sizes) <= limit:
