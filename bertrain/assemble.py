@@ -17,7 +17,7 @@ from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
 from bertrain import feed
 from bertrain.config import Config, pick
-from bertrain.models import build, grow
+from bertrain.models import adapters, build, grow
 from bertrain.models.elastic import Space
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
@@ -34,8 +34,10 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_names(config: Config) -> None:
-    """Raises UsageError for unknown objectives, optimizers and schedules."""
+    """Raises UsageError for unknown objectives, optimizers and schedules, and for what is no --lora."""
     objectives(config)
+    if config.lora:
+        adapters.parse(config.lora)
     pick(OPTIMIZERS, config.optimizer, "--optimizer")
     pick(SCHEDULES, config.schedule, "--schedule")
 
@@ -121,11 +123,12 @@ def model(
     layers: of --model only so many, the first; None for all.
     """
     nsp = "nsp" in objectives(config)
-    if resume:
+    if config.lora:
+        weights, warnings = _with_adapter(config, shards, resume, nsp=nsp)
+    elif resume:
         weights, warnings = build.load(resume, nsp=nsp), []
     elif config.init:
-        run_or_name = str(checkpoint.find(Path(config.init))) if Path(config.init).is_dir() else config.init
-        weights, warnings = build.start_from(run_or_name, shards, length=config.longest, nsp=nsp)
+        weights, warnings = build.start_from(_found(config.init), shards, length=config.longest, nsp=nsp)
     else:
         special = shards.special_tokens
         sizes = {"length": config.longest, "layers": layers}
@@ -133,6 +136,24 @@ def model(
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
+
+
+def _found(init: str) -> str:
+    """The directory of --init, the newest checkpoint of a run; a name on the hub as it is."""
+    return str(checkpoint.find(Path(init))) if Path(init).is_dir() else init
+
+
+def _with_adapter(
+    config: Config, shards: bertdata.Dataset, resume: Path | None, *, nsp: bool
+) -> tuple[PreTrainedModel, list[str]]:
+    """The weights of --init with an adapter, a new one or that of a checkpoint to resume; and warnings."""
+    start = adapters.start_of(resume, config.init) if resume else config.init
+    torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # of what is not used, such as a pooler
+    weights, warnings = build.start_from(_found(start), shards, length=config.longest, nsp=nsp, whole=True)
+    adapters.add(weights, adapters.parse(config.lora), seed=config.seed)
+    if resume:
+        adapters.read(weights, resume)
+    return weights, warnings
 
 
 def learner(
@@ -156,13 +177,20 @@ def learner(
         made = Elastic(weights, parts, space=space, number=config.sub_networks, seed=config.seed, isolate=isolate)
     else:
         made = Learner(weights, parts, isolate=isolate)
-    made.teacher = name
+    made.teacher, made.base = name, adapters.base_of(weights)
     return made.to(ranks.device).train()
+
+
+def sizes(made: Learner) -> dict[str, int]:
+    """The elements of each tensor that --lr-scale may name: none of those that stand still beside an adapter."""
+    named = {name.removeprefix("model."): parameter.numel() for name, parameter in made.named_parameters()}
+    own = (".lora_", "objectives.")
+    return {name: size for name, size in named.items() if made.base is None or any(part in name for part in own)}
 
 
 def check_parts(config: Config, shards: bertdata.Dataset, made: Learner) -> None:
     """Raises UsageError for a model that cannot follow --grow, and for a --lr-scale that never matches anything."""
-    names = [name.removeprefix("model.") for name, _ in made.named_parameters()]
+    names = list(sizes(made))
     if config.grow:
         whole, _ = model(config, shards)
         grow.check_depth(whole, config.grow, config.depths[-1][1], freezes=config.freeze_trunk)

@@ -60,6 +60,12 @@ class Config:
         "",
         "Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub.",
     )
+    lora: str = _option(
+        MODEL, "",
+        "Train an adapter on the weights of --init, which stand still. r=8,alpha=16: each linear map of its layers "
+        "gets two matrices of rank 8, whose product is multiplied by 16 / 8. bits=4 and target=PATTERN may follow "
+        "(docs/adapters.md).",
+    )  # fmt: skip
     objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
     grow: str = _option(
         MODEL, "",
@@ -258,6 +264,7 @@ class Config:
         self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
         self._check_defaults(self.schedule == "wsd", ("decay_share",), "--schedule wsd")
         self._check_defaults(self.optimizer != "adamw", ("muon_rate", "muon_momentum"), "--optimizer muon")
+        self._check_adapter()
         self._check_growth()
         self._check_elastic()
         self._check_duration()
@@ -269,6 +276,13 @@ class Config:
         for name in names:
             if not are_used and getattr(self, name) != defaults[name]:
                 raise UsageError(f"{_flag(name)} {getattr(self, name)} needs {needed}")
+
+    def _check_adapter(self) -> None:
+        if self.lora and self.grow:
+            raise UsageError(
+                "--grow and --lora were given; a model that grows trains all its weights, so give one of them"
+            )
+        self._check_defaults(bool(self.init), ("lora",), "--init: the weights that stand still")
 
     def _check_growth(self) -> None:
         self._check_defaults(bool(self.grow), ("grow_at", "grow_by", "freeze_trunk"), "--grow")
@@ -295,6 +309,8 @@ class Config:
             return
         if self.grow:
             raise UsageError("--elastic and --grow were given, and both say how many layers are trained; give one")
+        if self.lora:
+            raise UsageError("--elastic and --lora were given; sub-networks train all their weights, so give one")
         if self.gradient_checkpointing:
             raise UsageError(
                 "--gradient-checkpointing calls layers again that --elastic has given back by then; leave it out"

@@ -87,11 +87,12 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield "model", (FAIL, str(error))
         return
     parameters = sum(parameter.numel() for parameter in weights.parameters())
+    trained = sum(parameter.numel() for parameter in weights.parameters() if parameter.requires_grad)
     size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
     yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
     yield "devices", _devices(nproc)
-    yield "memory", _memory(config, plan, weights, parameters, nproc)
-    yield "disk", _disk(config, parameters)
+    yield "memory", _memory(config, plan, weights, parameters, trained, nproc)
+    yield "disk", _disk(config, parameters, trained)
     yield "run", _run(config)
 
 
@@ -114,7 +115,7 @@ def _devices(nproc: int) -> Finding:
     return PASS, f"{count} × {torch.cuda.get_device_name(0)}"
 
 
-def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: int, nproc: int) -> Finding:
+def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: int, trained: int, nproc: int) -> Finding:
     """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints."""
     shape, on_gpu = weights.config, torch.cuda.is_available()
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
@@ -127,11 +128,12 @@ def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: in
     slots = bertdata.Masking(probability=most, policy=config.masking).num_slots(plan.length)
     head = plan.micro_batch_size * (plan.length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
     mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
-    needed, copied = ((16 + 2 * mean) * parameters + activations + head) * SPARE, 12 + mean
+    needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
+    copied = 4 * parameters + (8 + mean) * trained
     if on_gpu:
         free, where = torch.cuda.mem_get_info(0)[1], "a GPU"
     else:
-        needed, where = needed * nproc + copied * parameters, "this machine"
+        needed, where = needed * nproc + copied, "this machine"
         with open("/proc/meminfo") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB"
@@ -140,11 +142,11 @@ def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: in
     return (WARN, f"{estimate}; it may not fit") if needed > 0.85 * free else (PASS, estimate)
 
 
-def _disk(config: Config, parameters: int) -> Finding:
+def _disk(config: Config, parameters: int, trained: int) -> Finding:
     place = Path(config.out)
     while not place.exists():
         place = place.parent
-    free, needed = shutil.disk_usage(place).free, 12 * parameters * (config.keep + 1)
+    free, needed = shutil.disk_usage(place).free, (4 * parameters + 8 * trained) * (config.keep + 1)
     estimate = (
         f"{config.keep} checkpoints and one being written need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
     )

@@ -34,6 +34,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
 from bertrain import optim
+from bertrain.models import adapters
 from bertrain.models.build import choose_attention, max_length
 from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
 from bertrain.runtime import checkpoint
@@ -50,7 +51,7 @@ ROWS = 64  # of a batch that is scored
 
 def tune(
     ranks: World, start: str, name: str, columns: Columns, files: dict[str, str], out: Path, *, seeds: int,
-    main: str | None = None, teacher: str | None = None, **options: Any,
+    main: str | None = None, teacher: str | None = None, lora: str = "", **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Fine-tunes all seeds, shared out among the ranks, and writes result.json, which is returned to every rank.
 
@@ -58,6 +59,13 @@ def tune(
     epoch, if not the task's own. teacher: the directory of a fine-tuned model that gives the labels to train on.
     options: those of `finetune`.
     """
+    if lora and options["from_scratch"]:
+        raise UsageError(
+            "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one"
+        )
+    if lora:
+        adapters.parse(lora)  # refuses what is none
+        options["lora"] = lora
     task, directory = TASKS[name](columns), ranks.from_first(lambda: resolved(start))
 
     def read() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -154,7 +162,7 @@ def _finished(place: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
 def finetune(
     directory: str, task: Task, train: Any, held_out: dict[str, Any], *, seed: int, out: Path, ranks: World,
     epochs: int, batch_size: int, lr: float, length: int, dropout: float, from_scratch: bool, precision: str,
-    patience: int | None, answers: Callable[[], torch.Tensor] | None = None,
+    patience: int | None, lora: str = "", answers: Callable[[], torch.Tensor] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """One run. held_out: "dev", and perhaps "test". Returns the curve, the best epoch, and its metrics by split.
 
@@ -170,6 +178,8 @@ def finetune(
     choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
     num_tensors = len(model.base_model.state_dict())
     click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)
+    if lora:
+        adapters.add(model, adapters.parse(lora), seed=seed, whole=adapters.heads_of(model))
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     length = min(length, max_length(model.config))
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
@@ -211,10 +221,9 @@ def finetune(
             break
     bar.close()
     assert best is not None  # noqa: S101  (there is an epoch)
-    model.load_state_dict(kept)
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
-    model.save_pretrained(out)
+    adapters.save(model, kept, out)
     tokenizer.save_pretrained(out)
     return {
         "seed": seed,
@@ -334,6 +343,11 @@ OPTIONS = (
         type=click.Choice(["auto", "fp32", "bf16"]),
         default="auto",
         help="Number format of matrix products. auto: bf16 on GPUs, fp32 on CPUs.",
+    ),
+    click.option(
+        "--lora",
+        default="",
+        help="Train an adapter and the head alone, such as r=8,alpha=16 (docs/adapters.md).  [default: off]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line."),
     click.option("--from-scratch", is_flag=True, help="Start from random weights, for comparison."),

@@ -16,7 +16,7 @@ from bertdata.errors import UsageError
 from bertrain import assemble, optim
 from bertrain.config import Config
 from bertrain.evaluate import evaluate, mean, predictions
-from bertrain.models import grow
+from bertrain.models import adapters, grow
 from bertrain.models.build import has_dropout, max_length, recompute_activations
 from bertrain.optim.average import EVERY, Average
 from bertrain.runtime import checkpoint
@@ -61,6 +61,11 @@ class Run:
             raise UsageError(
                 f"{self.resumed_from} was trained with {saved.get('teacher') or 'no teacher'}, and this run has "
                 f"{self.learner.teacher or 'none'}; give the same, or another --out"
+            )
+        if self.resumed_from and saved.get("base") != self.learner.base:
+            raise UsageError(
+                f"{self.resumed_from} has an adapter for other weights than --init {config.init} has now; put those "
+                "back, or give another --out"
             )
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         if self.resumed_from:
@@ -184,7 +189,7 @@ class Run:
         self.clock.lap("compiled")
         growth = {"layers_before": layers_before, "layers": self._layers, "loss_before": loss_before}
         growth |= {"loss_after": self._loss(), "parameters": sum(p.numel() for p in self.learner.parameters())}
-        self.watch.growth({"step": self.step} | growth, optim.scaled_rates(self._sizes(), self.config))
+        self.watch.growth({"step": self.step} | growth, optim.scaled_rates(assemble.sizes(self.learner), self.config))
 
     def _loss(self) -> float | None:
         """The loss on the validation split; on the train split of shards that have no other."""
@@ -194,10 +199,6 @@ class Run:
         result = held_out or evaluate(self.learner, self.shards, self.ranks, **options)
         self.clock.lap("evaluated")
         return result["loss"] if result else None
-
-    def _sizes(self) -> dict[str, int]:
-        """The elements of each tensor that --lr-scale may name."""
-        return {name.removeprefix("model."): tensor.numel() for name, tensor in self.learner.named_parameters()}
 
     def next_batch(self) -> tuple[bertdata.Batch, float]:
         """This rank's rows of the next step, and the seconds that it took to make them."""
@@ -271,7 +272,7 @@ class Run:
             "precision": self.precision,
         }
         if self.config.lr_scale:
-            facts["lr_scale"] = optim.scaled_rates(self._sizes(), self.config)
+            facts["lr_scale"] = optim.scaled_rates(assemble.sizes(self.learner), self.config)
         if self.config.elastic:
             facts["sub_networks"] = self.learner.facts()
         for (path, _), (shards, _) in zip(self.config.sources, self.sources, strict=True):
@@ -287,7 +288,7 @@ class Run:
             facts,
             parameters=sum(parameter.numel() for parameter in self.learner.parameters()),
             num_samples=self.loader.num_samples,
-            shares=assemble.shares(self.config, self.loader, self.plan),
+            lines=[*adapters.facts(self.learner.model), *assemble.shares(self.config, self.loader, self.plan)],
             warnings=[*self.warnings, *self.plan.warnings],
         )
         return self.watch.last_evaluation
@@ -405,6 +406,7 @@ class Run:
         trainer = checkpoint.made_with(self.config) | {
             "stage": self.stage,
             "teacher": self.learner.teacher,
+            "base": self.learner.base,
             "loader": self.loader.state_dict(),
             "since_entry": self.sums.state(),
             "tokens": self.tokens,

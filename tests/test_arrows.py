@@ -81,7 +81,7 @@ ROOMS = {
 TRAINER_FILES = [
     "recipes", "config", "feed", "tables",
     "models.families", "models.isolation", "models.encoder", "models.taps", "models.grow",
-    "models.elastic", "models.build", "models.__init__",
+    "models.elastic", "models.build", "models.adapters", "models.__init__",
     "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
     "objectives.distil", "objectives.elastic",
     "optim.schedules", "optim.average", "optim.muon", "optim.optimizers", "optim.__init__", "plan",

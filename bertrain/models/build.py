@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -172,11 +173,14 @@ def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
     return model
 
 
-def start_from(spec: str, shards: Dataset, *, length: int, nsp: bool = False) -> tuple[PreTrainedModel, list[str]]:
+def start_from(
+    spec: str, shards: Dataset, *, length: int, nsp: bool = False, whole: bool = False
+) -> tuple[PreTrainedModel, list[str]]:
     """The model of a checkpoint directory or hub name, to continue training on some shards; and warnings.
 
     Raises UsageError if its vocabulary is not that of the shards, if rows do not fit, or if it lacks weights of the
-    encoder. Heads that it lacks are initialised at random; a warning names them, and weights that are not used.
+    encoder. Heads that it lacks are initialised at random; a warning names them, and weights that are not used. whole:
+    raises UsageError for them too, as nothing would train them.
     """
     if Path(spec).is_file() and Path(spec).name == "config.json":
         spec = str(Path(spec).parent)
@@ -195,6 +199,11 @@ def start_from(spec: str, shards: Dataset, *, length: int, nsp: bool = False) ->
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if lacking := [name for name in missing if name.startswith(encoder) and not name.startswith(spare)]:
         raise UsageError(f"--init {spec} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
+    if whole and (lacking := [name for name in missing if not name.startswith(spare)]):
+        raise UsageError(
+            f"--init {spec} has no weights for {lacking[0]}, and --lora would not train them; train some steps without "
+            "--lora first"
+        )
     warnings = [f"--init {spec} has no weights for {', '.join(missing)}, which begin at random"] if missing else []
     if unexpected:
         warnings.append(f"--init {spec} has weights that are not used: {', '.join(unexpected)}")
@@ -275,10 +284,15 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
         )
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """SHA-256 of the weights in hex: of each tensor, by name, its name, shape and float32 bytes. About 1 GB/s."""
+def fingerprint(model: PreTrainedModel, *, without: Collection[str] = ()) -> str:
+    """SHA-256 of the weights in hex: of each tensor, by name, its name, shape and float32 bytes. About 1 GB/s.
+
+    without: names of tensors that do not count.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
+        if name in without:
+            continue
         digest.update(f"{name}{list(tensor.shape)}".encode())
         digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -68,6 +68,8 @@ class Learner(Encoder):
 
     teacher: str | None = None
     """The name of a teacher, and what it teaches; None without one. A run resumes only with the same."""
+    base: str | None = None
+    """SHA-256 of the weights that stand still beside an adapter; None without one. A run resumes only with the same."""
 
     def __init__(self, model: PreTrainedModel, objectives: Mapping[str, Objective], *, isolate: bool = False) -> None:
         super().__init__(model, isolate=isolate)

@@ -6,6 +6,7 @@
         optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; step, loader state, versions
         beside.pt                   parameters of objectives, such as a distillation's projection; often absent
         average.pt                  with --average, in the last part of a run: the mean of the weights so far
+        adapter/                    with --lora: the adapter as peft writes it; model.safetensors has it merged
         checkpoint.json             written last: size and SHA-256 of every other file
     run/average-00000020/           with --average, at the end of a run: the mean, without optimizer.pt
 
@@ -40,6 +41,7 @@ from bertdata.files import locked as hold
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.config import Config
+from bertrain.models import adapters
 from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
 from bertrain.optim.average import Average
@@ -50,7 +52,8 @@ AVERAGE_FILE, AVERAGE = "average.pt", "average-"
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
 BEGINNING: dict[str, Any] = {
     "step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}, "optimizer": "adamw",
-    "lr-scale": "", "grow": "", "elastic": "", "stage": 0,
+    "lr-scale": "", "grow": "", "elastic": "", "lora": "",
+    "stage": 0,
 }  # fmt: skip
 """What trainer.json would say before the first step."""
 
@@ -104,7 +107,7 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
-        model.save_pretrained(temporary, state_dict=dict(content.weights))
+        adapters.save(model, content.weights, temporary)
         for name, saved in content.objects.items():
             _go_on(leaving)
             torch.save(saved, temporary / name)
@@ -112,12 +115,12 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
             (temporary / name).write_bytes(data)
         files = {}
         mode = (temporary / "config.json").stat().st_mode  # safetensors writes for its owner alone
-        for path in sorted(temporary.iterdir()):
+        for path in sorted(path for path in temporary.rglob("*") if path.is_file()):
             _go_on(leaving)
             path.chmod(mode)
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-            files[path.name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
+            files[path.relative_to(temporary).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
         write_file(temporary / INDEX, json.dumps({"files": files}, indent=1).encode())
         _go_on(leaving)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
@@ -208,6 +211,7 @@ def made_with(config: Config) -> dict[str, str]:
         "lr-scale": " ".join(config.lr_scale),
         "grow": config.grow,
         "elastic": config.elastic,
+        "lora": config.lora,
     }
 
 

@@ -67,7 +67,7 @@ class Operations:
         if config.vocab_size not in {shape[0] for shape in shapes}:
             head += config.vocab_size * config.hidden_size  # it multiplies by the embeddings themselves
         projections = projections_of(layers[0]) if layers else []
-        width = projections[0].weight.shape[0] // (3 if len(projections) == 1 else 1) if projections else None
+        width = _rows(projections[0]) // (3 if len(projections) == 1 else 1) if projections else None
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
         window = 2 * config.sliding_window + 1 if getattr(config, "sliding_window", None) else None
         return cls(
@@ -90,9 +90,14 @@ class Operations:
         return 6 * rows * (length * (self.token + attention) + slots * self.place)
 
 
+def _rows(module: Module) -> int:
+    """How many numbers a linear map gives for a place; its weight may be packed."""
+    return getattr(module, "out_features", None) or module.weight.shape[0]
+
+
 def _weights(module: Module, runs: Mapping[int, int]) -> float:
     """How many weights one place is multiplied by in a module. runs: how often it runs, by id; else once."""
-    own = getattr(module, "weight", None)
+    own = dict(module.named_parameters(recurse=False)).get("weight")  # one beside an adapter shows that of a part
     number = own.numel() if own is not None and own.dim() > 1 and not isinstance(module, Embedding) else 0
     return runs.get(id(module), 1) * (number + sum(_weights(part, runs) for part in module.children()))
 

@@ -69,11 +69,11 @@ class Watch(contextlib.ExitStack):
         return self._log.last_evaluation if self._log else 0
 
     def announce(
-        self, facts: dict[str, Any], *, parameters: int, num_samples: int, shares: list[str], warnings: list[str]
+        self, facts: dict[str, Any], *, parameters: int, num_samples: int, lines: list[str], warnings: list[str]
     ) -> None:
         """Prints what the run amounts to, and keeps it in run.json beside the changes since the run began.
 
-        shares: lines about the sources of a mix.
+        lines: about an adapter, and about the sources of a mix.
         """
         config, plan = self.config, self.plan
         ids = [shards.dataset_id for shards, _ in self.sources]
@@ -99,7 +99,7 @@ class Watch(contextlib.ExitStack):
             f"{config.init or config.model}: {parameters:,} parameters, {length} of {config.global_batch_size} rows "
             f"({plan.accumulation} × {plan.micro_batch_size} on each of {self.ranks.world_size} ranks), "
             f"{facts['precision']}, {num_samples:,} samples an epoch{resumed}\n"
-            + "".join(f"{line}\n" for line in shares)
+            + "".join(f"{line}\n" for line in lines)
             + f"losses to compare with, in nats a token: {self.reference['uniform']:.3f} by guessing evenly, "
             f"{self.reference['unigram']:.3f} by frequency alone",
             flush=True,

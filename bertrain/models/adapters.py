@@ -1,0 +1,228 @@
+"""LoRA (Hu et al., 2021): small matrices beside frozen linear maps are trained instead of the weights. By peft.
+
+    W x + (alpha / r) · B A x        W [out, in] stands still; A [r, in] begins at random, B [out, r] at 0
+
+peft puts the matrices into a model in place, so the model keeps its class, and all that calls it goes on as before. Two
+things are written: an ordinary checkpoint, in which W + (alpha / r) · B A stands for W, and beside it the adapter, in a
+directory of peft's own. docs/adapters.md has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from bertdata import key
+from bertdata.errors import UsageError
+from bertrain.models import build
+from bertrain.models.families import layers_of
+
+ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", "adapter_config.json"
+_NAME = "default"  # peft's own for a model's first adapter
+_PREFIX = "base_model.model."  # of each tensor in a file of peft's
+
+
+class Lora(NamedTuple):
+    """--lora as its parts."""
+
+    rank: int
+    alpha: int
+    four_bits: bool
+    target: str  # a regular expression; "" for all linear maps of the layers
+
+
+def parse(given: str) -> Lora:
+    """Raises UsageError for a --lora that is not written like r=8,alpha=16,bits=4,target=query|value."""
+    match = re.fullmatch(r"r=(\d+),alpha=(\d+)(,bits=4)?(?:,target=(.+))?", given)
+    if not match or not int(match[1]) or not int(match[2]):
+        raise UsageError(
+            f"--lora is {given}; write it like r=8,alpha=16, with whole numbers above 0, and behind them bits=4 or "
+            "target=query|value if you need them, in this order"
+        )
+    try:
+        re.compile(match[4] or "")
+    except re.error as error:
+        raise UsageError(f"--lora {given}: target is no regular expression ({error}); correct it") from None
+    return Lora(int(match[1]), int(match[2]), bool(match[3]), match[4] or "")
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise UsageError("--lora needs peft; pip install 'bertdata[lora]'") from None
+    return peft
+
+
+def add(model: PreTrainedModel, lora: Lora, *, seed: int, whole: Sequence[str] = ()) -> None:
+    """Freezes a model and puts matrices beside its linear maps, in place. They are the same on every rank.
+
+    whole: names of modules that are trained in full, such as a new head. Raises UsageError where peft or bitsandbytes
+    is missing, or nothing fits.
+    """
+    peft = _peft()
+    names = _targets(model, lora.target, whole)
+    if lora.four_bits:
+        _quantize(model, names)
+    options: dict[str, Any] = {"target_modules": names, "modules_to_save": list(whole) or None}
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, **options, base_model_name_or_path=model.name_or_path)
+    torch.manual_seed(key(seed, "lora") >> 1)
+    peft.inject_adapter_in_model(config, model)
+    config.target_modules = sorted(config.target_modules)  # peft keeps a set, whose order changes
+
+
+def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list[str]:
+    """The names of the linear maps that get matrices."""
+    maps = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith(tuple(whole))
+    }
+    if not pattern:
+        inside = {part for layer in layers_of(model) for part in layer.modules()}
+        found = [name for name, module in maps.items() if module in inside]
+        if not found:
+            raise UsageError(
+                f"--lora finds no linear maps in the layers of a {model.config.model_type}; name some by "
+                "target=PATTERN, or leave --lora out"
+            )
+        return found
+    found = [name for name in maps if re.search(pattern, name)]
+    if not found:
+        raise UsageError(
+            f"--lora: target={pattern} matches none of the {len(maps)} linear maps, such as {next(iter(maps), '-')}; "
+            "correct the pattern, or leave it out"
+        )
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    if tied := [name for name in found if maps[name].weight in embeddings]:
+        raise UsageError(
+            f"--lora: target={pattern} matches {tied[0]}, whose weights are those of the embeddings; correct the "
+            "pattern so that it does not"
+        )
+    return found
+
+
+def heads_of(model: PreTrainedModel) -> list[str]:
+    """The names of a model's head for a task, and of its pooler: what pre-training did not train."""
+    encoder = model.base_model
+    parts = {name: part for name, part in model.named_children() if part is not encoder}
+    parts |= {f"{model.base_model_prefix}.{name}": part for name, part in encoder.named_children() if name == "pooler"}
+    return [name for name, part in parts.items() if any(True for _ in part.parameters())]
+
+
+def plain(model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state dict of a model with an adapter → that of the model without: W + (alpha / r) · B A stands for W.
+
+    Costs r operations for each element of W. Where W has 4 bits, it is what they stand for.
+    """
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    merged = dict(state)
+    for name, module in model.named_modules(remove_duplicate=False):
+        if not isinstance(module, LoraLayer | ModulesToSaveWrapper):
+            continue
+        inside = [other for other in merged if other.startswith(f"{name}.")]
+        own = {other.removeprefix(f"{name}."): merged.pop(other) for other in inside}
+        if isinstance(module, ModulesToSaveWrapper):
+            first = f"modules_to_save.{_NAME}."
+            parts = {part.removeprefix(first): value for part, value in own.items() if part.startswith(first)}
+        else:
+            a, b = (own[f"lora_{side}.{_NAME}.weight"] for side in "AB")
+            parts = {part: own[f"base_layer.{part}"] for part in ("weight", "bias") if f"base_layer.{part}" in own}
+            frozen = _dequantized(module.get_base_layer(), parts["weight"]).to(b.device)
+            parts["weight"] = torch.addmm(frozen, b, a, alpha=module.scaling[_NAME])
+        merged |= {f"{name}.{part}": value for part, value in parts.items()}
+    return merged
+
+
+def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Writes a model with the weights of a state dict; one with an adapter merged, and its adapter in a directory.
+
+    AutoModel loads directory, and peft's PeftModel loads directory/adapter on the weights that stood still.
+    """
+    if not has_adapter(model):
+        model.save_pretrained(directory, state_dict=dict(state))
+        return
+    model.save_pretrained(directory, state_dict=plain(model, state))
+    own = _peft().get_peft_model_state_dict(model, dict(state), save_embedding_layers=False)
+    (directory / ADAPTER).mkdir(exist_ok=True)
+    weights = {_PREFIX + name: tensor.contiguous() for name, tensor in own.items()}
+    save_file(weights, directory / ADAPTER / WEIGHTS, {"format": "pt"})
+    model.peft_config[_NAME].save_pretrained(directory / ADAPTER)
+
+
+def read(model: PreTrainedModel, directory: Path) -> None:
+    """Gives an adapter that `add` has put into a model the weights that `save` wrote."""
+    weights = load_file(directory / ADAPTER / WEIGHTS)
+    own = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
+    _peft().set_peft_model_state_dict(model, own)
+
+
+def start_of(directory: Path, given: str) -> str:
+    """The weights that the adapter of a checkpoint was put on, if they are still in the same place; else `given`."""
+    known = json.loads((directory / ADAPTER / CONFIG).read_bytes())["base_model_name_or_path"]
+    return known if Path(known).is_dir() else given
+
+
+def has_adapter(model: PreTrainedModel) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def base_of(model: PreTrainedModel) -> str | None:
+    """SHA-256 of the weights that stand still, in hex; None for a model without an adapter."""
+    if not has_adapter(model):
+        return None
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    return build.fingerprint(model, without=trained)
+
+
+def facts(model: PreTrainedModel) -> list[str]:
+    """A line that says how much of a model is trained; nothing for a model without an adapter."""
+    if not has_adapter(model):
+        return []
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    trained, frozen = (sum(size for size, is_trained in sizes if is_trained == wanted) for wanted in (True, False))
+    return [f"an adapter of {trained:,} parameters is trained; {frozen:,} stand still"]
+
+
+# ------------------------------------------------------------------------------------------------------------ 4 bits
+
+
+def _bitsandbytes() -> Any:
+    try:
+        import bitsandbytes
+    except ImportError:
+        raise UsageError(
+            "--lora with bits=4 needs bitsandbytes; pip install bitsandbytes, or leave bits=4 out"
+        ) from None
+    return bitsandbytes
+
+
+def _quantize(model: PreTrainedModel, names: Sequence[str]) -> None:
+    """Linear maps keep their weights as 4-bit NormalFloats (QLoRA, Dettmers et al., 2023), and multiply as before."""
+    made = _bitsandbytes().nn
+    for name in names:
+        place, _, last = name.rpartition(".")
+        old = model.get_submodule(name)
+        new = made.Linear4bit(old.in_features, old.out_features, old.bias is not None, quant_type="nf4", device="meta")
+        weight = made.Params4bit(old.weight.detach().clone(), requires_grad=False, quant_type="nf4", module=new)
+        new.weight, new.bias = weight.to("cpu"), old.bias  # which quantizes
+        new.support_avx512bf16_for_cpu = False  # an evaluation would pack the weights so that no gradient passes
+        setattr(model.get_submodule(place), last, new)
+    model.is_loaded_in_4bit = True  # peft looks at it
+
+
+def _dequantized(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+    """The weight of a linear map, of which `weight` is stored."""
+    if type(module.weight).__name__ != "Params4bit":
+        return weight
+    return _bitsandbytes().functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
