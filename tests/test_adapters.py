@@ -1,4 +1,4 @@
-"""--lora: what stands still and what is trained, what is written, and who can read it."""
+"""--lora: what stands still and what is trained, what is written, and who can read it; sentence embeddings."""
 
 import json
 import re
@@ -336,3 +336,29 @@ def test_the_commands_of_the_page_run(dataset, runs, tmp_path, monkeypatch):
     found = {}
     exec(compile(script, "both.py", "exec"), found)  # noqa: S102
     torch.testing.assert_close(logits(found["merged"]), logits(found["beside"]), rtol=0, atol=1e-6)
+
+
+def test_sentence_embeddings(dataset, runs, tmp_path, capsys):
+    from sentence_transformers import SentenceTransformer
+
+    (script,) = code_of("embeddings.md")
+    found = {"__name__": "embeddings"}
+    exec(
+        compile(script.replace("STEPS, ROWS, RATE = 500, 32, 5e-5", "STEPS, ROWS, RATE = 50, 4, 1e-3"), "x", "exec"),
+        found,
+    )  # noqa: S102
+    start = last(runs("bert")[0])
+    made = found["main"](str(dataset.path), str(start), str(tmp_path / "embeddings"))
+    texts = ["river light", "the bread of morning and the wind", "salt"]
+    one, two = (SentenceTransformer(str(tmp_path / "embeddings")).encode(texts) for _ in range(2))
+    assert one.shape == (3, 32)
+    assert (one == two).all()
+    assert (one == made.encode(texts)).all()
+    assert abs(one - SentenceTransformer(str(start)).encode(texts)).max() > 1e-3
+    assert "step 50: loss" in capsys.readouterr().out
+    tokenizer = made.tokenizer
+    pairs = list(found["neighbours"](dataset, tokenizer))
+    shards = dataset.splits["train"].shards
+    assert len(pairs) == sum(shard.num_sentences - shard.num_documents for shard in shards)
+    first = tokenizer.decode(dataset.document(0), skip_special_tokens=True)
+    assert first.startswith(f"{pairs[0][0]} {pairs[0][1]}")
