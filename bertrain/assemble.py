@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
+from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain import feed
 from bertrain.config import Config, pick
 from bertrain.models import adapters, build, grow
@@ -23,7 +25,7 @@ from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
 from bertrain.objectives.elastic import Elastic
-from bertrain.optim import OPTIMIZERS, SCHEDULES, check_scales
+from bertrain.optim import OPTIMIZERS, SCHEDULES, check_scales, side_channel
 from bertrain.plan import Plan, masking_of
 from bertrain.runtime import checkpoint, rates
 from bertrain.runtime.dist import World
@@ -178,7 +180,24 @@ def learner(
     else:
         made = Learner(weights, parts, isolate=isolate)
     made.teacher, made.base = name, adapters.base_of(weights)
+    if config.side_channel:
+        made.side_channel = _side_channel(config, weights, shards)
     return made.to(ranks.device).train()
+
+
+def _side_channel(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset) -> side_channel.SideChannel:
+    """Raises UsageError for a table that does not fit the vocabulary, or a model without a table of embeddings."""
+    try:
+        embeddings = weights.get_input_embeddings()
+    except NotImplementedError:
+        embeddings = None
+    if not isinstance(embeddings, torch.nn.Embedding):
+        raise UsageError(
+            f"--side-channel needs a table of word embeddings, which a {weights.config.model_type} does not have; "
+            "leave it out"
+        )
+    vocabulary = tokenizers.Tokenizer.from_str(shards.tokenizer_file(TOKENIZER).decode()).get_vocab()
+    return side_channel.SideChannel(side_channel.read(config.side_channel, vocabulary), embeddings.embedding_dim)
 
 
 def sizes(made: Learner) -> dict[str, int]:

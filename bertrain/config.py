@@ -86,6 +86,11 @@ class Config:
         "width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).",
     )  # fmt: skip
     sub_networks: int = _option(MODEL, 2, "Number of sub-networks in a step with --elastic.")
+    side_channel: str = _option(
+        MODEL, "",
+        "Table of what tokens share, such as the radicals of characters: lines of a token, a tab and names. The word "
+        "embeddings of tokens with a name in common learn together (docs/side-channels.md).",
+    )  # fmt: skip
     length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")
     long_length: int | None = _option(
         DATA, None, "Row length in the last part of the run, such as 512. Default: --length throughout.", type=int

@@ -165,7 +165,7 @@ def _run(config: Config) -> Finding:
     if config.resume == "no":
         return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
     try:
-        checkpoint.require_same(newest, checkpoint.read_trainer(newest), config)
+        checkpoint.require_same(newest, checkpoint.read_trainer(newest), checkpoint.made_with(config))
     except UsageError as error:
         return FAIL, str(error)
     return PASS, f"continues from {newest.name}"

@@ -44,6 +44,7 @@ class Run:
         self.shards = self.sources[0][0]  # which has the tokenizer of all
         self.loader, self.plan = assemble.planned(config, self.sources, rank=ranks.rank, world_size=ranks.world_size)
         assemble.check_targets(self.loader, config, self.plan)
+        self.made_with = checkpoint.made_with(config)
         saved = self._resume()
         self.stage = saved["stage"]
         """How often the model has grown."""
@@ -123,7 +124,7 @@ class Run:
         if config.resume == "no":
             raise UsageError(f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue")
         saved = checkpoint.read_trainer(self.resumed_from)
-        checkpoint.require_same(self.resumed_from, saved, config)
+        checkpoint.require_same(self.resumed_from, saved, self.made_with)
         state = saved["loader"]
         is_long = config.long_length is not None and state["length"] == config.long_length
         planned = self.plan.masking(config, is_long=is_long)
@@ -275,6 +276,8 @@ class Run:
             facts["lr_scale"] = optim.scaled_rates(assemble.sizes(self.learner), self.config)
         if self.config.elastic:
             facts["sub_networks"] = self.learner.facts()
+        if self.learner.side_channel:
+            facts["side_channel"] = self.learner.side_channel.facts
         for (path, _), (shards, _) in zip(self.config.sources, self.sources, strict=True):
             if "validation" not in shards.splits and self.config.eval_every:
                 where = " on it" if self.names else ""
@@ -403,7 +406,7 @@ class Run:
 
     def _contents(self) -> dict[str, checkpoint.Content]:
         """What is saved, by the name of its directory."""
-        trainer = checkpoint.made_with(self.config) | {
+        trainer = self.made_with | {
             "stage": self.stage,
             "teacher": self.learner.teacher,
             "base": self.learner.base,

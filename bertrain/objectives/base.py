@@ -74,6 +74,8 @@ class Learner(Encoder):
     def __init__(self, model: PreTrainedModel, objectives: Mapping[str, Objective], *, isolate: bool = False) -> None:
         super().__init__(model, isolate=isolate)
         self.objectives = torch.nn.ModuleDict(objectives)
+        self.side_channel: torch.nn.Module | None = None
+        """What word embeddings learn together, if a run has it (optim/side_channel.py)."""
         self.uses_logits = any(objective.uses_logits for objective in objectives.values())
         self.leaves_unused = self.is_dense or not self.uses_logits
         """Whether a step may give parts of the model no gradient, such as its head."""
@@ -116,4 +118,4 @@ class Learner(Encoder):
 
     def objective_parameters(self) -> dict[str, torch.Tensor]:
         """What is trained beside the model, by name."""
-        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("model.")}
+        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("objectives.")}

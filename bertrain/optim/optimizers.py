@@ -13,10 +13,15 @@ from bertrain.optim.muon import Muon, hidden_matrices
 
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale."""
+    """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale.
+
+    Its steps are those of a Learner's side channel too.
+    """
     optimizer = OPTIMIZERS[config.optimizer](module, config)
     if config.lr_scale:
         _scale_rates(optimizer, module, config)
+    if channel := getattr(module, "side_channel", None):
+        channel.attach(optimizer, module.model.get_input_embeddings().weight)
     return optimizer
 
 

@@ -44,6 +44,7 @@ from bertrain.config import Config
 from bertrain.models import adapters
 from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
+from bertrain.optim import side_channel
 from bertrain.optim.average import Average
 
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
@@ -53,7 +54,7 @@ STALE_S = 65.0  # for so long a machine may not see what another wrote to a dire
 BEGINNING: dict[str, Any] = {
     "step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}, "optimizer": "adamw",
     "lr-scale": "", "grow": "", "elastic": "", "lora": "",
-    "stage": 0,
+    "side-channel": "", "stage": 0,
 }  # fmt: skip
 """What trainer.json would say before the first step."""
 
@@ -192,9 +193,9 @@ def read_trainer(path: Path) -> dict[str, Any]:
     return BEGINNING | json.loads((path / TRAINER).read_bytes())
 
 
-def require_same(path: Path, saved: Mapping[str, Any], config: Config) -> None:
-    """Raises UsageError if a checkpoint belongs to another model, optimizer or growth. saved: its trainer.json."""
-    for option, now in made_with(config).items():
+def require_same(path: Path, saved: Mapping[str, Any], given: Mapping[str, str]) -> None:
+    """Raises UsageError if a checkpoint, whose trainer.json is `saved`, was `made_with` other options than `given`."""
+    for option, now in given.items():
         if saved[option] != now:
             was = f"--{option} {saved[option]}" if saved[option] else f"no --{option}"
             raise UsageError(
@@ -212,6 +213,7 @@ def made_with(config: Config) -> dict[str, str]:
         "grow": config.grow,
         "elastic": config.elastic,
         "lora": config.lora,
+        "side-channel": side_channel.identity(config.side_channel),
     }
 
 

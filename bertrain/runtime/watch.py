@@ -107,6 +107,11 @@ class Watch(contextlib.ExitStack):
         lines = [*_growth_lines(config, plan), *_elastic_lines(resolved.get("sub_networks"))]
         for line in [*lines, *_scale_lines(resolved.get("lr_scale", []))]:
             print(line, flush=True)
+        if channel := resolved.get("side_channel"):
+            print(
+                "--side-channel: {ids:,} ids have one or more of {structures:,} structures".format(**channel),
+                flush=True,
+            )
 
     def growth(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
         """Keeps and shows how the model has grown. scales: what --lr-scale amounts to now."""
