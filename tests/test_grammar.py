@@ -3,11 +3,12 @@
 import itertools
 import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from reference import grammar
 from training import learner, train
 
 import bertdata
@@ -16,36 +17,65 @@ from bertrain import feed
 from bertrain.models import build as model
 from bertrain.runtime import checkpoint
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+from grammar import MASK, Grammar  # noqa: E402
+
+# Number is agreed on in a sentence, but "the" and the adjectives do not show it: the noun or verb must be looked for on
+# either side, and a masked place is a real inference. A document is a run of sentences.
+EMIT = {
+    "det.sg": {"the": 0.5, "a": 0.3, "this": 0.2},
+    "det.pl": {"the": 0.5, "many": 0.2, "these": 0.3},
+    "adj.sg": {"big": 0.4, "red": 0.3, "old": 0.3},
+    "adj.pl": {"big": 0.2, "red": 0.5, "old": 0.3},
+    "noun.sg": {"dog": 0.5, "cat": 0.3, "bird": 0.2},
+    "noun.pl": {"dogs": 0.2, "cats": 0.3, "birds": 0.5},
+    "verb.sg": {"runs": 0.6, "sleeps": 0.4},
+    "verb.pl": {"run": 0.3, "sleep": 0.7},
+    "adv": {"well": 0.7, "often": 0.3},
+}
+MOVE = {
+    "det.sg": {"adj.sg": 0.5, "noun.sg": 0.5},
+    "det.pl": {"adj.pl": 0.5, "noun.pl": 0.5},
+    "adj.sg": {"adj.sg": 0.2, "noun.sg": 0.8},
+    "adj.pl": {"adj.pl": 0.2, "noun.pl": 0.8},
+    "noun.sg": {"verb.sg": 1.0},
+    "noun.pl": {"verb.pl": 1.0},
+    "verb.sg": {"adv": 0.4, "det.sg": 0.35, "det.pl": 0.2, "end": 0.05},
+    "verb.pl": {"adv": 0.4, "det.sg": 0.2, "det.pl": 0.35, "end": 0.05},
+    "adv": {"det.sg": 0.45, "det.pl": 0.45, "end": 0.1},
+    "end": {"det.sg": 0.5, "det.pl": 0.5},
+}
+GRAMMAR = Grammar(MOVE, EMIT)
 LENGTH = 32
 DISTANCE = 0.12  # nats above the floor that training has to come within
 SMALL = {"model_type": "modernbert", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2,
-         "intermediate_size": 128, "vocab_size": len(grammar.VOCABULARY), "pad_token_id": 0, "cls_token_id": 2,
+         "intermediate_size": 128, "vocab_size": len(GRAMMAR.vocabulary), "pad_token_id": 0, "cls_token_id": 2,
          "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3}  # fmt: skip
 
 
 def test_floor_is_what_enumeration_gives():
     """best_loss on a short row, against a sum over all state paths, words and selections."""
-    words = {word: number for number, word in enumerate(grammar.VOCABULARY)}
+    words = {word: number for number, word in enumerate(GRAMMAR.vocabulary)}
     row = [words[w] for w in ("[CLS]", "the", "[MASK]", "runs", "[SEP]", "a", "[SEP]")]
     positions, targets = [2, 5], [words["dog"], words["this"]]  # "a" may be what was drawn instead of "this"
     weight = {target: dict.fromkeys(range(len(words)), 0.0) for target in positions}
     candidates = [1, 2, 3, 5]
-    for path in itertools.product(range(len(grammar.STATES)), repeat=5):
-        prior = grammar._STATIONARY[path[0]] * math.prod(grammar._A[a, b] for a, b in itertools.pairwise(path))
+    for path in itertools.product(range(len(GRAMMAR.states)), repeat=5):
+        prior = GRAMMAR.stationary[path[0]] * math.prod(GRAMMAR.moves[a, b] for a, b in itertools.pairwise(path))
         if prior == 0:
             continue
         for chosen in itertools.combinations(candidates, 2):
             seen = [{} for _ in range(5)]  # word → P(word | state) * P(shown | word), by place
             for place in range(1, 6):
-                for word, share in grammar.EMIT[grammar.STATES[path[place - 1]]].items():
+                for word, share in GRAMMAR.emit[GRAMMAR.states[path[place - 1]]].items():
                     shown = row[place]
                     same = float(shown == words[word])
                     if place not in chosen:
                         factor = same
-                    elif shown == grammar.MASK:
+                    elif shown == MASK:
                         factor = 0.8
                     else:
-                        factor = 0.1 * same + 0.1 / grammar.POOL
+                        factor = 0.1 * same + 0.1 / GRAMMAR.pool
                     if word == "[SEP]" and place in chosen:
                         factor = 0.0
                     seen[place - 1][words[word]] = share * factor
@@ -56,14 +86,14 @@ def test_floor_is_what_enumeration_gives():
                     for word, part in here.items():
                         weight[place][word] += mass * part / sum(here.values())
     expected = -sum(math.log(weight[p][t] / sum(weight[p].values())) for p, t in zip(positions, targets, strict=True))
-    found, count = grammar.best_loss(np.array(row), np.array(positions), np.array(targets))
+    found, count = GRAMMAR.best_loss(np.array(row), np.array(positions), np.array(targets))
     assert count == 2
     assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_training_comes_close_to_the_best_loss_there_is(tmp_path):
-    (tmp_path / "corpus.txt").write_text(grammar.text(5000, seed=0))
-    (tmp_path / "vocab.txt").write_text("\n".join(grammar.VOCABULARY) + "\n")
+    (tmp_path / "corpus.txt").write_text(GRAMMAR.text(5000, seed=0))
+    (tmp_path / "vocab.txt").write_text("\n".join(GRAMMAR.vocabulary) + "\n")
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     shards = tmp_path / "shards"
     build([tmp_path / "corpus.txt"], shards, tokenizer=str(tmp_path / "vocab.txt"), validation=0.1)
@@ -82,7 +112,7 @@ def test_training_comes_close_to_the_best_loss_there_is(tmp_path):
                 "mlm"
             ].sum.item()
         for row in zip(batch.input_ids, batch.masked_positions, batch.targets, strict=True):
-            least, number = grammar.best_loss(*row)
+            least, number = GRAMMAR.best_loss(*row)
             floor += least
             count += number
     assert count > 3000
