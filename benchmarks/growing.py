@@ -1,0 +1,144 @@
+"""What does growth along a run save, against full depth from the start?
+
+    python benchmarks/growing.py corpus.txt --out study/
+    python benchmarks/growing.py corpus.txt --out study/ --row "3, then 6: stack" --seeds 1 --steps 200
+
+Trains a ModernBERT of 6 layers and width 64 with a vocabulary of 1,024 made from the corpus, on one thread in float32.
+Every row runs with every seed. The runs of full depth take all steps, and shares of them, so that loss can be compared
+at equal operations and at equal seconds. What is done stands in OUT/results.jsonl and is not run again, so the command
+may be stopped at any time. It ends with a table: loss at the end, operations, seconds of training, and the loss on the
+validation split just before and just after each growth.
+
+Operations are counted from the model (bertrain/runtime/rates.py): 2 for a multiply-add, the backward pass twice the
+forward pass, and no backward pass through a frozen trunk.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import click
+from common import machine
+from recipes import result_of, run
+
+import bertdata
+from bertrain.models import build
+from bertrain.runtime.rates import Operations
+
+LENGTH, ROWS_OF_A_STEP, LAYERS = 64, 32, 6
+MODEL = {"model_type": "modernbert", "num_hidden_layers": LAYERS, "hidden_size": 64, "num_attention_heads": 2,
+         "intermediate_size": 128, "max_position_embeddings": LENGTH,
+         "layer_types": ["full_attention"] * LAYERS}  # fmt: skip
+EVERY_RUN = (
+    f"--length {LENGTH} --global-batch-size {ROWS_OF_A_STEP} --optimizer adamw --lr 4e-3 --mlm-probability 0.3 "
+    "--precision fp32 --eval-every 0 --save-every 1000000 --log-every 20"
+)
+ROWS = {  # name: share of the steps, options
+    "6 layers": (1.0, ""),
+    "6 layers, 3/4 of the steps": (0.75, ""),
+    "6 layers, 1/2 of the steps": (0.5, ""),
+    "3, then 6: stack": (1.0, "--grow 3,6 --grow-at 0.5"),
+    "3, then 6: fresh": (1.0, "--grow 3,6 --grow-at 0.5 --grow-by fresh"),
+    "2, 4, then 6: stack": (1.0, "--grow 2,4,6 --grow-at 0.25,0.5"),
+    "2, 4, then 6: fresh": (1.0, "--grow 2,4,6 --grow-at 0.25,0.5 --grow-by fresh"),
+    "3, then 6, trunk frozen 0.4-0.7: stack": (1.0, "--grow 3,6,6 --grow-at 0.4,0.7 --freeze-trunk"),
+    "3, then 6, trunk frozen 0.4-0.7: fresh": (1.0, "--grow 3,6,6 --grow-at 0.4,0.7 --freeze-trunk --grow-by fresh"),
+}
+
+
+def prepare(corpus: str, out: Path) -> tuple[Path, Path]:
+    """Builds the shards and writes the configuration, unless they are there."""
+    shards, config = out / "shards", out / "model.json"
+    if not (shards / "manifest.json").exists():
+        run(["bertdata", "build", corpus, "--out", str(shards), "--vocab-size", "1024"], out, 1)
+    special = bertdata.open(shards).special_tokens
+    ids = {"pad_token_id": special.pad, "cls_token_id": special.cls, "sep_token_id": special.sep}
+    config.write_text(json.dumps(MODEL | ids | {"vocab_size": special.vocab_size, "bos_token_id": None,
+                                                "eos_token_id": None}))  # fmt: skip
+    return shards, config
+
+
+def forward_of_layers(config: Path, shards: Path, layers: int) -> float:
+    """Operations of a forward pass through the first layers alone, for each token."""
+    special = bertdata.open(shards).special_tokens
+    model, _ = build.build(str(config), special, length=LENGTH, seed=0, layers=layers)
+    return Operations.of(model).of_step(rows=1, length=LENGTH, slots=0) / LENGTH / 3
+
+
+def growth_of(place: Path, config: Path, shards: Path) -> dict[str, Any]:
+    """Operations of a run, and its growths, from its log."""
+    entries = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
+    freezes = json.loads((place / "run.json").read_text())["config"]["freeze_trunk"]
+    operations, tokens, spared, growths = 0.0, 0, 0.0, []
+    for entry in entries:
+        if "layers_before" in entry:
+            is_frozen = freezes and entry["layers_before"] < entry["layers"]
+            spared = 2 * forward_of_layers(config, shards, entry["layers_before"]) if is_frozen else 0.0
+            growths.append({name: entry[name] for name in ("layers_before", "layers", "loss_before", "loss_after")})
+        elif "tokens_per_s" in entry:
+            each = entry["flops_per_s"] / entry["tokens_per_s"] - spared
+            operations, tokens = operations + each * (entry["tokens"] - tokens), entry["tokens"]
+    return {"operations": operations, "growths": growths}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Markdown, a line for each row in the order of ROWS: medians over seeds."""
+    lines = ["| row | loss, median | of each seed | 10¹² operations | seconds | loss at growths, before → after |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for row in ROWS:
+        found = sorted((one for one in results if one["row"] == row), key=lambda one: one["seed"])
+        if not found:
+            continue
+        losses = [one["validation_loss"] for one in found]
+        growths = [
+            f"{many[0]['layers_before']}→{many[0]['layers']}: "
+            + " → ".join(
+                f"{statistics.median(one[f'loss_{when}'] for one in many):.3f}" for when in ("before", "after")
+            )
+            for many in zip(*(one["growths"] for one in found), strict=True)
+        ]
+        lines.append(
+            f"| {row} | {statistics.median(losses):.3f} | {', '.join(f'{loss:.3f}' for loss in losses)} | "
+            f"{statistics.median(one['operations'] for one in found) / 1e12:.2f} | "
+            f"{statistics.median(one['trained_s'] for one in found):.0f} | {'; '.join(growths)} |"
+        )
+    return "\n".join(lines)
+
+
+@click.command()
+@click.argument("corpus")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Directory for shards, runs and results.")
+@click.option("--row", "names", multiple=True, help="A row to run, by its name. Default: all.")
+@click.option("--seeds", default=3, show_default=True)
+@click.option("--steps", default=600, show_default=True, help="Steps of the longest runs.")
+def main(corpus: str, out: Path, names: tuple[str, ...], seeds: int, steps: int) -> None:
+    if unknown := [name for name in names if name not in ROWS]:
+        raise click.UsageError(f"--row {unknown[0]} is unknown; give one of {'; '.join(ROWS)}")
+    out.mkdir(parents=True, exist_ok=True)
+    (shards, config), file = prepare(corpus, out), out / "results.jsonl"
+    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    done = {(one["row"], one["seed"], one["of_steps"]) for one in results}
+    for seed in range(seeds):
+        for number, (name, (share, options)) in enumerate(ROWS.items()):
+            if (name, seed, steps) in done or (names and name not in names):
+                continue
+            place = out / f"{number}-{steps}-{seed}"
+            given = ["--data", str(shards), "--model", str(config), "--out", str(place)]
+            more = f"{EVERY_RUN} {options} --seed {seed} --steps {round(share * steps)}"
+            run(["bertrain.pretrain", *given, *more.split()], out / "inductor", 1)
+            facts = {"row": name, "options": options, "seed": seed, "of_steps": steps}
+            result = facts | result_of(place) | growth_of(place, config, shards)
+            results.append(result)
+            with file.open("a") as stream:
+                stream.write(json.dumps(result) + "\n")
+            print(f"{name}, seed {seed}: {result['validation_loss']:.4f} after {result['trained_s']:.0f} s", flush=True)
+    print(table([one for one in results if one["of_steps"] == steps]))
+    regime = f"ModernBERT of {LAYERS} layers and width 64, {steps} steps of {ROWS_OF_A_STEP} rows of {LENGTH}, fp32"
+    print(json.dumps({"question": "growing", "regime": regime, "machine": machine()}))
+
+
+if __name__ == "__main__":
+    main()
