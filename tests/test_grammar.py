@@ -117,3 +117,21 @@ def test_training_comes_close_to_the_best_loss_there_is(tmp_path):
             count += number
     assert count > 3000
     assert floor / count - 0.02 < loss / count < floor / count + DISTANCE
+
+
+@pytest.mark.slow
+def test_the_example_of_a_million_parameters_runs(tmp_path, monkeypatch, capsys):
+    """At a hundredth of its size: each way has a loss above the floor, and the grown runs take fewer operations."""
+    import one_million
+
+    assert len(one_million.grammar().vocabulary) == 1000
+    monkeypatch.setattr(one_million, "MODEL", one_million.MODEL | {"hidden_size": 32, "intermediate_size": 64})
+    arguments = ["--out", str(tmp_path), "--documents", "300", "--steps", "8", "--max-samples", "64"]
+    one_million.main(arguments, standalone_mode=False)
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line[:5] in ("| com", "| pro")]
+    assert [row[0].removeprefix("| ") for row in rows] == list(one_million.WAYS)
+    for _, loss, floor, *_ in rows:
+        assert 0 < float(floor) < float(loss) < 7
+    operations = [one_million.cost(tmp_path / name)[1] for name in
+                  ("complete-0", "progressive-2-then-4-layers-0", "progressive-1-2-then-4-layers-0")]  # fmt: skip
+    assert operations[0] > operations[1] > operations[2] > 0
