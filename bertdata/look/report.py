@@ -46,17 +46,18 @@ def page(dataset: Dataset, *, length: int, global_batch_size: int, world_size: i
         dataset, length=length, global_batch_size=global_batch_size, world_size=world_size, samples=samples
     )
     tokenizer, counts, sizes = load(str(dataset.path)), _token_counts(dataset), _sizes(dataset)
-    data = {
+    has_rows = dataset.special_tokens.cls is not None and dataset.special_tokens.sep is not None
+    data: dict[str, Any] = {
         "about": about,
         "flow": _flow(about),
         "lengths": {"documents": about["tokens_per_document"]["histogram"], "sentences": _sentence_lengths(dataset)},
         "tokens": _tokens(dataset, tokenizer, counts),
         "rows": [_rows(sizes, each) for each in _ROW_LENGTHS],
         "unknown": _unknown(dataset, tokenizer, counts),
-        "samples": _samples(dataset, tokenizer, length=length, samples=samples),
+        "samples": _samples(dataset, tokenizer, length=length, samples=samples) if has_rows else None,
     }
     data["warnings"] = _warnings(data)
-    content = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    content = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     before, after = resources.files("bertdata.look").joinpath("report.html").read_text().split(_MARK)
     return before + content + after
 
@@ -111,10 +112,12 @@ def _sentence_lengths(dataset: Dataset) -> list[dict[str, int]] | None:
     """A histogram over powers of two, as `facts` has it of documents; None if sentences are not stored."""
     if not all(split.stores("sentences") for split in dataset.splits.values()):
         return None
-    bins = np.zeros(64, np.int64)
+    bins, has_separator = np.zeros(64, np.int64), dataset.special_tokens.separator is not None
     for split in dataset.splits.values():
         for shard in split.shards:
-            lengths = np.diff(dataset.array(shard.name, "sentences").astype(np.int64))
+            starts = dataset.array(shard.name, "sentences")
+            ends_document = np.isin(starts[1:], dataset.array(shard.name, "documents"))
+            lengths = np.diff(starts.astype(np.int64)) - (has_separator & ends_document)
             bins += np.bincount(np.log2(np.maximum(lengths, 1)).astype(np.int64), minlength=64)
     return [{"from": 1 << k, "to": (2 << k) - 1, "documents": int(n)} for k, n in enumerate(bins) if n]
 
@@ -138,13 +141,13 @@ def _rows(sizes: NDArray[np.int64], length: int) -> dict[str, float]:
 
 def _sizes(dataset: Dataset) -> NDArray[np.int64]:
     """Tokens of the first documents of a split, int64 [n], without separators."""
-    split, sizes = next(iter(dataset.splits.values())), []
+    split, sizes = next(iter(dataset.splits.values())), list[NDArray[Any]]()
     for shard, first in zip(split.shards, split.first_tokens.tolist(), strict=False):
         if first < _PACKED_TOKENS:
             offsets = dataset.array(shard.name, "documents")
             last = max(1, int(np.searchsorted(offsets, _PACKED_TOKENS - first)))
             sizes.append(np.diff(offsets[: last + 1].astype(np.int64)))
-    return np.concatenate(sizes) - (dataset.special_tokens.separator is not None)
+    return np.concatenate(sizes) - int(dataset.special_tokens.separator is not None)
 
 
 def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, Any]:
@@ -153,6 +156,7 @@ def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) 
     words: (what stands there, how often). why: as a clause, why there are none.
     """
     unk = dataset.special_tokens.unk
+    unk = None if unk == dataset.special_tokens.separator else unk  # which ends every document
     found: dict[str, Any] = {"count": 0 if unk is None else int(counts[unk]), "words": [], "why": None}
     if unk is None or not found["count"]:
         return found
@@ -166,8 +170,8 @@ def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) 
         if each.text is None:
             found["why"] = each.no_text
             continue
-        for place in np.flatnonzero(dataset.document(each.document) == unk).tolist():
-            words[tokenizer.part_of(each.text, place, place + 1).strip()] += 1
+        places = np.flatnonzero(dataset.document(each.document) == unk)[:_FREQUENT].tolist()
+        words.update(part.strip() for part in tokenizer.parts_of(each.text, places))
     return found | {"words": words.most_common(_FREQUENT), "documents": len(numbers)}
 
 

@@ -141,7 +141,7 @@ def documents_of(loader: Loader, positions: NDArray[np.int64]) -> list[Traced]:
     before = sum(dataset.splits[name].num_documents for name in names[: names.index(loader.split)])
     first_tokens = dataset.splits[loader.split].first_tokens
     first_documents = before + dataset.splits[loader.split].first_documents
-    separators, found = int(dataset.special_tokens.separator is not None), []
+    separators, found = int(dataset.special_tokens.separator is not None), list[Traced]()
     for row, start, length in loader.spans(positions).tolist():
         number = int(np.searchsorted(first_tokens, start, side="right")) - 1
         shard, begin = shards[number], start - int(first_tokens[number])
@@ -166,7 +166,7 @@ def numbered(dataset: Dataset, documents: Sequence[int]) -> list[Traced]:
 
     Raises DatasetError for a dataset without origins.
     """
-    origins, found, before = _Origins(dataset), [], 0
+    origins, found, before = _Origins(dataset), list[Traced](), 0
     for shard in (shard for split in dataset.splits.values() for shard in split.shards):
         while len(found) < len(documents) and (number := documents[len(found)] - before) < shard.num_documents:
             num_tokens = dataset.document(before + number).size
