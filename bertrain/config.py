@@ -287,6 +287,11 @@ class Config:
             raise UsageError(
                 "--grow and --lora were given; a model that grows trains all its weights, so give one of them"
             )
+        if self.lora and self.side_channel:
+            raise UsageError(
+                "--side-channel and --lora were given; a side channel trains the word embeddings, which stand still "
+                "beside an adapter, so give one of them"
+            )
         self._check_defaults(bool(self.init), ("lora",), "--init: the weights that stand still")
 
     def _check_growth(self) -> None:

@@ -54,7 +54,7 @@ def main(path: str, out: str, **given: int | None) -> None:
     sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})
     elastic.check(config, sizes)
     small = elastic.cut(model, sizes)
-    write(small, directory, Path(out))
+    write(small, directory, Path(out).resolve())
     if not trained or sizes not in elastic.Space(trained, config):
         was = f"--elastic {trained}" if trained else "no --elastic"
         click.echo(f"warning: {directory} was trained with {was}, so it has not trained this sub-network", err=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,6 +150,7 @@ def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: P
 
     AutoModel loads directory, and peft's PeftModel loads directory/adapter on the weights that stood still.
     """
+    shutil.rmtree(directory / ADAPTER, ignore_errors=True)  # of a model that was here before
     if not has_adapter(model):
         model.save_pretrained(directory, state_dict=dict(state))
         return

@@ -48,7 +48,7 @@ def read(path: str, vocabulary: Mapping[str, int]) -> Table:
     ids, structures, numbers = list[int](), list[int](), dict[str, int]()
     first_line = dict[str, int]()
     try:
-        lines = Path(path).read_bytes().decode().split("\n")
+        lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
         raise UsageError(f"--side-channel {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
