@@ -293,7 +293,9 @@ class _Work:
 
     def write(self, *, copies: int, share: float, seed: int) -> str:
         """Writes --out, and removes the parts. Returns what there is to say."""
-        parts = [np.load(self._part(number), mmap_mode="r") for number in range(-(-len(self.texts) // TEXTS))]
+        parts = [
+            np.lib.format.open_memmap(self._part(number), mode="r") for number in range(-(-len(self.texts) // TEXTS))
+        ]
         known = sum(int((part[:, 0] != NONE).sum()) for part in parts)
         num_copies = 0
 
