@@ -25,6 +25,7 @@ from bertdata.cli import main
 from bertdata.errors import BuildError, DatasetError, InputError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import ids as ids_files
+from bertdata.sources import kernels as source_kernels
 
 SEP, MASK, PAD = 3, 4, 0
 SMALL = {"validation": 0, "shard_size": 40}
@@ -175,6 +176,13 @@ def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
         assert dataset.manifest.settings["end_token"] == "[SEP]"
 
 
+def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):
+    """A file of 2 bytes an id is not from a vocabulary whose end token is 70,000."""
+    path = written(tmp_path, "train", (".bin", twin.packed([10, 11], "uint16")))
+    with pytest.raises(InputError, match=r"train.bin has ids of 2 bytes, and the token .* is 70000, which needs more"):
+        ids_files.open_ids(str(path), "nanogpt", 70_000)
+
+
 @pytest.mark.parametrize(
     ("content", "documents"),
     [
@@ -308,16 +316,26 @@ def test_directories_that_are_no_dataset_of_save_to_disk_are_refused(tmp_path, v
 # --------------------------------------------------------------------------------------------------- ids and splits
 
 
-@given(st.lists(st.integers(-2, 12), max_size=20), st.sampled_from([np.int64, np.int32, np.int8]), st.booleans())
-def test_the_kernel_stores_ids_as_its_twin(ids, dtype, wide):
+@given(
+    st.lists(st.one_of(st.integers(-2, 12), st.just(5)), max_size=20),
+    st.integers(0, 200),
+    st.sampled_from([np.int64, np.int32, np.int8, np.uint16]),
+)
+def test_the_kernel_counts_special_ids_as_its_twin(ids, plain_before, dtype):
+    """Blocks of 64 ids without a special one, which it passes over, lie before the drawn ids."""
     special, counts = {1, 3, 9}, np.zeros(10, np.int64)
-    out = np.full(len(ids), 77, np.uint32 if wide else np.uint16)
+    ids = (np.array([5, 8] * plain_before + ids, np.int64) % 2**16).astype(dtype).tolist()
     is_special = np.isin(np.arange(10), list(special))
-    wrong = build_kernels.store_ids(np.array(ids, dtype), is_special, out, counts)
-    expected, expected_counts, expected_wrong = twin.stored(ids, special, 10)
-    assert wrong == expected_wrong
-    assert out.tolist() == expected + [77] * (len(ids) - len(expected))
-    assert counts.tolist() == expected_counts
+    wrong = build_kernels.count_special(np.array(ids, dtype), is_special, (4, 9), counts)
+    assert (counts.tolist(), wrong) == twin.special_counts(ids, special, 10)
+
+
+@given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200), st.sampled_from([np.uint16, np.uint32]))
+def test_the_kernel_finds_a_token_as_its_twin(ids, absent_before, dtype):
+    ids = [2] * absent_before + ids
+    ends = np.full(len(ids) + 1, -7, np.int64)
+    count = source_kernels.find_token(np.array(ids, dtype), dtype(3), ends)
+    assert ends[:count].tolist() == twin.found(ids, 3)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertdata.build.dataset import Progress, missing_roles_warning
-from bertdata.build.kernels import hash_documents, store_ids
+from bertdata.build.kernels import count_special, hash_documents
 from bertdata.build.publish import file_digests, move_up, splits_of
 from bertdata.build.staging import continue_or_start, finished_units, staging_directory
 from bertdata.build.units import (
@@ -208,6 +208,9 @@ class _Writer:
         self._special_ids = list(tokenizer.special.special_ids)
         self._is_special = np.zeros(tokenizer.special.vocab_size, np.bool_)
         self._is_special[self._special_ids] = True
+        borders = np.append(np.append(-1, np.flatnonzero(self._is_special)), self._is_special.size)
+        widest = int(np.diff(borders).argmax())
+        self._plain = int(borders[widest]) + 1, int(borders[widest + 1])  # the most ids side by side, none special
         self._counts = np.zeros(tokenizer.special.vocab_size, np.int64)
         self._unit: _Unit | None = None
 
@@ -221,14 +224,15 @@ class _Writer:
         if self._unit is None:
             self._unit = _Unit(number, {}, {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS_BY_HASH})
             self._counts[:] = 0
-        unit, documents, ids = self._unit, some.documents, np.empty(some.ids.size, self.tokenizer.token_dtype)
+        unit, documents = self._unit, some.documents
         given = some.ids.view(np.int64) if some.ids.dtype == np.uint64 else some.ids
-        wrong = store_ids(given, self._is_special, ids, self._counts)
+        wrong = count_special(given, self._is_special, self._plain, self._counts)
         if wrong >= 0:
             raise InputError(
                 f"{some.place(wrong)}: id {some.ids[wrong]} is outside the vocabulary of {self._is_special.size:,} "
                 "ids; give the --tokenizer that made the ids"
             )
+        ids = given.astype(self.tokenizer.token_dtype, copy=False)
         unit.num_bytes += some.ids.nbytes
         has_ids = np.diff(documents) > 0
         sentences = documents[:-1][has_ids] if some.sentences is None else some.sentences

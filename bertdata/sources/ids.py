@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources.inputs import Input, ending_of, local
+from bertdata.sources.kernels import find_token
 from bertdata.sources.tables import readable
 
 COLUMN = "input_ids"
@@ -26,7 +27,7 @@ MEGATRON_MAGIC = b"MMIDIDX\0\0"
 MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
 _LLM_C_HEADER_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
-_BLOCK_IDS = 1 << 20  # ids that are given at a time, unless a document has more
+_BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
 _DOCUMENTS, _ROWS = 1 << 16, 1024  # documents, rows of Parquet that are looked at at a time
 
 
@@ -73,6 +74,7 @@ def open_ids(name: str, format: str, end_token: int | None) -> IdsFile:
     if format == "megatron":
         return _megatron(name)
     if format == "nanogpt":
+        assert end_token is not None  # noqa: S101  (only the other formats have none)
         return _nanogpt(name, end_token)
     return _datatrove(name) if format == "datatrove" else _rows(name)
 
@@ -161,7 +163,7 @@ def _megatron(name: str) -> IdsFile:
     return IdsFile([index, data], end, some_documents, dtype.name, has_sentences, empty_sentences)
 
 
-def _nanogpt(name: str, end_token: int | None) -> IdsFile:
+def _nanogpt(name: str, end_token: int) -> IdsFile:
     """Raw uint16, or the file of llm.c: 256 int32, of which the first three are magic, version and number of ids."""
     data = local(name)
     content, size, offset, dtype = _mapped(data), data.size or 0, 0, np.dtype("<u2")
@@ -176,13 +178,19 @@ def _nanogpt(name: str, end_token: int | None) -> IdsFile:
                 )
     if size % dtype.itemsize:
         raise InputError(f"{data} has {size:,} bytes, which is no whole number of ids of 2 bytes; name its --format")
-    ids = np.frombuffer(content, dtype, offset=offset)
+    if end_token > np.iinfo(dtype).max:
+        raise InputError(
+            f"{data} has ids of {dtype.itemsize} bytes, and the token that ends a document is {end_token}, which needs "
+            "more; give the --tokenizer that made the ids"
+        )
+    ids, token = np.frombuffer(content, dtype, offset=offset), dtype.type(end_token)
 
     def some_documents() -> Iterator[Ids]:
         start, window = 0, _BLOCK_IDS
         while start < ids.size:
             stop = min(start + window, ids.size)
-            ends = np.flatnonzero(ids[start:stop] == end_token) + 1
+            ends = np.empty(stop - start + 1, np.int64)
+            ends = ends[: find_token(ids[start:stop], token, ends)]
             if stop == ids.size and not (ends.size and ends[-1] == stop - start):
                 ends = np.append(ends, stop - start)  # the end of the file ends its last document
             if not ends.size:  # a long document

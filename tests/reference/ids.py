@@ -53,15 +53,19 @@ def split_at(ids, end_token):
     return [document for document in documents if document]
 
 
-def stored(ids, special, vocab_size):
-    """What the kernel store_ids stores, its counts, and what it returns."""
-    out, counts = [], [0] * vocab_size
+def found(ids, token):
+    """What the kernel find_token writes."""
+    return [index + 1 for index, each in enumerate(ids) if each == token]
+
+
+def special_counts(ids, special, vocab_size):
+    """The counts of the kernel count_special, and what it returns."""
+    counts = [0] * vocab_size
     for index, token in enumerate(ids):
         if not 0 <= token < vocab_size:
-            return out, counts, index
-        out.append(token)
+            return counts, index
         counts[token] += token in special
-    return out, counts, -1
+    return counts, -1
 
 
 def split_of(document, validation, test):
