@@ -199,9 +199,8 @@ def test_windows_equal_their_twin(data):
     frames = kernels.Frames(out[1:-1], text_places, spans)
     is_first = np.array(data.draw(st.lists(st.booleans(), min_size=len(chosen), max_size=len(chosen)), "first"), bool)
     which, others = np.flatnonzero(is_first), np.flatnonzero(~is_first)  # as rows of two sources
-    count = kernels.window_rows(which, epochs, ids, np.uint64(seed), table, frames)
-    rest = kernels.Frames(out[1:-1], text_places, spans[count:])
-    count += kernels.window_rows(others, epochs, ids, np.uint64(seed), table, rest)
+    count = kernels.window_rows(which, epochs, ids, np.uint64(seed), table, frames, 0)
+    count = kernels.window_rows(others, epochs, ids, np.uint64(seed), table, frames, count)
     largest, padding = kernels.fill_rows(frames, count, dtype(0), 1)
 
     expected = []

@@ -360,10 +360,10 @@ def phase(seed, epoch, total):
 
 
 @jit()
-def window_rows(which, epochs, sample_ids, seed, table, frames):
-    """Lays out samples that are windows. epochs, sample_ids int64 [B]. Returns the number of spans."""
+def window_rows(which, epochs, sample_ids, seed, table, frames, num_spans):
+    """Lays out samples that are windows. epochs, sample_ids int64 [B]. num_spans: as in Samples.lay_out."""
     total, text_length = table.starts[-1], frames.ids.shape[1] - 2
-    last_epoch, first, num_spans = np.int64(-1), np.int64(0), 0
+    last_epoch, first = np.int64(-1), np.int64(0)
     for b in which:
         if epochs[b] != last_epoch:
             last_epoch = epochs[b]
@@ -419,14 +419,14 @@ _piece_start, _piece_length = _inline()(piece_start), _inline()(piece_length)
 
 
 @jit()
-def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids):
+def piece_rows(which, sample_ids, pieces, bounds, table, frames, position_ids, num_spans):
     """Lays out rows of one or more pieces of documents, each between a [CLS] and a [SEP] of its own.
 
     pieces uint64 [P]: see `pack_pieces`. bounds uint64 [N + 1]: row k holds pieces bounds[k] to bounds[k + 1]; if it is
     empty, row k holds piece k. position_ids int64 [B, T], or [0, 0] if they are not wanted: they count from 0 in each
-    piece, and from 0 again in the padding. Returns the number of spans, or -1 if the index points out of its array.
+    piece, and from 0 again in the padding. num_spans: as in Samples.lay_out; -1 if the index points out of its array.
     """
-    num_spans, length = 0, frames.ids.shape[1]
+    length = frames.ids.shape[1]
     for b in which:
         k = sample_ids[b]
         if bounds.size:
@@ -640,15 +640,15 @@ def _cut_front(key, segment, excess):
 
 
 @jit()
-def pair_rows(which, epochs, sample_ids, seed, index, table, frames, columns):
+def pair_rows(which, epochs, sample_ids, seed, index, table, frames, columns, num_spans):
     """Lays out rows [CLS] A [SEP] B [SEP]; text_places counts A, [SEP] and B.
 
-    index: PairIndex. columns: PairColumns, overwritten. Returns the number of spans, or -1 if the index points out of
-    its array.
+    index: PairIndex. columns: PairColumns, overwritten. num_spans: as in Samples.lay_out; -1 if the index points out
+    of its array.
     """
     pairs, sentences, ids = index.pairs, index.sentences, frames.ids
     token_type_ids, next_sentence_label, cropped = columns.token_type_ids, columns.next_sentence_label, columns.cropped
-    num_spans, max_tokens, total = 0, ids.shape[1] - 3, table.starts[-1]
+    max_tokens, total = ids.shape[1] - 3, table.starts[-1]
     num_sentences = sentences.size - 1
     for b in which:
         pair = pairs[sample_ids[b]]
@@ -734,14 +734,14 @@ def attend(text_places, attention_mask):
 
 
 @jit()
-def mark_inside_words(frames, num_spans, starts, word_addresses, inside_word):
+def mark_inside_words(spans, starts, word_addresses, inside_word):
     """Writes 1 to inside_word, uint8 [B, T], where a token of a span continues the word before it.
 
-    starts: as in TokenTable. word_addresses int64 [num_shards]: memory address of the words array of each shard, which
-    has one bit for each token, from the lowest bit of a byte on: 1 where a word begins.
+    spans: SPAN [n], of one dataset. starts: as in TokenTable. word_addresses int64 [num_shards]: memory address of the
+    words array of each shard, with one bit for each token, from the lowest bit of a byte on: 1 where a word begins.
     """
-    for i in range(num_spans):
-        span = frames.spans[i]
+    for i in range(spans.size):
+        span = spans[i]
         row, place, length = span["row"], span["place"], span["length"]
         shard = _shard_of(starts, span["start"])
         first = span["start"] - starts[shard]

@@ -66,7 +66,7 @@ class Pairs:
         shape = chosen.size, self.stream.length
         frames = kernels.Frames(np.empty(shape, np.int64), np.empty_like(chosen), np.empty(2 * shape[0], kernels.SPAN))
         wanted = Wanted(np.arange(chosen.size), np.zeros_like(chosen), chosen)
-        num_spans, cropped = self._lay_out(wanted, frames, self.columns(chosen.size))
+        num_spans, cropped = self._lay_out(wanted, frames, self.columns(chosen.size), 0)
         require_sound(num_spans)
         kept, lost = int((frames.text_places - 1).sum()), int(cropped.sum())
         pad_share = 1 - (kept + 3 * chosen.size) / (self.stream.length * chosen.size)
@@ -78,15 +78,17 @@ class Pairs:
             "next_sentence_label": np.empty(num_rows, np.int64),
         }
 
-    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> int:
-        return self._lay_out(wanted, frames, columns)[0]
+    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int) -> int:
+        return self._lay_out(wanted, frames, columns, num_spans)[0]
 
-    def _lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> tuple[int, NDArray[np.int64]]:
-        """Returns the number of spans, and how many tokens were cut off from each row."""
+    def _lay_out(
+        self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int
+    ) -> tuple[int, NDArray[np.int64]]:
+        """Returns what `lay_out` returns, and how many tokens were cut off from each row."""
         own = kernels.PairColumns(**columns, cropped=np.empty_like(wanted.sample_ids))
         index, table = self._index, self.stream.table
-        num_spans = kernels.pair_rows(*wanted, self._seed, index, table, frames, own)
-        return int(num_spans), own.cropped
+        num_spans = int(kernels.pair_rows(*wanted, self._seed, index, table, frames, own, num_spans))
+        return num_spans, own.cropped
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Leaves out segments that are from other documents."""

@@ -58,10 +58,10 @@ class Pieces:
     def columns(self, num_rows: int) -> Columns:
         return {"position_ids": np.empty((num_rows, self.stream.length), np.int64)} if self._packed else {}
 
-    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> int:
-        position_ids = columns.get("position_ids", _NOT_WANTED)
-        index = self._pieces, self._bounds
-        return int(kernels.piece_rows(wanted.which, wanted.sample_ids, *index, self.stream.table, frames, position_ids))
+    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int) -> int:
+        index, position_ids = (self._pieces, self._bounds), columns.get("position_ids", _NOT_WANTED)
+        own, table = (wanted.which, wanted.sample_ids), self.stream.table
+        return int(kernels.piece_rows(*own, *index, table, frames, position_ids, num_spans))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         if self._packed:

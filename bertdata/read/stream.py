@@ -59,10 +59,10 @@ class Samples(Protocol):
     def columns(self, num_rows: int) -> Columns:
         """The members of Rows that only this kind of samples has, not initialized."""
 
-    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> int:
-        """Lays out rows of a batch, whose arrays are frames and columns.
+    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int) -> int:
+        """Lays out rows of a batch, whose arrays are frames and columns, and adds their spans to the first `num_spans`.
 
-        Returns the number of spans; below 0 if the index is damaged.
+        Returns the number of spans with them; below 0 if the index is damaged.
         """
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
@@ -213,19 +213,18 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
     first, num_rows = parts[0][0].stream, parts[0][1].sample_ids.size
     ids, text_places = np.empty((num_rows, first.length), np.int64), np.empty(num_rows, np.int64)
     spans = np.empty(num_rows * max([samples.spans_per_row for samples, _ in parts]), kernels.SPAN)
-    whole, columns = kernels.Frames(ids, text_places, spans), parts[0][0].columns(num_rows)
+    frames, columns = kernels.Frames(ids, text_places, spans), parts[0][0].columns(num_rows)
     num_spans, tokens, inside_word = 0, [], None
     for samples, wanted in parts:
-        stream = samples.stream
-        frames = whole._replace(spans=spans[num_spans:]) if num_spans else whole
-        count = samples.lay_out(wanted, frames, columns)
-        require_sound(count)
-        num_spans += count
-        tokens.append(stream.read(frames.spans[:count]))
+        stream, first_span = samples.stream, num_spans
+        num_spans = samples.lay_out(wanted, frames, columns, num_spans)
+        require_sound(num_spans)
+        own = spans[first_span:num_spans]
+        tokens.append(stream.read(own))
         if stream.word_addresses is not None:
             inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word
-            kernels.mark_inside_words(frames, count, stream.starts, stream.word_addresses, inside_word)
-    largest, padding = kernels.fill_rows(whole, num_spans, first.zero, first.pad)
+            kernels.mark_inside_words(own, stream.starts, stream.word_addresses, inside_word)
+    largest, padding = kernels.fill_rows(frames, num_spans, first.zero, first.pad)
     del tokens  # spans point into it until here
     if largest >= first.dataset.special_tokens.vocab_size:
         raise damaged(next(samples.stream.dataset.path for samples, wanted in parts if largest in ids[wanted.which]))

@@ -33,8 +33,8 @@ class Windows:
     def columns(self, num_rows: int) -> Columns:
         return {}
 
-    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns) -> int:
-        return int(kernels.window_rows(*wanted, self._seed, self.stream.table, frames))
+    def lay_out(self, wanted: Wanted, frames: kernels.Frames, columns: Columns, num_spans: int) -> int:
+        return int(kernels.window_rows(*wanted, self._seed, self.stream.table, frames, num_spans))
 
     def ranges(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         total = self._total
