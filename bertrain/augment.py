@@ -144,26 +144,28 @@ class Proposer:
     def propose(self, texts: list[str], advance: Callable[[int], Any] = lambda words: None) -> np.ndarray:
         """Proposals for the words of texts, as WORD finds them, one text after the other: int32 [words, most].
 
-        NONE fills up a row. advance: called with a number of words that are done. Each different row with a mask goes
-        through the model once. Rows of one length go together, so none is padded.
+        NONE fills up a row. Words that the row of a text has no room for, and words that begin or end inside a token,
+        get none. advance: called with a number of words that are done. Each different row with a mask goes through the
+        model once. Rows of one length go together, so none is padded.
         """
         encoded = self.tokenizer(texts, truncation=True, max_length=self._longest, return_offsets_mapping=True)
         words: list[str] = []
         masked: dict[tuple[int, ...], list[int]] = {}  # a row with a mask, and then its place → numbers of words
-        others: dict[str, tuple[list[int], list[int]]] = {}  # a word → its tokens, numbers of words
+        others: dict[tuple[str, tuple[int, ...]], list[int]] = {}  # a word and its tokens → numbers of words
         for text, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             begins, ends = _bounds(text, offsets)
             for word in WORD.finditer(text):
                 number, first, last = len(words), begins.get(word.start()), ends.get(word.end())
                 words.append(word[0])
-                if word[0].lower() in self._kept:
+                if word[0].lower() in self._kept or first is None or last is None:
+                    advance(1)
                     continue
-                pieces = [] if first is None or last is None else ids[first : last + 1]
+                pieces = ids[first : last + 1]
                 if len(pieces) == 1 and self._is_word[pieces[0]]:
                     row = (*ids[:first], self.tokenizer.mask_token_id, *ids[last + 1 :], first)
                     masked.setdefault(row, []).append(number)
                 else:
-                    others.setdefault(word[0], (pieces, []))[1].append(number)
+                    others.setdefault((word[0], tuple(pieces)), []).append(number)
         found = np.full((len(words), self._most), NONE, np.int32)
 
         def keep(numbers: list[int], best: list[int]) -> None:
@@ -184,25 +186,24 @@ class Proposer:
                 for row, score, indices in zip(part, scores.tolist(), best.tolist(), strict=True):
                     keep(masked[row], [i for i, value in zip(indices, score, strict=True) if value > -torch.inf])
         for part in _parts([*others], QUERIES):
-            queries = [self._vector(word, others[word][0]) for word in part]
-            known = [word for word, query in zip(part, queries, strict=True) if query is not None]
-            advance(sum(len(others[word][1]) for word in part if word not in known))
+            known = {query: vector for query in part if (vector := self._vector(*query)) is not None}
+            advance(sum(len(others[query]) for query in part if query not in known))
             if known:
-                nearest = torch.stack([query for query in queries if query is not None]) @ self._units.T
+                nearest = torch.stack([*known.values()]) @ self._units.T
                 best = nearest.topk(min(self._most + 2, nearest.shape[1])).indices.cpu()
                 best = best + self._first if self._index is not None else self._ids[best]
-                for word, indices in zip(known, best.tolist(), strict=True):
-                    keep(others[word][1], indices)
+                for query, indices in zip(known, best.tolist(), strict=True):
+                    keep(others[query], indices)
         return found
 
-    def _vector(self, word: str, pieces: list[int]) -> torch.Tensor | None:
+    def _vector(self, word: str, pieces: tuple[int, ...]) -> torch.Tensor | None:
         """Where a word lies: its own vector, else the mean of the embeddings of its tokens; None where unknown."""
         if self._index is not None:
             number = self._index.get(word, self._index.get(word.lower()))
             return None if number is None else self._units[number]
-        if not pieces or self._special & {*pieces}:
+        if self._special & {*pieces}:
             return None
-        return F.normalize(self._rows[pieces].float().mean(0), dim=0)
+        return F.normalize(self._rows[[*pieces]].float().mean(0), dim=0)
 
 
 def _bounds(text: str, offsets: list[tuple[int, int]]) -> tuple[dict[int, int], dict[int, int]]:

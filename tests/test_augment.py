@@ -172,6 +172,22 @@ def test_a_word_of_several_tokens_gets_its_nearest_neighbours(checkpoint, tmp_pa
     assert all(word.isalpha() for word in without)
 
 
+def test_candidates_do_not_depend_on_other_texts_and_none_are_beyond_the_longest_row(checkpoint, tmp_path):
+    file = write(tmp_path / "glove.txt", "rivers 1 2", "stones 2 1", "salty 1 1")
+    for vectors in (None, augment.read_vectors(str(file))):
+        made = proposer(checkpoint, most=2, vectors=vectors)
+        long = "the " * made._longest + "rivers"
+        rows, done = made.propose([long, "rivers the"]), []
+        assert np.array_equal(rows[-2:], made.propose(["rivers the"], done.append))
+        assert (rows[-2:] != augment.NONE).all()
+        assert (rows[0] != augment.NONE).all()
+        assert (rows[made._longest :][:-2] == augment.NONE).all()
+        assert sum(done) == 2
+    done = []
+    proposer(checkpoint, kept=["the"]).propose([long, "rivers the"], done.append)
+    assert sum(done) == made._longest + 3  # words without candidates are done, too
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
