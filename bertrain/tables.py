@@ -74,6 +74,8 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
     file, roles = Path(path), {role: column for role, column in roles.items() if column}
     try:
         names, rows = _rows(file, {"label", *roles.values()}, skip)
+    except UsageError:
+        raise
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, csv.Error) as error:  # no UTF-8, no Parquet, ...
@@ -162,6 +164,7 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
     if kind == ".parquet":
         import pyarrow.parquet
 
+        _check_names(pyarrow.parquet.read_schema(file).names, str(file))
         table = pyarrow.parquet.read_table(file)
         return table.column_names, list(enumerate(table.to_pylist(), 1))
     if kind in (".jsonl", ".json"):
@@ -170,13 +173,7 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise UsageError(f"{file}, line {number} is not JSON: {error}") from None
-                if not isinstance(row, dict):
-                    raise UsageError(f"{file}, line {number} is not a JSON object")
-                rows.append((number, row))
+                rows.append((number, _parsed(line, f"{file}, line {number}")))
         return list(rows[0][1]) if rows else [], rows
     if kind not in (".tsv", ".csv", ".txt"):
         raise UsageError(f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet")
@@ -187,10 +184,43 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
         cells = [(reader.line_num, row) for row in reader if any(row)]
     names: list[Any] = list(range(len(cells[0][1]))) if cells else []
     if cells and any(name in cells[0][1] for name in wanted if name and not name.lstrip("-").isdigit()):
-        names = cells.pop(0)[1]
+        line, names = cells.pop(0)
+        _check_names(names, f"{file}, line {line}")
     for number, row in cells:
         if len(row) != len(names) and skip:
             row.clear()
         elif len(row) != len(names):
             raise UsageError(f"{file}, line {number} has {len(row)} columns and should have {len(names)}")
     return names, [(number, dict(zip(names, row))) for number, row in cells]  # noqa: B905
+
+
+def _parsed(line: str, place: str) -> dict[str, Any]:
+    """A line of JSON. Raises UsageError for what is no object, or no text that can be written again."""
+
+    def named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _check_names([name for name, _ in pairs], place)
+        return dict(pairs)
+
+    try:
+        row = json.loads(line, object_pairs_hook=named)
+    except UsageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{place} is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"{place} is not a JSON object")
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])[1:-1]
+        raise UsageError(
+            f"{place} has half a character, {half}; write its other half beside it, or remove it"
+        ) from None
+    return row
+
+
+def _check_names(names: list[Any], place: str) -> None:
+    """Raises UsageError if two columns have one name, because one of them would be lost."""
+    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if twice is not None:
+        raise UsageError(f"{place} has two columns {twice!r}; give one of them another name, or remove it")

@@ -202,14 +202,38 @@ def test_the_same_examples_from_any_file(tmp_path, kind):
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n', "line 2 has no value for column 'label'"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{bad\n', "line 2 is not JSON"),
         ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
+        ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": 1}\n{"text": "y", "text": "z", "label": 0}\n',
+            "line 2 has two columns 'text'; give one of them another name, or remove it",
+        ),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": 1}\n{"text": "\\ud83d", "label": 0}\n',
+            r"line 2 has half a character, \\ud83d; write its other half beside it, or remove it",
+        ),
+        ("a.tsv", "text\tnote\tnote\tlabel\nx\t1\t2\t1\n", "a.tsv, line 1 has two columns 'note'"),
+        ("a.csv", "\ntext,text,label\nx,y,1\n", "a.csv, line 2 has two columns 'text'"),
         ("a.xml", "<x/>", "has an unknown ending"),
         ("a.parquet", "no parquet", "a.parquet cannot be read"),
     ],
 )
 def test_bad_tables_are_named(tmp_path, name, content, said):
     (tmp_path / name).write_text(content)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=said) as caught:
         tables.read(str(tmp_path / name), text="0", other="", label="-1")
+    assert ("cannot be read" in str(caught.value)) == ("cannot be read" in said)
+
+
+def test_two_columns_of_parquet_with_one_name_are_named(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = [pa.array(["x"]), pa.array(["y"]), pa.array([1])]
+    pq.write_table(pa.table(columns, names=["text", "text", "label"]), tmp_path / "a.parquet")
+    with pytest.raises(UsageError, match="a.parquet has two columns 'text'"):
+        tables.read(str(tmp_path / "a.parquet"), text="0", other="", label="-1")
 
 
 def test_a_header_is_told_by_a_name_that_is_asked_for(tmp_path):
