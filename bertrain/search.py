@@ -34,14 +34,25 @@ from bertrain.models.encoder import Encoder
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World, world
 
-POPULATION, EXPLORE, MUTATION = 25, 0.5, 0.25  # as Yin et al. (2021) have them
-FIRST_SHARE = 4  # at most one in so many trials is of the first population
+FIRST = 10  # random trials before evolution begins; Yin et al. (2021) have 25, of many more
+EXPLORE, MUTATION = 0.5, 0.25  # as they have them
 CHILDREN = 100  # in a row without a new trial are enough
 DRAWS = 1000  # in a row without a new trial end a search
 WARMUP, REPEATS = 3, 15  # passes before a latency is measured, and passes that are measured
 SHOWN = 10  # trials in the table
 METHODS = ("evolution", "random")
 TRIALS, SETTINGS, PICTURE = "trials.jsonl", "search.json", "search.png"
+DIFFERENCES = {
+    "weights": "of other weights; give the checkpoint that it was begun with",
+    "dataset_id": "on another dataset; give the --data that it was begun with",
+    "device": "on the device {before}, and this is {now}; run it there",
+    "threads": "with {before} threads, and now there are {now}; set OMP_NUM_THREADS={before}",
+    "split": "on --split {before}, and {now} was given; give the same",
+    "length": "with --length {before}, and now it is {now}; give the same",
+    "max_samples": "with --max-samples {before}, and now it is {now}; give the same",
+    "batch_size": "with --batch-size {before}, and now it is {now}; give the same",
+}
+"""What the numbers of a search depend on → what is said where it differs from before, and what to do."""
 
 
 def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Sizes:
@@ -79,16 +90,15 @@ def search(
     """The sub-networks that were tried, in their order, with their losses.
 
     Sub-networks are drawn until `trials` have a latency of at most `limit`; of these alone the loss is asked for. All
-    draws of `random` are from the whole space. So are the first 25 trials of `evolution`, or the first quarter if that
-    is less; each later trial is, with probability 1/2, from the whole space, else a child of the best so far (or from
-    the whole space where 100 children give no new trial). Fewer trials come back where 1,000 draws in a row give no new
-    one.
+    draws of `random` are from the whole space. So are the first 10 trials of `evolution`; each later trial is, with
+    probability 1/2, from the whole space, else a child of the best so far (or from the whole space where 100 children
+    give no new trial). So the first trials of a longer search are those of a shorter one. Fewer trials come back where
+    1,000 draws in a row give no new one.
     """
     found: dict[Sizes, float] = {}
     number, last = 0, 0  # of the next draw, and of that which gave the last trial
-    first = min(POPULATION, -(-trials // FIRST_SHARE))
     while len(found) < trials and number - last < DRAWS:
-        evolves = method == "evolution" and len(found) >= first
+        evolves = method == "evolution" and len(found) >= FIRST
         evolves = evolves and number - last < CHILDREN and not _explores(seed, len(found))
         best = min(found, key=lambda sizes: found[sizes]) if evolves else None
         sizes = candidate(space, number, seed=seed, best=best)
@@ -141,10 +151,8 @@ class Measurements:
             before = None
         if before is not None and before != settings:
             name = next(name for name in {**settings, **before} if before.get(name) != settings.get(name))
-            raise UsageError(
-                f"--out {out} holds trials with another {name.replace('_', ' ')} ({before.get(name)}, and now "
-                f"{settings.get(name)}); give another --out"
-            )
+            said = DIFFERENCES[name].format(before=before.get(name), now=settings.get(name))
+            raise UsageError(f"--out {out} holds a search {said}, or another --out")
         if before is not None and self._path.exists():
             self._read(self._path.read_text())
         write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())
@@ -302,9 +310,14 @@ def _run(space: Space, known: Measurements, limit: float, *, method: str, trials
             bar.update()
             return value
 
-        smallest = known.latency(space[0])
+        def latency(sizes: Sizes) -> float:  # also of those that are too slow, after which no trial is counted
+            value = known.latency(sizes)
+            bar.set_postfix_str(f"{len(known.entries)} timed")
+            return value
+
+        smallest = latency(space[0])
         options = {"method": method, "trials": trials, "seed": seed, "limit": limit}
-        found = search(space, **options, latency=known.latency, loss=loss)
+        found = search(space, **options, latency=latency, loss=loss)
     if not found:
         raise UsageError(
             f"none of the sub-networks that were measured has a latency of {limit:g} ms; the smallest has "

@@ -1,5 +1,6 @@
 """Sub-networks: what they have of the model, how they learn, what is written of them, and the search among them."""
 
+import io
 import json
 import math
 import re
@@ -13,6 +14,7 @@ import torch
 from click.testing import CliRunner
 from conftest import SPECIAL
 from torch.func import functional_call
+from tqdm import tqdm
 from training import entries, flags, learner, losses, on_ranks, train
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
@@ -387,7 +389,8 @@ def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(co
             assert found == searched(space, method, seed, trials=24)
             assert len(found) == 24
             best[method].append(min(found.values()))
-    assert list(searched(space, "random", 0, trials=5)) == list(searched(space, "random", 0, trials=24))[:5]
+    for method in search.METHODS:  # a longer search goes on
+        assert list(searched(space, method, 0, trials=14)) == list(searched(space, method, 0, trials=60))[:14]
     assert np.mean(best["evolution"]) < np.mean(best["random"])
     few = Space("layers=1:3", config)
     assert len(searched(few, "evolution", 0, limit=1e9)) == 3
@@ -421,12 +424,28 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     assert json.loads(again.stdout)["best"] == min(done.values(), key=lambda entry: entry.get("loss", 99))
     assert [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()] == list(done.values())
     more = json.loads(invoke(*common, "--trials", 7, "--out", out, "--json").stdout)
-    assert 0 < measured.count("loss") <= 7
+    assert measured.count("loss") == 2
+    assert more["trials"][:5] == json.loads(again.stdout)["trials"]
     assert len(more["trials"]) == 7
     other = invoke(*common, "--trials", 3, "--method", "random", "--seed", 5, "--out", out, "--json")
     assert json.loads(other.stdout)["method"] == "random"
     said = refused(*common, "--trials", 5, "--out", out, "--batch-size", 2)
-    assert "holds trials with another batch size (1, and now 2); give another --out" in said
+    assert "holds a search with --batch-size 1, and now it is 2; give the same, or another --out" in said
+    shutil.copytree(trained, tmp_path / "longer")
+    shutil.rmtree(sorted((tmp_path / "longer").glob("step-*"))[-1])
+    said = refused("search", "--checkpoint", tmp_path / "longer", *common[3:], "--trials", 5, "--out", out)
+    assert "holds a search of other weights; give the checkpoint that it was begun with, or another --out" in said
+
+
+def test_a_search_among_slow_sub_networks_shows_that_it_works(configs, tmp_path, monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(search, "tqdm", lambda **options: tqdm(**options | {"disable": False, "file": shown}))
+    space = Space(SPACE, build.build(configs["bert"], SPECIAL, length=32, seed=0)[0].config)
+    known = search.Measurements(tmp_path, {}, lambda sizes: torch.nn.Linear(1, 1), lambda small: 9.0, None)
+    with pytest.raises(UsageError, match="none of the sub-networks that were measured has a latency of 5 ms"):
+        search._run(space, known, 5.0, method="random", trials=3, seed=0)
+    assert "0/3" in shown.getvalue()
+    assert "45 timed" in shown.getvalue()
 
 
 @pytest.mark.parametrize(
