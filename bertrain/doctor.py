@@ -21,7 +21,9 @@ from bertdata.errors import BertdataError, UsageError
 from bertdata.format.verify import verify
 from bertrain import assemble, optim
 from bertrain.config import Config, command
+from bertrain.models import adapters
 from bertrain.models.families import family_of
+from bertrain.objectives import Learner
 from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
@@ -93,7 +95,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     yield "devices", _devices(nproc)
     yield "memory", _memory(config, plan, weights, parameters, trained, nproc)
     yield "disk", _disk(config, parameters, trained)
-    yield "run", _run(config)
+    yield "run", _run(config, shards, made)
 
 
 def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
@@ -123,10 +125,17 @@ def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: in
     size = 2 if on_gpu and config.precision != "fp32" else 4
     places = plan.micro_batch_size * plan.length
     kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
-    activations = places * width * layers * kept * size
+    passes = config.sub_networks if config.elastic else 1  # each may be as large as the model, and all are kept
+    activations = passes * places * width * layers * kept * size
     most = max(share for _, share in config.mask_shares)
     slots = bertdata.Masking(probability=most, policy=config.masking).num_slots(plan.length)
-    head = plan.micro_batch_size * (plan.length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
+    head = (
+        passes
+        * plan.micro_batch_size
+        * (plan.length if family_of(shape).dense else slots)
+        * shape.vocab_size
+        * (size + 4)
+    )
     mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
     needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
     copied = 4 * parameters + (8 + mean) * trained
@@ -153,7 +162,7 @@ def _disk(config: Config, parameters: int, trained: int) -> Finding:
     return (FAIL, f"{estimate} at {place}; make room or lower --keep") if needed > free else (PASS, estimate)
 
 
-def _run(config: Config) -> Finding:
+def _run(config: Config, shards: bertdata.Dataset, made: Learner) -> Finding:
     run = Path(config.out)
     if run.exists() and not run.is_dir():
         return FAIL, f"--out {run} is a file; give a directory"
@@ -165,7 +174,11 @@ def _run(config: Config) -> Finding:
     if config.resume == "no":
         return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
     try:
-        checkpoint.require_same(newest, checkpoint.read_trainer(newest), checkpoint.made_with(config))
+        saved = checkpoint.read_trainer(newest)
+        checkpoint.require_same(newest, saved, checkpoint.made_with(config))
+        if config.lora:  # the run adapts the weights that the checkpoint names, which may be others than --init has
+            made.base = adapters.base_of(assemble.model(config, shards, resume=newest)[0])
+        checkpoint.require_same_models(newest, saved, made, config)
     except UsageError as error:
         return FAIL, str(error)
     return PASS, f"continues from {newest.name}"

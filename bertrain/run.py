@@ -58,16 +58,8 @@ class Run:
         self._prepare(weights)
         if not self.resumed_from:
             assemble.check_parts(config, self.shards, self.learner)
-        if self.resumed_from and saved.get("teacher") != self.learner.teacher:
-            raise UsageError(
-                f"{self.resumed_from} was trained with {saved.get('teacher') or 'no teacher'}, and this run has "
-                f"{self.learner.teacher or 'none'}; give the same, or another --out"
-            )
-        if self.resumed_from and saved.get("base") != self.learner.base:
-            raise UsageError(
-                f"{self.resumed_from} has an adapter for other weights than --init {config.init} has now; put those "
-                "back, or give another --out"
-            )
+        if self.resumed_from:
+            checkpoint.require_same_models(self.resumed_from, saved, self.learner, config)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         if self.resumed_from:
             checkpoint.read_optimizer(self.resumed_from, self.optimizer, self.learner)

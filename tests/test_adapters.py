@@ -184,7 +184,10 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
     (last(adapted) / "checkpoint.json").write_text(json.dumps(index))
     with pytest.raises(SystemExit):
         train(dataset.path, adapted, **options)
-    assert "has an adapter for other weights than --init" in capsys.readouterr().err
+    said = "has an adapter for other weights than --init"
+    assert said in capsys.readouterr().err
+    examined = CliRunner().invoke(doctor.main, flags(dataset.path, adapted, **options))
+    assert re.search(f"^FAIL  run .*{said}", examined.output, re.MULTILINE), examined.output
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import threading
@@ -725,6 +726,17 @@ def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, thing, verdi
     assert found[thing].startswith(verdict), output
     assert said in found[thing]
     assert code == (verdict == "FAIL")
+
+
+def test_the_doctor_counts_the_activations_of_all_sub_networks(dataset, tmp_path):
+    common = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 128, "--model", "bert-tiny",
+              "--micro-batch-size", 512, "--global-batch-size", 512, "--elastic", "layers=1:2"]  # fmt: skip
+    needed = [
+        float(re.search(r"about ([\d.]+) GB", examine(*common, "--sub-networks", number)[1]["memory"])[1])
+        for number in (1, 2, 4)
+    ]
+    assert needed[2] - needed[1] == pytest.approx(2 * (needed[1] - needed[0]), abs=0.2)
+    assert needed[2] > 3 * needed[0]
 
 
 def test_the_doctor_finds_damaged_shards_and_runs(dataset, tmp_path):

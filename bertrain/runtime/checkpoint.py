@@ -204,6 +204,20 @@ def require_same(path: Path, saved: Mapping[str, Any], given: Mapping[str, str])
             )
 
 
+def require_same_models(path: Path, saved: Mapping[str, Any], learner: Learner, config: Config) -> None:
+    """Raises UsageError if a checkpoint, whose trainer.json is `saved`, had another teacher or other weights."""
+    if saved.get("teacher") != learner.teacher:
+        raise UsageError(
+            f"{path} was trained with {saved.get('teacher') or 'no teacher'}, and this run has "
+            f"{learner.teacher or 'none'}; give the same, or another --out"
+        )
+    if saved.get("base") != learner.base:
+        raise UsageError(
+            f"{path} has an adapter for other weights than --init {config.init} has now; put those back, or give "
+            "another --out"
+        )
+
+
 def made_with(config: Config) -> dict[str, str]:
     """The options that a run keeps to its end, as trainer.json has them."""
     return {
