@@ -188,6 +188,12 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
     assert said in capsys.readouterr().err
     examined = CliRunner().invoke(doctor.main, flags(dataset.path, adapted, **options))
     assert re.search(f"^FAIL  run .*{said}", examined.output, re.MULTILINE), examined.output
+    build.build("modernbert-tiny", dataset.special_tokens, length=32, seed=0)[0].save_pretrained(tmp_path / "larger")
+    path.write_text(json.dumps(moved | {"base_model_name_or_path": str(tmp_path / "larger")}))
+    with pytest.raises(SystemExit):
+        train(dataset.path, adapted, **options)
+    said = f"adapter was trained on weights of other sizes than those of {tmp_path / 'larger'}; put the weights back"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

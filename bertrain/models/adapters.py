@@ -163,10 +163,19 @@ def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: P
 
 
 def read(model: PreTrainedModel, directory: Path) -> None:
-    """Gives an adapter that `add` has put into a model the weights that `save` wrote."""
+    """Gives an adapter that `add` has put into a model the weights that `save` wrote.
+
+    Raises UsageError if they are of other sizes.
+    """
     weights = load_file(directory / ADAPTER / WEIGHTS)
     own = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
-    _peft().set_peft_model_state_dict(model, own)
+    try:
+        _peft().set_peft_model_state_dict(model, own)
+    except RuntimeError:
+        raise UsageError(
+            f"{directory / ADAPTER} was trained on weights of other sizes than those of {model.name_or_path}; put the "
+            "weights back that it was trained on, or give another --out"
+        ) from None
 
 
 def start_of(directory: Path, given: str) -> str:
