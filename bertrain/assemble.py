@@ -208,7 +208,10 @@ def sizes(made: Learner) -> dict[str, int]:
 
 
 def check_parts(config: Config, shards: bertdata.Dataset, made: Learner) -> None:
-    """Raises UsageError for a model that cannot follow --grow, and for a --lr-scale that never matches anything."""
+    """Raises UsageError for a model that cannot follow --grow, and for a --lr-scale that never matches anything.
+
+    Or that leaves nothing to train in a sub-network of --elastic. Call optim.build first.
+    """
     names = list(sizes(made))
     if config.grow:
         whole, _ = model(config, shards)
@@ -216,6 +219,8 @@ def check_parts(config: Config, shards: bertdata.Dataset, made: Learner) -> None
         grow.check_outside(whole, model(config, shards, layers=config.depths[0][1])[0])
         names += [name for name, _ in whole.named_parameters()]
     check_scales(names, config)
+    if isinstance(made, Elastic):
+        made.check_trained(config.lr_scale)
 
 
 def _distillation(

@@ -248,6 +248,18 @@ def test_a_family_without_sub_networks_is_refused_before_the_first_step(dataset,
     assert "a electra has no sub-networks; give a bert or a modernbert" in capsys.readouterr().err
 
 
+def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_first_step(
+    dataset, tmp_path, configs, capsys
+):
+    options = {"model": configs["bert"], "elastic": "layers=1:3", "sub_networks": 1, "steps": 6, "eval_every": 0}
+    with pytest.raises(SystemExit) as caught:
+        train(dataset.path, tmp_path / "run", lr_scale=["embeddings|cls|layer.0=0"], **options)
+    assert caught.value.code == 2
+    said = "--lr-scale embeddings|cls|layer.0=0 freezes all parameters of the sub-networks with the fewest layers, 1;"
+    assert said in capsys.readouterr().err
+    assert len(train(dataset.path, tmp_path / "run", lr_scale=["embeddings|cls=0"], **options)) > 0
+
+
 # ------------------------------------------------------------------------------------------------------------ training
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.func import functional_call
 from transformers import PreTrainedModel
 
+from bertdata.errors import UsageError
 from bertrain.models import elastic
 from bertrain.models.elastic import Sizes, Space
 from bertrain.objectives.base import Learner, Objective
@@ -51,6 +52,17 @@ class Elastic(Learner):
             named = {f"model.{name}": tensor for name, tensor in tensors.items()}
             found.append(functional_call(part, named, kwargs=piece))
         return {name: _mean([losses[name] for losses in found]) for name in self.objectives}
+
+    def check_trained(self, scales: Sequence[str]) -> None:
+        """Raises UsageError if `scales`, those of --lr-scale, freeze all of the sub-network of the fewest layers."""
+        small = elastic.skeleton(self.model, self.space[0])
+        own = {f"model.{name}" for name, _ in small.named_parameters()}
+        trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        if not any(name in own or name.startswith("objectives.") for name in trained):
+            raise UsageError(
+                f"--lr-scale {' '.join(scales)} freezes all parameters of the sub-networks with the fewest layers, "
+                f"{self.space[0].layers}; leave some to train, or begin the layers of --elastic with more"
+            )
 
     def facts(self) -> dict[str, Any]:
         """How many sub-networks there are, and how many parameters the smallest and the largest of them have."""
