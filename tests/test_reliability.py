@@ -115,8 +115,11 @@ def test_a_build_survives_a_loss_of_power_in_the_order_it_writes(tmp_path, vocab
 def test_checkpoints_survive_a_loss_of_power(dataset, tmp_path):
     with recorded(tmp_path) as (pending, renames):
         train(dataset.path, tmp_path / "run", steps=2)
+        train(dataset.path, tmp_path / "adapted", steps=1, init=str(tmp_path / "run"), lora="r=2,alpha=4")
     assert not pending
-    assert [path.name for path in renames if path.name.startswith("step")] == ["step-00000001", "step-00000002"]
+    steps = [path for path in renames if path.name.startswith("step")]
+    assert [path.name for path in steps] == ["step-00000001", "step-00000002", "step-00000001"]
+    assert (steps[-1] / "adapter").is_dir()
 
 
 def test_an_index_survives_a_loss_of_power(dataset, tmp_path, monkeypatch):

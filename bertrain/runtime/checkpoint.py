@@ -122,6 +122,9 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
             files[path.relative_to(temporary).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
+        for path in temporary.rglob("*"):
+            if path.is_dir():
+                fsync_directory(path)
         write_file(temporary / INDEX, json.dumps({"files": files}, indent=1).encode())
         _go_on(leaving)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
