@@ -193,7 +193,7 @@ def _side_channel(config: Config, weights: PreTrainedModel, shards: bertdata.Dat
         embeddings = None
     if not isinstance(embeddings, torch.nn.Embedding):
         raise UsageError(
-            f"--side-channel needs a table of word embeddings, which a {weights.config.model_type} does not have; "
+            f"--side-channel needs a table of word embeddings, which {weights.config.model_type} does not have; "
             "leave it out"
         )
     vocabulary = tokenizers.Tokenizer.from_str(shards.tokenizer_file(TOKENIZER).decode()).get_vocab()
@@ -249,7 +249,7 @@ def precision(config: Config, device: torch.device, weights: PreTrainedModel) ->
     """--precision, resolved: fp32, bf16 or fp16. Raises UsageError for one that the model cannot compute in."""
     half = family_of(weights).half
     if config.precision not in ("auto", "fp32") and not half:
-        raise UsageError(f"a {weights.config.model_type} computes in fp32 alone; give --precision fp32")
+        raise UsageError(f"{weights.config.model_type} computes in fp32 alone; give --precision fp32")
     if config.precision != "auto":
         return config.precision
     if device.type != "cuda" or not half:

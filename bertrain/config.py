@@ -323,7 +323,8 @@ class Config:
             raise UsageError("--elastic and --lora were given; sub-networks train all their weights, so give one")
         if self.gradient_checkpointing:
             raise UsageError(
-                "--gradient-checkpointing calls layers again that --elastic has given back by then; leave it out"
+                "--gradient-checkpointing and --elastic were given; the weights of a sub-network are there in the "
+                "forward pass alone, so its layers cannot be computed again: leave --gradient-checkpointing out"
             )
         if self.compile == "on":
             raise UsageError("--compile on would compile each sub-network of --elastic; leave it out")

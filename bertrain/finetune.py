@@ -173,7 +173,7 @@ def finetune(
     model, num_loaded = _model(directory, task, from_scratch=from_scratch, dropout=dropout)
     half = family_of(model).half
     if precision == "bf16" and not half:
-        raise UsageError(f"a {model.config.model_type} computes in fp32 alone; give --precision fp32")
+        raise UsageError(f"{model.config.model_type} computes in fp32 alone; give --precision fp32")
     bf16 = precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
     choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
     num_tensors = len(model.base_model.state_dict())

@@ -193,7 +193,8 @@ def test_checkpoints_are_ordinary_and_tokens_without_a_structure_learn_as_before
 @pytest.mark.parametrize(
     "more",
     [{"optimizer": "adamw", "average": 0.4}, {"optimizer": "muon", "grow": "1,2", "grow_at": "0.4"},
-     {"grow": "1,2,2", "grow_at": "0.3,0.7", "freeze_trunk": True, "lr_scale": ["side_channel=2"]}],
+     {"grow": "1,2,2", "grow_at": "0.3,0.7", "freeze_trunk": True, "lr_scale": ["side_channel=2"]},
+     {"elastic": "layers=1:2,width=16:32:16", "optimizer": "muon"}],
 )  # fmt: skip
 def test_a_run_resumes_to_the_bit(dataset, table, bert, tmp_path, more):
     options = SHORT | {"model": bert, "side_channel": table, "steps": 8} | more

@@ -92,7 +92,7 @@ def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list
         found = [name for name, module in maps.items() if module in inside]
         if not found:
             raise UsageError(
-                f"--lora finds no linear maps in the layers of a {model.config.model_type}; name some by "
+                f"--lora finds no linear maps in the layers of {model.config.model_type}; name some by "
                 "target=PATTERN, or leave --lora out"
             )
         return found

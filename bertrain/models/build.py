@@ -134,13 +134,13 @@ def _fit(
     family = family_of(config)
     if family.positions_after_padding and special.pad is None:
         raise UsageError(
-            f"{given} is a {config.model_type}, whose positions begin after the padding id, and the tokenizer of the "
-            "shards has no padding token; give another model, or shards of a tokenizer with a padding token"
+            f"{given} is of type {config.model_type}, whose positions begin after the padding id, and the tokenizer of "
+            "the shards has no padding token; give another model, or shards of a tokenizer with a padding token"
         )
     if family.padding_id is not None and special.pad != family.padding_id:
         raise UsageError(
-            f"{given} is a {config.model_type}, whose padding id is always {family.padding_id}, and that of the shards "
-            f"is {special.pad}; give another model, or shards of a tokenizer with this padding id"
+            f"{given} is of type {config.model_type}, whose padding id is always {family.padding_id}, and that of the "
+            f"shards is {special.pad}; give another model, or shards of a tokenizer with this padding id"
         )
     size = config.attribute_map.get("vocab_size", "vocab_size")
     is_padded = size in values and special.vocab_size <= config.vocab_size < special.vocab_size + VOCABULARY_PADDING
@@ -314,7 +314,7 @@ def check_runs(model: PreTrainedModel, *, length: int) -> None:
             raise ValueError(f"{length} ids give logits of shape {list(logits.shape)}")
     except Exception as error:  # of any code
         reason = " ".join(str(error).split())
-        raise UsageError(f"a {model.config.model_type} cannot predict tokens from tokens alone: {reason}") from None
+        raise UsageError(f"{model.config.model_type} cannot predict tokens from tokens alone: {reason}") from None
     model.train(was_training)
 
 
@@ -341,6 +341,6 @@ def recompute_activations(model: PreTrainedModel) -> None:
         enable({"use_reentrant": False})
     except ValueError:
         raise UsageError(
-            f"transformers cannot compute the activations of a {model.config.model_type} again; leave "
+            f"transformers cannot compute the activations of {model.config.model_type} again; leave "
             "--gradient-checkpointing out"
         ) from None

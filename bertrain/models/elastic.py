@@ -45,8 +45,8 @@ class Sizes(NamedTuple):
 def sizes_of(config: PreTrainedConfig) -> Sizes:
     """The sizes of a whole model. Raises UsageError for a family without sub-networks."""
     if family_of(config).elastic is None:
-        can = " or a ".join(name for name, family in FAMILIES.items() if family.elastic)
-        raise UsageError(f"a {config.model_type} has no sub-networks; give a {can}")
+        can = " or ".join(name for name, family in FAMILIES.items() if family.elastic)
+        raise UsageError(f"{config.model_type} has no sub-networks; give {can}")
     return Sizes(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
 
 

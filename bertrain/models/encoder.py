@@ -31,7 +31,7 @@ class Encoder(Module):
         if isolate and family.isolation is None:
             can = ", ".join(name for name, other in FAMILIES.items() if other.isolation)
             raise UsageError(
-                f"a {model.config.model_type} cannot keep packed documents apart, as --isolate-documents and --samples "
+                f"{model.config.model_type} cannot keep packed documents apart, as --isolate-documents and --samples "
                 f"packed ask; {can} can"
             )
         self.model, self.isolate = model, isolate

@@ -31,7 +31,7 @@ def shorten(config: PreTrainedConfig, layers: int) -> None:
     try:
         config.num_hidden_layers = layers
     except NotImplementedError:
-        raise UsageError(f"--grow cannot give a {config.model_type} another number of layers; leave it out") from None
+        raise UsageError(f"--grow cannot give {config.model_type} another number of layers; leave it out") from None
     if kinds:
         config.layer_types = list(kinds[:layers])
 
@@ -43,9 +43,9 @@ def check_depth(whole: PreTrainedModel, grow: str, layers: int, *, freezes: bool
     """
     kind = whole.config.model_type
     if freezes and kind in _SHARES_PARTS:
-        raise UsageError(f"--freeze-trunk cannot freeze the parts that the layers of a {kind} share; leave it out")
+        raise UsageError(f"--freeze-trunk cannot freeze the parts that the layers of {kind} share; leave it out")
     if _prefix(whole) is None:
-        raise UsageError(f"--grow cannot tell the layers of a {kind} apart, or they share weights; leave it out")
+        raise UsageError(f"--grow cannot tell the layers of {kind} apart, or they share weights; leave it out")
     number = len(layers_of(whole))
     if layers != number:
         raise UsageError(f"--grow {grow} ends with {layers} layers, and --model has {number}; end with {number}")
@@ -60,7 +60,7 @@ def check_outside(whole: PreTrainedModel, first: PreTrainedModel) -> None:
     ]
     if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
         raise UsageError(
-            f"--grow cannot add layers to a {whole.config.model_type}: {differing[0]}, which is outside its layers, "
+            f"--grow cannot add layers to {whole.config.model_type}: {differing[0]}, which is outside its layers, "
             "depends on their number; leave it out"
         )
 

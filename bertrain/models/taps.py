@@ -19,7 +19,7 @@ def check(model: PreTrainedModel, *, hidden: bool) -> None:
     taps = family_of(model).taps
     if taps is None or not (hidden or taps == "attention"):
         raise UsageError(
-            f"--distil {'hidden' if hidden else 'relations'} cannot read the layers of a {model.config.model_type} "
+            f"--distil {'hidden' if hidden else 'relations'} cannot read the layers of {model.config.model_type} "
             f"(docs/models.md); give --distil logits{' or hidden' if taps == 'hidden' else ''}"
         )
 
@@ -39,9 +39,7 @@ class Taps:
         all_layers = layers_of(model)
         self.has_attention = family_of(model).taps == "attention"
         if len(layers) > 1 and len({id(layer) for layer in all_layers}) < len(all_layers):
-            raise UsageError(
-                f"the layers of a {model.config.model_type} share their weights; give --distil-layers last"
-            )
+            raise UsageError(f"the layers of {model.config.model_type} share their weights; give --distil-layers last")
         for number in layers:
             if number == EMBEDDINGS:
                 all_layers[0].register_forward_pre_hook(_keep_input_in(self.hidden), with_kwargs=True)

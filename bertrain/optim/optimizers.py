@@ -36,7 +36,7 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     matrices = hidden_matrices(module.model)
     if not matrices:
         raise UsageError(
-            f"--optimizer muon: a {module.model.config.model_type} has no linear maps in its layers; give adamw"
+            f"--optimizer muon: {module.model.config.model_type} has no linear maps in its layers; give adamw"
         )
     theirs = {parameter for parameter, _ in matrices}
     others = parameter_groups(module, config.weight_decay)
