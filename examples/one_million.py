@@ -84,7 +84,17 @@ def run(command: click.Command, line: str, *more: str) -> str:
 
 
 def prepare(out: Path, made: Grammar, num_documents: int) -> None:
-    """Writes corpus, vocabulary and configuration, and builds the shards, unless they are there."""
+    """Writes corpus, vocabulary and configuration, and builds the shards, unless they are there.
+
+    Raises click.UsageError if shards of another number of documents are there.
+    """
+    if (out / "shards" / "manifest.json").exists():
+        there = bertdata.open(out / "shards").num_documents
+        if there != num_documents:
+            raise click.UsageError(
+                f"--out {out} holds shards of {there} documents, and --documents is {num_documents}; give --documents "
+                f"{there}, or another --out"
+            )
     (out / "vocab.txt").write_text("\n".join(made.vocabulary) + "\n")
     (out / "model.json").write_text(json.dumps(MODEL | {"vocab_size": len(made.vocabulary)}))
     if not (out / "shards" / "manifest.json").exists():

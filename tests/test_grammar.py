@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -132,6 +133,8 @@ def test_the_example_of_a_million_parameters_runs(tmp_path, monkeypatch, capsys)
     assert [row[0].removeprefix("| ") for row in rows] == list(one_million.WAYS)
     for _, loss, floor, *_ in rows:
         assert 0 < float(floor) < float(loss) < 7
+    with pytest.raises(click.UsageError, match="holds shards of 300 documents, and --documents is 301; give"):
+        one_million.main(["--out", str(tmp_path), "--documents", "301"], standalone_mode=False)
     operations = [one_million.cost(tmp_path / name)[1] for name in
                   ("complete-0", "progressive-2-then-4-layers-0", "progressive-1-2-then-4-layers-0")]  # fmt: skip
     assert operations[0] > operations[1] > operations[2] > 0
