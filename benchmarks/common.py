@@ -32,6 +32,12 @@ def rounds(contenders: dict[str, Callable[[], float]], *, repeats: int) -> dict[
     }
 
 
+def losses_of(runs: list[dict[str, Any]]) -> str:
+    """Two cells of a Markdown table, "loss, median | of each seed", for runs of one row."""
+    losses = [one["validation_loss"] for one in sorted(runs, key=lambda one: one["seed"])]
+    return f"{statistics.median(losses):.3f} | {', '.join(f'{loss:.3f}' for loss in losses)}"
+
+
 def machine() -> dict[str, Any]:
     names = ("bertdata", "numpy", "numba", "tokenizers", "transformers", "torch")
     packages = {}

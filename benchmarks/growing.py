@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import machine
+from common import losses_of, machine
 from recipes import result_of, run
 
 import bertdata
@@ -89,10 +89,9 @@ def table(results: list[dict[str, Any]]) -> str:
     lines = ["| row | loss, median | of each seed | 10¹² operations | seconds | loss at growths, before → after |",
              "|---|---|---|---|---|---|"]  # fmt: skip
     for row in ROWS:
-        found = sorted((one for one in results if one["row"] == row), key=lambda one: one["seed"])
+        found = [one for one in results if one["row"] == row]
         if not found:
             continue
-        losses = [one["validation_loss"] for one in found]
         growths = [
             f"{many[0]['layers_before']}→{many[0]['layers']}: "
             + " → ".join(
@@ -101,7 +100,7 @@ def table(results: list[dict[str, Any]]) -> str:
             for many in zip(*(one["growths"] for one in found), strict=True)
         ]
         lines.append(
-            f"| {row} | {statistics.median(losses):.3f} | {', '.join(f'{loss:.3f}' for loss in losses)} | "
+            f"| {row} | {losses_of(found)} | "
             f"{statistics.median(one['operations'] for one in found) / 1e12:.2f} | "
             f"{statistics.median(one['trained_s'] for one in found):.0f} | {'; '.join(growths)} |"
         )

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import machine, small_modernbert
+from common import losses_of, machine, small_modernbert
 
 
 def changed(base: str, changes: dict[str, str]) -> dict[str, str]:
@@ -164,11 +164,9 @@ def table(results: list[dict[str, Any]], size: str) -> str:
     for (row, options), found in sorted(
         rows.items(), key=lambda item: statistics.median(x["validation_loss"] for x in item[1])
     ):
-        losses = [one["validation_loss"] for one in sorted(found, key=lambda one: one["seed"])]
         means = [one["average_loss"] for one in found if "average_loss" in one]
         lines.append(
-            f"| {row} | `{options}` | {statistics.median(losses):.3f} | "
-            f"{', '.join(f'{loss:.3f}' for loss in losses)} | {f'{statistics.median(means):.3f}' if means else ''} | "
+            f"| {row} | `{options}` | {losses_of(found)} | {f'{statistics.median(means):.3f}' if means else ''} | "
             f"{statistics.median(one['steps'] for one in found):,.0f} | "
             f"{statistics.median(one['tokens'] for one in found) / 1e6:.1f} M |"
         )

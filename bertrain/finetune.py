@@ -46,6 +46,7 @@ WARMUP = 0.1  # share of the steps
 WEIGHT_DECAY = 0.01
 PATIENCE = timedelta(days=30)  # a rank waits so long for the seeds of the others
 RESULT, SEED_RESULT = "result.json", "seed.json"
+SPREAD = ("median", "min", "max")  # of a measure over seeds
 ROWS = 64  # of a batch that is scored
 
 
@@ -130,7 +131,7 @@ def _spreads(runs: list[dict[str, Any]], splits: list[str]) -> dict[str, dict[st
     for split in splits:
         for metric in runs[0][split]:
             values = [run[split][metric] for run in runs]
-            spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+            spread = dict(zip(SPREAD, (statistics.median(values), min(values), max(values)), strict=True))
             spreads[f"{split}_{metric}"] = {what: round(value, 5) for what, value in spread.items()}
     return spreads
 
@@ -312,6 +313,14 @@ def _score(model: Any, tokenizer: Any, task: Task, data: Data, device: torch.dev
     return task.score(answers, data.gold)
 
 
+def show(what: str, seeds: int, spreads: dict[str, dict[str, float]], *, width: int) -> None:
+    """Prints the median, min and max over seeds of measures by name. what: the checkpoint and what it was tuned for."""
+    click.echo(f"{what}, {seeds} seeds, the best epoch of each on dev")
+    click.echo(f"  {'':<{width}}" + "".join(f"{kind:>10}" for kind in SPREAD))
+    for name, spread in spreads.items():
+        click.echo(f"  {name:<{width}}" + "".join(f"{spread[kind]:>10.4f}" for kind in SPREAD))
+
+
 def common(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that `finetune` and `suite` share."""
     for option in reversed(OPTIONS):
@@ -400,11 +409,8 @@ def main(
     if as_json:
         click.echo(json.dumps(result))
         return
-    click.echo(f"{start}: {task}, {result['seeds']} seeds, the best epoch of each on dev")
-    click.echo(f"  {'':<18}{'median':>10}{'min':>10}{'max':>10}")
-    for name, spread in result.items():
-        if isinstance(spread, dict):
-            click.echo(f"  {name.replace('_', ' '):<18}" + "".join(f"{value:>10.4f}" for value in spread.values()))
+    spreads = {name.replace("_", " "): spread for name, spread in result.items() if isinstance(spread, dict)}
+    show(f"{start}: {task}", result["seeds"], spreads, width=18)
     click.echo(f"models and {RESULT} are in {out}")
 
 

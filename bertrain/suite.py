@@ -18,7 +18,7 @@ import transformers
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
-from bertrain.finetune import PATIENCE, RESULT, common, resolved, tune
+from bertrain.finetune import PATIENCE, RESULT, common, resolved, show, tune
 from bertrain.runtime.dist import world
 from bertrain.tasks import Columns
 
@@ -125,15 +125,13 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
     if as_json:
         click.echo(json.dumps(suite))
         return
-    click.echo(f"{start}: {name}, {options['seeds']} seeds, the best epoch of each on dev")
-    click.echo(f"  {'':<32}{'median':>10}{'min':>10}{'max':>10}")
+    spreads = {}
     for task, result in results.items():
         for split in ("dev", "test") if entries[task].test else ("dev",):
             for metric in entries[task].metrics:
-                spread = result[f"{split}_{metric}"]
                 where = {"dev": "", "test": " " + Path(str(entries[task].test)).stem.removeprefix("dev_")}[split]
-                label = f"{task}{where} {metric.replace('_', ' ')}"
-                click.echo(f"  {label:<32}" + "".join(f"{spread[of]:>10.4f}" for of in ("median", "min", "max")))
+                spreads[f"{task}{where} {metric.replace('_', ' ')}"] = result[f"{split}_{metric}"]
+    show(f"{start}: {name}", options["seeds"], spreads, width=32)
     if missing:
         click.echo(f"no files in {data}: {', '.join(missing)}")
     click.echo(f"models and {RESULT} of each task are in {out}")
