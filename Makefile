@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all bounds gpu check fix golden
+.PHONY: help demo test test-all bounds gpu pages check fix golden
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -54,6 +54,11 @@ gpu:  ## the tests and measurements that need a GPU
 	    sys.exit('torch finds no GPU here; run make gpu on a machine that has one')"
 	$(GPU_PYTHON) -m pytest -m gpu $(GPU_TESTS) tests/test_gpu.py
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
+
+# Pages in a real browser. playwright drives the Chromium that is installed, and downloads none.
+pages: $(VENV)/.dev  ## the pages of --html in Chromium: every control is used, pictures go to docs/
+	$(INSTALL) playwright
+	$(BIN)/python tools/pages.py --pictures docs
 
 check: $(VENV)/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .

@@ -529,7 +529,7 @@ def inspect(
         from bertdata.files import write_file
         from bertdata.look import report
 
-        write_file(Path(html), report.page(Dataset(shards), **steps, samples=samples).encode())
+        write_file(Path(html), report.report(Dataset(shards), **steps, samples=samples).encode())
         click.echo(html)
         return
     about = facts.facts(Dataset(shards), **steps, samples=samples)

@@ -75,7 +75,7 @@ ROOMS = {
             "loader",
         ],
     ),
-    "look": ({"format", "sources", "tokenize", "read"}, ["facts", "show", "trace", "report", "bench"]),
+    "look": ({"format", "sources", "tokenize", "read"}, ["facts", "show", "trace", "page", "report", "bench"]),
 }
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
 TRAINER_FILES = [

@@ -12,7 +12,8 @@ from conftest import write_dataset
 import bertdata
 from bertdata.build import build
 from bertdata.cli import main
-from bertdata.look.report import page
+from bertdata.look import report as looking
+from bertdata.look.report import report
 
 OPTIONS = {"length": 32, "global_batch_size": 8, "world_size": 2}
 
@@ -31,7 +32,7 @@ def made(tmp_path_factory, vocab):
     (folder / "corpus.txt").write_text("\n\n".join(lines))
     build(folder / "corpus.txt", folder / "shards", tokenizer=vocab, validation=0.2, dedup=True, sentences="line")
     dataset = bertdata.open(folder / "shards")
-    return dataset, page(dataset, **OPTIONS)
+    return dataset, report(dataset, **OPTIONS)
 
 
 def test_documents_add_up(made):
@@ -66,7 +67,7 @@ def test_words_behind_the_unknown_token_are_those_of_the_text(made, tmp_path):
     assert unknown["why"] is None
     shutil.copytree(dataset.path, tmp_path / "shards")
     shutil.rmtree(tmp_path / "shards" / "origins")
-    without = data_of(page(bertdata.open(tmp_path / "shards"), **OPTIONS))["unknown"]
+    without = data_of(report(bertdata.open(tmp_path / "shards"), **OPTIONS))["unknown"]
     assert without["words"] == []
     assert "has no origins" in without["why"]
 
@@ -90,7 +91,7 @@ def test_samples_are_those_of_the_loader(made):
 
 
 def test_padding_is_that_of_the_loader(dataset):
-    data = data_of(page(dataset, **OPTIONS))
+    data = data_of(report(dataset, **OPTIONS))
     for row in data["rows"]:
         for kind in ("documents", "packed"):
             loader = bertdata.Loader(dataset, length=row["length"], samples=kind, masking=None)
@@ -99,15 +100,61 @@ def test_padding_is_that_of_the_loader(dataset):
 
 def test_the_page_is_whole_and_asks_for_nothing(made):
     _, html = made
-    assert html.count("</script>") == 2  # the text has one, too
+    assert html.count("</script>") == 3  # the text has one, too
     assert not re.search(r"(src|href)\s*=|url\(|@import|fetch\(", html)
     assert not re.search(r'https?://(?!www\.w3\.org/2000/svg")', html)
     assert len(html.encode()) < 2_000_000
 
 
+def test_long_rows_make_no_larger_page(made, tmp_path):
+    (tmp_path / "corpus.txt").write_text("the cat sat on the mat " * 11_000)
+    build(tmp_path / "corpus.txt", tmp_path / "shards", tokenizer=str(made[0].path))
+    html = report(bertdata.open(tmp_path / "shards"), length=8192, global_batch_size=8, world_size=1)
+    samples = data_of(html)["samples"]
+    rows = [row for seed in samples["rows"] for epoch in seed for row in epoch]
+    assert (samples["length"], samples["shown"], len(rows)) == (8192, 512, 8 * 3 * 2)
+    assert {len(row["ids"]) for row in rows} == {512}
+    assert max(place for row in rows for masks in row["masks"].values() for place, _ in masks) < 512
+    assert len(html.encode()) < 500_000
+
+
+def test_steps_are_counted_for_the_samples_that_are_asked_for(made):
+    dataset, _ = made
+    for samples in ("windows", "documents", "packed"):
+        data = data_of(report(dataset, **OPTIONS, samples=samples))
+        found = data["about"]["splits"]["train"]["samples_per_epoch"]
+        assert data["about"]["steps_for"]["samples"] == data["samples"]["kind"] == samples
+        assert found == bertdata.Loader(dataset, length=32, samples=samples, masking=None).num_samples
+    one = data_of(report(dataset, length=32, global_batch_size=100_000, world_size=1))
+    assert any("An epoch has 1 step of 100000 rows" in line for line in one["warnings"])
+
+
+def test_unknown_tokens_far_behind_are_explained(made, monkeypatch):
+    dataset, _ = made
+    monkeypatch.setattr(looking, "_UNKNOWN_SCANNED", 10)
+    unknown = data_of(report(dataset, **OPTIONS))["unknown"]
+    assert (unknown["count"] > 0, unknown["words"]) == (True, [])
+    assert unknown["why"] == "the first 10 tokens, which are searched, have none"
+
+
+def test_special_tokens_are_named(made):
+    frequent = {one["token"]: one["special"] for one in data_of(made[1])["tokens"]["frequent"]}
+    assert frequent["[UNK]"]
+    assert not frequent["the"]
+
+
+def test_what_was_replaced_is_said(made):
+    assert data_of(made[1])["flow"]["text"][1:] == ["Kept as text: [MASK] once."]
+
+
 def test_warnings_are_about_what_is_there(made, tmp_path):
     lines = " ".join(data_of(made[1])["warnings"])
-    for said in ("left out: duplicates", "spells special tokens 1 times", "are the unknown token", "says little"):
+    for said in (
+        "left out: duplicates",
+        "spells special tokens once",
+        "of the tokens counted are the unknown token",
+        "says little",
+    ):
         assert said in lines
     out = write_dataset(tmp_path / "shards", [([7, 8, 3] * 40_000, [3 * n for n in range(1, 40_001)], None)])
     said = CliRunner().invoke(main, ["inspect", str(out), "--html", str(tmp_path / "page.html")])

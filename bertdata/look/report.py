@@ -1,13 +1,13 @@
 """What inspect --html writes: one page about a dataset, which needs no network and no other file.
 
-    dataset ──► numbers (facts, tokens, rows, unknown words, samples) ──► JSON inside report.html ──► a browser draws it
+    dataset ──► numbers (facts, tokens, rows, unknown words, samples) ──► JSON inside a page ──► a browser draws it
 
-Everything that the page shows is in its JSON; report.html has the markup, the style and the drawing.
+Everything that the page shows is in its JSON; report.html has its sections, page.html the style and the drawing.
 """
 
 from __future__ import annotations
 
-import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from importlib import resources
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bertdata.choices import MASKING_POLICIES
 from bertdata.errors import BertdataError
 from bertdata.format.dataset import Dataset
-from bertdata.look import facts, trace
+from bertdata.look import facts, page, trace
 from bertdata.read import kernels
 from bertdata.read.loader import Loader
 from bertdata.read.pieces import PACKED_TOGETHER
@@ -33,12 +33,13 @@ _ROW_LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _FREQUENT, _RANKS = 100, 60  # tokens that are listed, points of the curve of ranks
 _UNKNOWN_DOCUMENTS, _UNKNOWN_SCANNED = 40, 1 << 26  # documents whose texts are read, tokens that are searched for them
 _SAMPLES, _EPOCHS, _SEEDS = 8, 3, 2  # that can be looked at
-_MARK = "/*DATA*/"
+_PLACES = 512  # of a row that are shown, so that the page of long rows is no larger
+_WORD = 100  # characters of a word or a token that are shown
 _FEW_STEPS = 1000
 
 
-def page(dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows") -> str:
-    """The page, as HTML of well below 2 MB. Reads all tokens, up to 2**30, and the first documents with unknown words.
+def report(dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows") -> str:
+    """The page, as HTML below 2 MB. Reads all tokens, up to 2**30, and the first documents with unknown words.
 
     The arguments are those of `facts.facts`; length is also that of the samples that the page shows.
     """
@@ -57,13 +58,15 @@ def page(dataset: Dataset, *, length: int, global_batch_size: int, world_size: i
         "samples": _samples(dataset, tokenizer, length=length, samples=samples) if has_rows else None,
     }
     data["warnings"] = _warnings(data)
-    content = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    before, after = resources.files("bertdata.look").joinpath("report.html").read_text().split(_MARK)
-    return before + content + after
+    body = resources.files("bertdata.look").joinpath("report.html").read_text(encoding="utf-8")
+    return page.assemble(f"{dataset.path}: dataset", body, data)
 
 
 def _flow(about: dict[str, Any]) -> dict[str, Any]:
-    """Documents: how many were read, what became of each of them, and the splits that have the others."""
+    """Documents: how many were read, what became of each of them, and the splits that have the others.
+
+    text: sentences about what was skipped or replaced inside.
+    """
     counts = about["counts"]
     left_out = {
         "removed by --map": counts.get("removed_documents", 0),
@@ -75,8 +78,29 @@ def _flow(about: dict[str, Any]) -> dict[str, Any]:
         "read": sum(splits.values()) + sum(left_out.values()),
         "left_out": left_out,
         "splits": splits,
-        "rows_skipped": counts.get("skipped_rows", 0),
+        "text": list(_replaced(counts)),
     }
+
+
+def _replaced(counts: dict[str, Any]) -> Iterator[str]:
+    """What a build skipped, replaced or kept in the texts, in sentences."""
+    if "text_bytes" in counts:
+        yield f"The text has {counts['text_bytes']:,} bytes."
+    if "ids_bytes" in counts:
+        yield f"Ids of {counts['ids_bytes']:,} bytes were imported."
+    if skipped := counts.get("skipped_rows", 0):
+        yield f"{skipped:,} rows without text were skipped."
+    if replaced := counts.get("replaced_characters", 0):
+        yield f"{replaced:,} invalid UTF-8 sequences were replaced by U+FFFD."
+    if replaced := counts.get("special_ids_replaced", 0):
+        yield f"{replaced:,} special ids were replaced by the unknown id."
+    for what, name in (("Kept as text", "special_literals"), ("Inside documents", "special_ids_inside")):
+        if found := counts.get(name):
+            yield f"{what}: {', '.join(f'{token} {_times(count)}' for token, count in found.items())}."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _token_counts(dataset: Dataset) -> NDArray[np.int64]:
@@ -101,7 +125,7 @@ def _tokens(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) -
         "used": used,
         "once": int((counts == 1).sum()),
         "frequent": [
-            {"token": tokenizer.spell(token), "count": int(counts[token]), "special": token in special}
+            {"token": tokenizer.spell(token)[:_WORD], "count": int(counts[token]), "special": token in special}
             for token in order[: min(_FREQUENT, used)].tolist()
         ],
         "ranks": [[rank, int(counts[order[rank - 1]])] for rank in ranks.tolist()],
@@ -161,6 +185,8 @@ def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) 
     if unk is None or not found["count"]:
         return found
     numbers = list(_documents_with(dataset, unk))
+    if not numbers:
+        return found | {"why": f"the first {_UNKNOWN_SCANNED:,} tokens, which are searched, have none"}
     words: Counter[str] = Counter()
     try:
         traced = trace.with_texts(dataset, trace.numbered(dataset, numbers))
@@ -171,7 +197,7 @@ def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) 
             found["why"] = each.no_text
             continue
         places = np.flatnonzero(dataset.document(each.document) == unk)[:_FREQUENT].tolist()
-        words.update(part.strip() for part in tokenizer.parts_of(each.text, places))
+        words.update(part.strip()[:_WORD] for part in tokenizer.parts_of(each.text, places))
     return found | {"words": words.most_common(_FREQUENT), "documents": len(numbers)}
 
 
@@ -196,6 +222,7 @@ def _samples(dataset: Dataset, tokenizer: Tokenizer, *, length: int, samples: st
     """Rows of some positions of some epochs and seeds, and what each masking policy does to each of them.
 
     spellings: id → token. rows[seed][epoch][position]: ids; masks by policy, a list of (place, id that the model sees).
+    Of long rows, the first 512 places.
     """
     has_masks = dataset.special_tokens.mask is not None
     split = "train" if "train" in dataset.splits else next(iter(dataset.splits))
@@ -217,7 +244,7 @@ def _samples(dataset: Dataset, tokenizer: Tokenizer, *, length: int, samples: st
             rows[seed].append(
                 [
                     {
-                        "ids": batch.input_ids[row, : filled[row]].tolist(),
+                        "ids": batch.input_ids[row, : min(filled[row], _PLACES)].tolist(),
                         "masks": {
                             policy: [[place, int(seen[policy][row, place])] for place in _chosen(labels[policy][row])]
                             for policy in masked
@@ -230,15 +257,18 @@ def _samples(dataset: Dataset, tokenizer: Tokenizer, *, length: int, samples: st
     return {
         "split": split,
         "kind": samples,
+        "length": length,
+        "shown": min(length, _PLACES),
         "mask": dataset.special_tokens.mask,
+        "special": list(dataset.special_tokens.special_ids),
         "policies": list(MASKING_POLICIES) if has_masks else [],
-        "spellings": {token: tokenizer.spell(token) for token in sorted(ids)},
+        "spellings": {token: tokenizer.spell(token)[:_WORD] for token in sorted(ids)},
         "rows": rows,
     }
 
 
 def _chosen(labels: NDArray[np.int64]) -> list[int]:
-    return np.flatnonzero(labels >= 0).tolist()  # type: ignore[no-any-return]
+    return np.flatnonzero(labels[:_PLACES] >= 0).tolist()  # type: ignore[no-any-return]
 
 
 def _each(rows: list[Any]) -> Iterator[dict[str, Any]]:
@@ -251,13 +281,13 @@ def _warnings(data: dict[str, Any]) -> list[str]:
     steps, counts, found = about["steps_for"], about["counts"], []
     if unknown["count"] > 0.001 * tokens["counted"]:
         found.append(
-            f"{unknown['count'] / tokens['counted']:.2%} of the tokens are the unknown token; a tokenizer that fits "
-            "the text loses less."
+            f"{unknown['count'] / tokens['counted']:.2%} of the tokens counted are the unknown token; a tokenizer "
+            "that fits the text loses less."
         )
     if tokens["used"] < 0.5 * tokens["vocab_size"]:
         found.append(
-            f"Only {tokens['used']:,} of {tokens['vocab_size']:,} ids occur; a smaller vocabulary makes a smaller "
-            "model."
+            f"Only {tokens['used']:,} of {tokens['vocab_size']:,} ids occur in the {tokens['counted']:,} tokens "
+            "counted; a smaller vocabulary makes a smaller model."
         )
     if "validation" not in about["splits"]:
         found.append("There is no validation split, so a run is not evaluated; build with --validation 0.01.")
@@ -273,15 +303,15 @@ def _warnings(data: dict[str, Any]) -> list[str]:
     for name, number in flow["left_out"].items():
         if number > 0.1 * flow["read"]:
             found.append(f"{number / flow['read']:.0%} of the documents were left out: {name}.")
-    if flow["rows_skipped"]:
-        found.append(f"{flow['rows_skipped']:,} rows without text were skipped.")
+    if skipped := counts.get("skipped_rows", 0):
+        found.append(f"{skipped:,} rows without text were skipped.")
     spelled = sum(counts.get("special_literals", {}).values())
     if spelled:
-        found.append(f"The text spells special tokens {spelled:,} times; they were kept as ordinary text.")
+        found.append(f"The text spells special tokens {_times(spelled)}; they were kept as ordinary text.")
     train = about["splits"].get("train")
-    if train and train["steps_per_epoch"] < _FEW_STEPS:
+    if train and (num_steps := math.ceil(train["steps_per_epoch"])) < _FEW_STEPS:
         found.append(
-            f"An epoch has {train['steps_per_epoch']:,.0f} steps of {steps['global_batch_size']} rows, so a long run "
-            "reads the text many times."
+            f"An epoch has {num_steps:,} {'step' if num_steps == 1 else 'steps'} of {steps['global_batch_size']} rows, "
+            "so a long run reads the text many times."
         )
     return found

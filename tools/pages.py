@@ -1,0 +1,221 @@
+"""Opens the pages of `bertdata inspect --html` in Chromium, uses every control, and keeps pictures.
+
+    python tools/pages.py --pictures docs/
+
+Makes a small dataset of docstrings first. A page fails if the browser reports an error, a control has no effect, the
+keyboard does not reach a control, something is wider than the screen, or a text has too little contrast.
+Needs playwright (pip install playwright) and an installed Chromium (apt-get install chromium).
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parent.parent
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # fmt: skip
+WIDTHS = (1280, 390)
+THEMES = ("light", "dark")
+PICTURE_COLORS = 64  # which keep a picture of a page small
+CONTROLS = "button, input:not(:disabled), select, summary, [tabindex='0']"
+BODY_CONTRAST = 4.5  # WCAG AA, for text of normal size
+CONTRASTS = """() => {
+  const channel = x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  const light = color => {
+    const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map(x => channel(x / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = node => {
+    for (; node; node = node.parentElement) {
+      const color = getComputedStyle(node).backgroundColor;
+      if (!/rgba\\(0, 0, 0, 0\\)|transparent/.test(color)) return color;
+    }
+  };
+  const worst = [];
+  const walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !node.checkVisibility() || node.closest("script, style, :disabled")) continue;
+    const style = getComputedStyle(node), color = node.closest("svg") ? style.fill : style.color;
+    const [high, low] = [light(color), light(behind(node))].sort((a, b) => b - a);
+    worst.push([(high + 0.05) / (low + 0.05), walk.currentNode.data.trim().slice(0, 40)]);
+  }
+  return worst.sort((a, b) => a[0] - b[0])[0];
+}"""
+
+
+def require(holds: Any, said: str) -> None:
+    if not holds:
+        sys.exit(f"error: {said}")
+
+
+@contextmanager
+def opened(browser: Browser, path: Path, *, width: int, theme: str) -> Iterator[Page]:
+    """A page of the browser. Anything that the browser complains of, and any request, ends the program."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)  # type: ignore[arg-type]
+    page, complaints = context.new_page(), list[str]()
+    page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: None if request.url == path.as_uri() else complaints.append(request.url))
+    page.goto(path.as_uri())
+    page.wait_for_timeout(100)  # until what is drawn for the width is drawn
+    yield page
+    require(not complaints, f"{path.name} at {width}, {theme}: {complaints}")
+    context.close()
+
+
+def is_readable(page: Page, name: str) -> None:
+    """Nothing is wider than the screen, and every text has contrast."""
+    wide, screen = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    require(wide <= screen, f"{name}: {wide} pixels wide on a screen of {screen}")
+    contrast, text = page.evaluate(CONTRASTS)
+    require(contrast >= BODY_CONTRAST, f"{name}: {text!r} has a contrast of {contrast:.2f}")
+
+
+def keyboard_reaches_all(page: Page, name: str) -> None:
+    """Tab alone goes to each control that is shown, in the order of the page."""
+    expected = page.evaluate(
+        f"""[...document.querySelectorAll("{CONTROLS}")].filter(node => node.checkVisibility())
+        .map((node, i) => (node.dataset.number = i))"""
+    )
+    page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    reached = []
+    for _ in range(len(expected)):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.dataset.number ?? document.activeElement.tagName"))
+    require(reached == [str(number) for number in expected], f"{name}: Tab goes to {reached}, not to all in order")
+
+
+def charts_are_read(page: Page, name: str) -> int:
+    """Each chart says what is under the pointer, and what the arrow keys go to. Its numbers are a table."""
+    figures = page.locator("figure:visible").all()
+    for figure in figures:
+        said = figure.locator(".readout")
+        chart = figure.locator("svg[tabindex]")
+        if chart.count():
+            chart.scroll_into_view_if_needed()
+            before = said.inner_text()
+            chart.hover()
+            pointed = said.inner_text()
+            require(pointed != before, f"{name}: {before!r} stays under the pointer")
+            chart.focus()
+            page.keyboard.press("Home")
+            first = said.inner_text()
+            page.keyboard.press("ArrowRight")
+            require(said.inner_text() != first, f"{name}: arrow keys do not read {first!r}")
+        if figure.locator("summary").count():
+            figure.locator("summary").click()
+            require(figure.locator("tbody tr").first.is_visible(), f"{name}: the numbers of a chart stay hidden")
+            figure.locator("summary").click()
+    return len(figures)
+
+
+def theme_changes(page: Page, name: str) -> None:
+    def paper() -> str:
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    before = paper()
+    page.click("#theme")
+    require(paper() != before, f"{name}: the button of the theme does nothing")
+    is_readable(page, f"{name}, other theme")
+    page.click("#theme")
+    require(paper() == before, f"{name}: the theme does not go back")
+
+
+def use_report(page: Page, name: str) -> None:
+    """The controls of the page of a dataset."""
+    answer, row = page.locator("#steps"), page.locator("#row")
+    for field, value in (("row_length", "64"), ("batch", "8"), ("epochs", "3"), ("rate", "5000")):
+        before = answer.inner_text()
+        page.fill(f"#calculator [name={field}]", value)
+        require(answer.inner_text() != before, f"{name}: {field} changes no steps")
+    page.fill("#calculator [name=batch]", "0")
+    require("above zero" in answer.inner_text(), f"{name}: rows of a step may be 0")
+    page.fill("#calculator [name=batch]", "8")
+    for field in ("position", "epoch", "seed", "policy", "show"):
+        select = page.locator(f"#browser [name={field}]")
+        shown = []
+        for value in select.evaluate("node => [...node.options].map(option => option.value)"):
+            select.select_option(value)
+            shown.append(row.inner_html())
+        require(len(set(shown)) == len(shown), f"{name}: two choices of {field} show the same")
+        select.select_option(index=0)
+    first = row.inner_html()
+    page.click("#next")
+    require(row.inner_html() != first, f"{name}: Next shows the same sample")
+    page.click("#back")
+    require(row.inner_html() == first, f"{name}: Back does not go back")
+
+
+def check(browser: Browser, path: Path, use: Callable[[Page, str], None], pictures: Path | None) -> None:
+    """A page in each width and theme; a picture of each width, light in the wide one and dark in the narrow one."""
+    for width in WIDTHS:
+        for theme in THEMES:
+            name = f"{path.name} at {width}, {theme}"
+            with opened(browser, path, width=width, theme=theme) as page:
+                is_readable(page, name)
+                if pictures and (width, theme) in zip(WIDTHS, THEMES, strict=True):
+                    keep(page, pictures / f"{path.stem}-{width}.png")
+                keyboard_reaches_all(page, name)
+                charts = charts_are_read(page, name)
+                use(page, name)
+                theme_changes(page, name)
+                is_readable(page, f"{name}, after its use")
+                print(f"{name}: {charts} charts, {path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def keep(page: Page, path: Path) -> None:
+    """A picture of the whole page, in few colors."""
+    picture = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
+    picture.quantize(PICTURE_COLORS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"{path}: {path.stat().st_size / 1000:.0f} kB", flush=True)
+
+
+def run(folder: Path, *arguments: object) -> None:
+    """python in a folder, whose name so is on no page."""
+    command = [sys.executable, *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder, env=environment)
+
+
+def make_pages(folder: Path) -> None:
+    """dataset.html, of a dataset with duplicates and unknown words."""
+    run(folder, ROOT / "tools" / "docstrings.py", "corpus.txt", "--bytes", 2_000_000)
+    run(folder, "-m", "bertdata", "train-tokenizer", "corpus.txt", "--vocab-size", 2000, "--out", "docstrings")
+    corpus = folder / "corpus.txt"
+    text = corpus.read_text(encoding="utf-8")
+    again = "\n\n".join(text.split("\n\n")[:200])
+    corpus.write_text(f"{text}\n\n{again}\n\n\u200b\n\nջուր and օդ and [MASK]\n\nհող and ջուր\n", encoding="utf-8")
+    run(folder, "-m", "bertdata", "build", "corpus.txt", "--out", "shards", "--tokenizer", "docstrings",
+        "--validation", 0.05, "--dedup", "--sentences", "line")  # fmt: skip
+    run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--chromium", default=os.environ.get("CHROMIUM") or shutil.which("chromium"))
+    parser.add_argument("--pictures", type=Path, help="directory for pictures of the pages; without it, none are kept")
+    options = parser.parse_args()
+    require(options.chromium, "no chromium was found; apt-get install chromium, or give --chromium PATH")
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        make_pages(Path(folder))
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=list(FLAGS))
+        check(browser, Path(folder, "dataset.html"), use_report, options.pictures)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
