@@ -135,8 +135,8 @@ def mean(results: Mapping[str, dict[str, Any]], weights: Mapping[str, float]) ->
 @torch.no_grad()
 def predictions(
     encoder: Encoder, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int
-) -> list[str]:
-    """A table of the masked places of the first rows that `evaluate` sees: input, target, predicted."""
+) -> list[tuple[str, str, str]]:
+    """The masked places of the first rows that `evaluate` sees: tokens around each, its target, what is predicted."""
     samples = "packed" if encoder.isolate else "windows"
     options = {"length": length, "global_batch_size": rows, "seed": SEED, "split": split, "samples": samples}
     loader = bertdata.Loader(shards, masking=MASKING, **options)
@@ -146,12 +146,25 @@ def predictions(
     encoder.eval()
     predicted = encoder.logits(**piece).argmax(-1).cpu().numpy()
     encoder.train(was_training)
-    return table(load_tokenizer(str(shards.path)), batch, predicted)
+    return _spelled(load_tokenizer(str(shards.path)), batch, predicted)
 
 
-def table(tokenizer: Tokenizer, batch: bertdata.Batch, predicted: np.ndarray, *, context: int = 5) -> list[str]:
-    """One line for each masked place: the tokens around it | target | predicted. predicted int64 [B, K]."""
+def table(found: list[tuple[str, str, str]]) -> list[str]:
+    """What `predictions` found, a line for each place; a cross marks a wrong one."""
     lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
+    return lines + [
+        f"{around:<76} | {target:<16} | {guess}{'' if guess == target else '  x'}" for around, target, guess in found
+    ]
+
+
+def _spelled(
+    tokenizer: Tokenizer, batch: bertdata.Batch, predicted: np.ndarray, *, context: int = 5
+) -> list[tuple[str, str, str]]:
+    """For each masked place the tokens around it, at most 76 characters, its target, and what is predicted.
+
+    predicted int64 [B, K].
+    """
+    found = []
     for row, ids in enumerate(batch.input_ids):
         for slot, place in enumerate(batch.masked_positions[row]):
             target = int(batch.targets[row, slot])
@@ -161,10 +174,8 @@ def table(tokenizer: Tokenizer, batch: bertdata.Batch, predicted: np.ndarray, *,
             around = [tokenizer.spell(int(token)) for token in ids[first : place + context + 1]]
             around[place - first] = f">{around[place - first]}<"
             text = " ".join(around)
-            guess = int(predicted[row, slot])
-            mark = "" if guess == target else "  x"
-            lines.append(f"{text[:76]:<76} | {tokenizer.spell(target):<16} | {tokenizer.spell(guess)}{mark}")
-    return lines
+            found.append((text[:76], tokenizer.spell(target), tokenizer.spell(int(predicted[row, slot]))))
+    return found
 
 
 def opened(
@@ -272,7 +283,8 @@ def main(
         result = evaluate(encoder, shards, ranks, split=split, length=places, max_samples=max_samples, progress=True)
         if ranks.rank == 0 and result is not None:
             if show:
-                click.echo("\n".join(predictions(encoder, shards, ranks.device, split=split, length=places, rows=show)))
+                found = predictions(encoder, shards, ranks.device, split=split, length=places, rows=show)
+                click.echo("\n".join(table(found)))
             reference = log.reference_losses([(shards, 1.0)], split)
             if as_json:
                 facts = {"checkpoint": str(directory), "length": places}

@@ -621,6 +621,17 @@ def test_a_collapse_and_a_plateau_are_said_once(dataset, tmp_path, capsys, monke
     assert shown.count("of all predictions are the token") == 1
 
 
+def test_an_evaluation_keeps_what_was_predicted_at_the_same_places(dataset, tmp_path):
+    log = train(dataset.path, tmp_path / "run", steps=2, eval_every=1)
+    first, last = (entry["predictions"] for entry in log if "validation_loss" in entry)
+    assert [row[:2] for row in first] == [row[:2] for row in last]
+    assert 0 < len(first) <= 8
+    for around, target, guess in first:
+        assert re.search(r">\S+<", around)
+        assert target
+        assert guess
+
+
 def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -27,6 +27,7 @@ from bertrain.runtime.log import Log, Sources, reference_losses
 QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
 COLLAPSED = 0.9  # share of predictions that are one token
 COLLAPSE_STEPS = 500  # earlier, a model that predicts one token has only begun
+KEPT_PREDICTIONS = 8  # of an evaluation, about 100 bytes each in log.jsonl
 PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # warn if, so late, the loss is still this close to the unigram entropy
 
 
@@ -223,8 +224,11 @@ class Watch(contextlib.ExitStack):
                 "lengthen --warmup and run again from the newest checkpoint"
             )
 
-    def evaluation(self, step: int, result: dict[str, Any], rows: list[str], *, seconds: float) -> None:
-        """Keeps and shows an evaluation. rows: a table of predictions. seconds: what both took."""
+    def evaluation(
+        self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], rows: list[str], *,
+        seconds: float,
+    ) -> None:  # fmt: skip
+        """Keeps and shows an evaluation. rows: the predictions as a table. seconds: what both took."""
         if not self.is_first:
             return
         found = {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
@@ -232,7 +236,9 @@ class Watch(contextlib.ExitStack):
         by_source = result.get("sources", {})
         if by_source:
             found["validation_sources"] = by_source
-        self._keep({"step": step} | found | {"validation_s": round(seconds, 3)})
+        self._keep(
+            {"step": step} | found | {"validation_s": round(seconds, 3), "predictions": predictions[:KEPT_PREDICTIONS]}
+        )
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
         if result.get("average_loss") is not None:
             loss += f" (with the mean of the last weights {result['average_loss']:.4f})"
@@ -265,7 +271,7 @@ class Watch(contextlib.ExitStack):
             self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
         if self._board and "stream" not in entry:
             for name, value in _flat(entry):
-                if name != "step" and value is not None:
+                if name != "step" and isinstance(value, (int, float)):
                     self._board.add_scalar(name.replace("validation_", "validation/"), value, entry["step"])
 
     def _warn_once(self, kind: str, line: str) -> None:
