@@ -56,7 +56,7 @@ gpu:  ## the tests and measurements that need a GPU
 	$(GPU_PYTHON) benchmarks/gpu_step.py --out $(GPU_OUT) --seconds $(GPU_SECONDS)
 
 # Pages in a real browser. playwright drives the Chromium that is installed, and downloads none.
-pages: $(VENV)/.dev  ## the pages of --html in Chromium: every control is used, pictures go to docs/
+pages: $(VENV)/.dev  ## the pages of --html in Chromium: uses every control, makes pictures for docs/
 	$(INSTALL) playwright
 	$(BIN)/python tools/pages.py --pictures docs
 

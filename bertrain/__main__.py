@@ -24,7 +24,7 @@ COMMANDS = {
     "extract": "Write a sub-network as a checkpoint of its own.",
     "teacher": "Write a teacher's answers once, for students to learn from.",
     "doctor": "Check data, model, memory and disk before a long run.",
-    "plot": "Draw the curves of runs to a picture.",
+    "plot": "Draw the curves of runs to a picture or a page.",
 }
 
 

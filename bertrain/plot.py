@@ -1,6 +1,7 @@
-"""Draw loss, accuracy, learning rate and throughput of runs, or the curves of a fine-tuning, to a PNG.
+"""Draw loss, accuracy, learning rate and throughput of runs, or the curves of a fine-tuning, to a PNG or a page.
 
 bertrain plot run/ run2/ --out curves.png
+bertrain plot run/ run2/ --html runs.html
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import click
 
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
+from bertdata.files import write_file
+from bertrain.report import entries, report
 
 PANELS = (
     ("loss (nats a token)", "loss", "validation_loss"),
@@ -22,26 +25,20 @@ PANELS = (
 )
 
 
-def _entries(run: Path) -> list[dict[str, Any]]:
-    """The entries of a run's log.jsonl, without a last line that was cut off."""
-    try:
-        lines = (run / "log.jsonl").read_text().splitlines()
-    except OSError as error:
-        raise UsageError(f"{run} is not a run directory: log.jsonl: {error.strerror}") from None
-    entries = []
-    for line in lines:
-        try:
-            entries.append(json.loads(line))
-        except ValueError:
-            continue
-    return entries
-
-
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", default="curves.png", help="PNG file to write.")
-def main(runs: tuple[str, ...], out: str) -> None:
+@click.option("--html", help="Write a page about runs to this file, instead of a picture.")
+def main(runs: tuple[str, ...], out: str, html: str | None) -> None:
     """Draw the curves of runs (log.jsonl) or of fine-tunings (result.json)."""
+    tuned = [Path(run, "result.json").is_file() for run in runs]
+    if html:
+        if any(tuned):
+            run = runs[tuned.index(True)]
+            raise UsageError(f"{run} is a fine-tuning, and --html is for runs of pretrain; draw it with --out")
+        write_file(Path(html), report([Path(run) for run in runs]).encode())
+        click.echo(html)
+        return
     try:
         import matplotlib
     except ImportError:
@@ -49,7 +46,6 @@ def main(runs: tuple[str, ...], out: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tuned = [Path(run, "result.json").is_file() for run in runs]
     if any(tuned) and not all(tuned):
         raise UsageError("runs and fine-tunings were given; draw them in two calls")
     figure, axes = pyplot.subplots(
@@ -59,11 +55,11 @@ def main(runs: tuple[str, ...], out: str) -> None:
         if all(tuned):
             _draw_tuning(axes, run)
             continue
-        entries = _entries(run)
+        found = entries(run)
         for axis, (title, name, held_out) in zip(axes.flat, PANELS, strict=True):
-            points = [(e["step"], e[name]) for e in entries if e.get(name) is not None]
+            points = [(e["step"], e[name]) for e in found if e.get(name) is not None]
             line = axis.plot(*zip(*points, strict=True), label=str(run), linewidth=1)[0] if points else None
-            points = [(e["step"], e[held_out]) for e in entries if held_out and e.get(held_out) is not None]
+            points = [(e["step"], e[held_out]) for e in found if held_out and e.get(held_out) is not None]
             if points:
                 color = line.get_color() if line else None
                 axis.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=f"{run}, validation")

@@ -88,7 +88,7 @@ TRAINER_FILES = [
     "plan",
     "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.checkpoint",
     "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
-    "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.__init__", "finetune",
+    "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.__init__", "finetune", "report",
 ]  # fmt: skip
 COMMANDS = ["pretrain", "augment", "suite", "search", "extract", "teacher", "doctor", "plot"]
 
@@ -184,7 +184,7 @@ def test_every_file_of_the_trainer_is_on_the_map():
 def test_the_trainer_uses_no_private_part_of_the_engine(module):
     found = imports(TRAINER[module])
     allowed = {"choices", "cli", "errors", "files", "format.answers", "format.arrays", "format.records",
-               "format.verify", "read.words", "sources.inputs", "sources.streams", "tokenize.load",
+               "format.verify", "look.page", "read.words", "sources.inputs", "sources.streams", "tokenize.load",
                "tokenize.tokenizer"}  # fmt: skip
     assert modules(found, "bertdata", ENGINE) - {"__init__"} <= allowed
     assert not any(part.startswith("_") for name in found for part in name.split(".") if part != "__future__")

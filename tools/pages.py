@@ -1,16 +1,19 @@
-"""Opens the pages of `bertdata inspect --html` in Chromium, uses every control, and keeps pictures.
+"""Opens the pages of `bertdata inspect --html` and `bertrain plot --html` in Chromium, and uses every control.
 
     python tools/pages.py --pictures docs/
 
-Makes a small dataset of docstrings first. A page fails if the browser reports an error, a control has no effect, the
-keyboard does not reach a control, something is wider than the screen, or a text has too little contrast.
-Needs playwright (pip install playwright) and an installed Chromium (apt-get install chromium).
+Makes a small dataset of docstrings and two short runs first, which takes some minutes. A page fails if the browser
+reports an error, a control has no effect, the keyboard does not reach a control, something is wider than the screen, or
+a text has too little contrast. Needs playwright (pip install playwright) and an installed Chromium (apt-get install
+chromium).
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
+import math
 import os
 import shutil
 import subprocess
@@ -29,6 +32,8 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync")  # fmt: skip
 WIDTHS = (1280, 390)
 THEMES = ("light", "dark")
+STEPS = 300
+ODD = "<b onclick=alert(1)>odd"
 PICTURE_COLORS = 64  # which keep a picture of a page small
 CONTROLS = "button, input:not(:disabled), select, summary, [tabindex='0']"
 BODY_CONTRAST = 4.5  # WCAG AA, for text of normal size
@@ -160,6 +165,56 @@ def use_report(page: Page, name: str) -> None:
     require(row.inner_html() == first, f"{name}: Back does not go back")
 
 
+def use_packed(page: Page, name: str) -> None:
+    """The page of long packed rows: their number is known for one length, and their first places are shown."""
+    require(page.locator("#calculator [name=row_length]").is_disabled(), f"{name}: a length may be given")
+    require("first 512 places" in page.inner_text("#samples-text"), f"{name}: the rest of a row is not said")
+
+
+def use_odd(page: Page, name: str) -> None:
+    """The page of a run with markup in its name, losses that are not finite and neither evaluation nor run.json."""
+    require(ODD in page.inner_text("#name"), f"{name}: the name is {page.inner_text('#name')!r}")
+    require("not finite at 2 of 9" in page.inner_text("#warnings"), f"{name}: losses that are not finite are not said")
+    for hidden in ("#h-predictions", "#choose", "#evaluations", "#events"):
+        require(not page.locator(hidden).is_visible(), f"{name}: {hidden} is shown")
+
+
+def use_runs(page: Page, name: str) -> None:
+    """The controls of the page of runs."""
+    charts = page.locator("#charts")
+
+    def has_effect(act: Callable[[], object], shown: Callable[[], str], what: str) -> None:
+        before = shown()
+        act()
+        require(shown() != before, f"{name}: {what} has no effect")
+
+    for field in ("x", "part", "more"):
+        select, seen = page.locator(f"#axes [name={field}]"), []
+        for value in select.evaluate("node => [...node.options].map(option => option.value)"):
+            select.select_option(value)
+            page.wait_for_timeout(50)
+            seen.append(charts.inner_html())
+        require(len(set(seen)) == len(seen) > 1, f"{name}: two choices of {field} show the same")
+        select.select_option(index=0)
+    for box in page.locator("#choose input").all():
+        has_effect(box.uncheck, charts.inner_html, "leaving out a run")
+        has_effect(box.check, charts.inner_html, "taking a run again")
+    for summary in page.locator("#events summary, #evaluations summary").all():
+        rows = summary.locator("xpath=..").locator("tbody tr").first
+        summary.click()
+        require(rows.is_visible(), f"{name}: {summary.inner_text()} stays hidden")
+        summary.click()
+    moment, at = page.locator("#moment"), page.locator("#when [name=at]")
+    at.focus()
+    has_effect(lambda: page.keyboard.press("Home"), moment.inner_text, "Home in the evaluations")
+    has_effect(lambda: page.keyboard.press("ArrowRight"), moment.inner_text, "an arrow key in the evaluations")
+    predictions = page.locator("#predictions")
+    has_effect(lambda: page.select_option("#when [name=run]", index=1), predictions.inner_html, "another run")
+    options = page.locator("#options tbody tr")
+    has_effect(lambda: page.check("#all"), lambda: str(options.count()), "showing all options")
+    page.uncheck("#all")
+
+
 def check(browser: Browser, path: Path, use: Callable[[Page, str], None], pictures: Path | None) -> None:
     """A page in each width and theme; a picture of each width, light in the wide one and dark in the narrow one."""
     for width in WIDTHS:
@@ -192,7 +247,22 @@ def run(folder: Path, *arguments: object) -> None:
 
 
 def make_pages(folder: Path) -> None:
-    """dataset.html, of a dataset with duplicates and unknown words."""
+    """Pages of a dataset with duplicates and unknown words, of two short runs of which one grows, and of an odd one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "runs.html").exists():
+        make_parts(folder)
+    run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html")
+    run(folder, "-m", "bertdata", "inspect", "shards", "--samples", "packed", "--length", 8192, "--html", "packed.html")
+    run(folder, "-m", "bertrain", "plot", "whole", "grown", "--html", "runs.html")
+    odd = folder / ODD
+    odd.mkdir(exist_ok=True)
+    losses = [3.0, 2.9, math.nan, math.inf, 2.7, None, 2.5, 2.4, 2.3]
+    steps = [{"step": number, "loss": loss, "lr": 0.1, "tokens": 64 * number} for number, loss in enumerate(losses, 1)]
+    (odd / "log.jsonl").write_text("\n".join(map(json.dumps, steps)) + '\n{"step": 10, "lo', encoding="utf-8")
+    run(folder, "-m", "bertrain", "plot", ODD, "--html", "odd.html")
+
+
+def make_parts(folder: Path) -> None:
     run(folder, ROOT / "tools" / "docstrings.py", "corpus.txt", "--bytes", 2_000_000)
     run(folder, "-m", "bertdata", "train-tokenizer", "corpus.txt", "--vocab-size", 2000, "--out", "docstrings")
     corpus = folder / "corpus.txt"
@@ -201,19 +271,27 @@ def make_pages(folder: Path) -> None:
     corpus.write_text(f"{text}\n\n{again}\n\n\u200b\n\nջուր and օդ and [MASK]\n\nհող and ջուր\n", encoding="utf-8")
     run(folder, "-m", "bertdata", "build", "corpus.txt", "--out", "shards", "--tokenizer", "docstrings",
         "--validation", 0.05, "--dedup", "--sentences", "line")  # fmt: skip
-    run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html")
+    for out, *options in (("whole",), ("grown", "--grow", "1,2", "--grow-at", 0.4)):
+        run(folder, "-m", "bertrain", "pretrain", "--data", "shards", "--out", out, "--model", "modernbert-tiny",
+            "--length", 64, "--global-batch-size", 32, "--steps", STEPS, "--eval-every", STEPS // 6, "--log-every", 5,
+            "--save-every", STEPS, *options)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--chromium", default=os.environ.get("CHROMIUM") or shutil.which("chromium"))
+    parser.add_argument("--keep", type=Path, help="directory for dataset and runs, which are used again")
     parser.add_argument("--pictures", type=Path, help="directory for pictures of the pages; without it, none are kept")
     options = parser.parse_args()
     require(options.chromium, "no chromium was found; apt-get install chromium, or give --chromium PATH")
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        make_pages(Path(folder))
+    with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
+        folder = (options.keep or Path(temporary)).resolve()
+        make_pages(folder)
         browser = playwright.chromium.launch(executable_path=options.chromium, args=list(FLAGS))
-        check(browser, Path(folder, "dataset.html"), use_report, options.pictures)
+        check(browser, folder / "dataset.html", use_report, options.pictures)
+        check(browser, folder / "packed.html", use_packed, None)
+        check(browser, folder / "runs.html", use_runs, options.pictures)
+        check(browser, folder / "odd.html", use_odd, None)
         browser.close()
 
 

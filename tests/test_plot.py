@@ -1,0 +1,193 @@
+"""The page of plot --html: what it says is what the runs logged, however their logs ended."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from training import train
+
+from bertdata.cli import main as data_main
+from bertrain import plot, report
+
+ROOT = Path(__file__).parent.parent
+
+
+def data_of(html):
+    (content,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
+    return json.loads(content, parse_constant=pytest.fail)  # a browser knows no NaN
+
+
+def page(*runs):
+    return data_of(report.report([Path(run) for run in runs]))
+
+
+def write(run, entries, about=None, *, end="\n"):
+    run.mkdir(parents=True)
+    (run / "log.jsonl").write_text("\n".join(map(json.dumps, entries)) + end)
+    if about:
+        (run / "run.json").write_text(json.dumps(about))
+    return run
+
+
+def step(number, loss, **more):
+    return {"step": number, "loss": loss, "lr": 0.1, "tokens": 10 * number, "seconds": 2.0 * number} | more
+
+
+@pytest.fixture(scope="module")
+def run(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp("plot") / "run"
+    train(dataset.path, out, steps=4, eval_every=2)
+    return out
+
+
+def test_the_page_has_the_numbers_of_the_log(run):
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    steps, evaluations = ([entry for entry in log if name in entry] for name in ("lr", "validation_loss"))
+    (found,) = page(run)["runs"]
+    for name in ("step", "tokens", "seconds", "loss", "accuracy", "lr", "tokens_per_s", "grad_norm"):
+        assert found["points"][name] == pytest.approx([entry[name] for entry in steps], rel=1e-5)
+    assert [one["step"] for one in found["evaluations"]] == [2, 4]
+    for one, entry in zip(found["evaluations"], evaluations, strict=True):
+        (at,) = (each for each in steps if each["step"] == entry["step"])
+        assert one["loss"] == pytest.approx(entry["validation_loss"], rel=1e-5)
+        assert (one["tokens"], one["seconds"]) == pytest.approx((at["tokens"], at["seconds"]), rel=1e-5)
+    best = min(evaluations, key=lambda entry: entry["validation_loss"])
+    assert found["best"] == {"loss": pytest.approx(best["validation_loss"], rel=1e-5), "step": best["step"]}
+    assert found["steps"] == 4
+    assert found["parameters"] == json.loads((run / "run.json").read_text())["resolved"]["parameters"]
+
+
+def test_predictions_are_those_of_the_log(run):
+    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    (found,) = page(run)["runs"]
+    kept = {entry["step"]: entry["predictions"] for entry in log if "predictions" in entry}
+    assert {one["step"]: one["rows"] for one in found["predictions"]} == kept
+    assert kept.keys() == {2, 4}
+
+
+def test_logs_that_end_anywhere_are_drawn(tmp_path):
+    cut = write(tmp_path / "cut", [step(1, 3.0), step(2, 2.0)], end='\n{"step": 3, "lo')
+    (found,) = (data := page(cut))["runs"]
+    assert found["points"]["step"] == [1, 2]
+    assert (found["evaluations"], found["best"], found["predictions"], data["options"]) == ([], None, [], [])
+    said = " ".join(data["warnings"])
+    for words in ("cut off", "no whole run.json", "was not evaluated"):
+        assert words in said
+    odd = write(tmp_path / "odd", [[1], "text", {"loss": 2.0}, {"step": "x"}, step(5, 1.0)])
+    (odd / "run.json").write_text('{"config": 3, "resolved": {"steps": 9}, "history": [1, {"after_step": 2}]')
+    assert page(odd)["runs"][0]["points"]["step"] == [5]
+    empty = write(tmp_path / "empty", [{"step": 0, "stream": {"length": 8}}])
+    for wrong, words in ((empty, "no entry of a step"), (tmp_path / "none", "is not a run directory")):
+        done = CliRunner().invoke(plot.main, [str(wrong), "--html", str(tmp_path / "x.html")])
+        assert done.exit_code == 2
+        assert words in done.output
+
+
+def test_losses_that_are_not_finite_are_left_out_and_said(tmp_path):
+    entries = [step(1, 3.0), step(2, float("nan")), step(3, float("inf"), tokens_per_s=float("nan")), step(4, None)]
+    entries += [{"step": 4, "validation_loss": float("nan"), "validation_accuracy": 0.5}]
+    data = page(write(tmp_path / "run", entries))
+    assert data["runs"][0]["points"]["loss"] == [3.0, None, None, None]
+    assert data["runs"][0]["evaluations"][0] | {"accuracy": 0.5} == data["runs"][0]["evaluations"][0]
+    assert data["runs"][0]["best"] is None
+    assert any("not finite at 2 of 4 entries, first at step 2" in line for line in data["warnings"])
+
+
+def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):
+    entries = [step(n, 3.0 + 1e-5 * n, grad_norm=n / 7, tokens_per_s=n / 3) for n in range(1, 8001)]
+    entries[4321]["loss"] = 99.0
+    entries += [
+        {"step": n, "validation_loss": 3.0, "predictions": [["a >b< c", "b", "c"]] * 8} for n in range(1, 8001, 4)
+    ]
+    runs = [write(tmp_path / f"run{n}", entries) for n in range(3)]
+    html = report.report(runs)
+    assert len(html.encode()) < 2_000_000
+    for found in data_of(html)["runs"]:
+        points = found["points"]
+        assert 500 < len(points["step"]) <= 1000
+        assert (points["step"][0], points["step"][-1]) == (1, 8000)
+        assert points["loss"][points["step"].index(4322)] == 99.0
+        assert sorted(points["step"]) == points["step"]
+        assert [one["step"] for one in found["evaluations"]][:: len(found["evaluations"]) - 1] == [1, 7997]
+    assert sum(len(found["predictions"]) for found in data_of(html)["runs"]) <= 200
+
+
+def test_changes_along_a_run_are_events(tmp_path):
+    stream = {"length": 64, "global_batch_size": 8, "masking": {"probability": 0.3}, "position": 0}
+    entries = [
+        {"step": 0, "stream": stream},
+        *[step(n, 3.0) for n in (1, 2)],
+        {"step": 2, "layers_before": 2, "layers": 4},
+        {"step": 2, "stream": stream | {"length": 128, "masking": {"probability": 0.15}, "position": 16}},
+        step(3, 2.0),
+    ]
+    history = [{"after_step": 1, "changed": {"lr": [0.1, 0.2]}}]
+    about = {"config": {"lr": 0.2}, "resolved": {"steps": 8}, "history": history}
+    data = page(write(tmp_path / "run", entries, about))
+    assert [(event["step"], event["tokens"], event["text"]) for event in data["runs"][0]["events"]] == [
+        (2, 20, "2 → 4 layers"),
+        (2, 20, "length 64 → 128"),
+        (2, 20, "probability 0.3 → 0.15"),
+        (1, 10, "lr 0.1 → 0.2"),
+    ]
+    assert any("is at step 3 of 8" in line for line in data["warnings"])
+
+
+def test_what_differs_between_runs_is_said(tmp_path):
+    one = write(tmp_path / "one", [step(1, 3.0)], {"config": {"lr": 0.1, "out": "one", "steps": None, "seed": 0}})
+    about = {"config": {"lr": 0.2, "out": "two", "steps": None, "seed": 0}, "resolved": {"steps": 7}}
+    two = write(tmp_path / "two" / "b", [step(1, 3.0)], about)
+    assert [run["name"] for run in page(one, two)["runs"]] == ["one", "two/b"]
+    assert [run["name"] for run in page(one, one)["runs"]] == [str(one)] * 2
+    rows = {row["name"]: row for row in page(one, two)["options"]}
+    assert rows == {
+        "lr": {"name": "lr", "values": ["0.1", "0.2"], "differs": True},
+        "steps": {"name": "steps", "values": ["–", "–"], "differs": False},
+        "seed": {"name": "seed", "values": ["0", "0"], "differs": False},
+        "steps, in effect": {"name": "steps, in effect", "values": ["", "7"], "differs": True},
+    }
+
+
+def test_markup_stays_text_and_the_page_asks_for_nothing(tmp_path):
+    name = "<img src=x onerror=alert(1)></script><!--"
+    about = {"config": {"model": name}, "resolved": {}}
+    (tmp_path / "deep").mkdir()
+    made = write(
+        tmp_path / "made", [step(1, 3.0), {"step": 1, "validation_loss": 1.0, "predictions": [[name] * 3]}], about
+    )
+    odd = made.rename(tmp_path / "deep" / name.replace("/", "∕"))
+    html = report.report([odd])
+    assert "<img" not in html
+    assert html.count("</script>") == 3
+    assert data_of(html)["options"][0]["values"] == [name]
+    assert not re.search(r"""(src|href)\s*=\s*["']|url\(|@import|fetch\(""", html)
+    assert not re.search(r'https?://(?!www\.w3\.org/2000/svg")', html)
+
+
+def test_fine_tunings_have_no_page(tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    done = CliRunner().invoke(plot.main, [str(tmp_path), "--html", str(tmp_path / "x.html")])
+    assert done.exit_code == 2
+    assert "is a fine-tuning" in done.output
+
+
+def test_the_commands_of_the_page_run(run, dataset, tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "pages.md").read_text()
+    lines = [line.strip() for line in text.splitlines() if re.match(r"    (bertdata|bertrain) ", line)]
+    assert len(lines) == 3
+    monkeypatch.chdir(tmp_path)
+    Path("shards").symlink_to(dataset.path)
+    for name in ("run", "run2"):
+        Path(name).symlink_to(run)
+    for program, command, *arguments in map(shlex.split, lines):
+        to_run = data_main if program == "bertdata" else plot.main
+        done = CliRunner().invoke(to_run, [command, *arguments] if program == "bertdata" else arguments)
+        assert done.exit_code == 0, done.output
+        written = arguments[arguments.index("--html") + 1]
+        assert done.output.endswith(f"{written}\n")
+        assert Path(written).read_text().startswith("<!doctype html>")
+    for picture in re.findall(r"[\w-]+\.png", text):
+        assert 10_000 < (ROOT / "docs" / picture).stat().st_size < 150_000
