@@ -6,6 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
+import tokenizers
+import tokenizers.models
 from click.testing import CliRunner
 from conftest import write_dataset
 
@@ -160,6 +162,21 @@ def test_warnings_are_about_what_is_there(made, tmp_path):
     said = CliRunner().invoke(main, ["inspect", str(out), "--html", str(tmp_path / "page.html")])
     assert said.exit_code == 1  # there is no tokenizer
     assert "tokenizer" in said.output
+
+
+def test_a_dataset_without_rows_has_a_page_that_says_so(tmp_path):
+    words = {"<end>": 0, "the": 1, "cat": 2, "dog": 3}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="the"))
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    np.array([1, 2, 0, 3, 0] * 20, np.uint16).tofile(tmp_path / "ids.bin")
+    arguments = ["--tokenizer", tmp_path / "tokenizer.json", "--end-token", "<end>", "--out", tmp_path / "shards"]
+    done = CliRunner().invoke(main, ["import", str(tmp_path / "ids.bin"), *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    data = data_of(report(bertdata.open(tmp_path / "shards"), **OPTIONS))
+    assert data["samples"] is None
+    assert any("bertdata import --special-tokens adds them" in line for line in data["warnings"])
+    assert data["flow"]["text"] == ["Ids of 200 bytes were imported."]
 
 
 def test_the_command_writes_a_file_and_refuses_what_does_not_go_together(made, tmp_path):

@@ -84,10 +84,10 @@ def _flow(about: dict[str, Any]) -> dict[str, Any]:
 
 def _replaced(counts: dict[str, Any]) -> Iterator[str]:
     """What a build skipped, replaced or kept in the texts, in sentences."""
-    if "text_bytes" in counts:
-        yield f"The text has {counts['text_bytes']:,} bytes."
-    if "ids_bytes" in counts:
-        yield f"Ids of {counts['ids_bytes']:,} bytes were imported."
+    if size := counts.get("text_bytes", 0):
+        yield f"The text has {size:,} bytes."
+    if size := counts.get("ids_bytes", 0):
+        yield f"Ids of {size:,} bytes were imported."
     if skipped := counts.get("skipped_rows", 0):
         yield f"{skipped:,} rows without text were skipped."
     if replaced := counts.get("replaced_characters", 0):
@@ -279,6 +279,11 @@ def _warnings(data: dict[str, Any]) -> list[str]:
     """What a user should know before training, each in one sentence."""
     about, tokens, unknown, flow = data["about"], data["tokens"], data["unknown"], data["flow"]
     steps, counts, found = about["steps_for"], about["counts"], []
+    if data["samples"] is None:
+        found.append(
+            "The tokenizer has no [CLS] or no [SEP], so a model cannot be trained on rows of this dataset; "
+            "bertdata import --special-tokens adds them."
+        )
     if unknown["count"] > 0.001 * tokens["counted"]:
         found.append(
             f"{unknown['count'] / tokens['counted']:.2%} of the tokens counted are the unknown token; a tokenizer "
