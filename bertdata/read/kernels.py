@@ -197,12 +197,12 @@ def mix_sources(positions, weights, seed, sources, inner, which, bounds):
     before, after = np.empty_like(weights), np.empty_like(weights)
     # Zeros, because for a position that does not exist the counts may overflow, and entries are used as indices.
     source_at, number_at = np.zeros(MIX_BLOCK, np.int64), np.empty(MIX_BLOCK, np.int64)
-    last_block = np.int64(-(1 << 62))
+    block_start = np.int64(-(1 << 62))
     bounds[:] = 0
     for i in range(positions.size):
-        block = positions[i] // MIX_BLOCK
-        if block != last_block:
-            last_block = block
+        if not 0 <= positions[i] - block_start < MIX_BLOCK:
+            block = positions[i] // MIX_BLOCK  # slow, so not for each position
+            block_start = block * MIX_BLOCK
             counts_before(weights, block, before)
             counts_before(weights, block + 1, after)
             place = 0
@@ -219,7 +219,7 @@ def mix_sources(positions, weights, seed, sources, inner, which, bounds):
             for place in range(MIX_BLOCK):
                 number_at[place] = before[source_at[place]]
                 before[source_at[place]] += 1
-        place = positions[i] - block * MIX_BLOCK
+        place = positions[i] - block_start
         sources[i], inner[i] = source_at[place], number_at[place]
         bounds[sources[i] + 1] += 1
     for s in range(weights.size):
