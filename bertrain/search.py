@@ -149,10 +149,11 @@ class Measurements:
             before = json.loads((out / SETTINGS).read_bytes())
         except (OSError, ValueError):
             before = None
+        before = before if isinstance(before, dict) else None
         if before is not None and before != settings:
             name = next(name for name in {**settings, **before} if before.get(name) != settings.get(name))
             said = DIFFERENCES[name].format(before=before.get(name), now=settings.get(name))
-            raise UsageError(f"--out {out} holds a search {said}, or another --out")
+            raise UsageError(f"--out {out} holds a search {said}; or give another --out")
         if before is not None and self._path.exists():
             self._read(self._path.read_text())
         write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())

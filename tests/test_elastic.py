@@ -445,11 +445,11 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     other = invoke(*common, "--trials", 3, "--method", "random", "--seed", 5, "--out", out, "--json")
     assert json.loads(other.stdout)["method"] == "random"
     said = refused(*common, "--trials", 5, "--out", out, "--batch-size", 2)
-    assert "holds a search with --batch-size 1, and now it is 2; give the same, or another --out" in said
+    assert "holds a search with --batch-size 1, and now it is 2; give the same; or give another --out" in said
     shutil.copytree(trained, tmp_path / "longer")
     shutil.rmtree(sorted((tmp_path / "longer").glob("step-*"))[-1])
     said = refused("search", "--checkpoint", tmp_path / "longer", *common[3:], "--trials", 5, "--out", out)
-    assert "holds a search of other weights; give the checkpoint that it was begun with, or another --out" in said
+    assert "holds a search of other weights; give the checkpoint that it was begun with; or give another --out" in said
 
 
 def test_a_search_among_slow_sub_networks_shows_that_it_works(configs, tmp_path, monkeypatch):
