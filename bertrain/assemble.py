@@ -208,9 +208,10 @@ def sizes(made: Learner) -> dict[str, int]:
 
 
 def check_parts(config: Config, shards: bertdata.Dataset, made: Learner) -> None:
-    """Raises UsageError for a model that cannot follow --grow, and for a --lr-scale that never matches anything.
+    """Raises UsageError for a model that cannot follow --grow, and for a --lr-scale that cannot work.
 
-    Or that leaves nothing to train in a sub-network of --elastic. Call optim.build first.
+    One cannot that never matches anything, or that leaves nothing to train in a sub-network of --elastic. Call
+    optim.build first.
     """
     names = list(sizes(made))
     if config.grow:

@@ -17,7 +17,7 @@ import click
 import torch
 
 import bertdata
-from bertdata.errors import BertdataError, UsageError
+from bertdata.errors import BertdataError
 from bertdata.format.verify import verify
 from bertrain import assemble, optim
 from bertrain.config import Config, command
@@ -176,10 +176,10 @@ def _run(config: Config, shards: bertdata.Dataset, made: Learner) -> Finding:
     try:
         saved = checkpoint.read_trainer(newest)
         checkpoint.require_same(newest, saved, checkpoint.made_with(config))
-        if config.lora:  # the run adapts the weights that the checkpoint names, which may be others than --init has
-            made.base = adapters.base_of(assemble.model(config, shards, resume=newest)[0])
-        checkpoint.require_same_models(newest, saved, made, config)
-    except UsageError as error:
+        # With --lora the run adapts the weights that the checkpoint names, which may be others than --init has.
+        base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else made.base
+        checkpoint.require_same_models(newest, saved, config, teacher=made.teacher, base=base)
+    except BertdataError as error:
         return FAIL, str(error)
     return PASS, f"continues from {newest.name}"
 

@@ -56,10 +56,11 @@ class Run:
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         self._prepare(weights)
-        if not self.resumed_from:
-            assemble.check_parts(config, self.shards, self.learner)
         if self.resumed_from:
-            checkpoint.require_same_models(self.resumed_from, saved, self.learner, config)
+            one = self.learner
+            checkpoint.require_same_models(self.resumed_from, saved, config, teacher=one.teacher, base=one.base)
+        else:
+            assemble.check_parts(config, self.shards, self.learner)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         if self.resumed_from:
             checkpoint.read_optimizer(self.resumed_from, self.optimizer, self.learner)

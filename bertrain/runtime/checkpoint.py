@@ -207,14 +207,19 @@ def require_same(path: Path, saved: Mapping[str, Any], given: Mapping[str, str])
             )
 
 
-def require_same_models(path: Path, saved: Mapping[str, Any], learner: Learner, config: Config) -> None:
-    """Raises UsageError if a checkpoint, whose trainer.json is `saved`, had another teacher or other weights."""
-    if saved.get("teacher") != learner.teacher:
+def require_same_models(
+    path: Path, saved: Mapping[str, Any], config: Config, *, teacher: str | None, base: str | None
+) -> None:
+    """Raises UsageError if a checkpoint, whose trainer.json is `saved`, had another teacher or other weights.
+
+    teacher, base: those of the Learner of this run.
+    """
+    if saved.get("teacher") != teacher:
         raise UsageError(
-            f"{path} was trained with {saved.get('teacher') or 'no teacher'}, and this run has "
-            f"{learner.teacher or 'none'}; give the same, or another --out"
+            f"{path} was trained with {saved.get('teacher') or 'no teacher'}, and this run has {teacher or 'none'}; "
+            "give the same, or another --out"
         )
-    if saved.get("base") != learner.base:
+    if saved.get("base") != base:
         raise UsageError(
             f"{path} has an adapter for other weights than --init {config.init} has now; put those back, or give "
             "another --out"
