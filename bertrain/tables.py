@@ -197,18 +197,19 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
 def _parsed(line: str, place: str) -> dict[str, Any]:
     """A line of JSON. Raises UsageError for what is no object, or no text that can be written again."""
 
+    names: list[str] = []  # of the outermost object, whose end comes last
+
     def named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _check_names([name for name, _ in pairs], place)
+        names[:] = [name for name, _ in pairs]
         return dict(pairs)
 
     try:
         row = json.loads(line, object_pairs_hook=named)
-    except UsageError:
-        raise
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{place} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise UsageError(f"{place} is not a JSON object")
+    _check_names(names, place)
     try:
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -220,7 +221,7 @@ def _parsed(line: str, place: str) -> dict[str, Any]:
 
 
 def _check_names(names: list[Any], place: str) -> None:
-    """Raises UsageError if two columns have one name, because one of them would be lost."""
-    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    """Raises UsageError if two columns have one name, because one of them would be lost; columns may have none."""
+    twice = next((name for number, name in enumerate(names) if name and name in names[:number]), None)
     if twice is not None:
         raise UsageError(f"{place} has two columns {twice!r}; give one of them another name, or remove it")

@@ -226,6 +226,15 @@ def test_bad_tables_are_named(tmp_path, name, content, said):
     assert ("cannot be read" in str(caught.value)) == ("cannot be read" in said)
 
 
+def test_columns_without_a_name_and_names_inside_objects_may_be_equal(tmp_path):
+    """A spreadsheet leaves empty names behind its last column; the names of a nested object are no columns."""
+    (tmp_path / "a.csv").write_text("text,label,,\nx,1,,\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "label": 1, "more": {"a": 1, "a": 2}}\n')
+    for name in ("a.csv", "a.jsonl"):
+        found = tables.read(str(tmp_path / name), text="text", other="", label="label")
+        assert ([str(label) for label in found.labels], len(found.texts)) == (["1"], 1)
+
+
 def test_two_columns_of_parquet_with_one_name_are_named(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
