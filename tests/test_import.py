@@ -26,6 +26,7 @@ from bertdata.errors import BuildError, DatasetError, InputError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import ids as ids_files
 from bertdata.sources import kernels as source_kernels
+from bertdata.tokenize.load import load
 
 SEP, MASK, PAD = 3, 4, 0
 SMALL = {"validation": 0, "shard_size": 40}
@@ -328,6 +329,21 @@ def test_the_kernel_counts_special_ids_as_its_twin(ids, plain_before, dtype):
     is_special = np.isin(np.arange(10), list(special))
     wrong = build_kernels.count_special(np.array(ids, dtype), is_special, (4, 9), counts)
     assert (counts.tolist(), wrong) == twin.special_counts(ids, special, 10)
+
+
+@pytest.mark.parametrize("token", [4, 5, 81, 82], ids=["last special", "first plain", "last plain", "none"])
+def test_one_id_among_many_plain_ones_is_seen(tmp_path, vocab, token):
+    """Special ids of the vocabulary are 0 to 4, and it has 82 ids. 64 ids are looked at together."""
+    loaded = load(str(vocab))
+    assert (loaded.special.special_ids, loaded.special.vocab_size) == ((0, 1, 2, 3, 4), 82)
+    prefix = megatron(tmp_path / "in", whole([[10] * 63 + [token] + [10] * 64]))
+    options = {"tokenizer": vocab, "validation": 0, "format": "megatron"}
+    if token == 82:
+        with pytest.raises(InputError, match="byte 126: id 82 is outside the vocabulary of 82 ids"):
+            import_ids(prefix, tmp_path / "out", **options)
+        return
+    inside = import_ids(prefix, tmp_path / "out", **options).manifest.counts["special_ids_inside"]
+    assert inside == ({loaded.spell(token): 1} if token == 4 else {})
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200), st.sampled_from([np.uint16, np.uint32]))
