@@ -28,7 +28,8 @@ from bertdata.tokenize.load import load
 def make_file(path: Path, num_bytes: int, end: int, vocab_size: int) -> None:
     random = np.random.default_rng(0)
     ids = random.integers(min(1000, vocab_size // 2), vocab_size, 1 << 24, dtype=np.uint16)
-    ids[np.cumsum(random.geometric(1 / 700, ids.size // 800))] = end
+    ends = np.cumsum(random.geometric(1 / 700, ids.size // 600))
+    ids[ends[ends < ids.size]] = end
     with path.open("wb") as file:
         for _ in range(max(1, num_bytes // ids.nbytes)):
             file.write(ids.data)
