@@ -32,6 +32,7 @@ from bertrain.models import build
 from bertrain.models.encoder import Encoder
 from bertrain.runtime import checkpoint, log
 from bertrain.runtime.dist import World, world
+from bertrain.runtime.watch import table
 
 MASKING = bertdata.Masking(probability=0.15)
 SEED = 0
@@ -149,18 +150,10 @@ def predictions(
     return _spelled(load_tokenizer(str(shards.path)), batch, predicted)
 
 
-def table(found: list[tuple[str, str, str]]) -> list[str]:
-    """What `predictions` found, a line for each place; a cross marks a wrong one."""
-    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
-    return lines + [
-        f"{around:<76} | {target:<16} | {guess}{'' if guess == target else '  x'}" for around, target, guess in found
-    ]
-
-
 def _spelled(
     tokenizer: Tokenizer, batch: bertdata.Batch, predicted: np.ndarray, *, context: int = 5
 ) -> list[tuple[str, str, str]]:
-    """For each masked place the tokens around it, at most 76 characters, its target, and what is predicted.
+    """For each masked place the tokens around it, its target, and what is predicted.
 
     predicted int64 [B, K].
     """
@@ -173,8 +166,7 @@ def _spelled(
             first = max(0, place - context)
             around = [tokenizer.spell(int(token)) for token in ids[first : place + context + 1]]
             around[place - first] = f">{around[place - first]}<"
-            text = " ".join(around)
-            found.append((text[:76], tokenizer.spell(target), tokenizer.spell(int(predicted[row, slot]))))
+            found.append((" ".join(around), tokenizer.spell(target), tokenizer.spell(int(predicted[row, slot]))))
     return found
 
 

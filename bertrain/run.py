@@ -15,7 +15,7 @@ import bertdata
 from bertdata.errors import UsageError
 from bertrain import assemble, optim
 from bertrain.config import Config
-from bertrain.evaluate import evaluate, mean, predictions, table
+from bertrain.evaluate import evaluate, mean, predictions
 from bertrain.models import adapters, grow
 from bertrain.models.build import has_dropout, max_length, recompute_activations
 from bertrain.optim.average import EVERY, Average
@@ -345,9 +345,7 @@ class Run:
             shards, options = next(iter(self._held_out.values())), {"split": "validation", "length": self.loader.length}
             found = predictions(self.learner, shards, self.ranks.device, rows=1, **options)
             self.clock.lap("evaluated")
-            self.watch.evaluation(
-                self.step, result, found, table(found), seconds=self.clock.seconds["evaluated"] - before
-            )
+            self.watch.evaluation(self.step, result, found, seconds=self.clock.seconds["evaluated"] - before)
 
         self.ranks.on_first(show)
         self.clock.lap("evaluated")

@@ -37,7 +37,7 @@ from bertrain.config import Config
 from bertrain.models import build as model
 from bertrain.plan import Plan
 from bertrain.run import Run
-from bertrain.runtime import checkpoint, clock, rates, stop, writer
+from bertrain.runtime import checkpoint, clock, rates, stop, watch, writer
 from bertrain.runtime.dist import World
 
 CPU = torch.device("cpu")
@@ -608,10 +608,7 @@ def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
 
 
 def test_a_collapse_and_a_plateau_are_said_once(dataset, tmp_path, capsys, monkeypatch):
-    from bertrain.runtime import watch
-
     monkeypatch.setattr(watch, "COLLAPSE_STEPS", 2)
-
     monkeypatch.setattr(watch, "PLATEAU_STEPS", 2)
     monkeypatch.setattr(watch, "COLLAPSED", 0.0)
     monkeypatch.setattr(watch, "PLATEAU_NATS", 100.0)
@@ -630,6 +627,19 @@ def test_an_evaluation_keeps_what_was_predicted_at_the_same_places(dataset, tmp_
         assert re.search(r">\S+<", around)
         assert target
         assert guess
+
+
+def test_predictions_keep_their_place_however_long_the_tokens_around_are():
+    class Tokenizer:
+        def spell(self, token):
+            return str(token) * 30
+
+    masked, targets = np.array([[6]]), np.array([[7]])
+    batch = SimpleNamespace(input_ids=np.arange(12)[None], masked_positions=masked, targets=targets)
+    found = evaluate._spelled(Tokenizer(), batch, np.array([[8]]))
+    assert [row[1:] for row in found] == [("7" * 30, "8" * 30)]
+    assert f">{'6' * 30}<" in found[0][0]
+    assert [line.index(" | ") for line in watch.table(found)] == [76, 76]
 
 
 def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):

@@ -27,8 +27,18 @@ from bertrain.runtime.log import Log, Sources, reference_losses
 QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
 COLLAPSED = 0.9  # share of predictions that are one token
 COLLAPSE_STEPS = 500  # earlier, a model that predicts one token has only begun
+SHOWN_PREDICTIONS = 5  # of an evaluation
 KEPT_PREDICTIONS = 8  # of an evaluation, about 100 bytes each in log.jsonl
 PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # warn if, so late, the loss is still this close to the unigram entropy
+
+
+def table(predictions: list[tuple[str, str, str]]) -> list[str]:
+    """Lines for a terminal, one for each (tokens around, target, predicted); a cross marks a wrong one."""
+    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
+    return lines + [
+        f"{around[:76]:<76} | {target:<16} | {guess}{'' if guess == target else '  x'}"
+        for around, target, guess in predictions
+    ]
 
 
 class TrainingError(bertdata.BertdataError):
@@ -225,10 +235,9 @@ class Watch(contextlib.ExitStack):
             )
 
     def evaluation(
-        self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], rows: list[str], *,
-        seconds: float,
-    ) -> None:  # fmt: skip
-        """Keeps and shows an evaluation. rows: the predictions as a table. seconds: what both took."""
+        self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], *, seconds: float
+    ) -> None:
+        """Keeps and shows an evaluation. predictions: tokens around, target, predicted. seconds: what both took."""
         if not self.is_first:
             return
         found = {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
@@ -245,7 +254,8 @@ class Watch(contextlib.ExitStack):
         if by_source:
             losses = ((name, part["loss"]) for name, part in by_source.items())
             loss += "; " + ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in losses)
-        self._bar.write("\n".join([f"step {step}: validation loss {loss}, {seconds:.1f} s", *rows[:6]]))
+        lines = [f"step {step}: validation loss {loss}, {seconds:.1f} s", *table(predictions[:SHOWN_PREDICTIONS])]
+        self._bar.write("\n".join(lines))
         if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
             self._warn_once(
                 "collapse",
