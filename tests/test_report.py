@@ -1,6 +1,7 @@
 """The page of inspect --html: what it says is what the dataset holds, and it needs nothing else to be shown."""
 
 import json
+import os
 import re
 import shutil
 
@@ -136,7 +137,17 @@ def test_unknown_tokens_far_behind_are_explained(made, monkeypatch):
     monkeypatch.setattr(looking, "_UNKNOWN_SCANNED", 10)
     unknown = data_of(report(dataset, **OPTIONS))["unknown"]
     assert (unknown["count"] > 0, unknown["words"]) == (True, [])
-    assert unknown["why"] == "the first 10 tokens, which are searched, have none"
+    assert unknown["why"] == "only the first 10 tokens are searched, and none of them is unknown"
+
+
+def test_a_path_that_is_not_utf8_has_a_page_without_other_paths(made, tmp_path):
+    path = tmp_path / os.fsdecode(b"shards\xff")
+    shutil.copytree(made[0].path, path)
+    done = CliRunner().invoke(main, ["inspect", str(path), "--html", str(tmp_path / "page.html"), "--length", "32"])
+    assert done.exit_code == 0, done.output
+    about = data_of((tmp_path / "page.html").read_text())["about"]
+    assert about["path"].endswith("/shards?")
+    assert about["tokenizer"].keys() == {"name", "kind", "vocab_size", "special_tokens"}
 
 
 def test_special_tokens_are_named(made):

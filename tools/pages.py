@@ -3,9 +3,9 @@
     python tools/pages.py --pictures docs/
 
 Makes a small dataset of docstrings and two short runs first, which takes some minutes. A page fails if the browser
-reports an error, a control has no effect, the keyboard does not reach a control, something is wider than the screen, or
-a text has too little contrast. Needs playwright (pip install playwright) and an installed Chromium (apt-get install
-chromium).
+reports an error, a control has no effect, the keyboard does not reach a control, two numbers of an axis read the same,
+something is wider than the screen, or a text has too little contrast. Needs playwright (pip install playwright) and an
+installed Chromium (apt-get install chromium).
 """
 
 from __future__ import annotations
@@ -60,6 +60,13 @@ CONTRASTS = """() => {
   }
   return worst.sort((a, b) => a[0] - b[0])[0];
 }"""
+
+
+AXES = """() => [...document.querySelectorAll("figure svg[tabindex]")].map(chart => {
+  const at = (name, place) => [...chart.querySelectorAll("text")]
+    .filter(text => Number(text.getAttribute(name)) === place).map(text => text.textContent);
+  return [chart.closest("figure").querySelector("b").textContent, at("x", LEFT - 8), at("y", HEIGHT - 6)];
+})"""
 
 
 def require(holds: Any, said: str) -> None:
@@ -128,6 +135,13 @@ def charts_are_read(page: Page, name: str) -> int:
     return len(figures)
 
 
+def axes_tell_values_apart(page: Page, name: str) -> None:
+    """Each axis of a chart has two numbers or more, and no two that read the same."""
+    for title, *axes in page.evaluate(AXES):
+        for labels in axes:
+            require(len(set(labels)) == len(labels) > 1, f"{name}: {title} has an axis with the numbers {labels}")
+
+
 def theme_changes(page: Page, name: str) -> None:
     def paper() -> str:
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -169,6 +183,11 @@ def use_packed(page: Page, name: str) -> None:
     """The page of long packed rows: their number is known for one length, and their first places are shown."""
     require(page.locator("#calculator [name=row_length]").is_disabled(), f"{name}: a length may be given")
     require("first 512 places" in page.inner_text("#samples-text"), f"{name}: the rest of a row is not said")
+
+
+def use_close(page: Page, name: str) -> None:
+    """The page with little padding, and frequencies without a power of ten between them: `check` reads its axes."""
+    require("0.5 %" in page.inner_text("#rows"), f"{name}: padding is not said to a half percent")
 
 
 def use_odd(page: Page, name: str) -> None:
@@ -226,6 +245,7 @@ def check(browser: Browser, path: Path, use: Callable[[Page, str], None], pictur
                     keep(page, pictures / f"{path.stem}-{width}.png")
                 keyboard_reaches_all(page, name)
                 charts = charts_are_read(page, name)
+                axes_tell_values_apart(page, name)
                 use(page, name)
                 theme_changes(page, name)
                 is_readable(page, f"{name}, after its use")
@@ -247,12 +267,13 @@ def run(folder: Path, *arguments: object) -> None:
 
 
 def make_pages(folder: Path) -> None:
-    """Pages of a dataset with duplicates and unknown words, of two short runs of which one grows, and of an odd one."""
+    """Pages of a dataset with duplicates and unknown words, of two short runs of which one grows, and of odd ones."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "runs.html").exists():
         make_parts(folder)
     run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html")
     run(folder, "-m", "bertdata", "inspect", "shards", "--samples", "packed", "--length", 8192, "--html", "packed.html")
+    make_close(folder)
     run(folder, "-m", "bertrain", "plot", "whole", "grown", "--html", "runs.html")
     odd = folder / ODD
     odd.mkdir(exist_ok=True)
@@ -260,6 +281,21 @@ def make_pages(folder: Path) -> None:
     steps = [{"step": number, "loss": loss, "lr": 0.1, "tokens": 64 * number} for number, loss in enumerate(losses, 1)]
     (odd / "log.jsonl").write_text("\n".join(map(json.dumps, steps)) + '\n{"step": 10, "lo', encoding="utf-8")
     run(folder, "-m", "bertrain", "plot", ODD, "--html", "odd.html")
+
+
+def make_close(folder: Path) -> None:
+    """The page of a dataset with other numbers, which are close together."""
+    begin, end = '<script id="data" type="application/json">', "</script>"
+    before, rest = (folder / "dataset.html").read_text(encoding="utf-8").split(begin)
+    content, rest = rest.split(end, maxsplit=1)
+    data = json.loads(content)
+    data["rows"] = [
+        {"length": 32 << n, "documents": padding, "packed": padding / 9}
+        for n, padding in enumerate((0.024, 0.02, 0.01, 0.005))
+    ]
+    data["tokens"]["ranks"] = [[rank, 70 - 4 * rank] for rank in range(3, 9)]
+    changed = json.dumps(data).replace("<", "\\u003c")
+    (folder / "close.html").write_text(before + begin + changed + end + rest, encoding="utf-8")
 
 
 def make_parts(folder: Path) -> None:
@@ -290,6 +326,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=list(FLAGS))
         check(browser, folder / "dataset.html", use_report, options.pictures)
         check(browser, folder / "packed.html", use_packed, None)
+        check(browser, folder / "close.html", use_close, None)
         check(browser, folder / "runs.html", use_runs, options.pictures)
         check(browser, folder / "odd.html", use_odd, None)
         browser.close()

@@ -16,10 +16,14 @@ from typing import Any
 
 
 def assemble(title: str, body: str, data: dict[str, Any]) -> str:
-    """The page as HTML. body: HTML. data: what its script finds in `data`; its floats must be finite."""
+    """The page as HTML, which UTF-8 can hold. body: HTML. data: what its script finds in `data`, with finite floats.
+
+    Bytes of a path that are not UTF-8 are a ? each.
+    """
     content = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     frame = resources.files("bertdata.look").joinpath("page.html").read_text(encoding="utf-8")
     head, rest = frame.split("<!--TITLE-->")
     before, rest = rest.split("/*DATA*/")
     between, end = rest.split("<!--BODY-->")
-    return head + html.escape(title) + before + content + between + body + end
+    whole = head + html.escape(title) + before + content + between + body + end
+    return whole.encode(errors="replace").decode()

@@ -36,6 +36,7 @@ _SAMPLES, _EPOCHS, _SEEDS = 8, 3, 2  # that can be looked at
 _PLACES = 512  # of a row that are shown, so that the page of long rows is no larger
 _WORD = 100  # characters of a word or a token that are shown
 _FEW_STEPS = 1000
+_TOKENIZER = ("name", "kind", "vocab_size", "special_tokens")  # facts of it that the page shows
 
 
 def report(dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows") -> str:
@@ -58,6 +59,7 @@ def report(dataset: Dataset, *, length: int, global_batch_size: int, world_size:
         "samples": _samples(dataset, tokenizer, length=length, samples=samples) if has_rows else None,
     }
     data["warnings"] = _warnings(data)
+    about["tokenizer"] = {name: about["tokenizer"][name] for name in _TOKENIZER}
     body = resources.files("bertdata.look").joinpath("report.html").read_text(encoding="utf-8")
     return page.assemble(f"{dataset.path}: dataset", body, data)
 
@@ -186,7 +188,7 @@ def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) 
         return found
     numbers = list(_documents_with(dataset, unk))
     if not numbers:
-        return found | {"why": f"the first {_UNKNOWN_SCANNED:,} tokens, which are searched, have none"}
+        return found | {"why": f"only the first {_UNKNOWN_SCANNED:,} tokens are searched, and none of them is unknown"}
     words: Counter[str] = Counter()
     try:
         traced = trace.with_texts(dataset, trace.numbered(dataset, numbers))
