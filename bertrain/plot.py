@@ -27,9 +27,9 @@ PANELS = (
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", default="curves.png", help="PNG file to write.")
-@click.option("--html", help="Write a page about runs to this file, instead of a picture.")
-def main(runs: tuple[str, ...], out: str, html: str | None) -> None:
+@click.option("--out", help="PNG file to write. Default: curves.png without --html, none with it.")
+@click.option("--html", help="Write a page about runs to this file.")
+def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
     """Draw the curves of runs (log.jsonl) or of fine-tunings (result.json)."""
     tuned = [Path(run, "result.json").is_file() for run in runs]
     if html:
@@ -38,7 +38,11 @@ def main(runs: tuple[str, ...], out: str, html: str | None) -> None:
             raise UsageError(f"{run} is a fine-tuning, and --html is for runs of pretrain; draw it with --out")
         write_file(Path(html), report([Path(run) for run in runs]).encode())
         click.echo(html)
-        return
+    if out or not html:
+        _picture(runs, tuned, out or "curves.png")
+
+
+def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
     try:
         import matplotlib
     except ImportError:
@@ -55,14 +59,14 @@ def main(runs: tuple[str, ...], out: str, html: str | None) -> None:
         if all(tuned):
             _draw_tuning(axes, run)
             continue
-        found = entries(run)
+        (found, _), label = entries(run), _drawable(run)
         for axis, (title, name, held_out) in zip(axes.flat, PANELS, strict=True):
             points = [(e["step"], e[name]) for e in found if e.get(name) is not None]
-            line = axis.plot(*zip(*points, strict=True), label=str(run), linewidth=1)[0] if points else None
+            line = axis.plot(*zip(*points, strict=True), label=label, linewidth=1)[0] if points else None
             points = [(e["step"], e[held_out]) for e in found if held_out and e.get(held_out) is not None]
             if points:
                 color = line.get_color() if line else None
-                axis.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=f"{run}, validation")
+                axis.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=f"{label}, validation")
             axis.set(title=title, xlabel="step")
     for axis in axes.flat:
         axis.grid(alpha=0.3)
@@ -75,15 +79,20 @@ def main(runs: tuple[str, ...], out: str, html: str | None) -> None:
     click.echo(out)
 
 
+def _drawable(path: Path) -> str:
+    """A path as matplotlib can draw it; a byte that is not UTF-8 is a ?."""
+    return str(path).encode(errors="replace").decode()
+
+
 def _draw_tuning(axes: Any, directory: Path) -> None:
     result = json.loads((directory / "result.json").read_bytes())
     if "runs" not in result:
         raise UsageError(f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola")
     for run in result["runs"]:
         epochs = [point["epoch"] for point in run["curve"]]
-        name = next(iter(run["dev"]))
-        axes[0].plot(epochs, [point["train_loss"] for point in run["curve"]], label=f"{directory}, seed {run['seed']}")
-        axes[1].plot(epochs, [point["dev"][name] for point in run["curve"]], label=f"{directory}, seed {run['seed']}")
+        name, label = next(iter(run["dev"])), f"{_drawable(directory)}, seed {run['seed']}"
+        axes[0].plot(epochs, [point["train_loss"] for point in run["curve"]], label=label)
+        axes[1].plot(epochs, [point["dev"][name] for point in run["curve"]], label=label)
         axes[0].set(title="training loss", xlabel="epoch")
         axes[1].set(title=f"{name} on dev", xlabel="epoch")
 

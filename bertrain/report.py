@@ -19,17 +19,19 @@ import numpy as np
 from bertdata.errors import UsageError
 from bertdata.look import page
 
-_POINTS, _POINTS_OF_A_RUN = 16_000, 1000  # entries that are drawn
+_NUMBERS = 128_000  # of entries that are drawn, over all runs; some ten bytes each
+_POINTS = 1000  # entries of a run that are drawn
 _EVALUATIONS = 400  # that are drawn, over all runs
 _PREDICTIONS = 200  # evaluations whose predictions are shown, over all runs
 _TEXT = 200  # characters of a value that are shown
 _AXES = ("step", "tokens", "seconds")
 _WAITING = 0.1  # share of the time, for data
 _RISE = 0.02  # nats
+_COVERED = {"mlm_probability": "probability", "masking": "policy"}  # options by their name in a stream, if it differs
 
 
 def report(runs: Sequence[Path]) -> str:
-    """The page, as HTML below 2 MB for up to some fifty runs. Reads log.jsonl and run.json of each run.
+    """The page, as HTML: below 2 MB up to some fifty runs. Reads log.jsonl and run.json of each run.
 
     Raises UsageError where a directory has no log.jsonl, or one without a step.
     """
@@ -47,8 +49,8 @@ def report(runs: Sequence[Path]) -> str:
     return page.assemble(f"{', '.join(run['name'] for run in found)[:_TEXT]}: training", body, data)
 
 
-def entries(run: Path) -> list[dict[str, Any]]:
-    """The entries of a run's log.jsonl, without a line that was cut off."""
+def entries(run: Path) -> tuple[list[dict[str, Any]], int]:
+    """The entries of a run's log.jsonl, and the number of its lines that are none, such as one that was cut off."""
     try:
         lines = (run / "log.jsonl").read_text(errors="replace").splitlines()
     except OSError as error:
@@ -61,14 +63,14 @@ def entries(run: Path) -> list[dict[str, Any]]:
             continue
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             found.append(entry)
-    return found
+    return found, len(lines) - len(found)
 
 
 def _names(paths: list[str]) -> list[str]:
     """Paths without the directory that all of them are in."""
     parts = [Path(path).parts for path in paths]
     same = next((at for at, names in enumerate(zip(*parts, strict=False)) if len(set(names)) > 1), 0)
-    shown = ["/".join(names[same:]) or path for names, path in zip(parts, paths, strict=True)]
+    shown = [str(Path(*names[same:])) if names[same:] else path for names, path in zip(parts, paths, strict=True)]
     return shown if len(set(paths)) > 1 else paths
 
 
@@ -78,21 +80,22 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     points: for each name of a number its values, None where there is none. evaluations: their numbers, and predictions
     (around, target, predicted). events: what changed, and when.
     """
-    log = entries(path)
-    steps = [entry for entry in log if "lr" in entry]
+    log, num_left_out = entries(path)
+    steps = _timed([entry for entry in log if "lr" in entry])
     if not steps:
         raise UsageError(f"{path} has no entry of a step in log.jsonl yet; draw it after the first --log-every steps")
     about = _about(path)
     resolved, clock = about.get("resolved", {}), about.get("clock", {})
     evaluations = [entry for entry in log if "validation_loss" in entry]
-    points = _points(_thinned(steps, max(2, min(_POINTS_OF_A_RUN, _POINTS // num_runs))))
+    names = _numbers(steps)
+    drawn = _thinned(steps, max(2, min(_POINTS, _NUMBERS // (num_runs * len(names)))))
     along = _along(steps)
     shown = _spread(evaluations, max(2, _EVALUATIONS // num_runs))
     told = _spread([entry for entry in evaluations if entry.get("predictions")], max(1, _PREDICTIONS // num_runs))
     events = list(_events(log, about))
     return {
         "name": str(path),
-        "points": points,
+        "points": {name: [_finite(entry.get(name)) for entry in drawn] for name in names},
         "evaluations": [
             along(entry["step"])
             | {"loss": _finite(entry["validation_loss"]), "accuracy": _finite(entry.get("validation_accuracy"))}
@@ -107,15 +110,13 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
         "loss": _last(steps, "loss"),
         "best": _best(evaluations),
         "rate": _median(steps, "tokens_per_s"),
-        "reference": {
-            name: value for name, value in resolved.get("reference_loss", {}).items() if _finite(value) is not None
-        },
+        "reference": _reference(resolved),
         "clock": {
             name.removesuffix("_s"): _finite(clock.get(name, steps[-1].get(name)))
             for name in ("trained_s", "compiled_s", "evaluated_s", "waited_s")
         },
         "options": _flat({"config": about.get("config", {}), "resolved": resolved}),
-        "warnings": list(_warnings(path, steps, evaluations, about)),
+        "warnings": list(_warnings(steps, evaluations, about, num_left_out)),
     }
 
 
@@ -134,6 +135,28 @@ def _finite(value: Any) -> float | int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _timed(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries with the seconds of the whole run, since `seconds` of the log begin at 0 again in a resumed process."""
+    before = last = 0.0  # seconds of earlier processes, and in this one
+    timed = []
+    for entry in steps:
+        seconds = _finite(entry.get("seconds"))
+        if seconds is not None:
+            before += last if seconds < last else 0.0
+            last = seconds
+            entry = entry | {"seconds": before + seconds}
+        timed.append(entry)
+    return timed
+
+
+def _reference(resolved: dict[str, Any]) -> dict[str, float | int]:
+    """The losses to compare with; none of them, unless both are known."""
+    losses = resolved.get("reference_loss")
+    losses = losses if isinstance(losses, dict) else {}
+    found = {name: value for name in ("uniform", "unigram") if (value := _finite(losses.get(name))) is not None}
+    return found if len(found) == 2 else {}
 
 
 def _thinned(steps: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
@@ -158,10 +181,10 @@ def _spread(found: list[Any], most: int) -> list[Any]:
     return [found[at] for at in np.unique(np.linspace(0, len(found) - 1, most).astype(int)).tolist()]
 
 
-def _points(steps: list[dict[str, Any]]) -> dict[str, list[float | int | None]]:
-    """The numbers of entries by name."""
+def _numbers(steps: list[dict[str, Any]]) -> list[str]:
+    """The names of the numbers in entries."""
     found = (name for entry in steps for name, value in entry.items() if isinstance(value, (int, float)))
-    return {name: [_finite(entry.get(name)) for entry in steps] for name in dict.fromkeys((*_AXES, *found))}
+    return list(dict.fromkeys((*_AXES, *found)))
 
 
 def _along(steps: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
@@ -180,25 +203,43 @@ def _along(steps: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
 
 
 def _events(log: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """What changed along a run: (after which step, what)."""
-    before: dict[str, Any] = {}
+    """What changed along a run: (after which step, what). A change of the stream is not said of its option again."""
     for entry in log:
         if "layers_before" in entry:
             yield entry["step"], f"{entry['layers_before']} → {entry.get('layers')} layers"
-        stream = entry.get("stream")
-        if isinstance(stream, dict):
-            now = _flat({name: stream.get(name) for name in ("length", "global_batch_size", "masking")})
-            for name in now if before else ():
-                if before.get(name) != now[name]:
-                    yield entry["step"], f"{name.removeprefix('masking.')} {before.get(name)} → {now[name]}"
-            before = now
+    said, before = set(), dict[str, Any]()
+    for step, now in _streams(log):
+        for name in now if before else ():
+            if before.get(name) != now[name]:
+                said.add((step, name))
+                yield step, f"{name} {before.get(name)} → {now[name]}"
+        before = now
     for change in about.get("history", []):
         if isinstance(change, dict) and isinstance(change.get("after_step"), int):
             changed = change.get("changed") or {}
             for name, pair in changed.items() if isinstance(changed, dict) else ():
-                if not isinstance(pair, list):
-                    continue
-                yield change["after_step"], f"{name} {' → '.join(map(_written, pair))}"
+                if isinstance(pair, list) and (change["after_step"], _COVERED.get(name, name)) not in said:
+                    yield change["after_step"], f"{name} {' → '.join(map(_written, pair))}"
+
+
+def _streams(log: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What a run reads: (after which step, row length, batch size and masks from there on).
+
+    An entry of the log tells shares of masks ahead, as `later`: (position of the stream, share).
+    """
+    found = [entry for entry in log if isinstance(entry.get("stream"), dict)]
+    ends = [*(entry["step"] for entry in found[1:]), log[-1]["step"]]
+    for entry, end in zip(found, ends, strict=False):
+        stream, step = entry["stream"], entry["step"]
+        masking = dict(stream.get("masking") or {})
+        later, position, rows = masking.pop("later", []), stream.get("position", 0), stream.get("global_batch_size")
+        now = {"length": stream.get("length"), "global_batch_size": rows} | masking
+        read = [share for first, share in later if first <= position]
+        yield step, now | ({"probability": read[-1]} if read else {})
+        for first, share in later:
+            at = step + math.ceil((first - position) / rows)
+            if step < at < end:
+                yield at, now | {"probability": share}
 
 
 def _last(steps: list[dict[str, Any]], name: str) -> float | int | None:
@@ -217,14 +258,14 @@ def _best(evaluations: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _warnings(
-    path: Path, steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], about: dict[str, Any]
+    steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], about: dict[str, Any], num_left_out: int
 ) -> Iterator[str]:
     """What a user should know about a run, each in one sentence."""
     if not about:
         yield "there is no whole run.json, so its options are not known."
-    with open(path / "log.jsonl", "rb") as file:
-        if not file.read().endswith(b"\n"):
-            yield "the last line of log.jsonl was cut off and is left out."
+    if num_left_out:
+        lines = "line of log.jsonl is" if num_left_out == 1 else "lines of log.jsonl are"
+        yield f"{num_left_out:,} {lines} not whole and left out."
     wild = [entry["step"] for entry in steps if isinstance(entry.get("loss"), float) and _finite(entry["loss"]) is None]
     if wild:
         yield f"the loss is not finite at {len(wild):,} of {len(steps):,} entries, first at step {wild[0]:,}."

@@ -1,8 +1,10 @@
 """The page of plot --html: what it says is what the runs logged, however their logs ended."""
 
 import json
+import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,9 +76,10 @@ def test_logs_that_end_anywhere_are_drawn(tmp_path):
     assert found["points"]["step"] == [1, 2]
     assert (found["evaluations"], found["best"], found["predictions"], data["options"]) == ([], None, [], [])
     said = " ".join(data["warnings"])
-    for words in ("cut off", "no whole run.json", "was not evaluated"):
+    for words in ("1 line of log.jsonl is not whole", "no whole run.json", "was not evaluated"):
         assert words in said
     odd = write(tmp_path / "odd", [[1], "text", {"loss": 2.0}, {"step": "x"}, step(5, 1.0)])
+    assert "odd: 4 lines of log.jsonl are not whole and left out." in " ".join(page(cut, odd)["warnings"])
     (odd / "run.json").write_text('{"config": 3, "resolved": {"steps": 9}, "history": [1, {"after_step": 2}]')
     assert page(odd)["runs"][0]["points"]["step"] == [5]
     empty = write(tmp_path / "empty", [{"step": 0, "stream": {"length": 8}}])
@@ -115,6 +118,40 @@ def test_long_logs_keep_their_peaks_and_the_page_stays_small(tmp_path):
     assert sum(len(found["predictions"]) for found in data_of(html)["runs"]) <= 200
 
 
+def test_pages_of_many_runs_stay_small(tmp_path):
+    numbers = {f"number{n}": 1.234567 + n for n in range(11)}
+    steps = [step(n, 3.0 + 1e-5 * n, **numbers) for n in range(100_000, 101_000)]
+    runs = [write(tmp_path / f"run{n}", steps) for n in range(16)]
+    html = report.report(runs)
+    assert len(html.encode()) < 2_000_000
+    for found in data_of(html)["runs"]:
+        assert len(found["points"]) == 16
+        assert len(found["points"]["step"]) > 400
+    fifty = [write(tmp_path / f"more{n}", steps[:200]) for n in range(50)]
+    assert len(report.report(fifty).encode()) < 2_000_000
+
+
+def test_seconds_of_a_resumed_run_go_on(tmp_path):
+    seconds = [1.0, 5.0, None, 0.5, 3.0, 0.25, 9.0]
+    steps = [step(n, 3.0, seconds=value) for n, value in enumerate(seconds, 1)]
+    steps.insert(4, {"step": 4, "validation_loss": 2.0})
+    data = page(write(tmp_path / "run", steps, {"history": [{"after_step": 6, "changed": {"lr": [0.1, 0.2]}}]}))
+    (found,) = data["runs"]
+    assert found["points"]["seconds"] == [1.0, 5.0, None, 5.5, 8.0, 8.25, 17.0]
+    assert found["seconds"] == 17.0
+    assert found["evaluations"][0]["seconds"] == 5.5
+    assert found["events"][0]["seconds"] == 8.25
+
+
+def test_losses_to_compare_with_are_both_there_or_none(tmp_path):
+    both = {"uniform": 8.5, "unigram": 6.5}
+    for number, (given, kept) in enumerate(
+        [(both, both), (None, {}), ([1], {}), ({"unigram": 6.5}, {}), (both | {"uniform": float("nan")}, {})]
+    ):
+        about = {"config": {}, "resolved": {"reference_loss": given}}
+        assert page(write(tmp_path / str(number), [step(1, 3.0)], about))["runs"][0]["reference"] == kept
+
+
 def test_changes_along_a_run_are_events(tmp_path):
     stream = {"length": 64, "global_batch_size": 8, "masking": {"probability": 0.3}, "position": 0}
     entries = [
@@ -136,12 +173,42 @@ def test_changes_along_a_run_are_events(tmp_path):
     assert any("is at step 3 of 8" in line for line in data["warnings"])
 
 
+def test_a_change_at_a_resume_is_said_once(run, dataset, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    options = {"global_batch_size": 12, "mlm_probability": "0.15:0.3", "lr": 1e-3}
+    train(dataset.path, tmp_path / "run", steps=8, eval_every=0, **options)
+    assert [(event["step"], event["text"]) for event in page(tmp_path / "run")["runs"][0]["events"]] == [
+        (4, "global_batch_size 6 → 12"),
+        (6, "probability 0.15 → 0.3"),
+        (4, "steps 4 → 8"),
+        (4, "lr 0.003 → 0.001"),
+        (4, "mlm_probability 0.15 → 0.15:0.3"),
+        (4, "eval_every 2 → 0"),
+    ]
+
+
+def test_an_option_that_the_stream_covers_is_said_once(tmp_path):
+    stream = {"length": 64, "global_batch_size": 8, "masking": {"probability": 0.3, "policy": "exact"}, "position": 0}
+    now = {"position": 32, "masking": {"probability": 0.3, "policy": "span", "later": [[32, 0.2], [64, 0.1]]}}
+    entries = [{"step": 0, "stream": stream}, step(4, 3.0), {"step": 4, "stream": stream | now}, step(9, 3.0)]
+    changed = {"mlm_probability": [0.3, "0.2:0.1"], "masking": ["exact", "span"], "lr": [1, 2]}
+    about = {"config": {}, "history": [{"after_step": 4, "changed": changed}]}
+    events = page(write(tmp_path / "run", entries, about))["runs"][0]["events"]
+    assert [(event["step"], event["text"]) for event in events] == [
+        (4, "probability 0.3 → 0.2"),
+        (4, "policy exact → span"),
+        (8, "probability 0.2 → 0.1"),
+        (4, "lr 1 → 2"),
+    ]
+
+
 def test_what_differs_between_runs_is_said(tmp_path):
     one = write(tmp_path / "one", [step(1, 3.0)], {"config": {"lr": 0.1, "out": "one", "steps": None, "seed": 0}})
     about = {"config": {"lr": 0.2, "out": "two", "steps": None, "seed": 0}, "resolved": {"steps": 7}}
     two = write(tmp_path / "two" / "b", [step(1, 3.0)], about)
     assert [run["name"] for run in page(one, two)["runs"]] == ["one", "two/b"]
     assert [run["name"] for run in page(one, one)["runs"]] == [str(one)] * 2
+    assert report._names(["/tmp/a", "b/c"]) == ["/tmp/a", "b/c"]
     rows = {row["name"]: row for row in page(one, two)["options"]}
     assert rows == {
         "lr": {"name": "lr", "values": ["0.1", "0.2"], "differs": True},
@@ -165,6 +232,25 @@ def test_markup_stays_text_and_the_page_asks_for_nothing(tmp_path):
     assert data_of(html)["options"][0]["values"] == [name]
     assert not re.search(r"""(src|href)\s*=\s*["']|url\(|@import|fetch\(""", html)
     assert not re.search(r'https?://(?!www\.w3\.org/2000/svg")', html)
+
+
+def test_paths_that_are_not_utf8_have_pages(tmp_path):
+    name = os.fsdecode(b"r\xff")
+    run = write(tmp_path / name, [step(1, 3.0)], {"config": {"data": name}})
+    files = ["--html", str(tmp_path / "x.html"), "--out", str(tmp_path / "x.png")]
+    done = CliRunner().invoke(plot.main, [str(run), *files])
+    assert done.exit_code == 0, done.output
+    data = data_of((tmp_path / "x.html").read_text())
+    assert data["runs"][0]["name"].endswith("/r?")
+    assert data["options"][0]["values"] == ["r?"]
+
+
+def test_a_picture_and_a_page_are_both_written(run, tmp_path):
+    picture, html = tmp_path / "curves.png", tmp_path / "runs.html"
+    done = CliRunner().invoke(plot.main, [str(run), "--out", str(picture), "--html", str(html)])
+    assert (done.exit_code, done.output) == (0, f"{html}\n{picture}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert html.read_text().startswith("<!doctype html>")
 
 
 def test_fine_tunings_have_no_page(tmp_path):
