@@ -99,7 +99,7 @@ def loader(
 
 def planned(config: Config, shards: Sources, *, rank: int = 0, world_size: int = 1) -> tuple[bertdata.Loader, Plan]:
     """The batches of a run, for one rank, and its plan. Raises UsageError for a teacher's cache of another stream."""
-    ranks = {"rank": rank, "world_size": world_size}
+    ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
     num_samples = loader(config, shards, **ranks, with_answers=False).num_samples
     plan = Plan.of(config, num_samples=num_samples, world_size=world_size)
     return loader(config, shards, **ranks, masking=plan.masking(config)), plan
@@ -133,7 +133,7 @@ def model(
         weights, warnings = build.start_from(_found(config.init), shards, length=config.longest, nsp=nsp)
     else:
         special = shards.special_tokens
-        sizes = {"length": config.longest, "layers": layers}
+        sizes: dict[str, Any] = {"length": config.longest, "layers": layers}
         weights, warnings = build.build(config.model, special, **sizes, seed=config.seed, nsp=nsp)
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
@@ -174,6 +174,7 @@ def learner(
         for text in list(parts.values())[:-1]:
             text.weight *= 1 - config.alpha
     isolate = config.isolate_documents
+    made: Learner
     if config.elastic:
         space = Space(config.elastic, weights.config)
         made = Elastic(weights, parts, space=space, number=config.sub_networks, seed=config.seed, isolate=isolate)
@@ -292,6 +293,7 @@ def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
                 "raise it, or --length"
             )
     if first_targets(loader, config, plan) == 0:
+        assert loader.masking is not None  # noqa: S101  (a run always masks)
         raise TrainingError(
             f"nothing to predict: the {loader.num_samples} samples of "
             f"{' and '.join(path for path, _ in config.sources)} are too short to mask "

@@ -128,7 +128,8 @@ class Proposer:
         self._is_other = ~torch.tensor(self._is_word, device=device)
         self._special, self._most, self._kept = special, most, kept
         self._encoder, self._device = Encoder(model).to(device).eval(), device
-        self._rows = model.get_input_embeddings().weight.detach()
+        embeddings: Any = model.get_input_embeddings()
+        self._rows: torch.Tensor = embeddings.weight.detach()
         self._index: dict[str, int] | None = None
         if vectors:
             self._first, units = size, vectors.units

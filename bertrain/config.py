@@ -388,7 +388,7 @@ class Config:
     @property
     def sources(self) -> tuple[tuple[str, float], ...]:
         """--data as (directory or URL, weight); one without a weight has 1."""
-        pairs = [[self.data, 1.0]] if isinstance(self.data, str) else self.data
+        pairs: list[list[Any]] = [[self.data, 1.0]] if isinstance(self.data, str) else self.data
         return tuple((path, weight) for path, weight in pairs)
 
     @property
@@ -479,7 +479,7 @@ def stages(flag: str, given: float | str, kind: Callable[[str], Any]) -> tuple[t
         found = []
     begins = [begin for begin, _ in found]
     if not found or begins[0] != 0 or begins != sorted(set(begins)) or not all(begin < 1 for begin in begins):
-        values = {float: "0.3, or 0.3:0.15, or 0.3:0.15@0.8", int: "64, or 64:128, or 64:128@0.8"}[kind]  # type: ignore[index]
+        values = {float: "0.3, or 0.3:0.15, or 0.3:0.15@0.8", int: "64, or 64:128, or 64:128@0.8"}[kind]  # type: ignore[index]  # kind is one of the two
         raise UsageError(f"{flag} is {given}; give one value, or values for the parts of a run: {values}")
     return tuple(found)
 

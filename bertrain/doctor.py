@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 import torch
+from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import BertdataError
@@ -117,7 +118,7 @@ def _devices(nproc: int) -> Finding:
     return PASS, f"{count} × {torch.cuda.get_device_name(0)}"
 
 
-def _memory(config: Config, plan: Plan, weights: torch.nn.Module, parameters: int, trained: int, nproc: int) -> Finding:
+def _memory(config: Config, plan: Plan, weights: PreTrainedModel, parameters: int, trained: int, nproc: int) -> Finding:
     """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints."""
     shape, on_gpu = weights.config, torch.cuda.is_available()
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)

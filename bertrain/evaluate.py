@@ -139,8 +139,9 @@ def predictions(
 ) -> list[tuple[str, str, str]]:
     """The masked places of the first rows that `evaluate` sees: tokens around each, its target, what is predicted."""
     samples = "packed" if encoder.isolate else "windows"
-    options = {"length": length, "global_batch_size": rows, "seed": SEED, "split": split, "samples": samples}
-    loader = bertdata.Loader(shards, masking=MASKING, **options)
+    loader = bertdata.Loader(
+        shards, masking=MASKING, length=length, global_batch_size=rows, seed=SEED, split=split, samples=samples
+    )
     batch = next(loader)
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
     was_training = encoder.training
@@ -228,8 +229,8 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
         rows = pairs.encode(chosen, tokenizer, path=file, most=build.max_length(encoder.model.config))
         return encoder, chosen, rows, tokenizer, directory
 
-    *parts, directory = ranks.together(ready)
-    result = pairs.evaluate(*parts, ranks, score=score, progress=True)
+    encoder, chosen, rows, tokenizer, directory = ranks.together(ready)
+    result = pairs.evaluate(encoder, chosen, rows, tokenizer, ranks, score=score, progress=True)
     if ranks.rank == 0:
         facts = {"checkpoint": str(directory), "file": file}
         click.echo(json.dumps(facts | result) if as_json else pairs.text(result, directory, file))

@@ -184,7 +184,7 @@ def finetune(
     tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     length = min(length, max_length(model.config))
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
-    model.to(device).train()
+    model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
     sets: dict[str, Data] = {}
     for name, part in {"train": train, **held_out}.items():
         sets[name], warnings = task.encode(tokenizer, part, length)
@@ -194,8 +194,9 @@ def finetune(
     rows, labels, _ = sets["train"]
     labels = answers() if answers else labels
     steps = epochs * -(-len(rows) // batch_size)
-    schedule = {"peak": lr, "steps": steps, "warmup_steps": round(WARMUP * steps), "schedule": "linear"}
-    curve, best, step, kept = [], None, 0, None
+    schedule: dict[str, Any] = {"peak": lr, "steps": steps, "warmup_steps": round(WARMUP * steps), "schedule": "linear"}
+    curve, best, step = [], None, 0
+    kept: dict[str, torch.Tensor] = {}
     hidden = None if ranks.rank == 0 else True
     bar = tqdm(total=steps, desc=f"seed {seed}", unit="step", leave=False, disable=hidden)
     for epoch in range(epochs):
@@ -223,7 +224,7 @@ def finetune(
     bar.close()
     assert best is not None  # noqa: S101  (there is an epoch)
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
-    model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]  # on purpose
     adapters.save(model, kept, out)
     tokenizer.save_pretrained(out)
     return {

@@ -71,7 +71,8 @@ def read(path: str, most: int | None = None) -> list[Pair]:
             )
         found = {kind: next((row[name] for name in names if name in row), None) for kind, names in GROUPS.items()}
         groups = {kind: str(name) for kind, name in found.items() if name is not None}
-        pairs.append(Pair(number, *sentences, groups))
+        good_one, bad_one = sentences
+        pairs.append(Pair(number, good_one, bad_one, groups))
     if not pairs:
         raise UsageError(f"{path} holds no pairs; give JSON lines, each with a good and a bad sentence")
     if most is not None and most < len(pairs):
@@ -140,6 +141,7 @@ def log_likelihoods(
     encoder.eval()
     device, special = ranks.device, tokenizer.special
     continues = torch.tensor(continuing(tokenizer.files[TOKENIZER], special.vocab_size), device=device)
+    assert special.mask is not None  # noqa: S101  (tokenizer_of refuses a tokenizer without it)
     is_special = torch.zeros_like(continues)
     is_special[list(special.special_ids)] = True
     sums = torch.zeros(len(rows), dtype=torch.float64, device=device)

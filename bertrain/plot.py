@@ -34,8 +34,8 @@ def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
     tuned = [Path(run, "result.json").is_file() for run in runs]
     if html:
         if any(tuned):
-            run = runs[tuned.index(True)]
-            raise UsageError(f"{run} is a fine-tuning, and --html is for runs of pretrain; draw it with --out")
+            tuning = runs[tuned.index(True)]
+            raise UsageError(f"{tuning} is a fine-tuning, and --html is for runs of pretrain; draw it with --out")
         write_file(Path(html), report([Path(run) for run in runs]).encode())
         click.echo(html)
     if out or not html:

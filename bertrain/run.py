@@ -18,6 +18,7 @@ from bertrain.config import Config
 from bertrain.evaluate import evaluate, mean, predictions
 from bertrain.models import adapters, grow
 from bertrain.models.build import has_dropout, max_length, recompute_activations
+from bertrain.objectives.elastic import Elastic
 from bertrain.optim.average import EVERY, Average
 from bertrain.runtime import checkpoint
 from bertrain.runtime.clock import Clock
@@ -103,7 +104,7 @@ class Run:
         return self.plan.depths[-1][1] if self.plan.depths else None
 
     def _loader(self, length: int, masking: bertdata.Masking) -> bertdata.Loader:
-        ranks = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
+        ranks: dict[str, Any] = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
         return assemble.loader(self.config, self.sources, length=length, masking=masking, **ranks)
 
     def _resume(self) -> dict[str, Any]:
@@ -267,7 +268,7 @@ class Run:
         }
         if self.config.lr_scale:
             facts["lr_scale"] = optim.scaled_rates(assemble.sizes(self.learner), self.config)
-        if self.config.elastic:
+        if isinstance(self.learner, Elastic):
             facts["sub_networks"] = self.learner.facts()
         if self.learner.side_channel:
             facts["side_channel"] = self.learner.side_channel.facts
@@ -342,8 +343,8 @@ class Run:
             result |= {f"average_{name}": averaged[name] for name in ("loss", "accuracy")}
 
         def show() -> None:
-            shards, options = next(iter(self._held_out.values())), {"split": "validation", "length": self.loader.length}
-            found = predictions(self.learner, shards, self.ranks.device, rows=1, **options)
+            shards, length = next(iter(self._held_out.values())), self.loader.length
+            found = predictions(self.learner, shards, self.ranks.device, split="validation", length=length, rows=1)
             self.clock.lap("evaluated")
             self.watch.evaluation(self.step, result, found, seconds=self.clock.seconds["evaluated"] - before)
 

@@ -317,7 +317,7 @@ def _run(space: Space, known: Measurements, limit: float, *, method: str, trials
             return value
 
         smallest = latency(space[0])
-        options = {"method": method, "trials": trials, "seed": seed, "limit": limit}
+        options: dict[str, Any] = {"method": method, "trials": trials, "seed": seed, "limit": limit}
         found = search(space, **options, latency=latency, loss=loss)
     if not found:
         raise UsageError(

@@ -179,13 +179,13 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
         raise UsageError(f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet")
     csv.field_size_limit(1 << 30)
     with open(file, encoding="utf-8-sig", newline="") as lines:
-        plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
-        reader = csv.reader(lines, **plain)  # type: ignore[arg-type]
+        plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
+        reader = csv.reader(lines, **plain)
         cells = [(reader.line_num, row) for row in reader if any(row)]
     names: list[Any] = list(range(len(cells[0][1]))) if cells else []
     if cells and any(name in cells[0][1] for name in wanted if name and not name.lstrip("-").isdigit()):
-        line, names = cells.pop(0)
-        _check_names(names, f"{file}, line {line}")
+        first, names = cells.pop(0)
+        _check_names(names, f"{file}, line {first}")
     for number, row in cells:
         if len(row) != len(names) and skip:
             row.clear()

@@ -202,7 +202,7 @@ def answer(ranks: World, options: dict[str, Any]) -> None:
     with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
         for number in range(0, len(missing), ranks.world_size):
             mine = missing[number + ranks.rank : number + ranks.rank + 1]
-            ranks.together(lambda: [work.unit(unit) for unit in mine])  # noqa: B023  (called at once)
+            ranks.together(lambda: [*map(work.unit, mine)])  # noqa: B023  (called at once)
             bar.update(len(missing[number : number + ranks.world_size]))
     ranks.on_first(lambda: None if work.is_complete else answers.publish(work.out, work.header))
     if ranks.rank == 0:

@@ -162,7 +162,7 @@ class Dataset:
             starts = range(first, size, every)
             tokens = self.tokens(split, shard) if starts else None
             for start in starts:
-                piece = tokens[start : start + 4096]  # type: ignore[index]
+                piece = tokens[start : start + 4096]  # type: ignore[index]  # there are tokens where there are starts
                 if piece.max() >= vocab_size:
                     raise damaged(self.path)
                 counts += np.bincount(piece, minlength=vocab_size)

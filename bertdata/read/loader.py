@@ -146,7 +146,7 @@ class Loader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         position = state.pop("position")
-        self.__init__(**state)  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]  # on an object that is new
         self.position = position
 
     @property

@@ -79,7 +79,9 @@ class Piece(NamedTuple):
     def decoded(self) -> Decoded:
         """Their documents, as --map makes them. Raises InputError for what the options do not allow."""
         form = self.source.form
-        decoded = self.source.decoded(self.found) if not isinstance(self.found, Decoded) else self.found  # type: ignore[arg-type]
+        decoded = self.found
+        if not isinstance(decoded, Decoded):
+            decoded = self.source.decoded(decoded)  # type: ignore[arg-type]  # what this source has found
         invalid = decoded.documents.invalid[decoded.documents.invalid >= 0].tolist() if form.strict else []
         refused = decoded.bad if form.on_error == "fail" else []
         if refused and (not invalid or refused[0][0] <= invalid[0]):
@@ -206,7 +208,7 @@ def _of_source(
 
 def _first(source: TextFile | Table, found: Documents | Rows, most: int) -> Decoded:
     """At most so many documents, and the rows without a text before the last of them."""
-    some, bad, _ = source.decoded(found)  # type: ignore[arg-type]
+    some, bad, _ = source.decoded(found)  # type: ignore[arg-type]  # what this source has found
     if some.starts.size >= most:
         some = some.part(0, most)
         bad = [each for each in bad if each[0] < some.starts[-1]]

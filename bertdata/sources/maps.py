@@ -30,7 +30,7 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
         ) from None
     if not callable(function):
         raise UsageError(f"{option} {spec} is a {type(function).__name__} and not a function; give module:function")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], str]) -> Documents:

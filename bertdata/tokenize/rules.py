@@ -192,7 +192,7 @@ class _Program:
     """
 
     leaves: list[Matcher]
-    instructions: list[tuple] = field(default_factory=list)  # type: ignore[type-arg]
+    instructions: list[tuple] = field(default_factory=list)
 
     def add(self, node: Node, after: int) -> int:
         """Adds the instructions of a node, followed by instruction `after`. Returns the number of the first one."""

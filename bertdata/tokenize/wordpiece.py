@@ -78,7 +78,7 @@ class WordPiece(Engine):
         return self._constants._replace(points=np.zeros((NUM_CODE_POINTS, 2), np.uint64))
 
     def _run(self, text: Text, tables: WordPieceTables, runs: RunTables, output: Output) -> int:
-        return kernels.wordpiece(text, tables, runs, output)  # type: ignore[no-any-return]
+        return kernels.wordpiece(text, tables, runs, output)
 
     def _entries(self, first: int) -> NDArray[np.uint64]:
         entries = np.zeros((PAGE, 2), np.uint64)

@@ -371,7 +371,7 @@ class Words(Engine):
             return self._with_rules(tables)
 
     def _run(self, text: Text, tables: WordTables, runs: RunTables, output: Output) -> int:
-        return kernels.words(text, tables, runs, output)  # type: ignore[no-any-return]
+        return kernels.words(text, tables, runs, output)
 
     def _is_stable(self, before: int, point: int) -> bool:
         ignores = self.forms.collapses or self._cut.drops[0]

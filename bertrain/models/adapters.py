@@ -223,17 +223,18 @@ def _quantize(model: PreTrainedModel, names: Sequence[str]) -> None:
     made = _bitsandbytes().nn
     for name in names:
         place, _, last = name.rpartition(".")
-        old = model.get_submodule(name)
+        old: Any = model.get_submodule(name)
         new = made.Linear4bit(old.in_features, old.out_features, old.bias is not None, quant_type="nf4", device="meta")
         weight = made.Params4bit(old.weight.detach().clone(), requires_grad=False, quant_type="nf4", module=new)
         new.weight, new.bias = weight.to("cpu"), old.bias  # which quantizes
         new.support_avx512bf16_for_cpu = False  # an evaluation would pack the weights so that no gradient passes
         setattr(model.get_submodule(place), last, new)
-    model.is_loaded_in_4bit = True  # peft looks at it
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # for peft; torch types all attributes as modules
 
 
 def _dequantized(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
     """The weight of a linear map, of which `weight` is stored."""
-    if type(module.weight).__name__ != "Params4bit":
+    stored: Any = module.weight
+    if type(stored).__name__ != "Params4bit":
         return weight
-    return _bitsandbytes().functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+    return _bitsandbytes().functional.dequantize_4bit(stored.data, stored.quant_state)

@@ -146,8 +146,9 @@ def _fit(
     is_padded = size in values and special.vocab_size <= config.vocab_size < special.vocab_size + VOCABULARY_PADDING
     if not is_padded:
         change(size, special.vocab_size)
-    ids = special.roles()
-    ids = {"bos": ids.get("cls"), "eos": ids.get("sep"), **dict.fromkeys(("pad", "cls", "sep", "mask", "unk")), **ids}
+    roles = special.roles()
+    ids: dict[str, int | None] = dict.fromkeys(("pad", "cls", "sep", "mask", "unk"))
+    ids = {"bos": roles.get("cls"), "eos": roles.get("sep"), **ids, **roles}
     for role, value in ids.items():
         for name in (f"{role}_token_id", f"{role}_index"):  # the second in XLM and FlauBERT
             needed = role in ("pad", "mask") and hasattr(config, name)

@@ -42,6 +42,15 @@ class Sizes(NamedTuple):
         return f"{self.layers} layers, width {self.width}, {self.heads} heads, feed-forward {self.feed_forward}"
 
 
+class Values(NamedTuple):
+    """By the names of Sizes, the numbers that a space has, ascending."""
+
+    layers: list[int]
+    width: list[int]
+    heads: list[int]
+    feed_forward: list[int]
+
+
 def sizes_of(config: PreTrainedConfig) -> Sizes:
     """The sizes of a whole model. Raises UsageError for a family without sub-networks."""
     if family_of(config).elastic is None:
@@ -93,8 +102,7 @@ class Space:
 
     def __init__(self, text: str, config: PreTrainedConfig) -> None:
         self.whole = sizes_of(config)
-        self.values = Sizes(*([size] for size in self.whole))
-        """By the names of Sizes, the numbers that there are."""
+        self.values = Values(*([size] for size in self.whole))
         for name, numbers in _ranges(text).items():
             most = getattr(self.whole, name)
             if numbers[-1] != most:

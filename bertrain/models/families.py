@@ -57,12 +57,14 @@ class Family:
 
 
 def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    return getattr(model.cls, "predictions", model.cls)(hidden)  # BertForPreTraining has one level more
+    head: Any = model.cls
+    return getattr(head, "predictions", head)(hidden)  # BertForPreTraining has one level more
 
 
 def _albert_layers(model: PreTrainedModel) -> list[Module]:
     """Layers share weights in groups: one module stands for several layers."""
-    groups, number = model.albert.encoder.albert_layer_groups, model.config.num_hidden_layers
+    albert: Any = model.albert
+    groups, number = albert.encoder.albert_layer_groups, model.config.num_hidden_layers
     return [groups[layer * len(groups) // number] for layer in range(number)]
 
 
@@ -119,7 +121,8 @@ UNLISTED = Family(dense=True, taps=None)
 
 def family_of(model: PreTrainedModel | PreTrainedConfig) -> Family:
     """The family of a model or configuration: its row of FAMILIES, else UNLISTED."""
-    return FAMILIES.get(getattr(model, "config", model).model_type, UNLISTED)
+    config: Any = getattr(model, "config", model)
+    return FAMILIES.get(config.model_type, UNLISTED)
 
 
 def first_position(config: PreTrainedConfig) -> int:
@@ -128,7 +131,7 @@ def first_position(config: PreTrainedConfig) -> int:
     return padding + 1 if padding is not None and (family.positions_after_padding or family.dense) else 0
 
 
-def layers_of(model: PreTrainedModel) -> Sequence[Module]:
+def layers_of(model: PreTrainedModel) -> Sequence[Module] | ModuleList:
     """The transformer layers, first to last; nothing where they cannot be found."""
     if find := family_of(model).layers:
         return find(model)

@@ -14,10 +14,10 @@ So weights and moments always come from one place (as in Shen et al., 2022), and
 from __future__ import annotations
 
 import torch
-from torch.nn import Module
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.errors import UsageError
+from bertrain.models.encoder import Encoder
 from bertrain.models.families import layers_of
 
 _SHARES_PARTS = ("deberta", "deberta-v2", "mpnet")  # such as embeddings of distances, which stand after the layers
@@ -67,13 +67,14 @@ def check_outside(whole: PreTrainedModel, first: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def carry(
-    before: Module, after: Module, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, stack: bool
+    before: Encoder, after: Encoder, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, stack: bool
 ) -> None:
     """Gives a grown Learner the weights of the one before, and its optimizer the moments: see the top of this file."""
     sources = dict(before.named_parameters())
     prefix, number = str(_prefix(before.model)), len(layers_of(before.model))
     for name, parameter in after.named_parameters():
-        source = sources.get(_source(name, f"model.{prefix}", number, stack=stack))
+        origin = _source(name, f"model.{prefix}", number, stack=stack)
+        source = sources.get(origin) if origin else None
         if source is None:
             continue
         if parameter.shape != source.shape:

@@ -61,15 +61,17 @@ def attend(
     # What the kernel takes: bf16 and fp16, of one dtype. Autocast leaves it alone, and rotary positions make float32 of
     # queries and keys in some families.
     is_half = value.dtype != torch.float32
-    if cu_seqlens is not None and is_half and dropout == 0 and width % 8 == 0 and width <= 256:
+    can = is_half and dropout == 0 and width % 8 == 0 and width <= 256
+    if cu_seqlens is not None and max_seqlen is not None and can:
         from torch.nn.attention.varlen import varlen_attn
 
-        flat = [tensor.to(value.dtype).transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+        q, k, v = (tensor.to(value.dtype).transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
         reach = -1 if sliding_window is None else sliding_window - 1
         attended = varlen_attn(
-            *flat, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling, window_size=(reach, reach)
+            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, scale=scaling, window_size=(reach, reach)
         )
-        return attended.unflatten(0, (query.shape[0], query.shape[2])), None
+        tokens: Any = attended  # a pair only where return_aux is given
+        return tokens.unflatten(0, (query.shape[0], query.shape[2])), None
     if document_ids is None:
         raise RuntimeError("a model that isolates documents was called without document_ids; call it through Encoder")
     mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]

@@ -56,7 +56,8 @@ class Taps:
 
     def forget(self) -> None:
         """Lets go of the tensors, which else stay in memory and are outputs, with a gradient, of a compiled graph."""
-        for store in (self.hidden, self._projected):
+        stores: tuple[dict[Any, Any], ...] = (self.hidden, self._projected)
+        for store in stores:
             for name in store:
                 store[name] = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -71,9 +71,11 @@ class Learner(Encoder):
     base: str | None = None
     """SHA-256 of the weights that stand still beside an adapter; None without one. A run resumes only with the same."""
 
+    objectives: Mapping[str, Objective]
+
     def __init__(self, model: PreTrainedModel, objectives: Mapping[str, Objective], *, isolate: bool = False) -> None:
         super().__init__(model, isolate=isolate)
-        self.objectives = torch.nn.ModuleDict(objectives)
+        self.objectives = cast(Any, torch.nn.ModuleDict(objectives))  # which does not say what its modules are
         self.side_channel: torch.nn.Module | None = None
         """What word embeddings learn together, if a run has it (optim/side_channel.py)."""
         self.uses_logits = any(objective.uses_logits for objective in objectives.values())

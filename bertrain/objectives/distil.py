@@ -89,6 +89,7 @@ class Distil(Objective):
 
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
         if self.method == "logits":
+            assert outputs.logits is not None  # noqa: S101  (uses_logits is true)
             return self._logits(outputs.logits[..., : self.vocab_size].float(), piece)
         has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # False for the filler row of a rank without rows
         seen, filled = visible(piece, isolate=self.isolate)
@@ -131,7 +132,8 @@ class Distil(Objective):
             losses = losses + (difference.square().mean(-1) * filled).sum(-1) / (filled.sum(-1) * len(self.layer_pairs))
         layers = [layer for layer, _ in self.layer_pairs if layer != EMBEDDINGS]
         for number, layer in enumerate(layers if self.compares_attention else []):
-            scores = _scores(*self._taps.projections(layer)[:2], encoder.model.config.num_attention_heads)
+            queries, keys = self._taps.projections(layer)[:2]
+            scores = _scores(queries, keys, encoder.model.config.num_attention_heads)
             both = (seen * filled[:, None, :, None]).expand(-1, -1, -1, scores.shape[-1])
             squares = ((scores - piece["teacher_scores"][number].float()).square() * both).sum((1, 2, 3))
             losses = losses + squares / (both.sum((1, 2, 3)) * scores.shape[1] * len(layers))
@@ -173,7 +175,7 @@ class Teacher:
             if self._compares_attention:
                 heads = self._encoder.model.config.num_attention_heads
                 queries_and_keys = [self._taps.projections(layer)[:2] for layer in self._layers if layer != EMBEDDINGS]
-                tensors["teacher_scores"] = torch.stack([_scores(*pair, heads) for pair in queries_and_keys])
+                tensors["teacher_scores"] = torch.stack([_scores(q, k, heads) for q, k in queries_and_keys])
             return tensors
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bertdata import Batch
 from bertrain.feed import MicroBatch
 from bertrain.models.encoder import Encoder
@@ -19,7 +21,8 @@ class NextSentences(Objective):
         return batch.sample_ids.size
 
     def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
-        pooled = encoder.model.bert.pooler(outputs.hidden)
+        model: Any = encoder.model  # a BertForPreTraining
+        pooled = model.bert.pooler(outputs.hidden)
         labels = piece["next_sentence_label"]
         num_rows = len(labels) if "sources" in piece else None
-        return classification(encoder.model.cls.seq_relationship(pooled), labels, num_rows=num_rows)
+        return classification(model.cls.seq_relationship(pooled), labels, num_rows=num_rows)

@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        matrices: Iterable[tuple[nn.Parameter, int]],
+        matrices: Iterable[tuple[torch.Tensor, int]],
         others: list[dict[str, Any]],
         *,
         momentum: float,
@@ -75,7 +75,7 @@ class Muon(torch.optim.Optimizer):
         self._share_state()
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure
         self._adamw.param_groups = [group for group in self.param_groups if "momentum" not in group]
         self._adamw.step()
         for group in self.param_groups:
@@ -118,14 +118,14 @@ class Muon(torch.optim.Optimizer):
         return every[: len(matrices)]
 
 
-def _shape(parameter: nn.Parameter, parts: int) -> tuple[int, int]:
+def _shape(parameter: torch.Tensor, parts: int) -> tuple[int, int]:
     """The shorter and the longer side of the matrices in a parameter."""
     rows, columns = parameter.shape
     short, long = sorted((rows // parts, columns))
     return short, long
 
 
-def hidden_matrices(model: PreTrainedModel) -> list[tuple[nn.Parameter, int]]:
+def hidden_matrices(model: PreTrainedModel) -> list[tuple[torch.Tensor, int]]:
     """The trained matrices of linear maps in a model's layers, each with the number of matrices in it."""
     parts = list(layers_of(model)) or [model.base_model]  # without its pooler, embeddings and head
     tied = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}

@@ -21,7 +21,8 @@ def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     if config.lr_scale:
         _scale_rates(optimizer, module, config)
     if channel := getattr(module, "side_channel", None):
-        channel.attach(optimizer, module.model.get_input_embeddings().weight)
+        model: Any = module.model
+        channel.attach(optimizer, model.get_input_embeddings().weight)
     return optimizer
 
 
@@ -33,11 +34,10 @@ def adamw(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
 
 def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """Muon for the hidden matrices of a model, AdamW for all else. module: a Learner."""
-    matrices = hidden_matrices(module.model)
+    model: Any = module.model
+    matrices = hidden_matrices(model)
     if not matrices:
-        raise UsageError(
-            f"--optimizer muon: {module.model.config.model_type} has no linear maps in its layers; give adamw"
-        )
+        raise UsageError(f"--optimizer muon: {model.config.model_type} has no linear maps in its layers; give adamw")
     theirs = {parameter for parameter, _ in matrices}
     others = parameter_groups(module, config.weight_decay)
     for group in others:

@@ -169,7 +169,7 @@ def _numbered(run: Path, kind: str) -> list[Path]:
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
     """The newest whole checkpoint of a run, if there is one, and a warning for each newer one that is damaged."""
-    warnings = []
+    warnings: list[str] = []
     for path in _numbered(run, STEP):
         fault = _fault(path)
         if fault is None:

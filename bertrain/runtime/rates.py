@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import Embedding, Module
@@ -92,7 +93,8 @@ class Operations:
 
 def _rows(module: Module) -> int:
     """How many numbers a linear map gives for a place; its weight may be packed."""
-    return getattr(module, "out_features", None) or module.weight.shape[0]
+    linear: Any = module
+    return getattr(linear, "out_features", None) or linear.weight.shape[0]
 
 
 def _weights(module: Module, runs: Mapping[int, int]) -> float:

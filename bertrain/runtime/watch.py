@@ -100,7 +100,7 @@ class Watch(contextlib.ExitStack):
         }
         resolved.pop("warnings")
         history = self._history(facts["step"]) if facts["resumed_from"] else []
-        self._run_json = {"config": asdict(config), "resolved": resolved, "history": history}
+        self._run_json: dict[str, Any] = {"config": asdict(config), "resolved": resolved, "history": history}
         self._write_run_json()
         for warning in warnings:
             self.warn(warning)

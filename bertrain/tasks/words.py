@@ -77,7 +77,7 @@ class Words(Task):
                 f"warning: {path}: {num_cut:,} of {num_words:,} words are beyond --length {length} or have no token; "
                 "they are not trained on, and count as wrong"
             )
-        unknown = [(s.place, tag) for s in gold.sentences for tag in s.tags if tag not in self.names]  # type: ignore[operator]
+        unknown = [(s.place, tag) for s in gold.sentences for tag in s.tags if tag not in self.names]  # type: ignore[operator]  # learned before
         if unknown:
             warnings.append(
                 f"warning: {unknown[0][0]}: the sentence has the tag {unknown[0][1]!r}, which is never trained on; "
