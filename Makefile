@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all bounds gpu pages check fix golden
+.PHONY: help demo test test-all bounds gpu pages check fix golden wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -71,6 +71,14 @@ fix: $(VENV)/.dev  ## repair format and lint where that can be done
 
 golden: $(VENV)/.dev  ## golden files of the present format
 	$(BIN)/python tools/golden.py
+
+wheel: | $(BIN)/python  ## a wheel in dist/, tried in an environment of its own
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	new=$$(mktemp -d) && trap 'rm -r "$$new"' EXIT && $(PYTHON) -m venv "$$new" && \
+	    "$$new/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl && cd "$$new" && \
+	    printf 'one text\nanother text\n' > corpus.txt && \
+	    bin/bertdata build corpus.txt --out shards --vocab-size 100 --validation 0 && bin/bertdata verify shards && bin/bertrain --help
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

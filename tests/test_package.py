@@ -182,6 +182,60 @@ def test_tokenizers_stays_below_the_next_major_version():
     assert not specifier.contains("1.0")
 
 
+# ------------------------------------------------------------------------------------------------- a contributor's day
+
+
+@pytest.fixture(scope="module")
+def targets():
+    """The targets of the Makefile that `make help` lists."""
+    return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def workflow():
+    return yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+
+
+def test_every_command_of_the_workflow_is_a_target_of_the_makefile(workflow, targets):
+    commands = set()
+    for job in workflow["jobs"].values():
+        for step in job["steps"]:
+            values = job.get("strategy", {}).get("matrix", {}).get("target", [""])
+            commands |= {step["run"].replace("${{ matrix.target }}", value) for value in values if "run" in step}
+    assert commands == {"make check", "make test", "make test-all", "make wheel"}
+    assert {command.removeprefix("make ") for command in commands} <= targets
+
+
+def test_the_workflow_may_only_read_and_names_the_version_of_each_action(workflow):
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["concurrency"]["cancel-in-progress"] is True
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    actions = [step["uses"] for step in steps if "uses" in step]
+    assert actions
+    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in actions)
+    assert not any("permissions" in job for job in workflow["jobs"].values())
+
+
+def test_the_workflow_tests_every_python_that_is_supported(workflow):
+    versions = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    stated = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert set(stated) <= set(versions)
+    assert f">={versions[0]}" == PROJECT["requires-python"]
+
+
+def test_every_hook_is_a_target_of_the_makefile(targets):
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert repository["repo"] == "local"  # which pre-commit does not download
+    for hook in repository["hooks"]:
+        assert hook["language"] == "system"
+        assert hook["entry"].removeprefix("make ") in targets
+
+
+def test_contributing_names_every_target_for_contributors(targets):
+    named = set(re.findall(r"^    make ([a-z-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    assert named == targets - {"help", "demo", "golden"}
+
+
 # ------------------------------------------------------------------------------------------------------------ archives
 
 
