@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from bertdata.choices import (
     DOCUMENT_ENDS,
@@ -85,8 +86,21 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
         sys.exit(1)
 
 
+class _Text(click.types.StringParamType):
+    """A text. A shell completes it as the name of a file, which most texts are."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
 class OneSentence(click.Command):
     """A command whose errors end in one_sentence."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for parameter in self.params:
+            if type(parameter.type) is click.types.StringParamType:
+                parameter.type = _Text()
 
     def invoke(self, ctx: click.Context) -> Any:
         with one_sentence():

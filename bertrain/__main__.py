@@ -6,6 +6,7 @@ torch is not installed.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 
@@ -36,6 +37,10 @@ class _Commands(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
+            return None
+        if ctx.resilient_parsing:  # a shell completes a line, and must not wait for torch
+            with contextlib.suppress(bertrain.MissingLibraries):
+                return importlib.import_module("bertrain.completion").outline(name, COMMANDS[name])
             return None
         try:
             return importlib.import_module(f"bertrain.{name}").main

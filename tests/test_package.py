@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import bertdata
+from bertrain import completion
 from bertrain.__main__ import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
@@ -87,6 +88,48 @@ def test_an_unknown_command_is_wrong_usage():
     assert result.returncode == 2
     assert "No such command 'pretain'" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------- completion
+
+
+def completed(program, *words):
+    """What a shell gets for the last of the words, and the modules that were loaded for it."""
+    module = {"bertdata": "bertdata.cli", "bertrain": "bertrain.__main__"}[program]
+    variables = {f"_{program.upper()}_COMPLETE": "bash_complete", "COMP_WORDS": " ".join([program, *words])}
+    lines = [
+        f"import os, sys; os.environ |= {variables | {'COMP_CWORD': str(len(words))}}",
+        f"from {module} import main",
+    ]
+    run = "\n".join([*lines, f"try: main(prog_name='{program}')", "finally: print(*sys.modules)"])
+    result = python("-c", run)
+    assert (result.returncode, result.stderr) == (0, "")
+    *found, loaded = result.stdout.splitlines()
+    return found, set(loaded.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["bertdata", "ver"], ["plain,verify"]), (["bertdata", "build", "--type", "w"], ["plain,wordpiece"]),
+     (["bertdata", "build", "cor"], ["file,cor"]), (["bertrain", "pre"], ["plain,pretrain"]),
+     (["bertrain", "pretrain", "--masking", "w"], ["plain,whole_word"]),
+     (["bertrain", "evaluate", "--pai"], ["plain,--pairs"]), (["bertrain", "finetune", "--train", "t"], ["file,t"])],
+)  # fmt: skip
+def test_a_shell_completes_a_line_without_torch(words, expected):
+    found, loaded = completed(*words)
+    assert found == expected
+    assert "click" in loaded
+    assert not {"torch", "transformers", "numpy", "numba", "tokenizers", "pyarrow", "matplotlib"} & loaded
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_shell_completes_the_options_that_a_command_has(name):
+    def options(command):
+        found = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+        return {(*sorted(option.opts), *sorted(option.secondary_opts), option.is_flag) for option in found}
+
+    real, outline = importlib.import_module(f"bertrain.{name}").main, completion.outline(name, COMMANDS[name])
+    assert options(outline) == options(real)
 
 
 # -------------------------------------------------------------------------------------------------------- without torch
