@@ -19,7 +19,7 @@ from bertdata.errors import UsageError
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.models import build, elastic
 from bertrain.models.families import family_of
-from bertrain.runtime import checkpoint
+from bertrain.runtime import card, checkpoint
 
 
 def whole(directory: Path) -> PreTrainedModel:
@@ -35,7 +35,12 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"--out {out} is not an empty directory; give a new one")
     paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
-    files = {path.name: path.read_bytes() for path in paths}
+    sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
+    step = checkpoint.read_trainer(directory)["step"] if (directory / checkpoint.TRAINER).exists() else None
+    about = card.of_part(
+        out.name, directory, model_type=small.config.model_type, sizes=str(sizes), parameters=parameters, step=step
+    )
+    files = {path.name: path.read_bytes() for path in paths} | {card.CARD: about}
     checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files), leaving=threading.Event())
 
 

@@ -15,12 +15,12 @@ import bertdata
 from bertdata.errors import UsageError
 from bertrain import assemble, optim
 from bertrain.config import Config
-from bertrain.evaluate import evaluate, mean, predictions
+from bertrain.evaluate import MASKING, evaluate, mean, predictions
 from bertrain.models import adapters, grow
 from bertrain.models.build import has_dropout, max_length, recompute_activations
 from bertrain.objectives.elastic import Elastic
 from bertrain.optim.average import EVERY, Average
-from bertrain.runtime import checkpoint
+from bertrain.runtime import card, checkpoint
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sums
@@ -288,7 +288,7 @@ class Run:
             lines=[*adapters.facts(self.learner.model), *assemble.shares(self.config, self.loader, self.plan)],
             warnings=[*self.warnings, *self.plan.warnings],
         )
-        return self.watch.last_evaluation
+        return self.watch.last_evaluation.get("step", 0)
 
     def log(self, rates: Rates, *, is_last: bool) -> None:
         """Writes an entry of the log. Called on every rank; all stop together if a loss is not finite."""
@@ -416,13 +416,40 @@ class Run:
         }
         content = checkpoint.content(
             step=self.step, learner=self.learner, optimizer=self.optimizer, trainer=trainer, tokenizer=self.tokenizer,
-            average=self.average,
+            average=self.average, about=self._card(f"{checkpoint.STEP}{self.step:08d}"),
         )  # fmt: skip
         contents = {f"{checkpoint.STEP}{self.step:08d}": content}
         if self.average and self.is_done and self.average.count:  # the mean first: without the other it is made again
-            mean = checkpoint.mean(content, self.average.weights(self.learner.model))
-            contents = {f"{checkpoint.AVERAGE}{self.step:08d}": mean} | contents
+            name = f"{checkpoint.AVERAGE}{self.step:08d}"
+            mean = checkpoint.mean(content, self.average.weights(self.learner.model), self._card(name))
+            contents = {name: mean} | contents
         return contents
+
+    def _card(self, name: str) -> bytes:
+        """The model card of a directory, with the newest evaluation. On rank 0."""
+        model = self.learner.model
+        facts = {
+            "step": self.step, "steps": None if self.config.budget else self.plan.steps, "tokens": self.tokens,
+            "seconds": self.clock.seconds["trained"], "ranks": self.ranks.world_size,
+            "device": self.ranks.device.type, "precision": self.precision,
+        }  # fmt: skip
+        return card.of_run(
+            self.config, name, self.sources, model_type=model.config.model_type,
+            parameters=None if adapters.has_adapter(model) else sum(p.numel() for p in model.parameters()),
+            facts=facts, evaluation=self.watch.last_evaluation, unigram=self.watch.reference["unigram"],
+            regime=f"It is the mean over the masked tokens of at most {EVALUATED_SAMPLES:,} rows of "
+            f"{self.loader.length} tokens of the validation split. {MASKING.probability:.0%} of their tokens are "
+            "masked, whatever the masked share of the training.",
+        )  # fmt: skip
+
+    def _renew_cards(self) -> None:
+        """The cards of the last step get the evaluation that came after its checkpoint. A full disk ends no run."""
+        try:
+            for kind in (checkpoint.STEP, checkpoint.AVERAGE):
+                name = f"{kind}{self.step:08d}"
+                card.renew(self.out / name, self._card(name))
+        except OSError as error:
+            self.watch.warn(f"the model card of step {self.step} has not got its validation loss: {error.strerror}")
 
     def _take_last(self) -> None:
         """At the end of a run that is too short for a mean, the mean is that of the last weights."""
@@ -439,6 +466,8 @@ class Run:
                 f"the time was up before the model grew from {self._layers} to {wanted} layers; give a longer "
                 "--budget, or an earlier --grow-at"
             )
+        if self.is_done:
+            self.ranks.on_first(self._renew_cards)
         name = f"{checkpoint.AVERAGE}{self.step:08d}"
         if not (self.average and self.is_done) or self.ranks.from_first(lambda: (self.out / name).exists()):
             return

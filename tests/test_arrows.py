@@ -86,8 +86,8 @@ TRAINER_FILES = [
     "objectives.distil", "objectives.elastic",
     "optim.schedules", "optim.average", "optim.side_channel", "optim.muon", "optim.optimizers", "optim.__init__",
     "plan",
-    "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.checkpoint",
-    "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
+    "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.card",
+    "runtime.checkpoint", "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
     "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.__init__", "finetune", "report",
 ]  # fmt: skip
 COMMANDS = ["pretrain", "augment", "suite", "search", "extract", "teacher", "doctor", "plot"]

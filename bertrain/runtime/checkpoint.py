@@ -7,6 +7,7 @@
         beside.pt                   parameters of objectives, such as a distillation's projection; often absent
         average.pt                  with --average, in the last part of a run: the mean of the weights so far
         adapter/                    with --lora: the adapter as peft writes it; model.safetensors has it merged
+        README.md                   a model card, of which no other file knows: it may be edited
         checkpoint.json             written last: size and SHA-256 of every other file
     run/average-00000020/           with --average, at the end of a run: the mean, without optimizer.pt
 
@@ -46,6 +47,7 @@ from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
 from bertrain.optim import side_channel
 from bertrain.optim.average import Average
+from bertrain.runtime import card
 
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
@@ -81,21 +83,27 @@ class Left(Exception):
 
 def content(
     *, step: int, learner: Learner, optimizer: torch.optim.Optimizer, trainer: dict[str, Any],
-    tokenizer: dict[str, bytes], average: Average | None,
+    tokenizer: dict[str, bytes], average: Average | None, about: bytes,
 ) -> Content:  # fmt: skip
-    """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes."""
+    """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes.
+
+    about: its card.
+    """
     objects: dict[str, Any] = {OPTIMIZER: optimizer.state_dict()}
     if average and average.count:
         objects[AVERAGE_FILE] = average.state_dict()
     if beside := learner.objective_parameters():
         objects[BESIDE] = beside
     facts = json.dumps(trainer | {"step": step, "versions": versions()}, indent=1).encode()
-    return Content(learner.model.state_dict(), objects, tokenizer | {TRAINER: facts})
+    return Content(learner.model.state_dict(), objects, tokenizer | {TRAINER: facts, card.CARD: about})
 
 
-def mean(content: Content, weights: Mapping[str, torch.Tensor]) -> Content:
-    """The content of run/average-XXXXXXXX, beside that of the last step. weights: the mean, a state dict."""
-    return Content(weights, {}, content.files)
+def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) -> Content:
+    """The content of run/average-XXXXXXXX, beside that of the last step.
+
+    weights: the mean, a state dict. about: its card.
+    """
+    return Content(weights, {}, {**content.files, card.CARD: about})
 
 
 def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
@@ -114,6 +122,8 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
             torch.save(saved, temporary / name)
         for name, data in content.files.items():
             (temporary / name).write_bytes(data)
+        if card.is_changed(target):  # of a damaged checkpoint of the same step
+            shutil.copyfile(target / card.CARD, temporary / card.CARD)
         files = {}
         mode = (temporary / "config.json").stat().st_mode  # safetensors writes for its owner alone
         for path in sorted(path for path in temporary.rglob("*") if path.is_file()):
@@ -121,7 +131,9 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
             path.chmod(mode)
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-            files[path.relative_to(temporary).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
+            if path != temporary / card.CARD:
+                name = path.relative_to(temporary).as_posix()
+                files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
         for path in temporary.rglob("*"):
             if path.is_dir():
                 fsync_directory(path)

@@ -31,8 +31,8 @@ class Log:
 
     def __init__(self, path: Path, *, after_step: int) -> None:
         kept = []
-        self.last_evaluation = 0
-        """The step of the last evaluation in the log."""
+        self.last_evaluation: dict[str, Any] = {}
+        """The entry of the last evaluation in the log; empty if there is none."""
         if path.exists():
             for line in path.read_text().splitlines():
                 try:
@@ -42,7 +42,7 @@ class Log:
                 if entry.get("step", 0) + ("layers_before" in entry) > after_step:  # a growth is after its step
                     break
                 if "validation_loss" in entry:
-                    self.last_evaluation = entry["step"]
+                    self.last_evaluation = entry
                 kept.append(line + "\n")
         write_file(path, "".join(kept).encode())
         self._path = path
@@ -52,6 +52,8 @@ class Log:
     def write(self, entry: dict[str, Any]) -> str | None:
         """Returns why the entry could not be written, if so."""
         self._waiting += json.dumps(entry).encode() + b"\n"
+        if "validation_loss" in entry:
+            self.last_evaluation = entry
         try:
             if not self._path.exists():
                 self._begin_again()

@@ -75,9 +75,9 @@ class Watch(contextlib.ExitStack):
             self.callback(self._board.close)
 
     @property
-    def last_evaluation(self) -> int:
-        """The step of the last evaluation in the log; 0 if there is none."""
-        return self._log.last_evaluation if self._log else 0
+    def last_evaluation(self) -> dict[str, Any]:
+        """The entry of the last evaluation in the log; empty if there is none."""
+        return self._log.last_evaluation if self._log else {}
 
     def announce(
         self, facts: dict[str, Any], *, parameters: int, num_samples: int, lines: list[str], warnings: list[str]
