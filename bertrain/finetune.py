@@ -37,7 +37,7 @@ from bertrain import optim
 from bertrain.models import adapters
 from bertrain.models.build import choose_attention, max_length
 from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
-from bertrain.runtime import checkpoint
+from bertrain.runtime import card, checkpoint
 from bertrain.runtime.dist import World, world
 from bertrain.runtime.rates import has_bf16
 from bertrain.tasks import TASKS, Columns, Data, Task
@@ -195,7 +195,8 @@ def finetune(
     labels = answers() if answers else labels
     steps = epochs * -(-len(rows) // batch_size)
     schedule: dict[str, Any] = {"peak": lr, "steps": steps, "warmup_steps": round(WARMUP * steps), "schedule": "linear"}
-    curve, best, step = [], None, 0
+    curve: list[dict[str, Any]] = []
+    best, step = None, 0
     kept: dict[str, torch.Tensor] = {}
     hidden = None if ranks.rank == 0 else True
     bar = tqdm(total=steps, desc=f"seed {seed}", unit="step", leave=False, disable=hidden)
@@ -227,12 +228,15 @@ def finetune(
     model.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]  # on purpose
     adapters.save(model, kept, out)
     tokenizer.save_pretrained(out)
-    return {
-        "seed": seed,
-        "best_epoch": best[1] + 1,
-        **{name: curve[best[1]][name] for name in held_out},
-        "curve": curve,
-    }
+    scores = {name: curve[best[1]][name] for name in held_out}
+    facts = {"seed": seed, "epoch": best[1] + 1, "epochs": epochs, "rows": len(rows), "batch_size": batch_size,
+             "lr": lr, "length": length, "dropout": dropout, "adapter": lora or "none",
+             "start": "random weights" if from_scratch else "those of the checkpoint"}  # fmt: skip
+    about = card.of_task(
+        out.name, directory, task.head.__name__, model_type=model.config.model_type, facts=facts, scores=scores
+    )
+    card.renew(out, about)
+    return {"seed": seed, "best_epoch": best[1] + 1, **scores, "curve": curve}
 
 
 def _model(

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,10 +13,12 @@ from test_elastic import BERT
 from training import train
 from transformers import AutoModelForMaskedLM
 
-from bertrain import extract
+from bertrain import extract, finetune
 from bertrain.config import Config
+from bertrain.pretrain import main as pretrain_command
 from bertrain.pretrain import pretrain
 from bertrain.runtime import card, checkpoint
+from bertrain.tasks import TASKS
 
 OPTIONS = {"steps": 4, "save_every": 2, "eval_every": 2, "average": 0.5, "mlm_probability": 0.3}
 
@@ -131,6 +134,47 @@ def test_a_change_of_one_letter_is_seen(run):
     assert card.is_changed(directory)
     card.renew(directory, text.encode())
     assert "license: mit" in (directory / "README.md").read_text()
+
+
+def test_a_fine_tuned_model_has_a_card_which_is_renewed_until_it_is_edited(trained, tmp_path):
+    lines = [f"{word} {number}\t{word == 'good'}" for number in range(8) for word in ("good", "bad")]
+    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
+
+    def tuned(**more):
+        options = {"train": tmp_path / "train.tsv", "dev": tmp_path / "train.tsv", "checkpoint": trained, "seeds": 1,
+                   "out": tmp_path / "tuned", "epochs": 1} | more  # fmt: skip
+        words = [item for name, value in options.items() for item in (f"--{name}", str(value))]
+        result = CliRunner().invoke(finetune.main, words)
+        assert result.exit_code == 0, result.output
+        (run,) = json.loads((tmp_path / "tuned" / "result.json").read_bytes())["runs"]
+        return run, tmp_path / "tuned" / "seed-0" / "README.md"
+
+    run, path = tuned()
+    about = ModelCard.load(path)
+    assert (about.data.pipeline_tag, about.data.license) == ("text-classification", "other")
+    assert f"| dev | accuracy | {run['dev']['accuracy']:.4f} |" in about.text
+    assert "| rows | 16 |" in about.text
+    assert "| epochs | 1 |" in about.text
+    assert "from `step-00000004`" in about.text
+    assert "| epochs | 2 |" in tuned(epochs=2)[1].read_text()
+    path.write_text("mine\n")
+    assert tuned(epochs=1)[1].read_text() == "mine\n"
+
+
+def test_a_task_has_a_name_on_the_hub():
+    assert {kind.head.__name__ for kind in TASKS.values()} == set(card.PIPELINES)
+
+
+def test_the_commands_of_the_page_run(dataset, tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "cards.md").read_text()
+    (line,) = re.findall(r"^    bertrain pretrain (.*)$", page, re.MULTILINE)
+    (shown,) = re.findall(r"^    cat (.*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shards").symlink_to(dataset.path)
+    quick = line.replace("00", "") + " --model bert-tiny --global-batch-size 4 --length 16"
+    result = CliRunner().invoke(pretrain_command, shlex.split(quick))
+    assert result.exit_code == 0, result.output
+    assert ModelCard.load(tmp_path / shown.replace("00000200", "00000002")).data.pipeline_tag == "fill-mask"
 
 
 def test_a_sub_network_has_a_card(trained, tmp_path):

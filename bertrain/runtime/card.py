@@ -19,6 +19,12 @@ from bertrain.config import CHECKPOINTS, Config
 from bertrain.runtime.log import Sources
 
 CARD = "README.md"
+PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+}
+"""The class of transformers that loads a fine-tuned model → what the hub calls its use."""
 _MARK = "\n<!-- bertrain wrote the text above, and replaces it only while its digest is "
 _OPEN = (
     "The license is `other` until you name one above, and the language is not stated. Both depend on the texts, which "
@@ -92,6 +98,31 @@ def of_part(name: str, directory: Path, *, model_type: str, sizes: str, paramete
         f"training.\n\n{_OPEN}",
         _usage("AutoModelForMaskedLM", name),
         _further(name),
+    )
+
+
+def of_task(
+    name: str,
+    start: str,
+    head: str,
+    *,
+    model_type: str,
+    facts: Mapping[str, Any],
+    scores: Mapping[str, dict[str, float]],
+) -> bytes:
+    """The card of a fine-tuned model.
+
+    start: the checkpoint that it was made of. head: the class of transformers that loads it. facts: what to state of
+    the training, by name. scores: by split, the measures of the weights.
+    """
+    measures = [(split, metric, f"{value:.4f}") for split, part in scores.items() for metric, value in part.items()]
+    return _sealed(
+        _front(PIPELINES[head], model_type),
+        f"# {name}\n\nA model of type `{model_type}`, which bertrain fine-tuned from `{Path(start).name}`.\n\n{_OPEN}",
+        _usage(head, name),
+        f"## Training\n\n{_table(('', ''), [(key.replace('_', ' '), str(value)) for key, value in facts.items()])}",
+        "## Measures\n\nThey are those of the epoch that was best on dev; so dev is no held-out text.\n\n"
+        + _table(("split", "measure", "value"), measures),
     )
 
 
