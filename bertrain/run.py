@@ -437,7 +437,7 @@ class Run:
             self.config, name, self.sources, model_type=model.config.model_type,
             parameters=None if adapters.has_adapter(model) else sum(p.numel() for p in model.parameters()),
             facts=facts, evaluation=self.watch.last_evaluation, unigram=self.watch.reference["unigram"],
-            regime=f"It is the mean over the masked tokens of at most {EVALUATED_SAMPLES:,} rows of "
+            regime=f"The loss is the mean over the masked tokens of at most {EVALUATED_SAMPLES:,} rows of "
             f"{self.loader.length} tokens of the validation split. {MASKING.probability:.0%} of their tokens are "
             "masked, whatever the masked share of the training.",
         )  # fmt: skip

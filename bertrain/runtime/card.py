@@ -79,12 +79,12 @@ def of_run(
         _front("fill-mask", model_type),
         f"# {name}\n\nA masked language model of type `{model_type}`{size}, trained with bertrain{what}.\n\n{_OPEN}",
         _usage("AutoModelForMaskedLM", name),
-        f"## Data\n\nThe tokenizer is {f'`{tokenizer}`' if tokenizer else 'that of the data'}, with {vocab_size:,} ids."
-        f"\n\n{_table(('dataset_id', 'documents', 'tokens', 'share of the rows'), data)}",
+        f"## Data\n\nThe tokenizer{f', `{tokenizer}`,' if tokenizer else ''} is in this directory; it has "
+        f"{vocab_size:,} ids.\n\n{_table(('dataset_id', 'documents', 'tokens', 'share of the rows'), data)}",
         f"## Training\n\n{_table(('', ''), rows)}\n\nOptions that differ from the defaults:\n\n    bertrain pretrain "
         + _options(config),
         "## Loss\n\n" + _losses(evaluation, "average_" if is_mean else "validation_", regime, unigram),
-        _further(name),
+        _further(name) + "\n\nIts run goes on where it stopped with the command that began it, and the same --out.",
     )
 
 
@@ -161,15 +161,20 @@ def _losses(evaluation: Mapping[str, Any], kind: str, regime: str, unigram: floa
 
 def _options(config: Config) -> str:
     """The options of a run that differ from the defaults, without those that say where and how often it writes."""
-    words = [] if config.init else ["--model", config.model]
+    words = [] if config.init else ["--model", _shared(config.model)]
     for option in fields(Config):
         value = getattr(config, option.name)
         if value == option.default or option.metadata["group"] == CHECKPOINTS or option.name in ("data", "model"):
             continue
         flag = "--" + option.name.replace("_", "-")
         for part in value if isinstance(value, tuple) else (value,):
-            words += [flag] if part is True else [flag, str(part)]
+            words += [flag] if part is True else [flag, _shared(str(part))]
     return shlex.join(words)
+
+
+def _shared(text: str) -> str:
+    """A path of a machine without its directories, which are nobody else's business."""
+    return Path(text).name if Path(text).is_absolute() else text
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
