@@ -240,12 +240,8 @@ def workflow():
 
 
 def test_every_command_of_the_workflow_is_a_target_of_the_makefile(workflow, targets):
-    commands = set()
-    for job in workflow["jobs"].values():
-        for step in job["steps"]:
-            values = job.get("strategy", {}).get("matrix", {}).get("target", [""])
-            commands |= {step["run"].replace("${{ matrix.target }}", value) for value in values if "run" in step}
-    assert commands == {"make check", "make test", "make test-all", "make wheel"}
+    commands = {step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step}
+    assert commands == {"make check", "make test-all", "make wheel"}
     assert {command.removeprefix("make ") for command in commands} <= targets
 
 

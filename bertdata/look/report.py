@@ -240,16 +240,15 @@ def _samples(dataset: Dataset, tokenizer: Tokenizer, *, length: int, samples: st
         for epoch in range(_EPOCHS):
             positions = epoch * plain.num_samples + np.arange(count)
             batch = plain.read(positions)
-            seen = {policy: loader.read(positions).input_ids for policy, loader in masked.items()}
-            labels = {policy: loader.read(positions).labels for policy, loader in masked.items()}
+            hidden = {policy: loader.read(positions) for policy, loader in masked.items()}
             filled = [length] * count if batch.attention_mask is None else batch.attention_mask.sum(1).tolist()
             rows[seed].append(
                 [
                     {
                         "ids": batch.input_ids[row, : min(filled[row], _PLACES)].tolist(),
                         "masks": {
-                            policy: [[place, int(seen[policy][row, place])] for place in _chosen(labels[policy][row])]
-                            for policy in masked
+                            policy: [[place, int(seen.input_ids[row, place])] for place in _chosen(seen.labels[row])]
+                            for policy, seen in hidden.items()
                         },
                     }
                     for row in range(count)
