@@ -80,7 +80,7 @@ def tune(
         for warning in warnings if ranks.rank == 0 else ():
             click.echo(warning, err=True)
         made_of = {"checkpoint": directory, "task": name, "columns": list(columns), "main": task.main, **options}
-        digests = {split: _digest([Path(path)]) for split, path in files.items()}
+        digests = {split: _digest([Path(file) for file in task.files(path)]) for split, path in files.items()}
         made_of |= {"files": digests, "weights": _digest(_weights(directory))}
         return parts, made_of | ({"teacher": _digest(_weights(teacher))} if teacher else {})
 
@@ -376,14 +376,19 @@ OPTIONS = (
     "--task",
     type=click.Choice(list(TASKS)),
     default="classification",
-    help="What labels are: classes, numbers, several labels a text, tags of words, answers (SQuAD), classes of pairs.",
+    help="What labels are: classes, numbers, several labels a text, tags of words, answers (SQuAD), classes of pairs, "
+    "one of several choices, whether a pronoun means a noun.",
 )
 @click.option(
     "--text",
     default="0",
     help="Column of the text: its name, or its number from 0. A first row with one of the names is a header.",
 )
-@click.option("--other", default="", help="Column of the second text, for pairs of texts. Default: none; 1 for pairs.")
+@click.option(
+    "--other",
+    default="",
+    help="Column of the second text of a pair, or of the list of choices. Default: none; 1 for pairs.",
+)
 @click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")
 @click.option("--separator", default=",", help="What stands between the labels of a text, for multilabel.")
 @click.option(
@@ -404,7 +409,9 @@ def main(
     if not separator:
         raise UsageError("--separator is empty; give what stands between the labels of a text, such as a comma")
     if teacher and TASKS[task].taught is None:
-        raise UsageError(f"--teacher is for labels of whole texts; leave it out with --task {task}")
+        raise UsageError(
+            f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {task}"
+        )
     files = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
     columns = Columns(text, other, label, separator)
     with world(PATIENCE) as ranks:

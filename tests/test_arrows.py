@@ -88,7 +88,8 @@ TRAINER_FILES = [
     "plan",
     "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.card",
     "runtime.checkpoint", "runtime.writer", "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
-    "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.__init__", "finetune", "report",
+    "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.choices",
+    "tasks.__init__", "finetune", "report",
 ]  # fmt: skip
 COMMANDS = ["pretrain", "augment", "suite", "search", "extract", "teacher", "doctor", "plot"]
 

@@ -333,7 +333,7 @@ def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
     common = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tmp_path / "out", "--teacher"]
     for more, said in (
         ([teacher], "was fine-tuned for the labels 0, 1, and --train has no, yes; give the directory of a seed"),
-        ([teacher, "--task", "token"], "--teacher is for labels of whole texts; leave it out with --task token"),
+        ([teacher, "--task", "token"], "several labels of texts; leave it out with --task token"),
         ([checkpoint], "has no head, and --train has no, yes"),
         ([tmp_path / "none"], "none cannot be loaded"),
     ):

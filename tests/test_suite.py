@@ -67,10 +67,20 @@ def test_a_suite_of_chinese_files(tmp_path, checkpoint):
     for split in ("train", "dev"):
         rows = [{"id": i, "abst": "river light", "keyword": ["salt", "水"], "label": str(i % 2)} for i in range(4)]
         write(data / "csl_public" / f"{split}.json", *map(json.dumps, rows))
+    (data / "cluewsc2020").mkdir()
+    (data / "c3").mkdir()
+    for split in ("train", "dev"):
+        wsc = [{"target": {"span1_index": 0, "span1_text": "床", "span2_index": 2, "span2_text": "它"}, "idx": i,
+                "label": label, "text": "床，它很软"} for i, label in enumerate(("true", "false"))]  # fmt: skip
+        write(data / "cluewsc2020" / f"{split}.json", *map(json.dumps, wsc))
+        question = {"question": "river", "choice": ["salt", "light"], "answer": "light"}
+        for kind in "dm":
+            (data / "c3" / f"{kind}-{split}.json").write_text(json.dumps([[["the river"], [question], "1-1"]]))
     done = invoke("clue", "--checkpoint", checkpoint, "--data", data, "--out", tmp_path / "out", "--seeds", 1,
                   "--epochs", 1, command=suite.main)  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "csl accuracy" in done.output
+    for said in ("csl accuracy", "cluewsc2020 accuracy", "c3 accuracy", "cmrc2018"):
+        assert said in done.output
     read = tables.read(str(data / "csl_public" / "dev.json"), text="abst", other="keyword", label="label")
     assert read.others == ["salt 水"] * 4
 

@@ -359,6 +359,114 @@ def test_questions_that_do_not_fit_are_named(tokenizer, tmp_path):
         task("qa").encode(tokenizer, examples, 16)
 
 
+# ------------------------------------------------------------------------------------------------ choices and pronouns
+
+
+def asked(path, *questions):
+    return write(path, *(json.dumps({"text": t, "choices": c, "label": a}) for t, c, a in questions))
+
+
+def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
+    choices = task("choice", text="text", other="choices", label="label")
+    path = asked(
+        tmp_path / "a.jsonl", ("the river", ["salt", "light", "wind"], 1), ("the house", ["stone", "1"], "stone")
+    )
+    examples, warnings = choices.read(str(path))
+    assert (warnings, [question.answer for question in examples]) == ([], [1, 0])
+    data, _ = choices.encode(tokenizer, examples, 32)
+    texts = [tokenizer.decode(row["input_ids"]) for row in data.rows]
+    pairs = [(question.text, choice) for question in examples for choice in question.choices]
+    assert texts == [f"[CLS] {text} [SEP] {choice} [SEP]" for text, choice in pairs]
+    assert data.labels.tolist() == [0, 1, 0, 1, 0]
+    sure = [torch.tensor([score]) for score in data.labels]
+    assert choices.score(sure, data.gold) == {"accuracy": 1.0}
+    assert choices.score([*sure[:3], sure[4], sure[3]], data.gold) == {"accuracy": 0.5}
+    long, _ = choices.encode(tokenizer, [examples[0]._replace(text="stone " * 90)], 16)
+    assert [len(row["input_ids"]) for row in long.rows] == [16] * 3
+    assert tokenizer.decode(long.rows[1]["input_ids"]).endswith("[SEP] light [SEP]")  # the longer part is cut
+
+
+@pytest.mark.slow
+def test_choices_are_learned(checkpoint, tmp_path):
+    words = ["salt", "light", "wind", "house"]
+    questions = ((f"the {word} of stone", words[:size], word) for size in (2, 3, 4) for word in words[:size])
+    path = asked(tmp_path / "a.jsonl", *questions)
+    result = tuned("--checkpoint", checkpoint, "--train", path, "--dev", path, "--out", tmp_path / "out", "--task",
+                   "choice", "--text", "text", "--other", "choices", "--label", "label", "--seeds", 1, "--epochs", 60,
+                   "--lr", 3e-3, "--batch-size", 3, "--dropout", 0)  # fmt: skip
+    assert result["dev_accuracy"]["median"] == 1.0
+
+
+def test_both_files_of_c3_are_read_and_watched(checkpoint, tmp_path):
+    for kind, text, answer in (("d", ["男：水", "女：light"], "salt"), ("m", ["river"], "light")):
+        entry = [text, [{"question": "what", "choice": ["salt", "light"], "answer": answer}], "1"]
+        (tmp_path / f"{kind}-train.json").write_text(json.dumps([entry]))
+    examples, _ = task("choice").read(str(tmp_path / "d-train.json"))
+    assert [(q.text, q.question, q.answer) for q in examples] == [
+        ("男：水\n女：light", "what", 0),
+        ("river", "what", 1),
+    ]
+    path = tmp_path / "d-train.json"
+    common = ["--task", "choice", "--checkpoint", checkpoint, "--train", path, "--dev", path, "--seeds", 1,
+              "--epochs", 1, "--out", tmp_path / "out"]  # fmt: skip
+    invoke(*common)
+    assert "finished before" in invoke(*common).output
+    other = tmp_path / "m-train.json"
+    other.write_text(other.read_text().replace("river", "wind"))
+    assert "finished before" not in invoke(*common).output
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"text": "a", "choices": ["b", "c"], "label": 2}', "line 1: the answer 2 is none of the 2 choices; give one"),
+        ('{"text": "a", "choices": ["b", "c"], "label": "d"}', "line 1: the answer 'd' is none of the 2 choices"),
+        ('{"text": "a", "choices": ["b"], "label": 0}', "line 1: a question needs a list of two choices or more"),
+        ('{"text": "a", "choices": "b", "label": 0}', "line 1: a question needs a list of two choices or more"),
+        ('[["a", 1]]', "is not a file of C3"),
+        ('[{"text": "a"}]', "is not a file of C3"),
+        ("[]", "holds no questions"),
+    ],
+)
+def test_choices_that_do_not_fit_are_named(tmp_path, content, said):
+    refused("choice", write(tmp_path / "a.json", content), said, text="text", other="choices", label="label")
+
+
+def test_choices_need_the_column_that_has_them(tmp_path):
+    refused("choice", asked(tmp_path / "a.jsonl", ("a", ["b", "c"], 0)), "needs --other, the column with the list")
+
+
+def wsc(text, noun, pronoun, label="true", **more):
+    target = {
+        "span1_text": noun,
+        "span1_index": text.find(noun),
+        "span2_text": pronoun,
+        "span2_index": text.find(pronoun),
+    }
+    return json.dumps({"text": text, "label": label, "target": target | more})
+
+
+def test_noun_and_pronoun_are_marked_where_they_stand(tmp_path):
+    path = write(tmp_path / "a.json", wsc("床上有书，它很软", "床", "它"), wsc("他说老王来了", "老王", "他", "false"))
+    examples, _ = task("coreference", text="text", label="label").read(str(path))
+    assert examples.texts == ["_床_上有书，[它]很软", "[他]说_老王_来了"]
+    assert examples.labels == ["true", "false"]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (wsc("床上有书", "床", "书", span1_index=2), "line 1: span1_text '床' is not at character 2 of the text"),
+        (wsc("床上有书", "床", "书", span2_index=-1), "line 1: span2_text '书' is not at character -1 of the text"),
+        (wsc("床上有书", "床", "书", span2_index="x"), "line 1: target needs span1_text, span1_index"),
+        (json.dumps({"text": "a", "target": "b", "label": 1}), "line 1: target needs span1_text, span1_index"),
+        (json.dumps({"text": "a", "label": 1}), "has no column 'target'"),
+    ],
+)
+def test_pronouns_that_do_not_fit_are_named(tmp_path, row, said):
+    refused("coreference", write(tmp_path / "a.json", row), said, text="text", label="label")
+
+
 # ------------------------------------------------------------------------------------------------------ seeds, patience
 
 

@@ -1,8 +1,9 @@
-"""What a checkpoint is fine-tuned for: classes, numbers, tags, answers. --task names them."""
+"""What a checkpoint is fine-tuned for: classes, numbers, tags, answers, choices. --task names them."""
 
 from bertrain.tasks.base import Columns, Data, Task
+from bertrain.tasks.choices import Choices
 from bertrain.tasks.spans import Spans
-from bertrain.tasks.texts import Classification, Multilabel, Pairs, Regression
+from bertrain.tasks.texts import Classification, Coreference, Multilabel, Pairs, Regression
 from bertrain.tasks.words import Words
 
 TASKS: dict[str, type[Task]] = {
@@ -12,6 +13,8 @@ TASKS: dict[str, type[Task]] = {
     "token": Words,
     "qa": Spans,
     "pairs": Pairs,
+    "choice": Choices,
+    "coreference": Coreference,
 }
 """Tasks by the name that --task gives them."""
 

@@ -47,6 +47,10 @@ class Task:
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
 
+    def files(self, path: str) -> list[str]:
+        """The files that `read` reads for one that is named."""
+        return [path]
+
     def read(self, path: str) -> tuple[Any, list[str]]:
         """The examples of a file, and warnings. Raises UsageError, naming file and line, for what does not fit."""
         raise NotImplementedError

@@ -89,6 +89,47 @@ class Pairs(Classification):
         super().__init__(columns._replace(other=columns.other or "1"))
 
 
+class Coreference(Classification):
+    """Whether a pronoun means a noun of its text: files of CLUEWSC (Xu et al., 2020).
+
+    The column `target` says where both are: span1_text at character span1_index is the noun, span2_… the pronoun. The
+    model reads the text with _marks_ around the noun and [marks] around the pronoun.
+    """
+
+    taught = None  # type: ignore[assignment]  # a copy with other words would have its noun elsewhere
+
+    def __init__(self, columns: Columns) -> None:
+        super().__init__(columns._replace(other=""))
+
+    def read(self, path: str) -> tuple[tables.Examples, list[str]]:
+        text, _, label, _, skip = self.columns
+        table = tables.table(path, {"--text": text, "--other": "target", "--label": label}, skip)
+        targets, labels = ([row[table.columns[role]] for row in table.rows] for role in ("--other", "--label"))
+        texts = [_marked(*row) for row in zip(table.texts("--text"), targets, table.places, strict=True)]
+        return tables.Examples(texts, None, labels, table.places), left_out(path, table.num_left)
+
+
+def _marked(text: str, target: Any, place: str) -> str:
+    """A text with marks around noun and pronoun. Raises UsageError, naming the place, where they are not there."""
+    ends = []
+    for span, marks in (("span1", "__"), ("span2", "[]")):
+        try:
+            word, first = target[f"{span}_text"], target[f"{span}_index"]
+            found = bool(word) and first >= 0 and text[first : first + len(word)] == word
+        except (KeyError, TypeError):
+            raise UsageError(
+                f"{place}: target needs span1_text, span1_index, span2_text and span2_index, as in CLUEWSC"
+            ) from None
+        if not found:
+            raise UsageError(
+                f"{place}: {span}_text {word!r} is not at character {first} of the text; correct {span}_index"
+            )
+        ends += [(first, 1, marks[0]), (first + len(word), 0, marks[1])]
+    for where, _, mark in sorted(ends, reverse=True):  # from the end, so that places stay true
+        text = text[:where] + mark + text[where:]
+    return text
+
+
 class Regression(_Texts):
     """A number."""
 
