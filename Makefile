@@ -11,23 +11,9 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | column -t -s '|'
 
-# The whole way on text every machine has: corpus, shards, two minutes of training on two CPU cores, predictions.
 # What is there already is used again; `rm -r demo` starts anew.
-demo: $(VENV)/.train demo/shards/manifest.json  ## text to shards to a trained model, in a few minutes
-	$(BIN)/bertdata inspect demo/shards --length 64 --global-batch-size 32 --world-size 1
-	$(BIN)/bertdata verify demo/shards
-	OMP_NUM_THREADS=2 $(BIN)/bertrain pretrain --data demo/shards --out demo/run \
-	    --length 64 --global-batch-size 32 --steps 1600 --eval-every 400 --save-every 400
-	$(BIN)/python -m bertrain.evaluate --checkpoint demo/run --data demo/shards --show 4
-	@checkpoint=$$(ls -d demo/run/step-* | tail -n 1); echo; \
-	echo "A Hugging Face checkpoint: $$checkpoint"; \
-	echo "$(BIN)/python -c \"from transformers import AutoModelForMaskedLM; AutoModelForMaskedLM.from_pretrained('$$checkpoint')\""
-
-demo/corpus.txt: | $(VENV)/.train
-	$(BIN)/python tools/docstrings.py $@ --bytes 10000000
-
-demo/shards/manifest.json: demo/corpus.txt
-	$(BIN)/bertdata build demo/corpus.txt --out demo/shards --vocab-size 2000
+demo: $(VENV)/.train  ## text to shards to a trained model, in a few minutes
+	$(BIN)/bertdata demo
 
 # Three and a half minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
 test: $(VENV)/.dev  ## the quick tests

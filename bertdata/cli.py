@@ -674,5 +674,16 @@ def bench(shards: str, as_json: bool, length: int, rows: int, seconds: float, pr
     click.echo(dump(measured) if as_json else measure.text(measured))
 
 
+@main.command(cls=OneSentence, short_help="Run the whole way once: text to a trained model.")
+@click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
+def demo(out: str) -> None:
+    """Run the whole way once: text, shards, two minutes of training on two CPU cores, predictions.
+
+    The same as bertrain demo, which needs pip install 'bertdata[train]'. After Ctrl-C the same command continues.
+    """
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "bertrain", "demo", "--out", out])  # this package never imports it
+
+
 if __name__ == "__main__":
     main()

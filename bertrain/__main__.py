@@ -16,6 +16,7 @@ import bertdata
 import bertrain
 
 COMMANDS = {
+    "demo": "Run the whole way once: text to a trained model.",
     "pretrain": "Pre-train a masked language model on shards.",
     "evaluate": "Measure a checkpoint on held-out text, or on minimal pairs.",
     "finetune": "Fine-tune a checkpoint on labelled text, over several seeds.",

@@ -33,6 +33,7 @@ COMMANDS = (
     "push",
     "pull",
     "trace",
+    "demo",
 )
 
 

@@ -27,6 +27,8 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from bertdata.sources import docstrings
+
 ROOT = Path(__file__).parent.parent
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync")  # fmt: skip
@@ -299,7 +301,7 @@ def make_close(folder: Path) -> None:
 
 
 def make_parts(folder: Path) -> None:
-    run(folder, ROOT / "tools" / "docstrings.py", "corpus.txt", "--bytes", 2_000_000)
+    docstrings.write(folder / "corpus.txt", 2_000_000)
     run(folder, "-m", "bertdata", "train-tokenizer", "corpus.txt", "--vocab-size", 2000, "--out", "docstrings")
     corpus = folder / "corpus.txt"
     text = corpus.read_text(encoding="utf-8")

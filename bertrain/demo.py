@@ -1,0 +1,83 @@
+"""The whole way on text that every machine has: corpus, shards, two minutes of training, predictions, a checkpoint.
+
+    bertdata demo
+
+Each step is a command that you could type, and is shown as one. What is there already is used again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+import torch
+
+from bertdata.cli import OneSentence
+from bertdata.cli import main as bertdata
+from bertdata.errors import UsageError
+from bertdata.files import make_directory
+from bertdata.sources import docstrings
+from bertrain import evaluate, pretrain
+from bertrain.runtime import checkpoint
+
+CORPUS_BYTES = 10_000_000
+STEPS = 1600
+THREADS = 2  # for which its seconds are stated
+BUILD = ("--vocab-size", "2000")
+ROWS = ("--length", "64", "--global-batch-size", "32")
+TRAIN = ("--steps", str(STEPS), "--eval-every", "400", "--save-every", "400")
+ITS_OWN = {"corpus.txt", "shards", "run"}  # what a demo's directory has
+
+
+def require_place(out: Path) -> None:
+    """Makes the directory. Raises UsageError if it cannot be made or written, or holds something else."""
+    try:
+        make_directory(out)
+        others = sorted(name for name in os.listdir(out) if not name.startswith(".") and name not in ITS_OWN)
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be used ({error.strerror}); give another directory") from None
+    if others:
+        raise UsageError(f"--out {out} holds {others[0]}, which is of no demo; give a new directory")
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise UsageError(f"--out {out} cannot be written to; give another directory")
+
+
+@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
+def main(out: str) -> None:
+    """Run the whole way once: text, shards, two minutes of training on two CPU cores, predictions.
+
+    The text is that of the docstrings of the installed Python packages. What is there already is used again, so after
+    Ctrl-C the same command continues. Remove the directory to start anew.
+    """
+    place = Path(out)
+    require_place(place)
+    torch.set_num_threads(min(THREADS, torch.get_num_threads()))
+    corpus, shards, run = (str(place / name) for name in ("corpus.txt", "shards", "run"))
+    if not Path(corpus).exists():
+        number, size = docstrings.write(Path(corpus), CORPUS_BYTES)
+        click.echo(f"{corpus}: {number:,} docstrings of the installed packages, {size / 1e6:.1f} MB")
+    if not (Path(shards) / "manifest.json").exists():
+        _call("bertdata", bertdata, "build", corpus, "--out", shards, *BUILD)
+    _call("bertdata", bertdata, "inspect", shards, *ROWS, "--world-size", "1")
+    _call("bertdata", bertdata, "verify", shards)
+    _call("bertrain pretrain", pretrain.main, "--data", shards, "--out", run, *ROWS, *TRAIN)
+    newest = checkpoint.find(Path(run))
+    if newest.name != f"{checkpoint.STEP}{STEPS:08d}":  # a signal has ended the training, which has said so
+        return
+    _call("bertrain evaluate", evaluate.main, "--checkpoint", run, "--data", shards, "--show", "4")
+    click.echo(f"\nA Hugging Face checkpoint: {newest}")
+    code = f"from transformers import AutoModelForMaskedLM; AutoModelForMaskedLM.from_pretrained({str(newest)!r})"
+    click.echo(f'python -c "{code}"')
+
+
+def _call(name: str, command: click.Command, *words: str) -> None:
+    """Shows a command as it would be typed, and runs it. Its failure ends the program."""
+    click.echo(f"\n$ {name} {shlex.join(words)}")
+    command.main(list(words), prog_name=name, standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main()
