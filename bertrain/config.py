@@ -22,6 +22,7 @@ from bertrain.recipes import recipe
 METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 GROWTH = ("stack", "fresh")
 _WEIGHT = "\x1f"  # between the value of a --data and its weight
+TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 MICRO_BATCH_SIZE = 64  # the default is at most this
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -211,7 +212,12 @@ class Config:
         "Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end.",
     )
     log_every: int = _option(CHECKPOINTS, 10, "Steps between entries of log.jsonl.")
-    tensorboard: bool = _option(CHECKPOINTS, False, "Also write the log for TensorBoard, to OUT/tensorboard.")
+    log_to: tuple[str, ...] = _option(
+        CHECKPOINTS, (),
+        "Where the log goes beside log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio "
+        "(docs/trackers.md). May be repeated.",
+        many=True, type=click.Choice(TRACKERS),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -234,6 +240,9 @@ class Config:
             wrong = not isinstance(value, (int, float) if kind is float else kind)
             if wrong or isinstance(value, bool) != (kind is bool):
                 raise UsageError(f"{_flag(option.name)} is {value!r}, which is not {_KINDS[kind]}")
+        for name in self.log_to:
+            if name not in TRACKERS:
+                raise UsageError(f"--log-to {name} is unknown; give one of {', '.join(TRACKERS)}")
         for name in ("data", "out"):
             if not getattr(self, name):
                 raise UsageError(f"--{name} is missing; give a directory")
@@ -580,12 +589,10 @@ _REPLACED = {
 def command(run: Callable[[Config], None]) -> click.Command:
     """A click command with a flag for every option of Config, and --config."""
 
-    def main(file: str | None, log: str | None, **flags: Any) -> None:
+    def main(file: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
             flags["data"] = _with_weights(flags["data"] or ())
             given = {name: value for name, value in flags.items() if value not in (None, ())}
-            if log:
-                given["tensorboard"] = log == "tensorboard"
             if file:
                 replaced = {other for name in given for other in _REPLACED.get(name, ())}
                 values = {name: value for name, value in read_options(Path(file)).items() if name not in replaced}
@@ -604,7 +611,7 @@ def command(run: Callable[[Config], None]) -> click.Command:
         group, text = meta.pop("group"), meta.pop("help")
         many = meta.pop("many", False)
         if meta.pop("staged", None) or many:
-            meta["type"] = str
+            meta.setdefault("type", str)
         more: dict[str, Any] = {"multiple": True, "metavar": "TEXT [WEIGHT]"} if meta.pop("mixed", None) else {}
         if many:
             more["multiple"] = True
@@ -619,8 +626,6 @@ def command(run: Callable[[Config], None]) -> click.Command:
             ["--config", "file"], help="Read options from this run.json. Options on the command line override them."
         )
     )
-    older = click.Choice(["json", "tensorboard"])  # torchrun takes --log for an option of its own
-    parameters.append(click.Option(["--log"], type=older, hidden=True))
     settings = {"help_option_names": ["-h", "--help"]}
     return _GroupedCommand("pretrain", callback=main, params=parameters, help=run.__doc__, context_settings=settings)
 
@@ -633,8 +638,8 @@ def read_options(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"--config {path} is not a run.json that bertrain pretrain wrote") from None
-    if "log" in saved:  # older than --tensorboard
-        saved["tensorboard"] = saved.pop("log") == "tensorboard"
+    if {saved.pop("log", None), saved.pop("tensorboard", None)} & {"tensorboard", True}:  # older than --log-to
+        saved["log_to"] = ["tensorboard"]
     unknown = sorted(saved.keys() - {option.name for option in fields(Config)})
     if unknown:
         raise UsageError(f"--config {path} has options that do not exist: {', '.join(unknown)}; remove them")

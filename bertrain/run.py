@@ -20,7 +20,7 @@ from bertrain.models import adapters, grow
 from bertrain.models.build import has_dropout, max_length, recompute_activations
 from bertrain.objectives.elastic import Elastic
 from bertrain.optim.average import EVERY, Average
-from bertrain.runtime import card, checkpoint
+from bertrain.runtime import card, checkpoint, trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sums
@@ -41,6 +41,8 @@ class Run:
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
         choice.check()
         assemble.check_names(config)
+        if ranks.rank == 0:
+            trackers.require(config.log_to)
         self.sources = assemble.sources(config)
         self.shards = self.sources[0][0]  # which has the tokenizer of all
         self.loader, self.plan = assemble.planned(config, self.sources, rank=ranks.rank, world_size=ranks.world_size)

@@ -360,4 +360,4 @@ def test_a_wheel_holds_every_module_and_the_commands(archives):
 def test_every_extra_that_is_named_exists():
     files = [ROOT / name for name in sources() if name.endswith((".py", ".md"))]
     named = {extra for path in files for extra in re.findall(r"bertdata\[(\w+)\]", path.read_text(encoding="utf-8"))}
-    assert named == {"lora", "ray", "remote", "train"}
+    assert named == {"lora", "ray", "remote", "trackio", "train", "wandb"}

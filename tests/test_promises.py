@@ -474,7 +474,9 @@ def test_options_of_another_type_or_name_are_one_sentence(options, sentence):
 
 def test_older_names_of_options_are_read(tmp_path):
     (tmp_path / "run.json").write_text('{"config": {"data": "x", "out": "y", "log": "tensorboard"}}')
-    assert read_options(tmp_path / "run.json") == {"data": "x", "out": "y", "tensorboard": True}
+    assert read_options(tmp_path / "run.json") == {"data": "x", "out": "y", "log_to": ["tensorboard"]}
+    (tmp_path / "run.json").write_text('{"config": {"data": "x", "out": "y", "tensorboard": false}}')
+    assert read_options(tmp_path / "run.json") == {"data": "x", "out": "y"}
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):

@@ -645,13 +645,13 @@ def test_predictions_keep_their_place_however_long_the_tokens_around_are():
 def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = train(dataset.path, tmp_path / "run", steps=4, tensorboard=True)
+    log = train(dataset.path, tmp_path / "run", steps=4, log_to=["tensorboard"])
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert [event.value for event in board.Scalars("loss")] == pytest.approx([e["loss"] for e in log if "lr" in e])
     assert "validation/loss" in board.Tags()["scalars"]
     shutil.rmtree(tmp_path / "run" / "step-00000004")
-    train(dataset.path, tmp_path / "run", steps=4, tensorboard=True)  # goes on after step 3, which stays
+    train(dataset.path, tmp_path / "run", steps=4, log_to=["tensorboard"])  # goes on after step 3, which stays
     board.Reload()
     assert [event.step for event in board.Scalars("loss")] == [1, 2, 3, 4]
 

@@ -30,17 +30,22 @@ class Log:
     """
 
     def __init__(self, path: Path, *, after_step: int) -> None:
-        kept = []
+        kept, is_kept = [], True
         self.last_evaluation: dict[str, Any] = {}
         """The entry of the last evaluation in the log; empty if there is none."""
+        self.last_step = 0
+        """The last step that the file had before it was cut; 0 if there was none."""
         if path.exists():
             for line in path.read_text().splitlines():
                 try:
                     entry = json.loads(line)
                 except ValueError:  # cut off as the process died
                     break
-                if entry.get("step", 0) + ("layers_before" in entry) > after_step:  # a growth is after its step
-                    break
+                self.last_step = entry.get("step", 0)
+                if self.last_step + ("layers_before" in entry) > after_step:  # a growth is after its step
+                    is_kept = False
+                if not is_kept:
+                    continue
                 if "validation_loss" in entry:
                     self.last_evaluation = entry
                 kept.append(line + "\n")

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: log.jsonl, run.json, a progress bar or lines, TensorBoard if asked, warnings."""
+"""What a run shows while it runs: log.jsonl, run.json, a progress bar or lines, trackers if asked, warnings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from typing import Any
 from tqdm import tqdm
 
 import bertdata
-from bertdata.errors import UsageError
 from bertdata.files import make_directory, write_file
 from bertrain.config import Config
 from bertrain.plan import Plan
-from bertrain.runtime import checkpoint
+from bertrain.runtime import checkpoint, trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Log, Sources, reference_losses
@@ -59,20 +58,16 @@ class Watch(contextlib.ExitStack):
         self._warned: set[str] = set()
         self._stream: dict[str, Any] = {}
         self._log: Log | None = None
-        self._board: Any = None
+        self._trackers: list[trackers.Tracker] = []
         if not self.is_first:
             return
         make_directory(self.out)
         self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
         total = None if config.budget else plan.steps
         self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
-        if config.tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise UsageError("--tensorboard needs tensorboard; pip install 'bertdata[train]'") from None
-            self._board = SummaryWriter(self.out / "tensorboard", purge_step=step + 1)
-            self.callback(self._board.close)
+        names = list(dict.fromkeys(config.log_to))
+        self._trackers = trackers.start(names, self.out, asdict(config), step=step, logged=self._log.last_step)
+        self.push(self._close_trackers)
 
     @property
     def last_evaluation(self) -> dict[str, Any]:
@@ -279,10 +274,25 @@ class Watch(contextlib.ExitStack):
         elif gone:
             self._write_run_json()
             self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
-        if self._board and "stream" not in entry:
-            for name, value in _flat(entry):
-                if name != "step" and isinstance(value, (int, float)):
-                    self._board.add_scalar(name.replace("validation_", "validation/"), value, entry["step"])
+        if self._trackers and "stream" not in entry:
+            numbers = {
+                name.replace("validation_", "validation/"): value
+                for name, value in _flat(entry)
+                if name != "step" and isinstance(value, (int, float))
+            }
+            for tracker in self._trackers:
+                tracker.write(numbers, entry["step"])
+            self._warn_of_trackers()
+
+    def _close_trackers(self, kind: type[BaseException] | None, *exception: object) -> None:
+        for tracker in self._trackers:
+            tracker.close(trackers.LEAVING_S if kind else trackers.END_S)
+        self._warn_of_trackers()
+
+    def _warn_of_trackers(self) -> None:
+        for tracker in self._trackers:
+            if tracker.fault:
+                self._warn_once(tracker.fault, tracker.fault)
 
     def _warn_once(self, kind: str, line: str) -> None:
         if kind not in self._warned:

@@ -1,0 +1,177 @@
+"""--log-to: what a tracker gets, a record that goes on, and trackers that fail. wandb and trackio are stand-ins."""
+
+import re
+import shlex
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from training import entries, train
+
+from bertdata.errors import UsageError
+from bertrain import config
+from bertrain.config import Config
+from bertrain.pretrain import main as pretrain_command
+from bertrain.runtime import trackers
+from bertrain.runtime.watch import _flat
+
+OPTIONS = {"model": "bert-tiny", "length": 16, "steps": 4, "eval_every": 2}
+
+
+class Library:
+    """Stands for wandb and trackio: keeps what it is told."""
+
+    def __init__(self, mode="offline"):
+        self.mode, self.begun, self.rows, self.ended = mode, [], [], 0
+        self.fault = None  # raised at what is sent
+        self.Settings = lambda **settings: settings
+
+    def setup(self):
+        return SimpleNamespace(settings=SimpleNamespace(mode=self.mode))
+
+    def teardown(self):
+        self.begun.append({})
+
+    def login(self, *, prompt, verify):
+        assert (prompt, verify) == (False, False)
+        return self.mode == "online"
+
+    def init(self, **options):
+        self.begun.append(options)
+        return self
+
+    def log(self, numbers, *, step):
+        if self.fault:
+            raise self.fault
+        self.rows.append((step, numbers))
+
+    def finish(self):
+        self.ended += 1
+
+
+@pytest.fixture
+def library(monkeypatch):
+    made = Library()
+    for name in ("wandb", "trackio"):
+        monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+def expected(out):
+    """What a tracker gets of the entries of log.jsonl."""
+    found = []
+    for entry in entries(out):
+        numbers = {name: value for name, value in _flat(entry) if isinstance(value, (int, float)) and name != "step"}
+        found.append((entry["step"], {name.replace("validation_", "validation/"): v for name, v in numbers.items()}))
+    return found
+
+
+def test_the_names_of_the_option_are_those_of_the_table():
+    assert tuple(trackers.TRACKERS) == tuple(trackers.EXTRAS) == config.TRACKERS
+    with pytest.raises(UsageError, match="--log-to mlflow is unknown; give one of tensorboard, wandb, trackio"):
+        Config(data="x", out="y", log_to=("mlflow",))
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record(dataset, tmp_path, library, name):
+    out = tmp_path / "run"
+    train(dataset.path, out, log_to=(name,), **OPTIONS | {"steps": 2})
+    first = expected(out)
+    assert library.rows == first
+    assert any("validation/loss" in numbers for _, numbers in first)
+    (begun,) = library.begun
+    assert begun["config"]["steps"] == 2
+    assert begun["project"] == "bertrain"
+    assert library.ended == 1
+    train(dataset.path, out, log_to=(name,), **OPTIONS)
+    assert library.rows == expected(out)
+    again = library.begun[1]
+    record = (out / "record-id").read_text()
+    assert re.fullmatch("[0-9a-f]{8}", record)
+    assert {begun.get("id", begun["name"]), again.get("id", again["name"])} in ({record}, {f"run-{record}"})
+    train(dataset.path, tmp_path / "other", log_to=(name,), **OPTIONS | {"steps": 1})
+    assert (tmp_path / "other" / "record-id").read_text() != record
+
+
+def test_steps_that_are_taken_again_are_not_written_twice(tmp_path, library):
+    (first,) = trackers.start(["wandb"], tmp_path, {}, step=0, logged=0)
+    for step in (2, 4, 6):
+        first.write({"loss": 1.0}, step)
+    first.close(10)
+    (again,) = trackers.start(["wandb"], tmp_path, {}, step=2, logged=6)  # of log.jsonl, which ends after step 6
+    for step in (4, 6, 8):
+        again.write({"loss": 2.0}, step)
+    again.close(10)
+    assert [step for step, _ in library.rows] == [2, 4, 6, 6, 8]  # the last one may not have been whole
+
+
+@pytest.mark.parametrize("problem", ["no account", "no answer"])
+def test_without_weights_and_biases_the_record_is_kept_here(tmp_path, library, monkeypatch, problem):
+    library.mode = "online" if problem == "no answer" else "run"
+    begin = library.init
+
+    def init(**options):
+        begin(**options)
+        if options.get("mode") != "offline":
+            raise TimeoutError("timed out\nand more")
+        return library
+
+    monkeypatch.setattr(library, "init", init)
+    (tracker,) = trackers.start(["wandb"], tmp_path, {}, step=0, logged=0)
+    tracker.write({"loss": 1.0}, 1)
+    tracker.close(10)
+    reason = "timed out" if problem == "no answer" else "there is no account here: run wandb login"
+    assert f"does not take the log ({reason}); it is kept in {tmp_path / 'wandb'}" in tracker.fault
+    assert library.rows == [(1, {"loss": 1.0})]
+    begun = [{}, {"mode": "offline"}] if problem == "no account" else [{"resume": "allow"}, {}, {"mode": "offline"}]
+    assert [
+        {name: options[name] for name in ("resume", "mode") if name in options} for options in library.begun
+    ] == begun
+
+
+def test_a_tracker_that_fails_ends_no_run_and_is_a_warning(dataset, tmp_path, library, capsys):
+    library.fault = OSError("the disk is full\nof logs")
+    log = train(dataset.path, tmp_path / "run", log_to=("trackio",), **OPTIONS)
+    assert log[-1]["step"] == 4
+    shown = capsys.readouterr().out
+    assert shown.count("warning: --log-to trackio has failed and takes no more entries: the disk is full\n") == 1
+
+
+def test_a_tracker_that_hangs_makes_no_step_wait(dataset, tmp_path, library, monkeypatch, capsys):
+    monkeypatch.setattr(trackers, "END_S", 0.01)
+    is_over = threading.Event()
+    monkeypatch.setattr(library, "init", lambda **options: is_over.wait(60) and library)
+    log = train(dataset.path, tmp_path / "run", log_to=("wandb",), **OPTIONS)
+    is_over.set()
+    assert log[-1]["step"] == 4
+    assert "warning: --log-to wandb has not taken all of the log" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("tensorboard", "train"), ("wandb", "wandb"), ("trackio", "trackio")]
+)  # fmt: skip
+def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_path, monkeypatch, name, extra):
+    monkeypatch.setitem(sys.modules, name, None)
+    words = ["--data", dataset.path, "--out", tmp_path / "run", "--log-to", name, "--steps", 1, "--model", "bert-tiny"]
+    done = CliRunner().invoke(pretrain_command, [str(word) for word in words])
+    assert done.exit_code == 2
+    sentence = f"error: --log-to {name} needs {name}, which is not installed; pip install 'bertdata[{extra}]'"
+    assert done.stderr.splitlines()[-1] == sentence
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+def test_the_commands_of_the_page_run(dataset, tmp_path, library, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "trackers.md").read_text()
+    lines = re.findall(r"^    bertrain pretrain (.*)$", page, re.MULTILINE)
+    assert len(lines) == 2
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shards").symlink_to(dataset.path)
+    small = ["--model", "bert-tiny", "--global-batch-size", "4", "--length", "16"]
+    for number, line in enumerate(lines):
+        done = CliRunner().invoke(pretrain_command, [*shlex.split(line), *small, "--steps", str(number + 1)])
+        assert done.exit_code == 0, done.output
+    assert len(library.begun) == 2
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
