@@ -24,6 +24,7 @@ COMMANDS = {
     "suite": "Fine-tune a checkpoint for the tasks of GLUE or CLUE.",
     "search": "Find the best sub-network of an elastic run under a latency.",
     "extract": "Write a sub-network as a checkpoint of its own.",
+    "push": "Send a checkpoint to the Hugging Face hub.",
     "teacher": "Write a teacher's answers once, for students to learn from.",
     "doctor": "Check data, model, memory and disk before a long run.",
     "plot": "Draw the curves of runs to a picture or a page.",

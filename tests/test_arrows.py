@@ -94,7 +94,7 @@ TRAINER_FILES = [
     "tasks.__init__", "finetune", "report",
     "pretrain",
 ]  # fmt: skip
-COMMANDS = ["demo", "augment", "suite", "search", "extract", "teacher", "doctor", "plot"]
+COMMANDS = ["demo", "augment", "suite", "search", "extract", "push", "teacher", "doctor", "plot"]
 
 ENGINE = {
     ".".join(path.relative_to(ROOT / "bertdata").with_suffix("").parts): path

@@ -47,6 +47,15 @@ def renew(directory: Path, content: bytes) -> None:
         write_file(directory / CARD, content)
 
 
+def on_hub(path: Path, repository: str) -> bytes:
+    """The text of a card for a repository of the hub: its title, and the lines that load the model, name that."""
+    text, name = path.read_text(encoding="utf-8", errors="replace"), path.parent.name
+    for line in ('from_pretrained("{}")', "\n# {}\n", "--init {} ", "--checkpoint {} "):
+        shown = shlex.quote(name) if line.startswith("--") else name
+        text = text.replace(line.format(shown), line.format(repository))
+    return text.encode()
+
+
 def of_run(
     config: Config, name: str, sources: Sources, *, model_type: str, parameters: int | None, facts: Mapping[str, Any],
     evaluation: Mapping[str, Any], regime: str, unigram: float,

@@ -1,0 +1,220 @@
+"""bertrain push, through huggingface_hub itself, to a hub on a port of this machine."""
+
+import base64
+import json
+import re
+import shlex
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import ModelCard, constants
+from training import train
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from bertrain import push
+from bertrain.runtime import checkpoint
+
+PAGE = (Path(__file__).parent.parent / "docs" / "cards.md").read_text()
+SENT = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+TOKEN = "hf_secret"
+
+
+class Hub(ThreadingHTTPServer):
+    """A hub with one repository, org/name. It takes every file as a part of the commit itself."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Requests)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.private = None  # None: there is no repository
+        self.commits, self.asked = [], []
+        self.refuses = None  # the status of its answers
+
+
+class Requests(BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+    def answer(self, content, status=200):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        status = self.server.refuses if self.server.refuses != 403 else 200  # who may not write may read
+        self.answer({"id": "org/name", "private": self.server.private, "sha": "a" * 40}, status or 200)
+
+    def do_POST(self):
+        hub, body = self.server, self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        path = urlsplit(self.path).path
+        hub.asked.append(path)
+        if hub.refuses or self.headers["Authorization"] != f"Bearer {TOKEN}":
+            self.answer({"error": f"no, {self.headers['Authorization']}"}, hub.refuses or 401)
+        elif path == "/api/repos/create":
+            is_there, hub.private = hub.private is not None, hub.private
+            if not is_there:
+                hub.private = json.loads(body).get("visibility", "") == "private" or json.loads(body).get("private")
+            self.answer({"url": f"{hub.url}/org/name"}, 409 if is_there else 200)
+        elif path.endswith("/preupload/main"):
+            names = [file["path"] for file in json.loads(body)["files"]]
+            self.answer({"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]})
+        elif path.endswith("/commit/main"):
+            values = [each["value"] for each in map(json.loads, body.splitlines()) if each["key"] == "file"]
+            hub.commits.append({value["path"]: base64.b64decode(value["content"]) for value in values})
+            self.answer({"success": True, "commitOid": "b" * 40, "commitUrl": f"{hub.url}/org/name/commit/b"})
+        else:
+            self.answer({"errors": [], "warnings": []})  # of the card's first lines
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with Hub() as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def run(dataset, tmp_path_factory):
+    """A run of two steps. Tests must not change it."""
+    out = tmp_path_factory.mktemp("push") / "run"
+    train(dataset.path, out, model="bert-tiny", steps=2, length=16)
+    (out / "step-00000002" / "notes.txt").write_text("nobody else's business")
+    return out
+
+
+def call(*words):
+    result = CliRunner().invoke(push.main, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert TOKEN not in result.output
+    return result
+
+
+def refused(*words, code=1):
+    result = call(*words)
+    assert result.exit_code == code, result.output
+    return result.stderr.splitlines()[-1]
+
+
+def test_the_newest_checkpoint_is_sent_without_the_state_of_the_training(hub, run, tmp_path):
+    result = call(run, "org/name")
+    assert result.exit_code == 0, result.output
+    assert (hub.private, len(hub.commits)) == (True, 1)
+    (sent,) = hub.commits
+    directory = run / "step-00000002"
+    assert sorted(sent) == SENT
+    assert all(sent[name] == (directory / name).read_bytes() for name in SENT[1:])
+    for name in SENT:
+        assert re.search(rf"{(directory / name).stat().st_size:,} bytes  {name}$", result.stdout, re.MULTILINE)
+    assert "stays here: checkpoint.json, optimizer.pt, trainer.json\n" in result.stdout
+    assert f"warning: the license is `other`; name one in {directory / 'README.md'}\n" in result.stderr
+    assert result.stdout.splitlines()[-1] == f"{hub.url}/org/name/commit/b"
+    for name, content in sent.items():
+        (tmp_path / name).write_bytes(content)
+    AutoModelForMaskedLM.from_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_the_card_names_the_repository_and_is_else_as_it_was(hub, run):
+    call(run / "step-00000001", "org/name")
+    text, before = hub.commits[0]["README.md"].decode(), (run / "step-00000001" / "README.md").read_text()
+    assert text.replace("org/name", "step-00000001") == before
+    assert ModelCard(text).text.lstrip().startswith("# org/name\n")
+    for line in ('from_pretrained("org/name")', "--init org/name --data", "--checkpoint org/name --train"):
+        assert line in text
+
+
+def test_a_dry_run_lists_the_files_and_asks_nobody(hub, run, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    result = call(run, "org/name", "--dry-run")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "nothing was sent"
+    assert re.findall(r"bytes  (\S+)$", result.stdout, re.MULTILINE) == SENT
+    assert hub.asked == []
+
+
+def test_only_public_lets_everybody_see_a_model(hub, run):
+    hub.private = False
+    said = refused(run, "org/name")
+    assert said == "error: org/name is there and public; give --public if everybody may see this model"
+    assert hub.commits == []
+    assert call(run, "org/name", "--public").exit_code == 0
+    assert len(hub.commits) == 1
+
+
+def test_a_fine_tuned_model_is_sent_without_what_lies_beside_it(hub, run, tmp_path):
+    tuned = tmp_path / "seed-0"
+    shutil.copytree(run / "step-00000002", tuned)
+    for name in ("checkpoint.json", "optimizer.pt", "trainer.json"):
+        (tuned / name).unlink()
+    (tuned / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
+    result = call(tuned, "org/name")
+    assert sorted(hub.commits[0]) == SENT
+    assert "warning" not in result.stderr
+    (tuned / "README.md").unlink()
+    assert "warning: there is no README.md" in call(tuned, "org/name", "--dry-run").stderr
+    (tuned / "model.safetensors").rename(tuned / "pytorch_model.bin")
+    assert "has no weights as safetensors" in refused(tuned, "org/name", code=2)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (401, "does not know your access token; log in with hf auth login, or set HF_TOKEN"),
+        (403, "your access token may not write to org/name; use one that may, or another name"),
+        (404, "has no org/name that your access token may see; check the name"),
+        (422, "does not take org/name ("),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence_without_the_token(hub, run, status, said):
+    hub.refuses, hub.private = status, True
+    assert said in refused(run, "org/name")
+    assert hub.commits == []
+
+
+def test_without_a_hub_or_a_token_nothing_is_sent(hub, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert "http://127.0.0.1:9 does not answer, or not to its end (" in refused(run, "org/name")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE forbids to ask the Hugging Face hub; unset it" in refused(run, "org/name")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(tmp_path / "none"))
+    assert "there is no access token for the Hugging Face hub; log in with hf auth login" in refused(run, "org/name")
+
+
+def test_what_is_no_whole_checkpoint_or_no_name_is_refused(hub, run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert f"{tmp_path / 'empty'} holds no checkpoint" in refused(tmp_path / "empty", "org/name", code=2)
+    shutil.copytree(run, tmp_path / "run")
+    for directory in (tmp_path / "run").glob("step-*"):
+        (directory / "model.safetensors").write_bytes(b"damaged")
+    assert "model.safetensors is not what checkpoint.json says" in refused(tmp_path / "run", "org/name")
+    for name in ("name", "a/b/c", "org/na me", "org/-name"):
+        assert f"{name} is no name of a repository; give org/name" in refused(run, name, code=2)
+    assert hub.commits == []
+
+
+def test_files_that_are_no_part_of_a_model_are_known():
+    assert {checkpoint.OPTIMIZER, checkpoint.TRAINER, checkpoint.INDEX} < push.STATE
+
+
+def test_the_commands_of_the_page_run(hub, run, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    lines = re.findall(r"^    bertrain push (.*)$", PAGE, re.MULTILINE)
+    assert len(lines) == 2
+    for line in lines:
+        assert call(*shlex.split(line, comments=True)).exit_code == 0
+    assert len(hub.commits) == 1
