@@ -1,0 +1,56 @@
+"""Pre-trains with the Trainer of transformers, on masked batches of bertdata.
+
+    python examples/trainer.py shards/ trained/ 200
+
+200 is the number of steps. Run again, it goes on. On several processes: torchrun --nproc-per-node 2 ...
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+import bertdata
+from bertrain.feed import BatchDataset
+
+LENGTH, ROWS = 64, 32  # tokens of a row; rows of a step, over all processes
+SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+STATE = "loader.json"
+
+
+class BatchTrainer(Trainer):
+    def get_train_dataloader(self):  # the batches are in order, masked, and those of this process alone
+        return DataLoader(self.train_dataset, batch_size=None)
+
+
+class KeepPosition(TrainerCallback):
+    """Puts the state of the loader into each checkpoint: one integer, and which stream it belongs to."""
+
+    def __init__(self, batches: BatchDataset, first_step: int) -> None:
+        self.batches, self.first_step = batches, first_step
+
+    def on_save(self, args, state, control, **more):
+        place = Path(args.output_dir) / f"checkpoint-{state.global_step}" / STATE
+        if state.is_world_process_zero:
+            place.write_text(json.dumps(self.batches.state_dict(state.global_step - self.first_step)))
+
+
+path, out, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+arguments = TrainingArguments(
+    str(out), max_steps=steps, learning_rate=5e-4, warmup_steps=20, logging_steps=20, save_steps=100,
+    per_device_train_batch_size=ROWS, ignore_data_skip=True, seed=0,
+)  # fmt: skip
+shards = bertdata.open(path)
+ranks = {"rank": arguments.process_index, "world_size": arguments.world_size}
+batches = BatchDataset(bertdata.Loader(shards, length=LENGTH, global_batch_size=ROWS, **ranks))
+last, first_step = get_last_checkpoint(out) if out.is_dir() else None, 0
+if last:
+    batches.load_state_dict(json.loads((Path(last) / STATE).read_text()))
+    first_step = int(last.rpartition("-")[2])
+model = BertForMaskedLM(BertConfig(vocab_size=shards.special_tokens.vocab_size, **SIZES))
+keep = KeepPosition(batches, first_step)
+trainer = BatchTrainer(model=model, args=arguments, train_dataset=batches, callbacks=[keep])
+trainer.train(resume_from_checkpoint=last)

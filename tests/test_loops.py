@@ -1,0 +1,68 @@
+"""The examples of loops: they are short, and a run that goes on gets the batches that follow."""
+
+import inspect
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from transformers import BertForMaskedLM
+
+import bertdata
+from bertrain.feed import tensors
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NAMES = ("trainer", "accelerate_loop", "lightning_loop")
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The ids that models are given, a batch each."""
+    found = []
+    forward = BertForMaskedLM.forward
+
+    def remembered(self, *arguments, **named):
+        found.append(named["input_ids"].clone())
+        return forward(self, *arguments, **named)
+
+    remembered.__signature__ = inspect.signature(forward)
+    monkeypatch.setattr(BertForMaskedLM, "forward", remembered)
+    return found
+
+
+def run(name, shards, out, steps, monkeypatch):
+    for kind in (AcceleratorState, GradientState, PartialState):
+        kind._reset_state()
+    monkeypatch.setattr(sys, "argv", [name, str(shards), str(out), str(steps)])
+    with monkeypatch.context() as patched:
+        patched.setenv("ACCELERATE_USE_CPU", "true")
+        return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_short_and_names_no_module_of_others(name):
+    lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
+    assert len(lines) <= 60
+    assert name not in ("accelerate", "lightning", "transformers")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", ["trainer", "accelerate_loop"])
+def test_an_example_trains_and_goes_on_with_the_batches_that_follow(dataset, tmp_path, monkeypatch, seen, name):
+    threads = torch.get_num_threads()
+    run(name, dataset.path, tmp_path / "out", 3, monkeypatch)
+    run(name, dataset.path, tmp_path / "out", 5, monkeypatch)
+    torch.set_num_threads(threads)
+    loader = bertdata.Loader(bertdata.open(dataset.path), length=64, global_batch_size=32)
+    expected = [tensors(next(loader))["input_ids"] for _ in range(5)]
+    assert len(seen) == 5
+    for found, batch in zip(seen, expected, strict=True):
+        assert torch.equal(found.cpu(), batch)
+    checkpoints = {"trainer": "checkpoint-5", "accelerate_loop": "step-00000005"}
+    assert (tmp_path / "out" / checkpoints[name]).is_dir()
+    if name == "trainer":
+        state = json.loads((tmp_path / "out" / "checkpoint-5" / "loader.json").read_text())
+        assert state["loader"]["position"] == 5 * 32
