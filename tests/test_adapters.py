@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from bertdata.errors import UsageError
 from bertrain import doctor, evaluate, finetune
 from bertrain.config import Config
 from bertrain.models import adapters, build
-from bertrain.pretrain import main
 from bertrain.runtime.rates import Operations
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
@@ -321,30 +319,6 @@ def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
 def code_of(page):
     """The Python files of a page."""
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.S)
-
-
-def test_the_commands_of_the_page_run(dataset, runs, tmp_path, monkeypatch):
-    commands = [shlex.split(line) for line in (DOCS / "adapters.md").read_text().splitlines()
-                if line.startswith("    bertrain ")]  # fmt: skip
-    (script,) = code_of("adapters.md")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shards").symlink_to(dataset.path)
-    (tmp_path / "run").symlink_to(runs("bert")[0])
-    for name in ("train.tsv", "dev.tsv"):
-        write_examples(tmp_path / name)
-    smaller = {"pretrain": ["--steps", "2", "--length", "32", "--global-batch-size", "4", "--eval-every", "0"],
-               "finetune": ["--epochs", "1", "--seeds", "1"]}  # fmt: skip
-    done = []
-    for _, command, *arguments in commands:
-        if any("bits=4" in argument for argument in arguments):
-            continue  # needs bitsandbytes
-        {"pretrain": main, "finetune": finetune.main}[command](arguments + smaller[command], standalone_mode=False)
-        done.append(command)
-    assert done == ["pretrain", "finetune", "pretrain"]
-    monkeypatch.setattr(sys, "argv", ["both.py", str(last(tmp_path / "run")), str(last(tmp_path / "adapted"))])
-    found = {}
-    exec(compile(script, "both.py", "exec"), found)  # noqa: S102
-    torch.testing.assert_close(logits(found["merged"]), logits(found["beside"]), rtol=0, atol=1e-6)
 
 
 def test_sentence_embeddings(dataset, runs, tmp_path, capsys):

@@ -2,8 +2,6 @@
 
 import json
 import re
-import shlex
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +14,10 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
 from bertrain import augment, finetune, tables
-from bertrain.__main__ import main as bertrain
 from bertrain.finetune import resolved
 
 GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
 ROLES = {"--text": "0", "--other": "", "--label": "-1"}
-PAGE = (Path(__file__).parent.parent / "docs" / "augmentation.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -339,26 +335,3 @@ def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
     ):
         done = invoke(*common, *more, command=finetune.main)
         assert (done.exit_code, said in done.output) == (2, True), done.output
-
-
-# ---------------------------------------------------------------------------------------------------------------- page
-
-
-def test_the_commands_of_the_page(checkpoint, tmp_path, monkeypatch):
-    text = PAGE.replace("\\\n", "")
-    lines = re.findall(r"^    (?:bertrain |torchrun --nproc-per-node 8 -m bertrain\.)(.+)$", text, re.MULTILINE)
-    assert len(lines) == 5
-    monkeypatch.chdir(tmp_path)
-    for name in ("big", "run"):
-        (tmp_path / name).symlink_to(checkpoint)
-    labelled(tmp_path / "train.tsv")
-    labelled(tmp_path / "dev.tsv")
-    write(tmp_path / "train.csv", "sentence1,sentence2,label", "river light,rivers,1", "salt,the stone,0")
-    write(tmp_path / "glove.6B.300d.txt", "rivers 1 2", "stones 2 1")
-    write(tmp_path / "words.txt", "not", "never")
-    for line in lines:
-        more = ["--seeds", "1", "--epochs", "1"] if line.startswith("finetune") else []
-        done = invoke(*shlex.split(line), *more, command=bertrain)
-        assert done.exit_code == 0, done.output
-    assert (tmp_path / "distilled" / "seed-0" / "model.safetensors").exists()
-    assert (tmp_path / "augmented.csv").read_text().startswith("sentence1,sentence2,label\nriver light,rivers,1\n")

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +14,6 @@ from transformers import AutoModelForMaskedLM
 
 from bertrain import extract, finetune
 from bertrain.config import Config
-from bertrain.pretrain import main as pretrain_command
 from bertrain.pretrain import pretrain
 from bertrain.runtime import card, checkpoint
 from bertrain.tasks import TASKS
@@ -164,18 +162,6 @@ def test_a_fine_tuned_model_has_a_card_which_is_renewed_until_it_is_edited(train
 
 def test_a_task_has_a_name_on_the_hub():
     assert {kind.head.__name__ for kind in TASKS.values()} == set(card.PIPELINES)
-
-
-def test_the_commands_of_the_page_run(dataset, tmp_path, monkeypatch):
-    page = (Path(__file__).parent.parent / "docs" / "cards.md").read_text()
-    (line,) = re.findall(r"^    bertrain pretrain (.*)$", page, re.MULTILINE)
-    (shown,) = re.findall(r"^    cat (.*)$", page, re.MULTILINE)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shards").symlink_to(dataset.path)
-    quick = line.replace("00", "") + " --model bert-tiny --global-batch-size 4 --length 16"
-    result = CliRunner().invoke(pretrain_command, shlex.split(quick))
-    assert result.exit_code == 0, result.output
-    assert ModelCard.load(tmp_path / shown.replace("00000200", "00000002")).data.pipeline_tag == "fill-mask"
 
 
 def test_a_sub_network_has_a_card(trained, tmp_path):

@@ -482,19 +482,3 @@ def test_a_run_without_sub_networks_is_not_searched(dataset, tmp_path, configs):
     assert "was not trained with --elastic, so it has no sub-networks" in refused("search", *common)
     said = invoke("extract", "--checkpoint", tmp_path / "run", "--layers", 1, "--out", tmp_path / "small")
     assert "was trained with no --elastic, so it has not trained this sub-network" in said.stderr
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_run(dataset, tmp_path, monkeypatch):
-    page = (Path(__file__).parent.parent / "docs" / "search.md").read_text()
-    commands = [shlex.split(line)[1:] for line in page.splitlines() if line.startswith("    bertrain ")]
-    assert [command[0] for command in commands] == ["pretrain", "search", "extract", "pretrain"]
-    monkeypatch.chdir(tmp_path)
-    Path("shards").symlink_to(dataset.path)
-    smaller = {"pretrain": ["--steps", 2, "--length", 32, "--global-batch-size", 4], "extract": [],
-               "search": ["--latency", "100s", "--trials", 2, "--max-samples", 64]}  # fmt: skip
-    for command in commands:
-        result = invoke(*command, *smaller[command[0]])
-        assert result.exit_code == 0, result.output
-    assert Path("search/search.png").exists()
-    assert elastic.sizes_of(build.load(Path("small")).config) == Sizes(3, 192, 3, 512)

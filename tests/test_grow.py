@@ -1,9 +1,7 @@
 """Progressive growth and --lr-scale: what comes from where, what stands still, and that runs go on to the bit."""
 
 import json
-import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from bertdata.errors import UsageError
 from bertrain import optim
 from bertrain.config import Config
 from bertrain.models import build, grow
-from bertrain.pretrain import main
 from bertrain.runtime import checkpoint
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": 80}
@@ -315,21 +312,3 @@ def test_scaled_and_frozen_runs_resume_to_the_bit_and_refuse_other_scales(datase
     with pytest.raises(SystemExit):
         train(dataset.path, tmp_path / "run", **options | {"lr_scale": []})
     assert "and none was given" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_run(dataset, tmp_path, monkeypatch):
-    """On a model of twelve small layers, for a few steps."""
-    page = (Path(__file__).parent.parent / "docs" / "growing.md").read_text()
-    commands = [shlex.split(line)[2:] for line in page.splitlines() if line.startswith("    bertrain pretrain ")]
-    assert len(commands) == 3
-    (tmp_path / "bert.json").write_text(json.dumps(BERT | {"num_hidden_layers": 12}))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shards").symlink_to(dataset.path)
-    smaller = {"--model": "bert.json", "--steps": "5", "--length": "32", "--global-batch-size": "4",
-               "--eval-every": "0", "--optimizer": "adamw"}  # fmt: skip
-    for number, command in enumerate(commands):
-        more = [part for pair in smaller.items() for part in pair]
-        main([*command, *more, "--out", f"run{number}"], standalone_mode=False)
-    depths = [entry["layers"] for entry in entries(tmp_path / "run0") if "layers" in entry]
-    assert depths == [6, 12]

@@ -573,27 +573,3 @@ def test_an_import_refuses_and_replaces_as_a_build_does(tmp_path, corpus, vocab)
     import_ids(f"{prefix}.bin", tmp_path / "out", tokenizer=vocab, validation=0, overwrite=True)
     assert stored(bertdata.open(tmp_path / "out")) == DOCUMENTS
     assert verify(tmp_path / "out") == []
-
-
-def test_the_commands_of_the_page(tmp_path, vocab, monkeypatch):
-    """Those of docs/import.md, in order, on files with these names."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("tokenizer", "gpt2"):
-        (tmp_path / name).mkdir()
-        shutil.copy(vocab, tmp_path / name / "vocab.txt")
-    corpus = megatron(tmp_path, [[[10, 11], [12, SEP]], [], [[13, SEP]]])
-    written(tmp_path, "train", (".bin", twin.packed([10, 11, SEP, 12, SEP], "uint16")))
-    for number in range(2):
-        data, index = twin.datatrove(DOCUMENTS, "uint16")
-        written(tmp_path, f"0000{number}_unshuffled", (".ds", data), (".ds.index", index))
-    (tmp_path / "saved").mkdir()
-    as_arrow(tmp_path / "saved" / "data.arrow", pa.table({"input_ids": DOCUMENTS}), stream=True)
-    (tmp_path / "saved" / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
-    page = (Path(__file__).parent.parent / "docs" / "import.md").read_text()
-    commands = re.findall(r"^    bertdata (.*)$", page, re.MULTILINE)
-    assert len(commands) == 8
-    for command in commands:
-        result = invoke(*command.split())
-        assert result.exit_code == 0, result.output
-    for ending in (".bin", ".idx"):
-        assert Path(f"back/corpus{ending}").read_bytes() == Path(f"{corpus}{ending}").read_bytes()

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -15,7 +14,7 @@ from training import entries, flags, losses, on_ranks, train
 
 import bertdata
 from bertdata.build import build
-from bertdata.errors import StateError, UsageError
+from bertdata.errors import UsageError
 from bertdata.look.trace import trace
 from bertrain import config, doctor
 from bertrain import pretrain as pretraining
@@ -24,7 +23,6 @@ from bertrain.evaluate import main as evaluate_main
 from bertrain.objectives.losses import classification
 from bertrain.runtime.watch import _flat
 
-PAGE = (Path(__file__).parent.parent / "docs" / "mixing.md").read_text()
 STEPS = {"steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
 
 
@@ -307,34 +305,3 @@ def test_a_run_json_with_anything_else_for_data_is_refused():
 def test_tensorboard_gets_the_numbers_of_each_source():
     entry = {"step": 1, "loss": 2.0, "sources": {"a": {"loss": 3.0}, "b": {"loss": None}}}
     assert dict(_flat(entry)) == {"step": 1, "loss": 2.0, "sources/a/loss": 3.0, "sources/b/loss": None}
-
-
-# ---------------------------------------------------------------------------------------------------------- the page
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
-    from bertdata.cli import main as bertdata_main
-    from bertrain.__main__ import main as bertrain_main
-
-    monkeypatch.chdir(tmp_path)
-    for number, name in enumerate(("books.txt", "news.txt")):
-        Path(name).write_text(make_text(200, seed=number), encoding="utf-8")
-    small = ["--model", "bert-tiny", "--length", "32", "--global-batch-size", "8", "--steps", "2"]
-    lines = [line.split() for line in PAGE.splitlines() if line.startswith("    bert")]
-    assert [line[:2] for line in lines] == [
-        ["bertdata", "build"], ["bertdata", "build"], ["bertrain", "doctor"], ["bertrain", "pretrain"],
-    ]  # fmt: skip
-    for program, *arguments in lines:
-        main, more = (bertdata_main, []) if program == "bertdata" else (bertrain_main, small)
-        result = CliRunner().invoke(main, [*arguments, *more])
-        assert result.exit_code == 0, result.output
-    assert "books/: 0.7 of the rows" in (said := result.output), said
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    names = {}
-    exec(code, names)  # noqa: S102
-    assert sum(names["loader"].counts()) == 256
-    assert abs(names["loader"].counts()[0] - 179) <= 10
-    state = names["loader"].state_dict()
-    with pytest.raises(StateError):
-        bertdata.Loader(names["books"]).load_state_dict(state)

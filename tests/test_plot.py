@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 from training import train
 
-from bertdata.cli import main as data_main
 from bertrain import plot, report
 
 ROOT = Path(__file__).parent.parent
@@ -260,20 +258,8 @@ def test_fine_tunings_have_no_page(tmp_path):
     assert "is a fine-tuning" in done.output
 
 
-def test_the_commands_of_the_page_run(run, dataset, tmp_path, monkeypatch):
-    text = (ROOT / "docs" / "pages.md").read_text()
-    lines = [line.strip() for line in text.splitlines() if re.match(r"    (bertdata|bertrain) ", line)]
-    assert len(lines) == 3
-    monkeypatch.chdir(tmp_path)
-    Path("shards").symlink_to(dataset.path)
-    for name in ("run", "run2"):
-        Path(name).symlink_to(run)
-    for program, command, *arguments in map(shlex.split, lines):
-        to_run = data_main if program == "bertdata" else plot.main
-        done = CliRunner().invoke(to_run, [command, *arguments] if program == "bertdata" else arguments)
-        assert done.exit_code == 0, done.output
-        written = arguments[arguments.index("--html") + 1]
-        assert done.output.endswith(f"{written}\n")
-        assert Path(written).read_text().startswith("<!doctype html>")
-    for picture in re.findall(r"[\w-]+\.png", text):
+def test_the_pictures_of_the_page_are_small():
+    pictures = re.findall(r"[\w-]+\.png", (ROOT / "docs" / "pages.md").read_text())
+    assert pictures
+    for picture in pictures:
         assert 10_000 < (ROOT / "docs" / picture).stat().st_size < 150_000

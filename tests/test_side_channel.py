@@ -2,28 +2,22 @@
 
 import json
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import SPECIALS
 from tokenizers import Tokenizer
 from torch.func import functional_call
 from training import entries, flags, learner, losses, on_ranks, train
 from transformers import AutoModelForMaskedLM
 
 import bertdata
-from bertdata.cli import main as bertdata_command
 from bertdata.errors import UsageError
 from bertrain import feed, optim
 from bertrain.config import Config
 from bertrain.models import build
 from bertrain.optim import side_channel
-from bertrain.pretrain import main
 
 ROOT = Path(__file__).parent.parent
 BERT = {"model_type": "bert", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
@@ -292,53 +286,3 @@ def test_lines_may_end_as_on_windows_and_a_name_may_stand_twice(tmp_path):
     optimizer.step()
     moved = (before - model.weight.detach())[:, 0]
     assert moved.tolist() == pytest.approx([0, 1, 0, 0, 0, 1 + 2 * 3, 0, 1 + 3, 0, 0])  # 林 and 木: 1 + 2
-
-
-# ---------------------------------------------------------------------------------------------------------------- page
-
-CHINESE = [
-    ("好", "女"),
-    ("说", "言"),
-    ("铁", "金"),
-    ("江", "水"),
-    ("狗", "犬"),
-    ("邓", "邑"),
-    ("马", "馬"),
-    ("龠", "龠"),
-]
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
-    """On a small vocabulary and a small model, for a few steps."""
-    page = (ROOT / "docs" / "side-channels.md").read_text()
-    lines = [line[4:] for line in page.splitlines() if re.match("    (bertdata|bertrain|python) ", line)]
-    commands = [shlex.split(line) for line in lines]
-    assert [command[0] for command in commands] == ["bertrain", "bertdata", "python", "bertrain"]
-    characters = [character for character, _ in CHINESE]
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *characters, "##好", "for", "，"]) + "\n")
-    (tmp_path / "zh.txt").write_text(("".join(characters * 3) + "\n") * 60)
-    (tmp_path / "bert.json").write_text(json.dumps(BERT))
-    small = [
-        "--model",
-        "bert.json",
-        "--steps",
-        "2",
-        "--length",
-        "16",
-        "--global-batch-size",
-        "4",
-        "--optimizer",
-        "adamw",
-    ]
-    build_it, table_it, train_it = commands[1:]
-    words = {"bert-base-chinese": "vocab.txt", "jieba:cut": "conftest:in_pairs"}
-    bertdata_command([words.get(word, word) for word in build_it[1:]], standalone_mode=False)
-    script = subprocess.run([sys.executable, str(ROOT / table_it[1]), *table_it[2:]], capture_output=True, text=True)
-    assert script.returncode == 0, script.stderr
-    assert "9 of 16 tokens have one of 8 radicals" in script.stdout
-    rows = [line.split("\t") for line in (tmp_path / "radicals.tsv").read_text().splitlines()]
-    assert [tuple(row) for row in rows] == [*CHINESE, ("##好", "女")]
-    for number, command in enumerate((commands[0], train_it)):
-        main([*command[2:], *small, "--out", f"run{number}"], standalone_mode=False)

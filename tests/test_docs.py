@@ -1,0 +1,647 @@
+"""Every block of code of README.md, CONTRIBUTING.md and docs/ is run.
+
+A block without a language, or of bash, is run by bash, so that quotes, pipes and here-documents mean what they mean to
+a reader. bash finds no program but a few of the system, and asks this file for all others. `bertdata`, `bertrain`,
+`torchrun` and `python` are run in this process, with small values in place of the page's; NOT_RUN has what cannot be
+run, and why. A block of Python is executed, or is a file if its first line names one. Blocks in SHOWN are not for
+running. A page is run from top to bottom in one directory, with those things of the fixture `world` that it names.
+"""
+
+import contextlib
+import functools
+import gzip
+import io
+import json
+import os
+import random
+import re
+import runpy
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pyarrow as pa
+import pytest
+import torch
+from click.testing import CliRunner
+from conftest import LETTERS, SPECIALS, WORDS, make_text
+from families import SMALL as FAMILIES_HERE
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+from reference import ids
+from test_extending import LONGFORMER, TABLES
+from torch.distributed.run import get_args_parser
+from training import entries
+from transformers import BertConfig, BertForMaskedLM
+
+import bertdata
+from bertdata.cli import main as bertdata_command
+from bertdata.errors import StateError
+from bertdata.tokenize.load import load
+from bertrain import config
+from bertrain.__main__ import main as bertrain_command
+from bertrain.models import build, elastic, families
+from bertrain.models.elastic import Sizes
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]
+PAGES.remove("docs/log.md")  # what was measured, with the commands of their time
+SHOWN = {"text", "json", "jsonl", "toml", "yaml", "tsv", "csv", "html"}
+GROUPS = {"bertdata": bertdata_command, "bertrain": bertrain_command}
+STEPS = 5
+
+NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it is only read; ours are parsed all the same
+    ("*", "make "): "takes minutes, or what it runs is running this",
+    ("*", "pip install "): "needs a package index",
+    ("*", "pipx install "): "needs a package index",
+    ("CONTRIBUTING.md", "pre-commit "): "is not installed",
+    ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
+    ("CONTRIBUTING.md", "curl "): "needs that server; the fixture `bucket` makes a bucket",
+    ("*", "bertdata bench "): "starts many processes; tests/test_cli.py runs it",
+    ("*", "bertdata build corpus.txt --out shards/ --tokenizer bert-base-uncased --ray "): "tests/test_ray.py",
+    ("README.md", "bertrain search "): "needs a run with --elastic; docs/search.md has one",
+    ("README.md", "bertrain extract "): "needs a run with --elastic; docs/search.md has one",
+    ("docs/adapters.md", "bertrain pretrain --data shards/ --init run/ --lora r=8,alpha=16,bits=4"): "bitsandbytes",
+    ("docs/growing.md", "python benchmarks/"): "takes hours",
+    ("docs/recipes.md", "python benchmarks/"): "takes hours",
+    ("*", "bertdata build gs://"): "needs Google's store",
+    ("*", "bertdata build hf://"): "needs the hub",
+    ("*", "bertdata build https://"): "needs a web server",
+    ("*", "ray start "): "tests/test_ray.py starts a cluster",
+    (
+        "docs/scale.md",
+        "bertdata build s3://bucket/dump/*.zst --out shared/shards",
+    ): "needs a cluster; tests/test_ray.py",
+    ("*", "torchrun --nnodes "): "needs several machines; tests/test_dist.py runs two agents",
+    ("*", "srun "): "needs Slurm",
+    ("*", "scontrol "): "needs Slurm",
+}
+REWRITTEN = {  # in all pages: pattern → what stands in its place
+    r"\.venv/bin/(?!activate)": "",
+    r"(?<!\w)/shared/": "shared/",
+    r"jieba:cut": "conftest:in_pairs",
+    r"step-\d{8}": f"step-{STEPS:08d}",
+    r'"run/", 1200': '"run/", 1',
+    r"STEPS, ROWS, RATE = 500, 32, 5e-5": "STEPS, ROWS, RATE = 2, 4, 1e-3",
+}
+REPLACED = {  # option → the words in its place
+    "--steps": f"--steps {STEPS}", "--length": "--length 48", "--long-length": "--long-length 64",
+    "--global-batch-size": "--global-batch-size 4", "--micro-batch-size": "", "--max-samples": "--max-samples 64",
+    "--save-every": "", "--latency": "--latency 100s", "--trials": "--trials 2", "--step": "--step 1",
+    "--part": "--part 1/1", "--vocab-size": "--vocab-size 1000", "--seeds": "--seeds 1", "--copies": "--copies 2",
+    "--bytes": "--bytes 100000",
+}  # fmt: skip
+REPLACED_OF = {
+    "pretrain": {"--epochs": f"--steps {STEPS}", "--budget": f"--steps {STEPS}"},
+    "doctor": {"--out": "--out new/"},  # where no other run is
+    "finetune": {"--epochs": "--epochs 1"},
+    "suite": {"--epochs": "--epochs 1"},
+}
+ADDED = {  # command → options that come before the page's
+    "build": "--validation 0.1",
+    "pretrain": f"--steps {STEPS} --length 48 --global-batch-size 4",
+    "doctor": f"--steps {STEPS} --length 48 --global-batch-size 4",
+    "teacher": "--length 48",
+    "finetune": "--epochs 1 --seeds 1 --length 48",
+    "suite": "--epochs 1 --seeds 1 --length 48",
+    "search": "--max-samples 64",
+}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # in PeftModel
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores
+]
+
+
+# ------------------------------------------------------------------------------------------------------------- blocks
+
+
+class Block(NamedTuple):
+    """place: page and line. file: its name, of a block that is a Python file. runs: the command that runs this file."""
+
+    place: str
+    kind: str
+    text: str
+    file: str = ""
+    runs: str = ""
+
+
+@functools.cache
+def text_of(page):
+    text = (ROOT / page).read_text()
+    for pattern, other in REWRITTEN.items():
+        text = re.sub(pattern, other, text)
+    return text
+
+
+@functools.cache
+def blocks(page):
+    found = []
+    for token in MarkdownIt().parse(text_of(page)):
+        if token.type not in ("code_block", "fence"):
+            continue
+        place, language = f"{page}, line {token.map[0] + 1}", (token.info.split() or ["bash"])[0]
+        text = token.content
+        if language == "python":
+            name = re.match(r'(?:"""(python (\w+\.py)[^"\n]*)"""|# (\w+\.py))\n', text)
+            found.append(Block(place, language, text, (name[2] or name[3]) if name else "", (name and name[1]) or ""))
+        elif language in ("bash", "sh"):
+            found.append(Block(place, "bash", text))
+        else:
+            assert language in SHOWN, f"{place}: no test knows what to do with a block of {language}"
+            found.append(Block(place, "shown", text))
+    return found
+
+
+def code_of(words, stdin):
+    """What NOT_RUN knows a command by: the line, or the program that Python reads from a here-document."""
+    return stdin.decode() if words[1:2] == ("-",) and stdin else " ".join(words)
+
+
+def excused(page, code):
+    """The entry of NOT_RUN for a command or a block of Python, or None."""
+    return next((entry for entry in NOT_RUN if entry[0] in ("*", page) and code.startswith(entry[1])), None)
+
+
+# --------------------------------------------------------------------------------------------------------------- bash
+
+
+HANDLER = r"""
+function . { :; }      # there is no environment to activate
+command_not_found_handle() {
+    if [[ $REAL == *" $1 "* ]]; then command -p "$@"; return; fi
+    local request room=$ROOM/$BASHPID
+    command -p mkfifo "$room"
+    printf -v request '%s\x1f' "$BASHPID" "$PWD" "$@"
+    printf '%s\x1e' "$request" >&"$ASK"
+    read -r < "$room"
+    command -p cat "$room.said"
+}
+set -e
+"""
+REAL = " cat cp head ls mkdir mv rm sort tail wc "
+
+
+class Bash:
+    """Runs a block. answer(words, where, stdin): is called for every program that is asked for; what it printed."""
+
+    def __init__(self, folder, room, answer, *, real):
+        self.folder, self.room, self.answer, self.real = folder, room, answer, real
+
+    def run(self, text):
+        self.asked, ask = os.pipe()
+        self.requests = []
+        around = {"PATH": "/nowhere", "HOME": str(self.folder), "ASK": str(ask), "ROOM": str(self.room)}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        command = [shutil.which("bash"), "-c", f"{HANDLER}{text}\nwait\n"]
+        more = {"cwd": self.folder, "env": around | {"REAL": self.real}, "pass_fds": [ask], "start_new_session": True}
+        bash = subprocess.Popen(command, **streams, **more)
+        os.close(ask)
+        try:
+            while self.requests or self._listen():
+                self._serve(*self.requests.pop(0))
+            error = bash.stderr.read()
+            assert bash.wait() == 0, error
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(bash.pid, signal.SIGKILL)  # also what waits for an answer
+            bash.communicate()
+            os.close(self.asked)
+
+    def _listen(self):
+        """Waits for one or more requests; False at the end of the block."""
+        data = os.read(self.asked, 1 << 16)
+        while data and not data.endswith(b"\x1e"):
+            data += os.read(self.asked, 1 << 16)
+        self.requests += [request.split("\x1f")[:-1] for request in data.decode().split("\x1e")[:-1]]
+        return bool(data)
+
+    def _serve(self, pid, where, *words):
+        printed = self.answer(words, where, self._stdin(pid) if "-" in words else b"")
+        (self.room / f"{pid}.said").write_text(printed)
+        (self.room / pid).write_text("\n")  # when it is read
+        (self.room / pid).unlink()
+
+    def _stdin(self, pid):
+        """All of a here-document or a pipe. The program at its other end may wait for an answer, too."""
+        data = b""
+        with open(f"/proc/{pid}/fd/0", "rb", buffering=0) as stream:
+            while True:
+                ready = [] if self.requests else select.select([stream, self.asked], [], [])[0]
+                if stream in ready:
+                    if not (part := stream.read(1 << 16)):
+                        return data
+                    data += part
+                elif self.requests or self._listen():
+                    self._serve(*self.requests.pop(0))
+
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+def meaning(words, stdin=b""):
+    """What a command line runs: the program, as its first word, and its arguments. One of GROUPS, a file, or "-c"."""
+    program, *rest = words
+    if program == "srun":
+        return meaning(rest)
+    if program == "torchrun":
+        given = get_args_parser().parse_args(rest)
+        return meaning(["python", *["-m"][: given.module], given.training_script, *given.training_script_args])
+    if program in ("python", "python3") and rest:
+        if rest[0] == "-":
+            return ["-c", stdin.decode(), *rest[1:]]
+        if rest[0] != "-m":
+            return rest
+        package, _, module = rest[1].partition(".")
+        return [package, *([module] if module else []), *rest[2:]]
+    return words
+
+
+def parse(words):
+    """Raises click's errors for options that do not exist, and values of a wrong kind."""
+    program, *rest = words
+    if program == "-c":
+        compile(rest[0], "-c", "exec")
+        return
+    command = GROUPS.get(program)
+    if (ROOT / program).is_file() and program.startswith("benchmarks/"):
+        command = runpy.run_path(str(ROOT / program), run_name="read")["main"]
+    if not isinstance(command, click.Command):
+        return
+    if isinstance(command, click.Group) and rest and rest[0] not in ("--help", "--version"):
+        name, *rest = rest
+        command = command.get_command(click.Context(command), name)
+        assert command, f"{program} has no command {name}"
+        if name == "pretrain" and "--config" not in rest:  # with its own checks, such as of options that exclude others
+            done = CliRunner().invoke(config.command(lambda config: None), rest)
+            assert done.exit_code == 0, done.output
+            return
+    with contextlib.suppress(click.exceptions.Exit):
+        command.make_context(command.name, list(rest)).close()
+
+
+def smaller(words):
+    """A command line with small values in place of the page's; it does not write to where something is."""
+    program, *rest = words
+    name = rest[0] if program in GROUPS else "pretrain" if {"--data", "--out"} <= {*rest} else ""
+    taken, made = REPLACED | REPLACED_OF.get(name, {}), []
+    for word in rest:
+        if made and made[-1] in taken:
+            made[-1:] = taken[made[-1]].split()
+        else:
+            made.append(word)
+    if "--finish" in rest:
+        return [program, *made]
+    for option in ("--out", "--html"):
+        if option in made and (place := Path(made[made.index(option) + 1])).exists():
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+    at = 1 if program in GROUPS else 0
+    return [program, *made[:at], *ADDED.get(name, "").split(), *made[at:]]
+
+
+def run(words, stdin=b""):
+    """Runs a command line in this process; what it printed, and the names that a script left."""
+    program, *rest = words
+    if program in GROUPS:
+        done = CliRunner().invoke(GROUPS[program], rest, input=stdin)
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.stdout, {}
+    printed, names, before = io.StringIO(), {}, sys.argv
+    sys.argv = ["-c", *rest[1:]] if program == "-c" else words
+    try:
+        with contextlib.redirect_stdout(printed):
+            if program == "-c":
+                exec(compile(rest[0], "-c", "exec"), {"__name__": "__main__"})  # noqa: S102
+            else:
+                names = runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise AssertionError(f"ended with {end.code}") from end
+    finally:
+        sys.argv = before
+    return printed.getvalue(), names
+
+
+# -------------------------------------------------------------------------------------------------------------- world
+
+
+CHINESE = [
+    ("好", "女"),
+    ("说", "言"),
+    ("铁", "金"),
+    ("江", "水"),
+    ("狗", "犬"),
+    ("邓", "邑"),
+    ("马", "馬"),
+    ("龠", "龠"),
+]
+GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
+BERT = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+SMALL_PRESETS = {
+    "_BERT": {"bert-small": (4, 64), "bert-base": (12, 64), "bert-large": (24, 64)},
+    "_MODERN": {"modernbert-small": (2, 64, 96), "modernbert-base": (4, 64, 96)},
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The files and directories that pages name, under their names: small ones, and many of them the same."""
+    with contextlib.chdir(tmp_path_factory.mktemp("world")):
+        _texts()
+        _tables()
+        _models()
+        _ids_of_others()
+        return Path.cwd()
+
+
+def _lines(name, *lines):
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _also(name, *others):
+    for other in others:
+        shutil.copytree(name, other) if Path(name).is_dir() else shutil.copy(name, other)
+
+
+def _texts():
+    characters = "".join(character for character, _ in CHINESE)
+    vocabulary = [*SPECIALS, *"-.0123456789", *LETTERS, *("##" + letter for letter in LETTERS), *WORDS]
+    _lines("vocab.txt", *vocabulary, *characters, "##好")
+    for number, name in enumerate(
+        ["corpus.txt", "books.txt", "news.txt", "domain.txt", "general.txt", "corpus/one.txt"]
+    ):
+        _lines(name, make_text(120, seed=number))
+    _lines("zh.txt", *("".join(random.Random(number).choices(characters, k=24)) + "\n" for number in range(60)))
+    rows = [json.dumps({"text": text, "body": text}) for text in make_text(60).split("\n\n")]
+    for name in ("corpus.jsonl", "more/one.jsonl"):
+        _lines(name, *rows, rows[0])
+    Path("dump").mkdir()
+    with pa.CompressedOutputStream("dump/one.jsonl.zst", "zstd") as file:
+        file.write("\n".join(rows).encode())
+    Path("dump/one.txt.gz").write_bytes(gzip.compress(Path("corpus.txt").read_bytes()))
+    _lines("words.txt", "not", "never")
+    _lines("glove.6B.300d.txt", "rivers 1 2", "stones 2 1")
+    _lines("radicals.tsv", *("\t".join(pair) for pair in CHINESE))
+
+
+def _tables():
+    for part in ("train", "dev", "test"):
+        _lines(f"{part}.tsv", *(f"{text}\t{text}\t{text}\t{int(text in GOOD)}" for text in (GOOD + BAD) * 2))
+    _lines("train.csv", "sentence1,sentence2,label", "river light,rivers,1", "salt,the stone,0")
+    for part in ("train", "dev"):
+        _lines(f"{part}.txt", *["the DET", "river NOUN", "", "salt NOUN", ""] * 9)
+        _lines(
+            f"{part}.conllu", *(f"{n}\t{word}\t_\t{tag}" for n, word, tag in [(1, "the", "DET"), (2, "salt", "NOUN")])
+        )
+        choices = {"text": "the river", "choices": ["salt", "light"], "label": 1}
+        _lines(f"{part}.jsonl", *[json.dumps(choices)] * 3)
+        answers = [{"text": "river", "answer_start": 4}]
+        asked = [{"id": "1", "question": "what", "is_impossible": False, "answers": answers},
+                 {"id": "2", "question": "who", "is_impossible": True, "answers": []}]  # fmt: skip
+        texts = [{"title": "x", "paragraphs": [{"context": "the river", "qas": asked}]}]
+        _lines(f"{part}-v2.0.json", json.dumps({"version": "2.0", "data": texts}))
+        (Path("glue") / "CoLA").mkdir(parents=True, exist_ok=True)
+        _lines(f"glue/CoLA/{part}.tsv", *(f"x\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
+    pair = {"good": "the river", "bad": "river the", "field": "syntax"}
+    Path("blimp.jsonl.gz").write_bytes(gzip.compress(json.dumps(pair).encode()))
+
+
+def _models():
+    """Of a name on the hub, a directory with weights and a tokenizer."""
+    tokenizer = load("vocab.txt")
+    Path("checkpoint").mkdir()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertForMaskedLM(BertConfig(vocab_size=tokenizer.special.vocab_size, **BERT)).save_pretrained("checkpoint")
+    for name, content in tokenizer.files.items():
+        Path("checkpoint", name).write_bytes(content)
+    hub = ("bert-base-uncased", "bert-base-chinese", "roberta-base", "xlm-roberta-base", "gpt2", "ModernBERT-base")
+    _also("checkpoint", "tokenizer", "base", "teacher", *hub)
+    shutil.copy("checkpoint/tokenizer.json", ".")
+    _lines("electra/config.json", json.dumps({"model_type": "electra"} | FAMILIES_HERE["electra"]))
+    _lines("longformer.json", json.dumps(LONGFORMER))
+    run(shlex.split("bertdata build corpus.txt --out shards --tokenizer bert-base-uncased --validation 0.1"))
+    for name in ("books", "news"):
+        run(shlex.split(f"bertdata build {name}.txt --out {name} --tokenizer bert-base-uncased --validation 0.1"))
+    shutil.copy("books.txt", "books/one.txt")  # a page has texts in books/, another one a dataset
+    run(shlex.split(f"bertrain pretrain --data shards --out run {ADDED['pretrain']}"))
+    _also("run", "run2", "big")
+
+
+def _ids_of_others():
+    run(shlex.split("bertdata export shards --format megatron --out corpus"))
+    documents = [[10, 11, 12, 3], [13, 3], [14, 15, 16, 3], [21, 3]]
+    Path("train.bin").write_bytes(ids.packed([10, 11, 3, 12, 3], "uint16"))
+    for number in range(2):
+        data, index = ids.datatrove(documents, "uint16")
+        Path(f"0000{number}_unshuffled.ds").write_bytes(data)
+        Path(f"0000{number}_unshuffled.ds.index").write_bytes(index)
+    Path("saved").mkdir()
+    table = pa.table({"input_ids": documents})
+    with pa.ipc.new_stream("saved/data.arrow", table.schema) as writer:
+        writer.write_table(table)
+    _lines("saved/state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+
+
+def furnish(folder, world, text):
+    """Copies into a page's directory what the page names, to where it names it."""
+    for name in re.findall(r"(?<![\w:/.])[\w.+-]+(?:/[\w.+-]+)*", text):
+        place, found = folder / name, world / name.rpartition("/")[2]
+        if (ROOT / name).exists() and name.partition("/")[0] in ("benchmarks", "examples", "tools"):
+            found, place = ROOT / name.partition("/")[0], folder / name.partition("/")[0]
+        if found.name in ("", ".", "..") or place.exists() or not found.exists():
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if found.is_dir():
+            shutil.copytree(found, place)
+            continue
+        for each in [found, *world.glob(f"{found.name.partition('.')[0]}.*")]:  # corpus.bin needs corpus.idx
+            shutil.copy(each, place.parent)
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+def _adapters(names, said):
+    tokens = torch.arange(32).view(2, 16) % 80 + 5
+    merged, beside = (names[name].eval()(input_ids=tokens).logits for name in ("merged", "beside"))
+    torch.testing.assert_close(merged, beside, rtol=0, atol=1e-6)
+
+
+def _augmentation(names, said):
+    assert Path("distilled/seed-0/model.safetensors").exists()
+    assert Path("augmented.csv").read_text().startswith("sentence1,sentence2,label\nriver light,rivers,1\n")
+
+
+def _cards(names, said):
+    assert ModelCard.load(f"run/step-{STEPS:08d}/README.md").data.pipeline_tag == "fill-mask"
+
+
+def _growing(names, said):
+    assert "begins with 3 layers, has 6 after step 1, 12 after step " in said
+
+
+def _import(names, said):
+    for ending in (".bin", ".idx"):
+        assert Path(f"back/corpus{ending}").read_bytes() == Path(f"corpus{ending}").read_bytes()
+
+
+def _mixing(names, said):
+    assert "books/: 0.7 of the rows" in said
+    assert [entry["step"] for entry in entries(Path("run")) if "loss" in entry][-1] == STEPS
+    assert sum(names["loader"].counts()) == 256
+    assert abs(names["loader"].counts()[0] - 179) <= 10
+    with pytest.raises(StateError):
+        bertdata.Loader(names["books"]).load_state_dict(names["loader"].state_dict())
+
+
+def _pages(names, said):
+    for name in ("dataset", "run", "runs"):
+        assert f"{name}.html\n" in said
+        assert Path(f"{name}.html").read_text().startswith("<!doctype html>")
+
+
+def _search(names, said):
+    assert Path("search/search.png").exists()
+    assert elastic.sizes_of(build.load(Path("small")).config) == Sizes(3, 192, 3, 512)
+
+
+def _side_channels(names, said):
+    rows = [tuple(line.split("\t")) for line in Path("radicals.tsv").read_text().splitlines()]
+    assert rows == [*CHINESE, ("##好", "女")]
+    assert "tokens have one of 8 radicals" in said
+    assert "9 ids have one or more of 8 structures" in said
+
+
+RESULTS = {  # page → what its blocks must have left in its directory, among its names, and printed
+    "docs/adapters.md": _adapters, "docs/augmentation.md": _augmentation, "docs/cards.md": _cards,
+    "docs/growing.md": _growing, "docs/import.md": _import, "docs/mixing.md": _mixing,
+    "docs/pages.md": _pages, "docs/search.md": _search, "docs/side-channels.md": _side_channels,
+}  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- tests
+
+
+@functools.cache
+def listed(page):
+    """The command lines of a page and its blocks of Python, with their places; nothing is run."""
+    found = []
+    for block in blocks(page):
+        if block.kind == "python":
+            found.append((block.place, None, block.text))
+        code = {"python": block.runs, "bash": block.text, "shown": ""}[block.kind]
+
+        def note(words, where, stdin, place=block.place):
+            found.append((place, meaning(words, stdin), code_of(words, stdin)))
+            return ""
+
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as room:
+            Bash(Path(folder), Path(room), note, real="").run(code)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_indented_is_a_block(page):
+    """After a list it would be a paragraph of the list's last entry."""
+    inside = {line for token in MarkdownIt().parse(text_of(page)) if token.type in ("code_block", "fence")
+              for line in range(*token.map)}  # fmt: skip
+    lines = enumerate(text_of(page).splitlines())
+    assert [line for number, line in lines if line.startswith(4 * " ") and number not in inside] == []
+
+
+PAGES = [page for page in PAGES if any(block.kind != "shown" for block in blocks(page))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_have_options_that_exist(page, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    for place, words, code in listed(page):
+        try:
+            if words is None:
+                compile(code, place, "exec")
+                continue
+            is_known = words[0] in GROUPS or words[0] == "-c" or words[0].endswith(".py")
+            assert is_known or words[0] in REAL.split() or excused(page, code), "is not in NOT_RUN and cannot be run"
+            parse(words)
+        except (AssertionError, click.ClickException, SyntaxError) as error:
+            message = error.format_message() if isinstance(error, click.ClickException) else error
+            pytest.fail(f"{place}: {code}\n{message}")
+
+
+def test_the_tables_hold_nothing_that_no_page_has():
+    used = {excused(page, code) for page in PAGES for _, _, code in listed(page)}
+    assert [entry for entry in NOT_RUN if entry not in used] == []
+    texts = "".join((ROOT / page).read_text() for page in PAGES)
+    assert [pattern for pattern in REWRITTEN if not re.search(pattern, texts)] == []
+
+
+@pytest.fixture
+def _as_before(monkeypatch, tmp_path):
+    """Small presets; and what a page's Python adds to the tables of bertrain, and imports, is gone after it."""
+    for table, presets in SMALL_PRESETS.items():
+        for name, sizes in presets.items():
+            monkeypatch.setitem(getattr(families, table), name, sizes)
+    tables = [dict(table) for table in TABLES]
+    yield
+    for table, before in zip(TABLES, tables, strict=True):
+        table.clear()
+        table.update(before)
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.usefixtures("_as_before")
+def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
+    folder, room = tmp_path / "page", tmp_path / "room"
+    folder.mkdir()
+    room.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    furnish(folder, world, "\n".join(block.text for block in blocks(page)))
+    for each in (world / "dump").iterdir():
+        bucket.put(f"dump/{each.name}", each.read_bytes())
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+    names, said = {"__name__": "page"}, []
+
+    def answer(words, where, stdin):
+        if excused(page, code_of(words, stdin)):
+            return ""
+        os.chdir(where)
+        line = [word.replace("s3://bucket", bucket.url) for word in words]
+        try:
+            printed, left = run(line := smaller(meaning(line, stdin)), stdin)
+        except Exception as error:
+            raise AssertionError(f"{block.place}: {' '.join(words)}\nas {' '.join(line)}\n{error}") from error
+        said.append(printed)
+        names.update(left)
+        return printed
+
+    bash = Bash(folder, room, answer, real=REAL)
+    for block in blocks(page):
+        if block.kind == "bash":
+            bash.run(block.text)
+        elif block.kind == "python" and not block.file and not excused(page, block.text):
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block.text.replace("s3://bucket", bucket.url), block.place, "exec"), names)  # noqa: S102
+        elif block.runs and text_of(page).count(block.runs) == 1:  # no other block runs it
+            bash.run(block.runs)
+        os.chdir(folder)
+    if page in RESULTS:
+        RESULTS[page](names, "".join(said))
+    os.chdir(tmp_path)
+    shutil.rmtree(folder)
