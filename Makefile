@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all bounds gpu pages check fix golden wheel
+.PHONY: help demo test test-all bounds gpu pages docs check fix golden wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -46,6 +46,10 @@ pages: $(VENV)/.dev  ## the pages of --html in Chromium: uses every control, mak
 	$(INSTALL) playwright
 	$(BIN)/python tools/pages.py --pictures docs
 
+# A stranger reads it in a browser: `python3 -m http.server --directory site`. Nothing in it comes from another host.
+docs: $(VENV)/.docs  ## the site in site/, from docs/ and the source; a warning or a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --clean --quiet
+
 check: $(VENV)/.dev  ## format, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -71,6 +75,10 @@ $(BIN)/python:
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[train]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

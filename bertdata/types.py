@@ -66,8 +66,8 @@ class Masking:
     rounding: str = "nearest"  # how p * n becomes whole: "nearest" (halves up), "even" (halves to even), "floor"
     min_targets: int = 0  # places selected in a row at least, if it has so many candidates
     max_targets: int | None = None  # places selected in a row at most
-    mask_fraction: float = 0.8
-    random_fraction: float = 0.1
+    mask_fraction: float = 0.8  # share of the selected places that becomes [MASK]
+    random_fraction: float = 0.1  # share of them that becomes a random id
     random_from: str = "ordinary"  # ids that random ones come from: "ordinary" (not special) or "vocabulary" (all)
     later: tuple[tuple[int, float], ...] = ()
     """(position, probability) in ascending order: from this sample of a Loader's stream on, the share is another."""

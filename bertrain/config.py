@@ -289,7 +289,9 @@ class Config:
         defaults = {option.name: option.default for option in fields(self)}
         for name in names:
             if not are_used and getattr(self, name) != defaults[name]:
-                raise UsageError(f"{_flag(name)} {getattr(self, name)} needs {needed}")
+                raise UsageError(
+                    f"{_flag(name)} {getattr(self, name)} needs {needed}; give that too, or leave {_flag(name)} out"
+                )
 
     def _check_adapter(self) -> None:
         if self.lora and self.grow:

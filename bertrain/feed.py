@@ -21,6 +21,7 @@ AMPERE = (8, 0)  # the first GPUs that have a kernel for sequences of unequal le
 
 
 def num_targets(batch: Batch) -> int:
+    """How many places of this rank's batch are predicted."""
     return int((batch.targets != IGNORE_INDEX).sum())
 
 

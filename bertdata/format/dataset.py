@@ -63,6 +63,7 @@ class Dataset:
 
     @property
     def manifest(self) -> Manifest:
+        """What manifest.json says: settings of the build, digests, counts; docs/format.md defines it."""
         return self._manifest
 
     @property
@@ -72,10 +73,12 @@ class Dataset:
 
     @property
     def special_tokens(self) -> SpecialTokens:
+        """The size of the vocabulary, and the ids of its special tokens."""
         return self._manifest.special_tokens
 
     @property
     def num_documents(self) -> int:
+        """Documents of all splits."""
         return sum(split.num_documents for split in self.splits.values())
 
     @property
@@ -137,7 +140,7 @@ class Dataset:
         if not start < stop <= num_tokens:
             shard = split.shards[number].name
             raise DatasetError(
-                f"{array_path(self.path, shard, 'documents')} is damaged: document {local} is [{start}, {stop})"
+                f"{array_path(self.path, shard, 'documents')} is damaged: document {local} runs from {start} to {stop}"
             )
         has_separator = self.special_tokens.separator is not None
         return self._array(name, number, "tokens")[start : stop - has_separator]

@@ -42,7 +42,7 @@ class Loader:
     seed: of order, masks and pairs; an integer from 0 to 2**64 - 1.
     rank, world_size: which part of each step this loader gives, of how many.
     split: "train", "validation" or "test".
-    samples: "windows", "documents", "packed" or "pairs"; see read/samples.py.
+    samples: "windows", "documents", "packed" or "pairs"; docs/determinism.md defines each.
     short_seq_prob: for "pairs", the share of documents that are cut for shorter rows, from 0 to 1.
     shuffle: "full" draws from all samples of an epoch; "blocks" draws from 64 MiB of them at a time, for a dataset that
         is larger than memory.
@@ -56,7 +56,7 @@ class Loader:
 
     Iterating continues from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
     4 KB, and can be used in one thread at a time. It opens in O(shards); the first loader of documents, packed or pairs
-    makes an index (read/index.py).
+    makes an index, and keeps it in $BERTDATA_CACHE, else ~/.cache/bertdata.
 
     Raises UsageError for arguments that do not fit each other or the dataset, DatasetError for damage.
     """

@@ -83,8 +83,8 @@ class TokenStream:
         """length: places of a row. words: fill Rows.inside_word, if the dataset stores where words begin."""
         if split not in dataset.splits:
             raise UsageError(
-                f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}. A small corpus can leave "
-                "a split without documents; to put all documents into train, build with --validation 0"
+                f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}; a small corpus can leave "
+                "a split without documents, so build with --validation 0 to put all into train"
             )
         if length < 3:
             raise UsageError(f"length is {length}; give at least 3, for [CLS], one token of text and [SEP]")
