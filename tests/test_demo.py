@@ -107,14 +107,14 @@ def test_a_corpus_is_of_docstrings_without_blank_lines_and_without_repetition(tm
     for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
         words = f"{text} word " * 30
         (tmp_path / f"{name}.py").write_text(f'"""{words}\n\n    more\n    """\n\ndef f():\n    """short"""\n')
-    monkeypatch.setattr(docstrings, "_sources", lambda: sorted(tmp_path.glob("*.py")))
+    monkeypatch.setattr(docstrings, "sources", lambda: sorted(tmp_path.glob("*.py")))
     assert docstrings.write(tmp_path / "all.txt", 10**6)[0] == 2
     documents = (tmp_path / "all.txt").read_text().rstrip("\n").split("\n\n")
     assert sorted(text.split()[0] for text in documents) == ["one", "two"]
     assert all(text.endswith("\nmore") for text in documents)
     assert docstrings.write(tmp_path / "some.txt", 1)[0] == 1
     assert (tmp_path / "some.txt").read_text().rstrip("\n") == documents[0]
-    monkeypatch.setattr(docstrings, "_sources", list)
+    monkeypatch.setattr(docstrings, "sources", list)
     with pytest.raises(InputError, match="no docstrings"):
         docstrings.write(tmp_path / "none.txt", 1)
     assert not (tmp_path / "none.txt").exists()

@@ -61,6 +61,15 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "make "): "takes minutes, or what it runs is running this",
     ("*", "pip install "): "needs a package index",
     ("*", "pipx install "): "needs a package index",
+    ("*", "python3 -m venv "): "takes minutes, with the installation that follows",
+    ("*", "hf download "): "needs the hub",
+    ("*", "bertrain push "): "needs the hub; tests/test_push.py",
+    ("*", "aws "): "needs the command line of AWS",
+    (
+        "docs/trackers.md",
+        "bertrain pretrain ",
+    ): "needs wandb and trackio; tests/test_trackers.py has others in their place",
+    ("docs/reading.md", "python examples/lightning_loop.py "): "Lightning is not installed",
     ("CONTRIBUTING.md", "pre-commit "): "is not installed",
     ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
     ("CONTRIBUTING.md", "curl "): "needs that server; the fixture `bucket` makes a bucket",
@@ -434,7 +443,8 @@ def _models():
         run(shlex.split(f"bertdata build {name}.txt --out {name} --tokenizer bert-base-uncased --validation 0.1"))
     shutil.copy("books.txt", "books/one.txt")  # a page has texts in books/, another one a dataset
     run(shlex.split(f"bertrain pretrain --data shards --out run {ADDED['pretrain']}"))
-    _also("run", "run2", "big")
+    _also("run", "run2")
+    _also(f"run/step-{STEPS:08d}", "big")
 
 
 def _ids_of_others():
@@ -455,7 +465,7 @@ def _ids_of_others():
 def furnish(folder, world, text):
     """Copies into a page's directory what the page names, to where it names it."""
     for name in re.findall(r"(?<![\w:/.])[\w.+-]+(?:/[\w.+-]+)*", text):
-        place, found = folder / name, world / name.rpartition("/")[2]
+        place, found = folder / name, world / name if (world / name).exists() else world / name.rpartition("/")[2]
         if (ROOT / name).exists() and name.partition("/")[0] in ("benchmarks", "examples", "tools"):
             found, place = ROOT / name.partition("/")[0], folder / name.partition("/")[0]
         if found.name in ("", ".", "..") or place.exists() or not found.exists():
@@ -555,7 +565,9 @@ def test_what_is_indented_is_a_block(page):
     """After a list it would be a paragraph of the list's last entry."""
     inside = {line for token in MarkdownIt().parse(text_of(page)) if token.type in ("code_block", "fence")
               for line in range(*token.map)}  # fmt: skip
-    lines = enumerate(text_of(page).splitlines())
+    lines = enumerate(
+        re.sub(r"(^::: .*\n)(    .*\n)+", r"\1", text_of(page), flags=re.M).splitlines()
+    )  # but options of :::
     assert [line for number, line in lines if line.startswith(4 * " ") and number not in inside] == []
 
 

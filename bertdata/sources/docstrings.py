@@ -29,7 +29,7 @@ def write(path: Path, num_bytes: int) -> tuple[int, int]:
     a bar. Raises InputError if there is no docstring.
     """
     texts: dict[bytes, bytes] = {}
-    for source in tqdm(_sources(), desc="reading docstrings", unit="file", disable=None):
+    for source in tqdm(sources(), desc="reading docstrings", unit="file", disable=None):
         for text in docstrings(source):
             encoded = text.encode("utf-8", "replace")
             texts[hashlib.sha256(encoded).digest()] = encoded
@@ -62,7 +62,7 @@ def docstrings(path: Path) -> Iterator[str]:
             yield "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
-def _sources() -> list[Path]:
+def sources() -> list[Path]:
     """Every Python source file of the standard library and the installed packages."""
     roots = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     found = {path.resolve() for root in roots for path in Path(root).rglob("*.py")}
