@@ -1,23 +1,26 @@
-"""How long does text take to become fsynced shards, start-up and all, beside a `datasets` script that does the same?
+"""How long does text take to become fsynced shards, start-up and all, beside other engines?
 
-    python benchmarks/bench_build.py corpus.txt tokenizer.json [--copies 10] [--rival-copies 2] [--rounds 3]
+    python benchmarks/bench_build.py corpus.txt tokenizer.json [--copies 10] [--rounds 3] [--rivals .bench]
 
 Regime: file in the page cache, kernels compiled, two workers each, every run a process of its own from start to exit.
-The rival loads the text by paragraph-separated documents, maps the tokenizer's fast batch call over it in two processes
-and saves to disk. Besides the ratio of whole times, the ratio of slopes: seconds for each further megabyte, from one
-copy of the corpus to several. The rival is too slow for ten copies, so its slope is taken from fewer. The documents are
-also built from JSON lines, Parquet and zstd. The parts of our own run (reading, tokenizing, writing) are timed by
-themselves on one thread.
+Ours gets the file; the rivals (rival_build.py, environments.py) get its documents in two files, one for each worker,
+and datatrove gets JSON lines. Before anything is timed, the number of ids and their sum are compared. Besides whole
+times, slopes: megabytes for each further second, ours from one copy of the corpus to several, a rival's from a quarter
+of the corpus to all of it. The documents are also built from JSON lines, Parquet and zstd. The parts of our own run
+(reading, tokenizing, writing) are timed by themselves on one thread. The least that any engine must do is timed too:
+read the text, and write two bytes for each token with fsync.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +29,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from common import report
+from environments import LeftOut, command_of, last_line, python_of, seconds_of
 
+import bertdata
 from bertdata.format.arrays import ArrayWriter
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
@@ -34,82 +39,123 @@ from bertdata.sources.inputs import local
 from bertdata.sources.split import split
 from bertdata.tokenize.load import load as load_tokenizer
 
-RIVAL = """
-import os, sys
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
-from datasets import load_dataset
-from tokenizers import Tokenizer
-tokenizer = Tokenizer.from_file(sys.argv[2])
-tokenizer.no_truncation(); tokenizer.no_padding()
-def encode(rows):
-    return {"ids": [e.ids for e in tokenizer.encode_batch_fast(rows["text"], add_special_tokens=False)]}
-text = load_dataset("text", data_files=sys.argv[1], sample_by="paragraph", split="train", cache_dir=sys.argv[3])
-text.map(encode, batched=True, batch_size=100, num_proc=2, remove_columns=["text"]).save_to_disk(sys.argv[3] + "/out")
-"""
-
-
-def timed(command: list[str]) -> float:
-    start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    return time.perf_counter() - start
+RIVALS = ("datasets", "datatrove", "litdata", "streaming", "megatron")
+LIMIT_S = 240.0  # of one run of a rival
 
 
 @click.command()
 @click.argument("corpus", type=Path)
 @click.argument("tokenizer")
 @click.option("--copies", default=10)
-@click.option("--rival-copies", default=2, help="0: leave the rival out.")
 @click.option("--rounds", "repeats", default=3)
-def main(corpus: Path, tokenizer: str, copies: int, rival_copies: int, repeats: int) -> None:
+@click.option("--rivals", "environments", type=Path, help="Also times the rivals, whose environments are made here.")
+def main(corpus: Path, tokenizer: str, copies: int, repeats: int, environments: Path | None) -> None:
     size = corpus.stat().st_size / 1e6
 
-    def build(path: Path) -> float:
-        with tempfile.TemporaryDirectory() as out:
-            command = ["build", str(path), "--out", f"{out}/shards", "--tokenizer", tokenizer, "--workers", "2"]
-            return timed([sys.executable, "-m", "bertdata", *command])
-
-    def rival(path: Path) -> float:
-        with tempfile.TemporaryDirectory() as out:
-            return timed([sys.executable, "-c", RIVAL, str(path), tokenizer, out])
+    def build(path: Path, *options: str, out: str | None = None) -> float:
+        with tempfile.TemporaryDirectory() as scratch:
+            command = ["build", str(path), "--out", out or f"{scratch}/shards", "--tokenizer", tokenizer]
+            return seconds_of([sys.executable, "-m", "bertdata", *command, "--workers", "2", *options], LIMIT_S)
 
     with tempfile.TemporaryDirectory() as directory:
-        many, several = Path(directory) / "many.txt", Path(directory) / "several.txt"
-        for path, count in ((many, copies), (several, rival_copies)):
-            with open(path, "wb") as file:
-                for _ in range(count):
-                    file.write(corpus.read_bytes() + b"\n\n")
-        build(corpus)
-        seconds: dict[str, list[float]] = {"ours, one": [], "ours, many": [], "rival, one": [], "rival, several": []}
-        kinds = in_other_kinds(corpus, Path(directory))
-        seconds |= {f"ours, {path.suffix}": [] for path in kinds}
+        many = Path(directory) / "many.txt"
+        with open(many, "wb") as file:
+            for _ in range(copies):
+                file.write(corpus.read_bytes() + b"\n\n")
+        build(corpus, "--validation", "0", out=f"{directory}/shards")
+        texts = texts_of(corpus)
+        turns: dict[str, Callable[[], float]] = {
+            "ours, one": lambda: build(corpus),
+            "ours, many": lambda: build(many),
+            "least": lambda: least(corpus, Path(directory)),
+        }
+        turns |= {
+            f"ours, {path.suffix}": partial(build, path) for path in in_other_kinds(corpus, texts, Path(directory))
+        }
+        left_out: dict[str, str] = {}
+        for name in RIVALS if environments else ():
+            try:
+                turns |= rival(name, environments, tokenizer, texts, Path(directory))
+            except LeftOut as reason:
+                left_out[name] = str(reason)
+                print(f"without {name}: {reason}", flush=True)
+        seconds: dict[str, list[float]] = {name: [] for name in turns}
         for _ in range(repeats):
-            for path in kinds:
-                seconds[f"ours, {path.suffix}"].append(build(path))
-            seconds["ours, one"].append(build(corpus))
-            seconds["ours, many"].append(build(many))
-            if rival_copies:
-                seconds["rival, one"].append(rival(corpus))
-                seconds["rival, several"].append(rival(several))
-    medians = {name: round(statistics.median(found), 2) for name, found in seconds.items() if found}
+            for name, turn in turns.items():
+                seconds[name].append(turn())
+    medians = {name: round(statistics.median(found), 3) for name, found in seconds.items()}
     for name, median in medians.items():
         print(f"{name:<20}{median:>9.2f} s")
-    slope = size * (copies - 1) / (medians["ours, many"] - medians["ours, one"])
-    result = {"seconds": medians, "MB": round(size, 1), "ours MB/s by slope": round(slope, 1)}
-    if rival_copies:
-        theirs = size * (rival_copies - 1) / (medians["rival, several"] - medians["rival, one"])
-        result |= {
-            "rival MB/s by slope": round(theirs, 2),
-            "whole, times": round(medians["rival, one"] / medians["ours, one"], 1),
-            "slope, times": round(slope / theirs, 1),
-        }
+    slopes = {"ours": size * (copies - 1) / (medians["ours, many"] - medians["ours, one"])}
+    for name in RIVALS:
+        if name in medians:
+            slopes[name] = 0.75 * size / (medians[name] - medians[f"{name}, a quarter"])
+    result = {
+        "seconds": medians, "MB": round(size, 1), "copies": copies, "rounds": repeats, "left out": left_out,
+        "MB/s by slope": {name: round(slope, 2) for name, slope in slopes.items()},
+        "whole, times": {name: round(medians[name] / medians["ours, one"], 2) for name in RIVALS if name in medians},
+    }  # fmt: skip
     report("file to shards", "whole command, two workers", result | {"parts, MB/s": parts(corpus, tokenizer)})
 
 
-def in_other_kinds(corpus: Path, directory: Path) -> list[Path]:
-    """Files with the documents of the corpus."""
+def rival(
+    name: str, environments: Path, tokenizer: str, texts: list[str], directory: Path
+) -> dict[str, Callable[[], float]]:
+    """Turns of a rival on all texts and on a quarter of them. Raises LeftOut if it fails or makes other ids."""
+    python = python_of(name, environments)
+    files = {share: in_two_files(texts[: len(texts) // share], directory / f"{name}-{share}", name) for share in (1, 4)}
+
+    def turn(share: int, out: str | None = None) -> float:
+        with tempfile.TemporaryDirectory() as scratch:
+            command = command_of(python, "rival_build.py", "build", name, tokenizer, out or scratch, *files[share])
+            return seconds_of(command, LIMIT_S)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        turn(1, scratch)
+        found = last_line(command_of(python, "rival_build.py", "count", name, tokenizer, scratch), seconds=LIMIT_S)
+    if found != (wanted := count(bertdata.open(directory / "shards"))):
+        raise LeftOut(f"makes other ids: {found}, ours {wanted}")
+    return {name: partial(turn, 1), f"{name}, a quarter": partial(turn, 4)}
+
+
+def count(shards: bertdata.Dataset) -> dict[str, int]:
+    """The number of ids, and their sum, without separators."""
+    numbers = range(len(shards.splits["train"].shards))
+    ids = np.concatenate([shards.tokens("train", number) for number in numbers])
+    ids = ids[ids != shards.special_tokens.separator]
+    return {"tokens": ids.size, "sum": int(ids.astype(np.int64).sum())}
+
+
+def in_two_files(texts: list[str], directory: Path, name: str) -> list[Path]:
+    directory.mkdir()
+    paths = [directory / f"{half}.{'jsonl' if name == 'datatrove' else 'txt'}" for half in range(2)]
+    for half, path in enumerate(paths):
+        part = texts[half * len(texts) // 2 : (half + 1) * len(texts) // 2]
+        lines = [json.dumps({"id": str(number), "text": text}) for number, text in enumerate(part)]
+        path.write_text("\n".join(lines) if name == "datatrove" else "\n\n".join(part), encoding="utf-8")
+    return paths
+
+
+def least(corpus: Path, directory: Path) -> float:
+    """Seconds to read the text, and to write as many bytes as its ids have."""
+    size = (directory / "shards" / "train-00000.tokens.npy").stat().st_size
+    start = time.perf_counter()
+    text = corpus.read_bytes()
+    with open(directory / "least", "wb") as file:
+        file.write(memoryview(text)[:size])
+        os.fsync(file.fileno())
+    return time.perf_counter() - start
+
+
+def texts_of(corpus: Path) -> list[str]:
     texts = list[str]()
     for block in read_blocks(split([local(corpus)], TextFormat())):
         texts += [bytes(block.data[a : b - 1]).decode() for a, b in pairwise(block.offsets.tolist())]
+    return texts
+
+
+def in_other_kinds(corpus: Path, texts: list[str], directory: Path) -> list[Path]:
+    """Files with the documents of the corpus."""
     paths = [directory / f"one{ending}" for ending in (".jsonl", ".parquet", ".zst")]
     paths[0].write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)))
     pq.write_table(pa.table({"id": range(len(texts)), "text": texts}), paths[1], compression="zstd")

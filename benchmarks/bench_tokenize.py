@@ -1,14 +1,15 @@
 """How fast does text in memory become ids and offsets, beside `tokenizers` 0.x and, with --rivals, three others?
 
-    python benchmarks/bench_tokenize.py corpus.txt|random tokenizer.json [--megabytes 64] [--rounds 7] [--rivals PYTHON]
+    python benchmarks/bench_tokenize.py corpus.txt|random tokenizer.json [--megabytes 64] [--rounds 7] [--rivals .bench]
 
 Regime: documents (between blank lines) in memory → one array of ids and the offsets of documents, one thread on one
 core but where it says two, kernels compiled. Cold: tables of words empty at the start; warm: as the pass before left
 them. All take turns. `encode_batch_fast` of the installed `tokenizers` gets another sixteenth of the text in each
 round, as all of it would take minutes.
 
-The rivals (rivals.py) live in another environment, because one of them is `tokenizers` 1.0. Each runs in a process of
-its own on the same core, gets the documents in the type that it takes fastest, and keeps its own type of result. Cold
+The rivals (rival_tokenize.py) live in environments of their own (environments.py), which are made in the directory
+that --rivals names. Each runs in a process of its own on the same core, gets the documents in the type that it takes
+fastest, and keeps its own type of result. A copy of the text in memory is timed too: nothing can be faster. Cold
 is a tokenizer just read from its file; reading is not timed. A rival gets the whole text. If that takes it longer than
 PASS_S, it gets one part of the text in each round; its cold rate is then lower than for the whole, because more of the
 words of a part are met for the first time. Where a tokenizer does not split text (Llama 2, Gemma), `tokenizers` 1.0
@@ -39,8 +40,9 @@ from typing import Any
 import click
 import numpy as np
 from common import report
+from environments import PINS, LeftOut, one_core
 from numpy.typing import NDArray
-from rivals import RECIPE, RIVALS, LeftOut, Rival, one_core, read_ids, versions
+from rival_tokenize import RIVALS, Rival, read_ids
 
 from bertdata.tokenize.kernels import PADDING
 from bertdata.tokenize.load import load as load_tokenizer
@@ -132,9 +134,8 @@ def asked(rival: Rival, cuts: list[int], offsets: NDArray[np.int64], cold: bool)
 @click.option("--megabytes", default=64.0)
 @click.option("--rounds", "repeats", default=7)
 @click.option("--check/--no-check", default=True, help="Compare every document's ids with those of tokenizers first.")
-@click.option("--rivals", "python", metavar="PYTHON", help=f"Python of an environment with the rivals: {RECIPE}")
-def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bool, python: str | None) -> None:
-    packages = versions(python) if python else {}
+@click.option("--rivals", "directory", type=Path, help="Also times the rivals, whose environments are made here.")
+def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bool, directory: Path | None) -> None:
     wanted = int(megabytes * 1e6)
     text = random_text(wanted) if corpus.name == "random" else corpus.read_bytes()[:wanted].decode(errors="ignore")
     texts = [document for document in text.replace("\r\n", "\n").split("\n\n") if document.strip()]
@@ -180,6 +181,7 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
 
     one, cores = one_core(), os.sched_getaffinity(0)
     contenders: dict[str, Callable[[], Pass]] = {
+        "copy in memory": timed(lambda: len(bytearray(joined)), one),
         "encode_batch_fast": timed(encode_by_library, one),
         "cold": timed(encode, one, before=forget),
         "two threads cold": timed(encode_by_two, cores, before=forget),
@@ -192,13 +194,13 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
     rates: dict[str, list[float]] = {}
     by_cpu: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        if python:
+        if directory:
             scratch = Path(stack.enter_context(TemporaryDirectory()))
             (scratch / "documents.json").write_text(json.dumps(texts), encoding="utf-8")
             for name in RIVALS:
-                rival = Rival(name, python, tokenizer, scratch / "documents.json")
-                stack.callback(rival.close)
                 try:
+                    rival = Rival(name, directory, tokenizer, scratch / "documents.json")
+                    stack.callback(rival.close)
                     seconds = first_pass(rival, len(texts), scratch / "ids.npz", expected)
                 except LeftOut as reason:
                     left_out[name] = str(reason)
@@ -234,7 +236,8 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
         "of medians": ratios(medians),
         "of most": ratios(most),
     }
-    if python:
+    if directory:
+        packages = [pin for _, environment in RIVALS.values() for pin in PINS[environment]]
         result |= {"rivals": packages, "parts of the text": parts, "left out": left_out}
     names = {"corpus": corpus.name, "tokenizer": Path(tokenizer).parent.name, "bytes": size, "rounds": repeats}
     report("text in memory to ids", "one thread, compiled", names | {"checked": check} | result)

@@ -1,6 +1,6 @@
 """What is a fixed time worth: corpus → shards → model → bits per byte → SST-2, by us and by a run_mlm script?
 
-    python benchmarks/speedrun.py corpus.txt tokenizer/ --sst2 sst2/ [--minutes 10] [--ranks 1] [--seeds 3]
+    python benchmarks/speedrun.py corpus.txt tokenizer/ [--sst2 sst2/] [--minutes 10] [--seeds 3] [--rivals .bench]
 
 Both get the same minutes, text, tokenizer, architecture (`small_modernbert`) and dtype (bf16), and their time begins
 with the raw text. Both run in one process on all cores, unless --ranks says otherwise. Both are compiled; compiling,
@@ -10,6 +10,10 @@ transformers' Trainer with its DataCollatorForLanguageModeling trains with AdamW
 2e-3, compiled or not, whichever gives it more steps in the time by trials of 10 and 30 steps. Both are then scored
 alike: masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.finetune over three seeds. With
 --seeds N both are trained N times from the same shards and rows.
+
+--eager: neither is compiled, which suits a minute or two, and --rows gives the script smaller batches. With
+--eval-every, our run also says when it had reached the loss that the script ends with: evaluations do not count.
+--rivals: the environment of `datasets` is made here (environments.py); else it must be installed beside ours.
 """
 
 from __future__ import annotations
@@ -26,8 +30,9 @@ from typing import Any
 
 import click
 from common import report, small_modernbert
+from environments import python_of
 
-LENGTH, ROWS, LR = 64, 128, 2e-3  # rows and rate of the script
+LENGTH, LR = 64, 2e-3  # LR: of the script
 RECIPE = "--optimizer muon --lr 3e-3 --muon-rate 3 --muon-momentum 0.9 --warmup 0.1"  # docs/recipes.md
 RECIPE += " --global-batch-size 32 --mlm-probability 0.3"
 PREPARE = """
@@ -92,44 +97,53 @@ def build(corpus: str, tokenizer: str, scratch: Path) -> float:
     return time.perf_counter() - start
 
 
-def ours(scratch: Path, seconds: float, ranks: int, seed: int) -> tuple[str, dict[str, Any]]:
-    """seconds: of training."""
+def ours(
+    scratch: Path, seconds: float, ranks: int, seed: int, eager: bool, eval_every: int
+) -> tuple[str, dict[str, Any]]:
+    """seconds: of training. `curve` of the figures: seconds of training and validation loss at each evaluation."""
     out = scratch / f"ours-{seed}"
     command = ["--data", scratch / "shards", "--out", out, "--model", scratch / "config.json", "--length", LENGTH]
-    command += [*RECIPE.split(), "--precision", "bf16", "--compile", "on", "--budget", f"{seconds:.0f}s"]
-    command += ["--eval-every", 0, "--save-every", 10**9, "--log-every", 50, "--seed", seed]
+    command += [*RECIPE.split(), "--precision", "bf16", "--compile", "off" if eager else "on"]
+    command += ["--budget", f"{seconds:.0f}s"]
+    command += ["--eval-every", eval_every, "--save-every", 10**9, "--log-every", 50, "--seed", seed]
     run([*launch(ranks), "-m", "bertrain.pretrain", *map(str, command)], ranks)
     entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     last = next(entry for entry in reversed(entries) if "trained_s" in entry)
-    return str(out), {name: last[name] for name in ("trained_s", "compiled_s", "step", "tokens")}
+    curve = [[entry["trained_s"], entry["validation_loss"]] for entry in entries if "validation_loss" in entry]
+    return str(out), {name: last[name] for name in ("trained_s", "compiled_s", "step", "tokens")} | {"curve": curve}
 
 
-def group(corpus: str, tokenizer: str, scratch: Path) -> float:
+def group(python: str, corpus: str, tokenizer: str, scratch: Path) -> float:
     """The script's rows. Returns seconds."""
     start = time.perf_counter()
-    run([sys.executable, "-c", PREPARE, corpus, tokenizer, str(scratch), str(LENGTH)])
+    run([python, "-c", PREPARE, corpus, tokenizer, str(scratch), str(LENGTH)])
     (scratch / "train.py").write_text(TRAIN)
     return time.perf_counter() - start
 
 
-def script(scratch: Path, ranks: int, steps: int, how: str, tokenizer: str, seed: int = 0) -> tuple[str, float]:
+def script(
+    python: str, scratch: Path, rows: int, ranks: int, steps: int, how: str, tokenizer: str, seed: int = 0
+) -> tuple[str, float]:
     """Trains by the script. Returns where its model is, and seconds."""
     out, begun = str(scratch / f"theirs-{seed}"), time.perf_counter()
-    rest = [tokenizer, str(scratch / "rows"), out, (scratch / "config.json").read_text(), str(ROWS), str(LR)]
-    run([*launch(ranks), str(scratch / "train.py"), *rest, str(ranks), str(steps), how, str(seed)], ranks)
+    rest = [tokenizer, str(scratch / "rows"), out, (scratch / "config.json").read_text(), str(rows), str(LR)]
+    run([*launch(ranks, python), str(scratch / "train.py"), *rest, str(ranks), str(steps), how, str(seed)], ranks)
     return out, time.perf_counter() - begun
 
 
-def launch(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+def launch(ranks: int, python: str = sys.executable) -> list[str]:
+    return [python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 
 
-def fitting(scratch: Path, seconds: float, ranks: int, tokenizer: str) -> dict[str, int]:
+def fitting(
+    python: str, scratch: Path, rows: int, seconds: float, ranks: int, tokenizer: str, eager: bool
+) -> dict[str, int]:
     """How many steps of the script fit into seconds of training, compiled and not, by the time of 20 steps."""
     found = {}
-    for how in ("eager", "compiled"):
-        script(scratch, ranks, 2, how, tokenizer)  # which fills the cache of compiled code
-        few, more = (script(scratch, ranks, steps, how, tokenizer)[1] for steps in (10, 30))
+    for how in ("eager",) if eager else ("eager", "compiled"):
+        if not eager:
+            script(python, scratch, rows, ranks, 2, how, tokenizer)  # which fills the cache of compiled code
+        few, more = (script(python, scratch, rows, ranks, steps, how, tokenizer)[1] for steps in (10, 30))
         found[how] = int(seconds / ((more - few) / 20))
     return found
 
@@ -143,9 +157,26 @@ def fitting(scratch: Path, seconds: float, ranks: int, tokenizer: str) -> dict[s
 @click.option("--seeds", default=1, show_default=True)
 @click.option("--epochs", default=3, show_default=True, help="Of fine-tuning.")
 @click.option("--alone", is_flag=True, help="Only ours.")
+@click.option("--eager", is_flag=True, help="Compile neither.")
+@click.option("--rows", default=128, show_default=True, help="Of a step of the script.")
+@click.option("--eval-every", default=0, show_default=True, help="Steps of ours between evaluations; 0: none.")
+@click.option("--rivals", "environments", type=Path, help="Makes the environment of `datasets` here.")
 def main(
-    corpus: str, tokenizer: str, sst2: str | None, minutes: float, ranks: int, seeds: int, epochs: int, alone: bool
+    corpus: str,
+    tokenizer: str,
+    sst2: str | None,
+    minutes: float,
+    ranks: int,
+    seeds: int,
+    epochs: int,
+    alone: bool,
+    eager: bool,
+    rows: int,
+    eval_every: int,
+    environments: Path | None,
 ) -> None:
+    python = python_of("datasets", environments) if environments and not alone else sys.executable
+
     def score(model: str) -> dict[str, Any]:
         options = ["--checkpoint", model, "--data", str(scratch / "shards"), "--length", str(LENGTH)]
         scored = json.loads(run([sys.executable, "-m", "bertrain.evaluate", "--json", *options]).splitlines()[-1])
@@ -164,27 +195,34 @@ def main(
         (scratch / "config.json").write_text(json.dumps(small_modernbert(tokenizer)))
         found: dict[str, Any] = {"ours": {"until training": round(build(corpus, tokenizer, scratch), 1), "seeds": []}}
         if not alone:
-            grouped = group(corpus, tokenizer, scratch)
-            fits = fitting(scratch, 60 * minutes - grouped, ranks, tokenizer)
+            grouped = group(python, corpus, tokenizer, scratch)
+            fits = fitting(python, scratch, rows, 60 * minutes - grouped, ranks, tokenizer, eager)
             found["run_mlm"] = {"until training": round(grouped, 1), "steps that fit": fits, "seeds": []}
             how = max(fits, key=lambda name: fits[name])
         for seed in range(seeds):
-            model, figures = ours(scratch, 60 * minutes - found["ours"]["until training"], ranks, seed)
+            model, figures = ours(
+                scratch, 60 * minutes - found["ours"]["until training"], ranks, seed, eager, eval_every
+            )
             runs = {"ours": (model, figures)}
             if not alone:
-                model, seconds = script(scratch, ranks, fits[how], how, tokenizer, seed)
-                figures = {"seconds, all": round(seconds, 1), "tokens": fits[how] * ROWS * LENGTH}
+                model, seconds = script(python, scratch, rows, ranks, fits[how], how, tokenizer, seed)
+                figures = {"seconds, all": round(seconds, 1), "tokens": fits[how] * rows * LENGTH}
                 runs["run_mlm"] = model, figures
             for name, (model, figures) in runs.items():
                 figures = figures | score(model) | (tune(model) if sst2 else {})
                 found[name]["seeds"].append(figures)
                 print(name, seed, figures, flush=True)
+        if not alone:
+            for mine, theirs in zip(found["ours"]["seeds"], found["run_mlm"]["seeds"], strict=True):
+                reached = (second for second, loss in mine["curve"] if loss <= theirs["loss"])
+                mine["seconds to the loss of run_mlm"] = next(reached, None)
         for name, one in found.items():
             one["bits a byte, median"] = statistics.median(figures["bits_per_byte"] for figures in one["seeds"])
             print(name, one["bits a byte, median"], flush=True)
     report(
         "what a fixed time is worth",
-        f"{minutes} minutes, {ranks} processes on {len(os.sched_getaffinity(0))} cores, bf16, {RECIPE}",
+        f"{minutes} minutes, {ranks} processes on {len(os.sched_getaffinity(0))} cores, bf16, "
+        f"{'eager' if eager else 'compiled'}, {RECIPE}; the script {rows} rows",
         found,
     )
 

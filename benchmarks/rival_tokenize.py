@@ -1,10 +1,9 @@
 """The rivals of bench_tokenize.py: tokenizers that need another environment than ours, each in a process of its own.
 
-This file is both ends of the pipe. The benchmark imports it for `Rival`. The Python of the other environment runs it as
-a script, which needs numpy, the standard library and one rival:
+This file is both ends of the pipe. The benchmark imports it for `Rival`. The Python of a rival's environment runs it as
+a script, which needs numpy, the standard library and that rival:
 
-    python rivals.py                                prints which packages are there, as JSON
-    python rivals.py RIVAL TOKENIZER DOCUMENTS      encodes: a line of JSON in asks for a pass, a line out is its time
+    python rival_tokenize.py RIVAL TOKENIZER DOCUMENTS    a line of JSON in asks for a pass, one out has its time
 
 The process keeps to one core, because `tokenizers` 1.0 and tokie take all cores, whatever RAYON_NUM_THREADS and
 TOKENIZERS_PARALLELISM say. It ends when its standard input is closed.
@@ -18,23 +17,12 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from environments import LeftOut, command_of, one_core, python_of
 from numpy.typing import NDArray
-
-PACKAGES = {"tokenizers": "1.0.0rc3", "nanotoken": "0.1.0", "tokie": "0.1.4"}
-RECIPE = "python -m venv .rivals && .rivals/bin/pip install --pre numpy " + " ".join(
-    f"{name}=={number}" for name, number in PACKAGES.items()
-)
-
-
-def one_core() -> set[int]:
-    """The core that every pass in one thread runs on, ours as theirs."""
-    return {max(os.sched_getaffinity(0))}
-
 
 # One class for each rival: `Name(path)` reads a tokenizer file; `encode` is what is timed, without special tokens, on
 # documents of the type it takes fastest; `ids` makes one array for each document of what `encode` returned, not timed.
@@ -88,18 +76,23 @@ class Tokie:
         return [encoding.ids for encoding in found]
 
 
-RIVALS = {"tokenizers 1.0": Tokenizers, "nanotoken": Nanotoken, "tokie": Tokie}
-
-
-class LeftOut(Exception):
-    """This rival cannot be timed with this tokenizer; says why."""
+# Their names → class and environment.
+RIVALS = {
+    "tokenizers 1.0": (Tokenizers, "tokenizers"),
+    "nanotoken": (Nanotoken, "nanotoken"),
+    "tokie": (Tokie, "tokie"),
+}
 
 
 class Rival:
-    """One rival in a process of `python`, which reads the files `tokenizer` and `documents` (JSON: a list of texts)."""
+    """One rival in a process of its own, which reads the files `tokenizer` and `documents` (JSON: a list of texts).
 
-    def __init__(self, name: str, python: str, tokenizer: str, documents: Path) -> None:
-        command = [python, "-I", __file__, name, tokenizer, str(documents)]
+    directory: where the environments are. Raises LeftOut if that of the rival cannot be made.
+    """
+
+    def __init__(self, name: str, directory: Path, tokenizer: str, documents: Path) -> None:
+        python = python_of(RIVALS[name][1], directory)
+        command = command_of(python, "rival_tokenize.py", name, tokenizer, documents)
         # In a session of its own: Ctrl-C reaches the benchmark alone, which then ends this process.
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -135,41 +128,13 @@ def read_ids(path: Path) -> list[NDArray[Any]]:
         return np.split(found["ids"], np.cumsum(found["lengths"])[:-1])
 
 
-def versions(python: str) -> dict[str, str]:
-    """The packages in the environment of `python`, or the end of the program in one sentence."""
-    make = f"make such an environment with: {RECIPE}"
-    try:
-        found = subprocess.run([python, "-I", __file__], capture_output=True, text=True)
-    except OSError as error:
-        sys.exit(f"--rivals {python} cannot be run ({error.strerror}); {make}")
-    try:
-        packages = json.loads(found.stdout)
-    except ValueError:
-        why = (found.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        sys.exit(f"--rivals {python} is not a Python with numpy ({why}); {make}")
-    missing = [name for name in PACKAGES if name not in packages]
-    if missing:
-        sys.exit(f"--rivals {python} has no {' and no '.join(missing)}; {make}")
-    return packages
-
-
-def installed() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def work(name: str, tokenizer: str, path: str) -> None:
     """The other end: passes as they are asked for. The first fault is answered, and ends the process."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a rival prints is no answer
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody reads the answer: the benchmark was killed
     os.sched_setaffinity(0, one_core())
-    make, rival = RIVALS[name], None
+    make, rival = RIVALS[name][0], None
     documents = json.loads(Path(path).read_text(encoding="utf-8"))
     if make.takes is bytes:
         documents = [document.encode() for document in documents]
@@ -195,7 +160,4 @@ def work(name: str, tokenizer: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        print(json.dumps(installed()))
-    else:
-        work(*sys.argv[1:])
+    work(*sys.argv[1:])

@@ -1,0 +1,124 @@
+"""The rivals, each in an environment of its own: their versions, how the environments are made, and how one is asked.
+
+    python benchmarks/environments.py [DIRECTORY]        makes those that are not there; default: .bench
+
+An environment sees the packages of the Python that runs this, and has those beside that its rival needs or wants in
+another version. So torch and transformers are there once, and the same ones for all, where the rival allows it. Delete
+the directory at any time. What cannot be installed is left out of a measurement, and pip's last word is the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+PINS = {
+    "tokenizers": ["tokenizers==1.0.0rc3"],
+    "nanotoken": ["nanotoken==0.1.0"],
+    "tokie": ["tokie==0.1.4"],
+    "datasets": ["datasets==5.2.0"],
+    "datatrove": ["datatrove==0.10.1", "orjson==3.13.0"],
+    "litdata": ["litdata==0.2.76"],
+    "streaming": ["mosaicml-streaming==0.13.0"],
+    "megatron": ["megatron-core==0.16.1"],
+}
+ROOT = Path(__file__).parent.parent
+
+
+class LeftOut(Exception):
+    """A rival that cannot be measured; says why, in one line."""
+
+
+def python_of(name: str, directory: Path) -> str:
+    """The Python of an environment, which is made if it is not there. Raises LeftOut if that fails."""
+    place = directory.absolute() / name
+    python, made = place / "bin" / "python", place / "made.json"
+    if made.exists() and json.loads(made.read_text()) == PINS[name]:
+        return str(python)
+    shutil.rmtree(place, ignore_errors=True)
+    print(f"making {place}: {' '.join(PINS[name])}", file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
+    (place / "torch.txt").write_text(torch + "\n")
+    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(place / "torch.txt")]
+    found = subprocess.run([str(python), *install, *PINS[name]], capture_output=True, text=True)
+    if found.returncode:
+        lines = [line for line in found.stderr.splitlines() if line.startswith("ERROR: ")] or ["pip failed"]
+        raise LeftOut(f"not installed: {lines[-1].removeprefix('ERROR: ')[:150]}")
+    made.write_text(json.dumps(PINS[name]))
+    return str(python)
+
+
+def command_of(python: str, script: str, *arguments: object) -> list[str]:
+    """A script of this directory, run by an environment: without PYTHONPATH and the user's own packages."""
+    return [python, "-s", "-E", str(Path(__file__).parent / script), *map(str, arguments)]
+
+
+def one_core() -> set[int]:
+    """The core that every pass in one thread runs on, ours as theirs."""
+    return {max(os.sched_getaffinity(0))}
+
+
+def run(command: list[str], *, seconds: float) -> str:
+    """What a command prints. Raises LeftOut if it fails or takes longer; nothing that it started goes on."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, errors = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise LeftOut(f"not done after {seconds:.0f} s") from None
+    finally:
+        stop(process)
+    if process.returncode:
+        raise LeftOut(reason(errors) or f"ended with status {process.returncode}")
+    return out
+
+
+def last_line(command: list[str], *, seconds: float) -> Any:
+    """Runs a command that prints JSON last, and returns it. Raises LeftOut as `run` does."""
+    try:
+        return json.loads(run(command, seconds=seconds).strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        raise LeftOut("printed no result") from None
+
+
+def seconds_of(command: list[str], limit: float) -> float:
+    """Seconds that a command takes. Raises LeftOut as `run` does."""
+    start = time.perf_counter()
+    run(command, seconds=limit)
+    return time.perf_counter() - start
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """Ends a process of a session of its own and all that it started."""
+    try:
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def reason(errors: str) -> str:
+    """The last line of what a failed program printed that says something, in at most 150 characters."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith(" ")]
+    named = [line for line in lines if "Error" in line.split(":")[0]]
+    return (named or lines or [""])[-1][:150]
+
+
+if __name__ == "__main__":
+    where = Path(sys.argv[1] if len(sys.argv) > 1 else ".bench")
+    for each in PINS:
+        try:
+            print(each, python_of(each, where))
+        except LeftOut as why:
+            print(each, why)

@@ -1,0 +1,349 @@
+"""One engine writes rows of ids in its own format, or opens and reads them; bench_reading.py compares what comes out.
+
+    python rival_read.py write NAME ROWS TOKENIZER AT        ROWS: .npy, int64 [N, T], with special tokens
+    python rival_read.py read NAME ROWS TOKENIZER AT SECONDS
+
+A batch is 256 rows in random order with 15 % of the tokens masked, as int64 `input_ids` and `labels`: ours by our
+Loader, Megatron's by its BERTMaskedWordPieceDataset, and all others by transformers' DataCollatorForLanguageModeling.
+One process without workers on one core, torch with one thread. The last line is JSON; a part that fails has a reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from environments import one_core, reason
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+SIZE, COLD, SHARE = 256, 20, 0.15  # rows of a batch, batches that are read cold, tokens that are masked
+OPENED = 5  # times that a dataset is opened and resumed
+
+
+class Engine:
+    """What all that use transformers' collator share. `batches(skip)` opens the dataset anew and yields batches."""
+
+    def __init__(self, rows: Path, tokenizer: str, at: str) -> None:
+        self.rows, self.tokenizer, self.at = np.load(rows, mmap_mode="r"), tokenizer, at
+
+    def collator(self) -> Any:
+        names = {f"{name.lower()}_token": f"[{name}]" for name in ("CLS", "SEP", "PAD", "MASK", "UNK")}
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=self.tokenizer, **names)
+        inner = DataCollatorForLanguageModeling(tokenizer, mlm_probability=SHARE)
+
+        def collate(rows: list[Any]) -> Any:
+            ids = [row["input_ids"] if isinstance(row, dict) else row for row in rows]
+            return inner([{"input_ids": torch.as_tensor(one)} for one in ids])
+
+        return collate
+
+    def prepare(self) -> None:
+        """What is not counted as opening: imports and the collator."""
+        self.collate = self.collator()
+
+    def loader(self, dataset: Any, **more: Any) -> Any:
+        return torch.utils.data.DataLoader(dataset, SIZE, drop_last=True, collate_fn=self.collate, **more)
+
+
+class Ours(Engine):
+    """at: shards of the text that the rows are from."""
+
+    def write(self) -> None:
+        return
+
+    def prepare(self) -> None:
+        import bertdata
+
+        self.options: dict[str, Any] = {"length": self.rows.shape[1], "global_batch_size": SIZE}
+        self.open: Callable[[], Any] = lambda: bertdata.Loader(bertdata.open(self.at), **self.options)
+
+    def batches(self, skip: int = 0) -> Iterator[Any]:
+        loader = self.open()
+        if skip:
+            loader.load_state_dict(loader.state_dict() | {"position": skip * SIZE})
+        for batch in loader:
+            yield {"input_ids": torch.from_numpy(batch.input_ids), "labels": torch.from_numpy(batch.labels)}
+
+
+class Copy(Engine):
+    """No engine: random rows of a file by np.memmap, unmasked. What is faster than this saves on copying."""
+
+    def write(self) -> None:
+        self.rows.astype("<u2").tofile(f"{self.at}/rows.bin")
+
+    def prepare(self) -> None:
+        return
+
+    def batches(self, skip: int = 0) -> Iterator[Any]:
+        rows = np.memmap(f"{self.at}/rows.bin", "<u2", "r").reshape(-1, self.rows.shape[1])
+        order = np.random.default_rng(0).permutation(len(rows))
+        for first in range(skip * SIZE, len(rows) - SIZE + 1, SIZE):
+            yield {"input_ids": rows[order[first : first + SIZE]].astype(np.int64)}
+
+
+class Datasets(Engine):
+    def write(self) -> None:
+        import datasets
+
+        datasets.disable_progress_bars()
+        datasets.Dataset.from_dict({"input_ids": list(self.rows)}).save_to_disk(self.at)
+
+    def batches(self, skip: int = 0) -> Iterator[Any]:
+        import datasets
+        from accelerate import skip_first_batches
+
+        loader = self.loader(datasets.load_from_disk(self.at), shuffle=True)
+        return iter(skip_first_batches(loader, skip) if skip else loader)  # as transformers' Trainer resumes
+
+
+class Streaming(Engine):
+    def write(self) -> None:
+        from streaming import MDSWriter
+
+        with MDSWriter(out=self.at, columns={"input_ids": f"ndarray:int64:{self.rows.shape[1]}"}) as writer:
+            for row in self.rows:
+                writer.write({"input_ids": np.array(row)})
+
+    def prepare(self) -> None:
+        from streaming.base.util import clean_stale_shared_memory
+
+        super().prepare()
+        clean_stale_shared_memory()
+
+    def batches(self, skip: int = 0) -> Iterator[Any]:
+        from streaming import StreamingDataLoader, StreamingDataset
+
+        stored = StreamingDataset(local=self.at, shuffle=True, batch_size=SIZE)
+        if skip:
+            stored.load_state_dict(stored.state_dict(skip * SIZE, False))
+        return iter(StreamingDataLoader(stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate))
+
+
+class Litdata(Engine):
+    state: Any = None
+
+    def write(self) -> None:
+        from litdata.streaming.cache import Cache
+        from litdata.streaming.item_loader import TokensLoader
+
+        cache = Cache(self.at, chunk_bytes="64MB", item_loader=TokensLoader(block_size=self.rows.shape[1]))
+        for number, row in enumerate(self.rows):
+            cache[number] = torch.from_numpy(row.astype(np.uint16))
+        cache.done()
+        cache.merge()
+
+    def open(self) -> Any:
+        from litdata import StreamingDataLoader, StreamingDataset
+        from litdata.streaming.item_loader import TokensLoader
+
+        stored = StreamingDataset(self.at, item_loader=TokensLoader(block_size=self.rows.shape[1]), shuffle=True)
+        return StreamingDataLoader(stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate_rows)
+
+    def collate_rows(self, rows: list[Any]) -> Any:
+        return self.collate([row.to(torch.int64) for row in rows])
+
+    def batches(self, skip: int = 0) -> Iterator[Any]:
+        loader = self.open()
+        if skip:
+            loader.load_state_dict(self.state)
+        return iter(loader)
+
+    def stop_after(self, count: int) -> None:
+        """Reads so many batches and keeps the state, from which `batches` then goes on."""
+        loader = self.open()
+        for _ in islice(iter(loader), count):
+            pass
+        self.state = loader.state_dict()
+
+
+class Datatrove(Engine):
+    """Reads its file front to back, for which it is made: it shuffles when it writes."""
+
+    def write(self) -> None:
+        self.rows.astype("<u2").tofile(f"{self.at}/00000.ds")
+
+    def batches(self, skip: int = 0) -> Iterator[Any]:
+        from datatrove.utils.dataset import DatatroveFolderDataset
+
+        stored = DatatroveFolderDataset(self.at, seq_len=self.rows.shape[1] - 1)
+        return iter(self.loader(torch.utils.data.Subset(stored, range(skip * SIZE, len(stored)))))
+
+
+class MegatronTokenizer:
+    """What BERTMaskedWordPieceDataset asks of a tokenizer."""
+
+    def __init__(self, path: str) -> None:
+        from tokenizers import Tokenizer
+
+        vocabulary = Tokenizer.from_file(path).get_vocab()
+        self.inv_vocab = {number: token for token, number in vocabulary.items()}
+        self.cls, self.sep, self.mask, self.pad = (vocabulary[f"[{name}]"] for name in ("CLS", "SEP", "MASK", "PAD"))
+        self.unique_identifiers = {"path": path}
+
+
+class Megatron(Engine):
+    """Rows without special tokens are its sentences, 20 of them a document."""
+
+    def write(self) -> None:
+        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+        builder = IndexedDatasetBuilder(f"{self.at}/rows.bin", dtype=np.uint16)
+        for number, row in enumerate(self.rows[:, 1:-2]):
+            builder.add_item(torch.from_numpy(np.array(row)))
+            if number % 20 == 19 or number == len(self.rows) - 1:
+                builder.end_document()
+        builder.finalize(f"{self.at}/rows.idx")
+
+    def prepare(self) -> None:
+        from megatron.core.datasets.bert_dataset import BERTMaskedWordPieceDatasetConfig
+
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{self.at}/group-{os.getpid()}", rank=0, world_size=1
+        )
+        self.config = BERTMaskedWordPieceDatasetConfig(
+            random_seed=1, sequence_length=self.rows.shape[1], path_to_cache=f"{self.at}/cache",
+            tokenizer=MegatronTokenizer(self.tokenizer), masking_probability=SHARE, short_sequence_probability=0.0,
+            masking_max_ngram=1, masking_do_full_word=False, masking_do_permutation=False,
+            masking_use_longer_ngrams=False, masking_use_geometric_distribution=False, classification_head=False,
+        )  # fmt: skip
+        self.collate = lambda rows: {
+            "input_ids": torch.from_numpy(np.stack([row["text"] for row in rows])),
+            "labels": torch.from_numpy(np.stack([row["labels"] for row in rows])),
+        }
+
+    def batches(self, skip: int = 0) -> Iterator[Any]:
+        from megatron.core.datasets.bert_dataset import BERTMaskedWordPieceDataset
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+        from megatron.core.datasets.utils import Split
+
+        stored = IndexedDataset(f"{self.at}/rows")
+        documents = np.arange(stored.document_indices.size - 1, dtype=np.int32)
+        rows = BERTMaskedWordPieceDataset(
+            stored, f"{self.at}/rows", documents, len(self.rows) // 2, Split.train, self.config
+        )
+        return iter(self.loader(torch.utils.data.Subset(rows, range(skip * SIZE, len(rows)))))
+
+
+ENGINES = {
+    "ours": Ours, "copy": Copy, "datasets": Datasets, "streaming": Streaming, "litdata": Litdata,
+    "datatrove": Datatrove, "megatron": Megatron,
+}  # fmt: skip
+
+
+def private() -> int:
+    """Bytes that this process alone has written: pages of files do not count."""
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Private_Dirty"))
+
+
+def disk_bytes() -> int:
+    with open("/proc/self/io") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+
+
+def evict(directory: str) -> int:
+    """Drops all files of a directory from the page cache, and says how many bytes they have."""
+    total = 0
+    for path in Path(directory).rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.fsync(file)  # what is not written yet cannot be dropped
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            total += os.fstat(file).st_size
+            os.close(file)
+    return total
+
+
+def size_of(batch: Any) -> int:
+    ids = batch["input_ids"]
+    assert ids.shape[0] == SIZE
+    assert np.asarray(ids).dtype == np.int64
+    return int(np.prod(ids.shape))
+
+
+def cold(engine: Any, seconds: float) -> dict[str, float]:
+    held, before = evict(engine.at), disk_bytes()
+    start = time.perf_counter()
+    tokens = sum(size_of(batch) for batch in islice(engine.batches(), COLD))
+    passed, read = time.perf_counter() - start, disk_bytes() - before
+    if not read:
+        raise OSError("files stay in memory here, so nothing can be read cold")
+    return {"Mtok/s": tokens / passed / 1e6, "seconds": passed, "MB from disk": read / 1e6, "MB of files": held / 1e6}
+
+
+def opening(engine: Any, seconds: float, skip: int = 0) -> dict[str, float]:
+    """Milliseconds from nothing to the first batch."""
+    found = []
+    for _ in range(OPENED):
+        start = time.perf_counter()
+        batches = engine.batches(skip)
+        next(batches)
+        found.append(1e3 * (time.perf_counter() - start))
+        del batches
+        gc.collect()
+    return {"ms": float(np.median(found))}
+
+
+def resuming(engine: Any, seconds: float) -> dict[str, float]:
+    """The same, in the middle of an epoch."""
+    middle = len(engine.rows) // SIZE // 4
+    if hasattr(engine, "stop_after"):
+        engine.stop_after(middle)
+    return opening(engine, seconds, middle)
+
+
+def warm(engine: Any, seconds: float) -> dict[str, float]:
+    batches = engine.batches()
+    next(batches)
+    start, tokens = time.perf_counter(), 0
+    while (passed := time.perf_counter() - start) < seconds:
+        batch = next(batches, None)
+        if batch is None:
+            batches = engine.batches()
+            continue
+        tokens += size_of(batch)
+    return {"Mtok/s": tokens / passed / 1e6}
+
+
+def check(engine: Any) -> None:
+    """About the right share of tokens is masked. This loads kernels, and makes Megatron's index, which stays."""
+    batch = next(engine.batches())
+    if "labels" in batch and not isinstance(engine, Megatron):  # whose labels are 0 where nothing is predicted
+        share = float((np.asarray(batch["labels"]) != -100).mean())
+        assert abs(share - SHARE) < 0.02, f"{share:.3f} of the tokens are masked"
+
+
+def main(what: str, name: str, rows: str, tokenizer: str, at: str, seconds: str = "1") -> None:
+    os.sched_setaffinity(0, one_core())
+    torch.set_num_threads(1)
+    engine: Any = ENGINES[name](Path(rows), tokenizer, at)
+    if what == "write":
+        engine.write()
+        print(json.dumps({"MB": sum(path.stat().st_size for path in Path(at).rglob("*") if path.is_file()) / 1e6}))
+        return
+    bare = private()
+    found: dict[str, Any] = {}
+    engine.prepare()
+    check(engine)
+    gc.collect()
+    for part in (cold, opening, resuming, warm):
+        try:
+            found[part.__name__] = part(engine, float(seconds))
+        except Exception as error:  # of which the table tells
+            found[part.__name__] = {"reason": reason(f"{type(error).__name__}: {error}")}
+    found["memory"] = {"MB": (private() - bare) / 1e6, "MB before": bare / 1e6}
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # threads of some would keep the process
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
