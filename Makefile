@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-all bounds gpu pages docs check fix golden wheel
+.PHONY: help demo bench test test-all bounds gpu pages docs check fix golden wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -14,6 +14,13 @@ help:  ## this list
 # What is there already is used again; `rm -r demo` starts anew.
 demo: $(VENV)/.train  ## text to shards to a trained model, in a few minutes
 	$(BIN)/bertdata demo
+
+# Ours beside other engines: docs/benchmarks.md. BENCH is where their environments and all results on the way are; what is
+# there is used again. CORPUS=file takes a text of yours. BENCH_OPTIONS="--rounds 1 --minutes 0.5" is quicker.
+BENCH ?= .bench
+
+bench: $(VENV)/.train  ## ours beside the rivals, in 20 minutes: writes benchmarks/results/rivals.* and README's table
+	$(BIN)/python benchmarks/table.py --directory $(BENCH) $(if $(CORPUS),--corpus $(CORPUS)) $(BENCH_OPTIONS)
 
 # Three and a half minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
 test: $(VENV)/.dev  ## the quick tests

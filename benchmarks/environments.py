@@ -9,9 +9,11 @@ the directory at any time. What cannot be installed is left out of a measurement
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -100,11 +102,13 @@ def seconds_of(command: list[str], limit: float) -> float:
 
 
 def stop(process: subprocess.Popen[Any]) -> None:
-    """Ends a process of a session of its own and all that it started."""
-    try:
-        os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        return
+    """Ends a process that has a session of its own, and all that it started: it may end its own first."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(10)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 

@@ -105,11 +105,13 @@ def ours(
     command = ["--data", scratch / "shards", "--out", out, "--model", scratch / "config.json", "--length", LENGTH]
     command += [*RECIPE.split(), "--precision", "bf16", "--compile", "off" if eager else "on"]
     command += ["--budget", f"{seconds:.0f}s"]
-    command += ["--eval-every", eval_every, "--save-every", 10**9, "--log-every", 50, "--seed", seed]
+    command += ["--eval-every", eval_every, "--save-every", 10**9, "--log-every", eval_every or 50, "--seed", seed]
     run([*launch(ranks), "-m", "bertrain.pretrain", *map(str, command)], ranks)
     entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     last = next(entry for entry in reversed(entries) if "trained_s" in entry)
-    curve = [[entry["trained_s"], entry["validation_loss"]] for entry in entries if "validation_loss" in entry]
+    seconds_at = {entry["step"]: entry["trained_s"] for entry in entries if "trained_s" in entry}
+    losses = {entry["step"]: entry["validation_loss"] for entry in entries if "validation_loss" in entry}
+    curve = [[seconds_at[step], loss] for step, loss in losses.items() if step in seconds_at]
     return str(out), {name: last[name] for name in ("trained_s", "compiled_s", "step", "tokens")} | {"curve": curve}
 
 

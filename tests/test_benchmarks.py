@@ -1,0 +1,142 @@
+"""The table of rivals says what was measured, in README too; a run that was stopped goes on; a rival may fail."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.fixture(scope="module")
+def table():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    import table
+
+    yield table
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture(scope="module")
+def environments(table):
+    import environments
+
+    return environments
+
+
+@pytest.fixture
+def data():
+    return json.loads((RESULTS / "rivals.json").read_text())
+
+
+# ---------------------------------------------------------------------------------------------------------- the figures
+
+
+def test_readme_holds_the_table_of_the_committed_results(table, data):
+    _, _, rest = (ROOT / "README.md").read_text().partition(f"{table.BEGIN}\n")
+    assert rest.partition(f"\n{table.END}")[0] == table.readme(data)
+
+
+def test_the_markdown_table_is_that_of_the_committed_results(table, data):
+    assert (RESULTS / "rivals.md").read_text() == table.markdown(data)
+
+
+def test_every_row_follows_from_what_was_measured(table, data):
+    assert data["rows"] == table.rows_of(data["measured"])
+    assert data["ceilings"] == table.ceilings(data["measured"])
+
+
+def test_every_rival_of_every_question_has_a_figure_or_a_reason(table, data):
+    for question in table.ROWS:
+        rows = [row for row in data["rows"] if row["question"] == question]
+        assert rows
+        for row in rows:
+            assert (row["theirs"] is not None) or row["reason"], row
+            if row["times"]:
+                ratio = max(row["ours"], row["theirs"]) / min(row["ours"], row["theirs"])
+                assert max(row["times"], 1 / row["times"]) == pytest.approx(ratio, rel=0.01)
+    assert {row["rival"] for row in data["rows"]} >= set(table.NAMES.values())
+
+
+def test_the_stamp_says_where_when_and_with_what(data):
+    stamp = data["stamp"]
+    for name in ("date", "commit", "memory, GB", "corpus, MB", "rounds", "share of other programs", "seconds"):
+        assert stamp[name], name
+    assert {"cpu", "cores", "python", "torch", "tokenizers", "transformers"} <= set(stamp["machine"])
+    assert all("==" in pin for pin in stamp["rivals"])
+
+
+def test_a_reason_stands_in_the_place_of_a_figure(table, data):
+    changed = copy.deepcopy(data)
+    changed["measured"]["building"] = {"reason": "not done after 900 s"}
+    row = next(row for row in changed["rows"] if row["what"] == "reading" and row["rival"] == "litdata")
+    row |= {"theirs": None, "times": None, "reason": "its wheel is not for this Python"}
+    changed["rows"] = [row for row in changed["rows"] if row["question"] != "building"]
+    changed["rows"] += [row for row in table.rows_of(changed["measured"]) if row["question"] == "building"]
+    for made in (table.markdown(changed), table.readme(changed)):
+        assert "its wheel is not for this Python" in made
+        assert "not done after 900 s" in made
+
+
+def test_writing_changes_readme_only_between_the_comments(table, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "ROOT", tmp_path)
+    monkeypatch.setattr(table, "OUT", tmp_path / "rivals")
+    text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    (tmp_path / "README.md").write_text(text)
+    table.write(data)
+    first = (tmp_path / "README.md").read_text()
+    assert first == text.replace("old", table.readme(data))
+    table.write(json.loads((tmp_path / "rivals.json").read_text()))
+    assert (tmp_path / "README.md").read_text() == first
+    assert (tmp_path / "rivals.png").read_bytes().startswith(b"\x89PNG")
+
+
+# -------------------------------------------------------------------------------------------------------------- the run
+
+
+def test_what_was_measured_is_not_measured_again(table, environments, tmp_path):
+    calls = []
+
+    def measure():
+        calls.append(len(calls))
+        if len(calls) == 1:
+            raise environments.LeftOut("no room")
+        return {"value": len(calls)}
+
+    def ask(settings):
+        measurements = table.Measurements(tmp_path / "measured.jsonl", settings)
+        measurements.ask("reading", measure)
+        return measurements.found("reading")
+
+    assert ask({"rounds": 3})["reason"] == "no room"
+    assert ask({"rounds": 3})["result"] == {"value": 2}  # a failure is measured again,
+    assert ask({"rounds": 3})["result"] == {"value": 2}  # a figure is not
+    assert ask({"rounds": 1})["result"] == {"value": 3}  # other settings are another measurement
+    assert len(calls) == 3
+
+
+def test_a_rival_that_fails_or_hangs_is_one_line(environments):
+    fail = "import sys; print('noise'); sys.exit('first\\n  File x\\nValueError: what is wrong\\n')"
+    with pytest.raises(environments.LeftOut, match="^ValueError: what is wrong$"):
+        environments.last_line([sys.executable, "-c", fail], seconds=20)
+    with pytest.raises(environments.LeftOut, match="^not done after 1 s$"):
+        environments.last_line([sys.executable, "-c", "import time; time.sleep(60)"], seconds=1)
+    with pytest.raises(environments.LeftOut, match="^printed no result$"):
+        environments.last_line([sys.executable, "-c", "print('nothing')"], seconds=20)
+    assert environments.last_line([sys.executable, "-c", "print('x'); print('[1]')"], seconds=20) == [1]
+
+
+def test_what_cannot_be_installed_is_left_out(environments, tmp_path, monkeypatch):
+    monkeypatch.setitem(environments.PINS, "litdata", ["litdata @ file:///nowhere.whl"])
+    with pytest.raises(environments.LeftOut, match="^not installed: .*nowhere"):
+        environments.python_of("litdata", tmp_path)
+
+
+def test_an_environment_that_is_there_is_used_as_it_is(environments, tmp_path, monkeypatch):
+    (tmp_path / "tokie").mkdir()
+    (tmp_path / "tokie" / "made.json").write_text(json.dumps(environments.PINS["tokie"]))
+    monkeypatch.setattr(environments.subprocess, "run", None)
+    assert environments.python_of("tokie", tmp_path) == str(tmp_path / "tokie" / "bin" / "python")
