@@ -105,7 +105,25 @@ class Datasets(Engine):
         return iter(skip_first_batches(loader, skip) if skip else loader)  # as transformers' Trainer resumes
 
 
-class Streaming(Engine):
+class Stateful(Engine):
+    """One whose loader has a state, from which `batches` goes on: that after `stop_after`."""
+
+    state: Any = None
+
+    def stop_after(self, count: int) -> None:
+        loader = self.open()
+        for _ in islice(iter(loader), count):
+            pass
+        self.state = loader.state_dict()
+
+    def batches(self, skip: int = 0) -> Iterator[Any]:
+        loader = self.open()
+        if skip:
+            loader.load_state_dict(self.state)
+        return iter(loader)
+
+
+class Streaming(Stateful):
     def write(self) -> None:
         from streaming import MDSWriter
 
@@ -113,24 +131,16 @@ class Streaming(Engine):
             for row in self.rows:
                 writer.write({"input_ids": np.array(row)})
 
-    def prepare(self) -> None:
+    def open(self) -> Any:
+        from streaming import StreamingDataLoader, StreamingDataset
         from streaming.base.util import clean_stale_shared_memory
 
-        super().prepare()
-        clean_stale_shared_memory()
-
-    def batches(self, skip: int = 0) -> Iterator[Any]:
-        from streaming import StreamingDataLoader, StreamingDataset
-
+        clean_stale_shared_memory()  # or the dataset that was opened before is in its way
         stored = StreamingDataset(local=self.at, shuffle=True, batch_size=SIZE)
-        if skip:
-            stored.load_state_dict(stored.state_dict(skip * SIZE, False))
-        return iter(StreamingDataLoader(stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate))
+        return StreamingDataLoader(stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate)
 
 
-class Litdata(Engine):
-    state: Any = None
-
+class Litdata(Stateful):
     def write(self) -> None:
         from litdata.streaming.cache import Cache
         from litdata.streaming.item_loader import TokensLoader
@@ -150,19 +160,6 @@ class Litdata(Engine):
 
     def collate_rows(self, rows: list[Any]) -> Any:
         return self.collate([row.to(torch.int64) for row in rows])
-
-    def batches(self, skip: int = 0) -> Iterator[Any]:
-        loader = self.open()
-        if skip:
-            loader.load_state_dict(self.state)
-        return iter(loader)
-
-    def stop_after(self, count: int) -> None:
-        """Reads so many batches and keeps the state, from which `batches` then goes on."""
-        loader = self.open()
-        for _ in islice(iter(loader), count):
-            pass
-        self.state = loader.state_dict()
 
 
 class Datatrove(Engine):

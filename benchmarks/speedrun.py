@@ -140,13 +140,13 @@ def launch(ranks: int, python: str = sys.executable) -> list[str]:
 def fitting(
     python: str, scratch: Path, rows: int, seconds: float, ranks: int, tokenizer: str, eager: bool
 ) -> dict[str, int]:
-    """How many steps of the script fit into seconds of training, compiled and not, by the time of 20 steps."""
-    found = {}
+    """How many steps of the script fit into seconds of training, compiled and not, by the time of some."""
+    found, trials = {}, (5, 15) if eager else (10, 30)
     for how in ("eager",) if eager else ("eager", "compiled"):
         if not eager:
             script(python, scratch, rows, ranks, 2, how, tokenizer)  # which fills the cache of compiled code
-        few, more = (script(python, scratch, rows, ranks, steps, how, tokenizer)[1] for steps in (10, 30))
-        found[how] = int(seconds / ((more - few) / 20))
+        few, more = (script(python, scratch, rows, ranks, steps, how, tokenizer)[1] for steps in trials)
+        found[how] = max(1, int(seconds / ((more - few) / (trials[1] - trials[0]))))
     return found
 
 

@@ -28,7 +28,7 @@ from common import machine
 from environments import PINS, ROOT, LeftOut, last_line, python_of
 
 HERE, OUT = Path(__file__).parent, ROOT / "benchmarks" / "results" / "rivals"
-CORPUS_BYTES, VOCABULARY = 16_000_000, 30_522
+VOCABULARY = 30_522
 BUSY = 0.05  # of the cores' time; if other programs take more, the stamp says so
 BEGIN, END = "<!-- begin: beside the rivals -->", "<!-- end: beside the rivals -->"
 NAMES = {
@@ -43,9 +43,9 @@ NAMES = {
 def cpu_seconds() -> tuple[float, float]:
     """Seconds that all cores were busy since the machine started, and those of this process and its ended children."""
     with open("/proc/stat") as file:
-        user, nice, system, _, _, irq, softirq, *_ = (int(field) for field in file.readline().split()[1:])
+        user, nice, system, _, _, irq, softirq, stolen, *_ = (int(field) for field in file.readline().split()[1:])
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    busy = (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+    busy = (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
     return busy, sum(one.ru_utime + one.ru_stime for one in used)
 
 
@@ -90,11 +90,15 @@ def script(name: str, *arguments: object, limit: float) -> dict[str, Any]:
     return {"regime": found["regime"]} | found["result"]
 
 
-def prepare(directory: Path, corpus: Path | None) -> Path:
+def prepare(directory: Path, corpus: Path | None, megabytes: float) -> Path:
     """Corpus, vocabulary and shards, if they are not there. Returns the corpus."""
-    path, tokenizer, shards = corpus or directory / "corpus.txt", directory / "tokenizer", directory / "shards"
+    path, tokenizer, shards = (
+        corpus or directory / f"corpus-{megabytes:g}.txt",
+        directory / "tokenizer",
+        directory / "shards",
+    )
     if not path.exists():
-        run(str(ROOT / "tools" / "docstrings.py"), path, "--bytes", CORPUS_BYTES)
+        run(str(ROOT / "tools" / "docstrings.py"), path, "--bytes", int(1e6 * megabytes))
     made_of = directory / "corpus.sha256"
     if not made_of.exists() or made_of.read_text() != digest(path):
         run("-m", "bertdata", "train-tokenizer", path, "--vocab-size", VOCABULARY, "--out", tokenizer)
@@ -366,7 +370,8 @@ def write(data: dict[str, Any]) -> None:
 @click.option(
     "--directory", type=Path, default=Path(".bench"), show_default=True, help="Environments and all that is made."
 )
-@click.option("--corpus", type=Path, help="Text to use. Default: 16 MB of docstrings of the installed packages.")
+@click.option("--corpus", type=Path, help="Text to use. Default: docstrings of the installed packages.")
+@click.option("--megabytes", default=16.0, show_default=True, help="Of docstrings.")
 @click.option("--rounds", default=3, show_default=True, help="Of every measurement but the time to a loss.")
 @click.option("--minutes", default=2.0, show_default=True, help="Of the time to a loss, for either side.")
 @click.option("--steps", default=12, show_default=True, help="Of training, 5 of which are not counted.")
@@ -375,6 +380,7 @@ def write(data: dict[str, Any]) -> None:
 def main(
     directory: Path,
     corpus: Path | None,
+    megabytes: float,
     rounds: int,
     minutes: float,
     steps: int,
@@ -392,16 +398,15 @@ def main(
             python_of(name, directory)
         except LeftOut as reason:
             print(f"{name}: {reason}")
-    text = prepare(directory, corpus)
+    text = prepare(directory, corpus, megabytes)
     tokenizer, shards = directory / "tokenizer", directory / "shards"
     file, ranks = tokenizer / "tokenizer.json", min(2, len(os.sched_getaffinity(0)))
-    megabytes = text.stat().st_size / 1e6
     settings = {"commit": commit(), "text": digest(text)[:16], "rounds": rounds, "minutes": minutes, "steps": steps}
     measurements = Measurements(directory / "measured.jsonl", settings)
     rivals = ("--rivals", directory)
     questions: dict[str, Callable[[], Any]] = {
         "tokenizing": lambda: script(
-            "bench_tokenize.py", text, file, "--megabytes", megabytes, "--rounds", rounds, *rivals, limit=600
+            "bench_tokenize.py", text, file, "--megabytes", 1e9, "--rounds", rounds, *rivals, limit=600
         ),
         "building": lambda: script("bench_build.py", text, file, "--rounds", rounds, *rivals, limit=900),
         "reading": lambda: script(

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -95,6 +97,19 @@ def test_writing_changes_readme_only_between_the_comments(table, data, tmp_path,
 
 
 # -------------------------------------------------------------------------------------------------------------- the run
+
+
+def test_the_commands_of_the_page_are_ones_that_make_bench_takes(table):
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    commands = [shlex.split(line, comments=True) for line in page.splitlines() if line.startswith("    make bench")]
+    variables = [variable.split("=", 1) for command in commands for variable in command[2:]]
+    assert len(commands) == 4
+    for name, value in variables:
+        assert f"$({name})" in (ROOT / "Makefile").read_text()
+        if name == "BENCH_OPTIONS":
+            table.main.make_context("table", shlex.split(value))
+    named = set(re.findall(r"--[a-z-]+", page.partition("| `BENCH_OPTIONS`")[2].splitlines()[0]))
+    assert named < {option for parameter in table.main.params for option in parameter.opts}
 
 
 def test_what_was_measured_is_not_measured_again(table, environments, tmp_path):
