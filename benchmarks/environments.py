@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -55,7 +56,7 @@ def python_of(name: str, directory: Path) -> str:
     found = subprocess.run([str(python), *install, *PINS[name]], capture_output=True, text=True)
     if found.returncode:
         lines = [line for line in found.stderr.splitlines() if line.startswith("ERROR: ")] or ["pip failed"]
-        raise LeftOut(f"not installed: {lines[-1].removeprefix('ERROR: ')[:150]}")
+        raise LeftOut(f"not installed: {short(lines[-1].removeprefix('ERROR: '))}")
     made.write_text(json.dumps(PINS[name]))
     return str(python)
 
@@ -113,10 +114,15 @@ def stop(process: subprocess.Popen[Any]) -> None:
 
 
 def reason(errors: str) -> str:
-    """The last line of what a failed program printed that says something, in at most 150 characters."""
+    """The last line of what a failed program printed that says something."""
     lines = [line.strip() for line in errors.splitlines() if line.strip() and not line.startswith(" ")]
     named = [line for line in lines if "Error" in line.split(":")[0]]
-    return (named or lines or [""])[-1][:150]
+    return short((named or lines or [""])[-1])
+
+
+def short(line: str) -> str:
+    """At most 150 characters, files without their directories, and nothing that ends a cell of a table."""
+    return re.sub(r"/(?:[\w.+-]+/)+", "", line).replace("|", "/")[:150]
 
 
 if __name__ == "__main__":
