@@ -28,7 +28,7 @@ import bertdata
 LENGTH = 128
 ALONE = ("ours", "copy")  # which need no environment
 RIVALS = ("datasets", "streaming", "litdata", "datatrove", "megatron")
-LIMIT_S = 120.0  # of one process
+LIMIT_S = 300.0  # of one process
 FIGURES = {"cold": "Mtok/s", "opening": "ms", "resuming": "ms", "warm": "Mtok/s", "memory": "MB"}
 
 
@@ -40,13 +40,12 @@ FIGURES = {"cold": "Mtok/s", "opening": "ms", "resuming": "ms", "warm": "Mtok/s"
 @click.option("--seconds", default=2.0, help="Of warm reading in each round.")
 @click.option("--directory", help="Where to write; default: the directory for temporary files.")
 def main(shards: str, tokenizer: str, environments: Path, repeats: int, seconds: float, directory: str | None) -> None:
-    loader = bertdata.Loader(bertdata.open(shards), length=LENGTH, global_batch_size=256, masking=None)
     left_out: dict[str, str] = {}
     sizes: dict[str, float] = {}
     rounds: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         rows = Path(scratch, "rows.npy")
-        np.save(rows, loader.read(np.arange(loader.num_samples)).input_ids)
+        tokens = write_rows(shards, rows)
         commands: dict[str, list[str]] = {}
 
         def command(what: str, name: str, *more: object) -> list[str]:
@@ -80,10 +79,18 @@ def main(shards: str, tokenizer: str, environments: Path, repeats: int, seconds:
         shown = [f"{part} {each.get(FIGURES[part], each.get('reason'))}" for part, each in parts.items()]
         print(f"{name:<10} {', '.join(shown)}")
     result = {
-        "tokens": loader.num_samples * LENGTH, "MB of files": {name: round(size, 1) for name, size in sizes.items()},
+        "tokens": tokens, "MB of files": {name: round(size, 1) for name, size in sizes.items()},
         "rounds": repeats, "left out": left_out, "figures": found,
     }  # fmt: skip
     report("masked batches", f"one core, one process, 256 x {LENGTH}, random order", result)
+
+
+def write_rows(shards: str, path: Path) -> int:
+    """An epoch of rows of ours. Returns their tokens. Nothing stays mapped, as it could not be read cold then."""
+    loader = bertdata.Loader(bertdata.open(shards), length=LENGTH, global_batch_size=256, masking=None)
+    rows = loader.read(np.arange(loader.num_samples)).input_ids
+    np.save(path, rows)
+    return rows.size
 
 
 def summary(each: list[dict[str, Any]]) -> dict[str, Any]:

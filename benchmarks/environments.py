@@ -19,7 +19,9 @@ import subprocess
 import sys
 import sysconfig
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 PINS = {
@@ -71,17 +73,31 @@ def one_core() -> set[int]:
     return {max(os.sched_getaffinity(0))}
 
 
+def without_pictures() -> None:
+    """Lets `streaming` be imported beside a torch without CUDA, for which PyPI has no torchvision that loads.
+
+    It imports torchvision for data sets of pictures alone. Where torchvision loads, nothing is changed.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        names = {"": {}, ".datasets": {"VisionDataset": object}, ".transforms": {}}
+        for name, content in (names | {".transforms.functional": {"to_tensor": None}}).items():
+            module = ModuleType(f"torchvision{name}")
+            module.__dict__.update(content, __spec__=ModuleSpec(module.__name__, None))
+            sys.modules[module.__name__] = module
+
+
 def run(command: list[str], *, seconds: float) -> str:
     """What a command prints. Raises LeftOut if it fails or takes longer; nothing that it started goes on."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        out, errors = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        raise LeftOut(f"not done after {seconds:.0f} s") from None
-    finally:
-        stop(process)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            out, errors = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise LeftOut(f"not done after {seconds:.0f} s") from None
+        finally:
+            stop(process)
     if process.returncode:
         raise LeftOut(reason(errors) or f"ended with status {process.returncode}")
     return out

@@ -21,6 +21,7 @@ from typing import Any
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import numpy as np
+from environments import without_pictures
 
 BATCH = 100  # documents, for one call of the tokenizer
 WORKERS = 2
@@ -119,6 +120,7 @@ def count_litdata(out: str, special: dict[str, int]) -> Iterator[np.ndarray]:
 
 
 def write_mds(job: tuple[str, str, str]) -> None:
+    without_pictures()
     from streaming import MDSWriter
 
     tokenizer, out, path = job
@@ -128,6 +130,7 @@ def write_mds(job: tuple[str, str, str]) -> None:
 
 
 def streaming(tokenizer: str, out: str, files: list[str]) -> None:
+    without_pictures()
     from streaming.base.util import merge_index
 
     jobs = [(tokenizer, f"{out}/mds/{number}", path) for number, path in enumerate(files)]
@@ -137,6 +140,7 @@ def streaming(tokenizer: str, out: str, files: list[str]) -> None:
 
 
 def count_streaming(out: str, special: dict[str, int]) -> Iterator[np.ndarray]:
+    without_pictures()
     from streaming.base.format import reader_from_json
 
     for index in sorted(Path(out, "mds").glob("*/index.json")):

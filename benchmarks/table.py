@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from environments import PINS, ROOT, LeftOut, last_line, python_of
 
 HERE, OUT = Path(__file__).parent, ROOT / "benchmarks" / "results" / "rivals"
 VOCABULARY = 30_522
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BUSY = 0.05  # of the cores' time; if other programs take more, the stamp says so
 BEGIN, END = "<!-- begin: beside the rivals -->", "<!-- end: beside the rivals -->"
 NAMES = {
@@ -91,20 +93,26 @@ def script(name: str, *arguments: object, limit: float) -> dict[str, Any]:
 
 
 def prepare(directory: Path, corpus: Path | None, megabytes: float) -> Path:
-    """Corpus, vocabulary and shards, if they are not there. Returns the corpus."""
-    path, tokenizer, shards = (
-        corpus or directory / f"corpus-{megabytes:g}.txt",
-        directory / "tokenizer",
-        directory / "shards",
-    )
-    if not path.exists():
-        run(str(ROOT / "tools" / "docstrings.py"), path, "--bytes", int(1e6 * megabytes))
-    made_of = directory / "corpus.sha256"
-    if not made_of.exists() or made_of.read_text() != digest(path):
-        run("-m", "bertdata", "train-tokenizer", path, "--vocab-size", VOCABULARY, "--out", tokenizer)
-        run("-m", "bertdata", "build", path, "--tokenizer", tokenizer, "--out", shards)
-        made_of.write_text(digest(path))
-    return path
+    """Text, vocabulary and shards, if they are not there. Returns the text.
+
+    Documents in which a special token is spelled out are not in it: `tokenizers` can take that as text, as ours do, and
+    other engines cannot.
+    """
+    text, made_of = directory / "text.txt", directory / "text.json"
+    source = corpus or directory / f"corpus-{megabytes:g}.txt"
+    if not source.exists():
+        run(str(ROOT / "tools" / "docstrings.py"), source, "--bytes", int(1e6 * megabytes))
+    if not made_of.exists() or json.loads(made_of.read_text()) != {"corpus": digest(source)}:
+        documents = source.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n").split("\n\n")
+        kept = [one.strip("\n") for one in documents if one.strip() and not any(name in one for name in SPECIALS)]
+        text.write_text("\n\n".join(kept) + "\n", encoding="utf-8")
+        tokenizer, shards = directory / "tokenizer", directory / "shards"
+        for made in (tokenizer, shards):
+            shutil.rmtree(made, ignore_errors=True)
+        run("-m", "bertdata", "train-tokenizer", text, "--vocab-size", VOCABULARY, "--out", tokenizer)
+        run("-m", "bertdata", "build", text, "--tokenizer", tokenizer, "--out", shards)
+        made_of.write_text(json.dumps({"corpus": digest(source)}))
+    return text
 
 
 def run(*arguments: object) -> None:
@@ -186,8 +194,11 @@ def building(result: dict[str, Any]) -> list[dict]:
             )
         )
     for name in rivals:
+        theirs, ours = slopes.get(name), slopes["ours"]
         why = result["left out"].get(name, "")
-        rows.append(row("building, each further MB", NAMES[name], slopes["ours"], slopes.get(name), "MB/s", reason=why))
+        if theirs and min(theirs, ours) <= 0:
+            theirs, why = None, "the larger text took no longer: noise"
+        rows.append(row("building, each further MB", NAMES[name], ours, theirs, "MB/s", reason=why))
     return rows
 
 
@@ -251,7 +262,9 @@ def ceilings(answers: dict[str, Any]) -> dict[str, str]:
         found["building"] = f"reading the text and writing its ids with fsync: {seconds['least']:.3f} s"
     if "result" in (read := answers["reading"]):
         rates = {name: read["result"]["figures"][name]["warm"].get("Mtok/s") for name in ("copy", "ours")}
-        found["reading"] = f"copying random rows unmasked by np.memmap: {rates['copy']} Mtok/s; ours {rates['ours']}"
+        found["reading"] = (
+            f"copying random rows unmasked by np.memmap: {rates['copy']:.0f} Mtok/s; ours {rates['ours']:.0f}"
+        )
     if "result" in (step := answers["training step"]):
         found["training step"] = f"matrix products alone: ours has {step['result']['share of peak']:.0%} of their speed"
     return found
@@ -271,9 +284,11 @@ def rows_of(answers: dict[str, Any]) -> list[dict]:
     return rows
 
 
-def number(value: float | None) -> str:
-    if value is None:
-        return "–"
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" + "s" * (count != 1)
+
+
+def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -283,9 +298,9 @@ def markdown(data: dict[str, Any]) -> str:
     cpu = stamped["machine"]
     lines = [
         "# Beside the rivals", "",
-        f"Made by `make bench` on {stamped['date']}, commit {stamped['commit']}: {cpu['cores']} cores of {cpu['cpu']}, "
-        f"{stamped['memory, GB']:.0f} GB, Python {cpu['python']}, {stamped['corpus, MB']:.0f} MB of text, medians of "
-        f"{stamped['rounds']} rounds in turns.",
+        f"Made by `make bench` on {stamped['date']}, commit {stamped['commit']}: {counted(cpu['cores'], 'core')} of "
+        f"{cpu['cpu']}, {stamped['memory, GB']:.0f} GB, Python {cpu['python']}, {stamped['corpus, MB']:.0f} MB of "
+        f"text, medians of {counted(stamped['rounds'], 'round')} in turns.",
     ]  # fmt: skip
     if stamped["other programs ran"]:
         lines += ["", f"**Other programs ran**: they took {stamped['share of other programs']:.0%} of the cores' time."]
@@ -295,11 +310,11 @@ def markdown(data: dict[str, Any]) -> str:
             lines += [f"Ceiling: {data['ceilings'][question]}.", ""]
         lines += ["| | rival | ours | theirs | | times |", "|---|---|---|---|---|---|"]
         for one in (one for one in data["rows"] if one["question"] == question):
-            theirs = one["reason"] if one["theirs"] is None else number(one["theirs"])
+            ours = one["reason"] if one["ours"] is None else number(one["ours"])
+            missing = "–" if one["ours"] is None else one["reason"]
+            theirs = missing if one["theirs"] is None else number(one["theirs"])
             times = f"{one['times']:g}" if one["times"] else ""
-            lines.append(
-                f"| {one['what']} | {one['rival']} | {number(one['ours'])} | {theirs} | {one['unit']} | {times} |"
-            )
+            lines.append(f"| {one['what']} | {one['rival']} | {ours} | {theirs} | {one['unit']} | {times} |")
     return "\n".join(lines) + "\n"
 
 
@@ -309,7 +324,7 @@ def readme(data: dict[str, Any]) -> str:
     cpu = stamped["machine"]
     busy = ". **Other programs ran**, so these figures are provisional" if stamped["other programs ran"] else ""
     lines = [
-        f"`make bench` measured this on {stamped['date']}, on {cpu['cores']} cores of {cpu['cpu']}{busy}.",
+        f"`make bench` measured this on {stamped['date']}, on {counted(cpu['cores'], 'core')} of {cpu['cpu']}{busy}.",
         "A cell says how many times as good as the rival we are; below 1 the rival is better.",
         "[docs/benchmarks.md](docs/benchmarks.md) says how each is measured, and",
         "[benchmarks/results/rivals.md](benchmarks/results/rivals.md) has all figures.",
@@ -321,15 +336,17 @@ def readme(data: dict[str, Any]) -> str:
     for question, what in whats:
         rows = [one for one in data["rows"] if one["what"] == what]
         cells = []
+        reasons: dict[str, list[str]] = {}
         for one in rows:
             if one["times"]:
                 cells.append(f"{one['rival']} **{one['times']:g}**")
-            elif one["unit"] == "nats" and one["theirs"]:
-                cells.append(f"ours {one['ours']:.3f}, {one['rival']} {one['theirs']:.3f} nats")
             elif one["reason"]:
-                cells.append(f"{one['rival']}: {one['reason']}")
+                reasons.setdefault(one["reason"], []).append(one["rival"])
+            elif one["unit"] == "nats":
+                cells.append(f"ours {one['ours']:.3f}, {one['rival']} {one['theirs']:.3f} nats")
             else:
                 cells.append(f"ours {number(one['ours'])}, {one['rival']} {number(one['theirs'])} {one['unit']}")
+        cells += [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
         regime = REGIMES[question].split(";")[0]
         lines.append(f"| **{what}**: {regime} | {', '.join(cells)} |")
     return "\n".join(lines)
@@ -406,19 +423,19 @@ def main(
     rivals = ("--rivals", directory)
     questions: dict[str, Callable[[], Any]] = {
         "tokenizing": lambda: script(
-            "bench_tokenize.py", text, file, "--megabytes", 1e9, "--rounds", rounds, *rivals, limit=600
+            "bench_tokenize.py", text, file, "--megabytes", 1e9, "--rounds", rounds, *rivals, limit=1800
         ),
-        "building": lambda: script("bench_build.py", text, file, "--rounds", rounds, *rivals, limit=900),
+        "building": lambda: script("bench_build.py", text, file, "--rounds", rounds, *rivals, limit=1800),
         "reading": lambda: script(
-            "bench_reading.py", shards, file, "--rounds", rounds, "--directory", directory, *rivals, limit=900
+            "bench_reading.py", shards, file, "--rounds", rounds, "--directory", directory, *rivals, limit=1800
         ),
         "training step": lambda: script(
             "bench_trainer.py", shards, "--ranks", ranks, "--rows", 32, "--steps", steps, "--rounds", rounds,
-            "--precision", "bf16", limit=900,
+            "--precision", "bf16", limit=1800,
         ),
         "time to a loss": lambda: script(
             "speedrun.py", text, tokenizer, "--minutes", minutes, "--eager", "--rows", 32, "--eval-every", 20, *rivals,
-            limit=900,
+            limit=1800,
         ),
     }  # fmt: skip
     for question, measure in questions.items():
@@ -426,7 +443,7 @@ def main(
             measurements.ask(question, measure)
     if only:
         return
-    answers = {question: measurements.found(question) or {} for question in questions}
+    answers = {question: measurements.found(question) or {"reason": "not measured"} for question in questions}
     write(
         {
             "stamp": stamp(text, measurements, list(questions)),
