@@ -235,11 +235,11 @@ def command_index() -> str:
 
     sections = []
     for program, group in (("bertdata", bertdata), ("bertrain", bertrain)):
-        above = click.Context(group, info_name=program, max_content_width=100)
+        above = click.Context(group, info_name=program, terminal_width=80)
         sections.append(f"## {program}\n\n```text\n{group.get_help(above)}\n```\n")
         for name in group.list_commands(above):
             command = group.get_command(above, name)
-            help = command.get_help(click.Context(command, info_name=name, parent=above, max_content_width=100))
+            help = command.get_help(click.Context(command, info_name=name, parent=above, terminal_width=80))
             sections.append(f"### {program} {name}\n\n```text\n{help}\n```\n")
     return "\n".join(sections)
 
