@@ -67,10 +67,7 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "aws "): "needs the command line of AWS",
     ("docs/tutorial.md", "from pathlib import Path\n"): "reads all packages; the world has such a text",
     ("docs/tutorial.md", "from hashlib import sha256\n"): "reads all packages; the world has such tables",
-    (
-        "docs/trackers.md",
-        "bertrain pretrain ",
-    ): "needs wandb and trackio; tests/test_trackers.py has others in their place",
+    ("docs/trackers.md", "bertrain pretrain --data shards/ --out run/ --log-to wandb "): "tests/test_trackers.py",
     ("docs/reading.md", "python examples/lightning_loop.py "): "Lightning is not installed",
     ("CONTRIBUTING.md", "pre-commit "): "is not installed",
     ("CONTRIBUTING.md", "moto_server "): "does not end; the fixture `bucket` starts one",
