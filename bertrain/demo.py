@@ -17,7 +17,7 @@ import torch
 from bertdata.cli import OneSentence
 from bertdata.cli import main as bertdata
 from bertdata.errors import UsageError
-from bertdata.files import make_directory
+from bertdata.files import make_directory, write_file
 from bertdata.sources import docstrings
 from bertrain import evaluate, pretrain
 from bertrain.runtime import checkpoint
@@ -28,19 +28,21 @@ THREADS = 2  # for which its seconds are stated
 BUILD = ("--vocab-size", "2000")
 ROWS = ("--length", "64", "--global-batch-size", "32")
 TRAIN = ("--steps", str(STEPS), "--eval-every", "400", "--save-every", "400")
-ITS_OWN = {"corpus.txt", "shards", "run"}  # what a demo's directory has
+MARK = ".demo"  # the file of a directory that a demo has made
 
 
 def require_place(out: Path) -> None:
-    """Makes the directory. Raises UsageError if it cannot be made or written, or holds something else."""
+    """Makes the directory. Raises UsageError if it cannot be made or written, or holds what no demo has made."""
     try:
         make_directory(out)
-        others = sorted(name for name in os.listdir(out) if not name.startswith(".") and name not in ITS_OWN)
+        others, may_write = sorted(os.listdir(out)), os.access(out, os.W_OK | os.X_OK)
+        if not others and may_write:
+            write_file(out / MARK, b"")
     except OSError as error:
         raise UsageError(f"--out {out} cannot be used ({error.strerror}); give another directory") from None
-    if others:
-        raise UsageError(f"--out {out} holds {others[0]}, which is of no demo; give a new directory")
-    if not os.access(out, os.W_OK | os.X_OK):
+    if others and MARK not in others:
+        raise UsageError(f"--out {out} holds {others[0]}, which the demo has not made; give a new directory")
+    if not may_write:
         raise UsageError(f"--out {out} cannot be written to; give another directory")
 
 

@@ -20,6 +20,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import BertdataError, RemoteError, UsageError
 from bertrain.runtime import card, checkpoint
 
+FINE_TUNED = ("seed.json", "result.json")  # of bertrain finetune: with paths of this machine; seed.json is written last
 STATE = {checkpoint.INDEX, checkpoint.TRAINER, checkpoint.OPTIMIZER, checkpoint.BESIDE, checkpoint.AVERAGE_FILE}
 WEIGHTS = "*.safetensors"
 PATTERNS = (WEIGHTS, "*.json", "vocab.txt", "merges.txt", "*.model", card.CARD)
@@ -37,7 +38,9 @@ def files_of(directory: Path) -> tuple[list[str], list[str]]:
         names |= {card.CARD} if (directory / card.CARD).is_file() else set()
     else:
         found = (path for pattern in PATTERNS for path in directory.glob(pattern))
-        names = {path.name for path in found if path.is_file()}
+        names = {path.name for path in found if path.is_file()} - set(FINE_TUNED)
+        if directory.name.startswith("seed-") and not (directory / FINE_TUNED[0]).exists():
+            raise UsageError(f"{directory} is not finished, as it has no seed.json; run bertrain finetune to its end")
     if not any(Path(name).match(WEIGHTS) for name in names):
         raise UsageError(f"{directory} has no weights as safetensors; give a run or a checkpoint")
     return sorted(names - STATE), sorted(names & STATE)
@@ -84,8 +87,8 @@ def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
     if status == 404:
         return RemoteError(f"{hub} has no {repository} that your access token may see; check the name")
     if status:
-        return RemoteError(f"{hub} does not take {repository} ({reason})")
-    return RemoteError(f"{hub} does not answer, or not to its end ({reason}); run the same command again later")
+        return RemoteError(f"{hub} refuses {repository} ({reason}); run the same command again later, or ask the hub")
+    return RemoteError(f"the connection to {hub} failed ({reason}); run the same command again later")
 
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -67,7 +67,7 @@ def test_a_failed_step_ends_the_demo(quick, tmp_path):
     assert ["bertrain", "pretrain"] not in commands(result)
 
 
-@pytest.mark.parametrize("kind", ["file", "below a file", "of others", "read-only"])
+@pytest.mark.parametrize("kind", ["file", "below a file", "of others", "of mine", "read-only"])
 def test_a_directory_that_the_demo_cannot_use_is_one_sentence(tmp_path, monkeypatch, kind):
     out = tmp_path / "demo"
     if kind in ("file", "below a file"):
@@ -77,6 +77,8 @@ def test_a_directory_that_the_demo_cannot_use_is_one_sentence(tmp_path, monkeypa
         out.mkdir()
     if kind == "of others":
         (out / "thesis.tex").write_text("x")
+    if kind == "of mine":  # as the README names it
+        (out / "corpus.txt").write_text("x")
     if kind == "read-only":  # also for root, whom no mode of a directory stops
         monkeypatch.setattr(os, "access", lambda path, mode: False)
     before = sorted(tmp_path.rglob("*"))

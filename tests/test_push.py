@@ -159,6 +159,8 @@ def test_a_fine_tuned_model_is_sent_without_what_lies_beside_it(hub, run, tmp_pa
     for name in ("checkpoint.json", "optimizer.pt", "trainer.json"):
         (tuned / name).unlink()
     (tuned / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
+    assert "is not finished, as it has no seed.json" in refused(tuned, "org/name", code=2)
+    (tuned / "seed.json").write_text('{"of": {"checkpoint": "/home/me/secret"}}')
     result = call(tuned, "org/name")
     assert sorted(hub.commits[0]) == SENT
     assert "warning" not in result.stderr
@@ -174,7 +176,7 @@ def test_a_fine_tuned_model_is_sent_without_what_lies_beside_it(hub, run, tmp_pa
         (401, "does not know your access token; log in with hf auth login, or set HF_TOKEN"),
         (403, "your access token may not write to org/name; use one that may, or another name"),
         (404, "has no org/name that your access token may see; check the name"),
-        (422, "does not take org/name ("),
+        (422, "refuses org/name ("),
     ],
 )
 def test_what_the_hub_refuses_is_one_sentence_without_the_token(hub, run, status, said):
@@ -186,7 +188,7 @@ def test_what_the_hub_refuses_is_one_sentence_without_the_token(hub, run, status
 def test_without_a_hub_or_a_token_nothing_is_sent(hub, run, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 does not answer, or not to its end (" in refused(run, "org/name")
+    assert "the connection to http://127.0.0.1:9 failed (" in refused(run, "org/name")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids to ask the Hugging Face hub; unset it" in refused(run, "org/name")
     monkeypatch.delenv("HF_TOKEN")

@@ -429,6 +429,27 @@ def test_choices_that_do_not_fit_are_named(tmp_path, content, said):
     refused("choice", write(tmp_path / "a.json", content), said, text="text", other="choices", label="label")
 
 
+def test_rows_that_do_not_fit_are_left_out_where_a_suite_says_so(tmp_path):
+    rows = wsc("床上有书，它很软", "床", "它"), wsc("床上有书", "床", "书", span1_index=2)
+    examples, warnings = task("coreference", text="text", label="label", skip=True).read(
+        str(write(tmp_path / "a.json", *rows))
+    )
+    assert (len(examples.texts), len(warnings)) == (1, 1)
+    for name, content in (
+        ("b.jsonl", '{"text": "a", "choices": ["b", "c"], "label": 1}\n{"text": "a", "choices": ["b"], "label": 0}\n'),
+        ("c.json", json.dumps([[["a"], [{"question": "b", "choice": ["c", "d"], "answer": x} for x in "ce"], "1"]])),
+    ):
+        (tmp_path / name).write_text(content)
+        read = task("choice", text="text", other="choices", label="label", skip=True).read(str(tmp_path / name))
+        assert [len(part) for part in read] == [1, 1]
+        assert "1 rows were left out" in read[1][0]
+
+
+def test_a_file_may_have_a_name_of_one_letter(tmp_path):
+    for name in ("x", ".", "d-", "m-a.jsonl"):
+        assert task("choice").files(name) == [name]
+
+
 def test_choices_need_the_column_that_has_them(tmp_path):
     refused("choice", asked(tmp_path / "a.jsonl", ("a", ["b", "c"], 0)), "needs --other, the column with the list")
 

@@ -89,23 +89,29 @@ def test_a_tracker_gets_the_numbers_of_the_log_and_a_run_continues_its_record(da
     train(dataset.path, out, log_to=(name,), **OPTIONS)
     assert library.rows == expected(out)
     again = library.begun[1]
-    record = (out / "record-id").read_text()
+    record, *taken = (out / "record-id").read_text().split()
     assert re.fullmatch("[0-9a-f]{8}", record)
+    assert taken == [name]
     assert {begun.get("id", begun["name"]), again.get("id", again["name"])} in ({record}, {f"run-{record}"})
     train(dataset.path, tmp_path / "other", log_to=(name,), **OPTIONS | {"steps": 1})
-    assert (tmp_path / "other" / "record-id").read_text() != record
+    assert (tmp_path / "other" / "record-id").read_text().split()[0] != record
 
 
 def test_steps_that_are_taken_again_are_not_written_twice(tmp_path, library):
     (first,) = trackers.start(["wandb"], tmp_path, {}, step=0, logged=0)
     for step in (2, 4, 6):
         first.write({"loss": 1.0}, step)
-    first.close(10)
+    trackers.close([first], 10)
     (again,) = trackers.start(["wandb"], tmp_path, {}, step=2, logged=6)  # of log.jsonl, which ends after step 6
     for step in (4, 6, 8):
         again.write({"loss": 2.0}, step)
-    again.close(10)
+    trackers.close([again], 10)
     assert [step for step, _ in library.rows] == [2, 4, 6, 6, 8]  # the last one may not have been whole
+    library.rows.clear()
+    (other,) = trackers.start(["trackio"], tmp_path, {}, step=2, logged=6)  # which has none of them
+    other.write({"loss": 2.0}, 4)
+    trackers.close([other], 10)
+    assert [step for step, _ in library.rows] == [4]
 
 
 @pytest.mark.parametrize("problem", ["no account", "no answer"])
@@ -122,7 +128,7 @@ def test_without_weights_and_biases_the_record_is_kept_here(tmp_path, library, m
     monkeypatch.setattr(library, "init", init)
     (tracker,) = trackers.start(["wandb"], tmp_path, {}, step=0, logged=0)
     tracker.write({"loss": 1.0}, 1)
-    tracker.close(10)
+    trackers.close([tracker], 10)
     reason = "timed out" if problem == "no answer" else "there is no account here: run wandb login"
     assert f"does not take the log ({reason}); it is kept in {tmp_path / 'wandb'}" in tracker.fault
     assert library.rows == [(1, {"loss": 1.0})]

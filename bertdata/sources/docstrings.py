@@ -41,7 +41,7 @@ def write(path: Path, num_bytes: int) -> tuple[int, int]:
         size += len(encoded) + 2
     if not chosen:
         raise InputError(
-            "the installed packages have no docstrings, of which the text is made; give a text of your own"
+            "the installed packages have no docstrings, of which the text is made; build a text of your own"
         )
     write_file(path, b"\n\n".join(chosen) + b"\n")
     return len(chosen), size

@@ -11,6 +11,7 @@ import queue
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from bertdata.errors import UsageError
 from bertdata.files import write_file
 
-ID = "record-id"  # the file of a run directory with the name that its record has elsewhere
+ID = "record-id"  # the file of a run directory with the name of its record elsewhere, and the trackers that have it
 PROJECT = "bertrain"
 ANSWER_S, END_S = 20.0, 60.0  # how long a server may take at the start of a run; how long the end of a run may wait
 LEAVING_S = 5.0  # how long a run may wait that ends with an error
@@ -123,12 +124,15 @@ class Tracker:
         if step not in self._has and self._thread.is_alive():
             self._entries.put((numbers, step))
 
-    def close(self, seconds: float) -> None:
-        """Ends the record. Waits at most so long for it."""
+    def end(self) -> None:
+        """Lets the record end, once it has all entries. Waits for nothing."""
         self._entries.put(None)
-        self._thread.join(seconds)
+
+    def wait(self, seconds: float) -> None:
+        """Waits at most so long for the end."""
+        self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
-            self.fault = f"--log-to {self._name} has not taken all of the log within {seconds:.0f} s; log.jsonl has it"
+            self.fault = f"--log-to {self._name} has not taken all of the log in time; log.jsonl has it"
 
     def _work(self, record: Record) -> None:
         try:
@@ -149,9 +153,17 @@ def start(names: Sequence[str], out: Path, options: dict[str, Any], *, step: int
     """
     if not names:
         return []
-    is_new = not (out / ID).exists()
-    if is_new:
-        write_file(out / ID, secrets.token_hex(4).encode())
-    record = Record(out, options, (out / ID).read_text().strip(), step)
-    has = range(0) if is_new else range(step + 1, logged)
-    return [Tracker(name, record, has=range(0) if name == "tensorboard" else has) for name in names]
+    identity, *known = (out / ID).read_text().split() if (out / ID).exists() else [secrets.token_hex(4)]
+    write_file(out / ID, " ".join([identity, *sorted({*known, *names})]).encode())
+    record = Record(out, options, identity, step)
+    has = {name: range(step + 1, logged) for name in known if name != "tensorboard"}
+    return [Tracker(name, record, has=has.get(name, range(0))) for name in names]
+
+
+def close(running: Sequence[Tracker], seconds: float) -> None:
+    """Ends all records at the same time. Waits at most so long for all of them together."""
+    until = time.monotonic() + seconds
+    for tracker in running:
+        tracker.end()
+    for tracker in running:
+        tracker.wait(until - time.monotonic())

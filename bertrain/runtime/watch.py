@@ -285,8 +285,7 @@ class Watch(contextlib.ExitStack):
             self._warn_of_trackers()
 
     def _close_trackers(self, kind: type[BaseException] | None, *exception: object) -> None:
-        for tracker in self._trackers:
-            tracker.close(trackers.LEAVING_S if kind else trackers.END_S)
+        trackers.close(self._trackers, trackers.LEAVING_S if kind else trackers.END_S)
         self._warn_of_trackers()
 
     def _warn_of_trackers(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
+
+from bertdata.errors import UsageError
 
 
 class Columns(NamedTuple):
@@ -33,6 +35,19 @@ def left_out(path: str, count: int) -> list[str]:
         if count
         else []
     )
+
+
+def made(make: Callable[..., Any], rows: Iterable[tuple[Any, ...]], *, skip: bool) -> tuple[list[Any], int]:
+    """What `make` gives of each row, and how many rows were left out: with skip, those it raises UsageError for."""
+    found, num_left = [], 0
+    for row in rows:
+        try:
+            found.append(make(*row))
+        except UsageError:
+            if not skip:
+                raise
+            num_left += 1
+    return found, num_left
 
 
 class Task:

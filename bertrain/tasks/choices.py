@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 
 from bertdata.errors import UsageError
 from bertrain import tables
-from bertrain.tasks.base import Data, Task, left_out
+from bertrain.tasks.base import Data, Task, left_out, made
 
 
 class Question(NamedTuple):
@@ -35,20 +35,23 @@ class Choices(Task):
     def files(self, path: str) -> list[str]:
         """Of C3, dialogues (d-train.json) and other texts (m-train.json) go together."""
         name = Path(path).name
-        other = Path(path).with_name({"d": "m", "m": "d"}.get(name[:1], "") + name[1:])
-        return [path, str(other)] if name[:2] in ("d-", "m-") and other.is_file() else [path]
+        if name[:2] not in ("d-", "m-") or not name.endswith(".json"):
+            return [path]
+        other = Path(path).with_name({"d": "m", "m": "d"}[name[0]] + name[1:])
+        return [path, str(other)] if other.is_file() else [path]
 
     def read(self, path: str) -> tuple[list[Question], list[str]]:
-        files = self.files(path)
-        if path.lower().endswith(".json") and _is_list(path):
-            return [question for file in files for question in _of_c3(file)], []
         text, choices, label, _, skip = self.columns
+        if path.lower().endswith(".json") and _is_list(path):
+            questions, num_left = made(_question, (row for file in self.files(path) for row in _of_c3(file)), skip=skip)
+            return questions, left_out(path, num_left)
         if not choices:
             raise UsageError("--task choice needs --other, the column with the list of choices; name it")
         table = tables.table(path, {"--text": text, "--other": choices, "--label": label}, skip)
         named = [[row[table.columns[role]] for row in table.rows] for role in ("--other", "--label")]
-        rows = zip(table.texts("--text"), *named, table.places, strict=True)
-        return [_question(text, "", *row) for text, *row in rows], left_out(path, table.num_left)
+        rows = ((text, "", *row) for text, *row in zip(table.texts("--text"), *named, table.places, strict=True))
+        questions, num_left = made(_question, rows, skip=skip)
+        return questions, left_out(path, table.num_left + num_left)
 
     def learn(self, train: list[Question]) -> list[str]:
         return []
@@ -107,19 +110,15 @@ def _is_list(path: str) -> bool:
         return False  # tables.read says what is wrong
 
 
-def _of_c3(path: str) -> list[Question]:
-    """A file of C3: a list of [lines of the text, questions, name]; a question has question, choice and answer."""
-    questions: list[Question] = []
+def _of_c3(path: str) -> list[tuple[str, str, Any, Any, str]]:
+    """What _question takes of a file of C3, a list of [lines of the text, questions, name]."""
+    questions: list[tuple[str, str, Any, Any, str]] = []
     try:
         with open(path, encoding="utf-8-sig") as file:
             for lines, asked, *_ in json.load(file):
                 for entry in asked:
                     place = f"{path}, question {len(questions) + 1:,}"
-                    questions.append(
-                        _question("\n".join(lines), entry["question"], entry["choice"], entry["answer"], place)
-                    )
-    except UsageError:
-        raise
+                    questions.append(("\n".join(lines), entry["question"], entry["choice"], entry["answer"], place))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a file of C3 ({type(error).__name__}: {error}); give a list of texts, each with its lines, "

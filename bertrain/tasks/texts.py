@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.errors import UsageError
 from bertrain import tables
 from bertrain.tasks import metrics
-from bertrain.tasks.base import Columns, Data, Task, left_out
+from bertrain.tasks.base import Columns, Data, Task, left_out, made
 
 MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
 
@@ -105,12 +105,18 @@ class Coreference(Classification):
         text, _, label, _, skip = self.columns
         table = tables.table(path, {"--text": text, "--other": "target", "--label": label}, skip)
         targets, labels = ([row[table.columns[role]] for row in table.rows] for role in ("--other", "--label"))
-        texts = [_marked(*row) for row in zip(table.texts("--text"), targets, table.places, strict=True)]
-        return tables.Examples(texts, None, labels, table.places), left_out(path, table.num_left)
+        rows, num_left = made(
+            _marked, zip(table.texts("--text"), targets, labels, table.places, strict=True), skip=skip
+        )
+        texts, labels, places = ([row[i] for row in rows] for i in range(3))
+        return tables.Examples(texts, None, labels, places), left_out(path, table.num_left + num_left)
 
 
-def _marked(text: str, target: Any, place: str) -> str:
-    """A text with marks around noun and pronoun. Raises UsageError, naming the place, where they are not there."""
+def _marked(text: str, target: Any, label: Any, place: str) -> tuple[str, Any, str]:
+    """A text with marks around noun and pronoun; its label and place as they are.
+
+    Raises UsageError, naming the place, where noun or pronoun are not there.
+    """
     ends = []
     for span, marks in (("span1", "__"), ("span2", "[]")):
         try:
@@ -127,7 +133,7 @@ def _marked(text: str, target: Any, place: str) -> str:
         ends += [(first, 1, marks[0]), (first + len(word), 0, marks[1])]
     for where, _, mark in sorted(ends, reverse=True):  # from the end, so that places stay true
         text = text[:where] + mark + text[where:]
-    return text
+    return text, label, place
 
 
 class Regression(_Texts):
