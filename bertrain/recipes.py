@@ -10,6 +10,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "modernbert-small": {
         "optimizer": "muon", "lr": 3e-3, "muon_rate": 3.0, "mlm_probability": 0.3, "global_batch_size": 32,
+        "weight_decay": 0.1,
     },
 }  # fmt: skip
 """Values of Config by the name of a preset."""
