@@ -28,6 +28,8 @@ import click
 from common import machine
 from environments import PINS, ROOT, LeftOut, last_line, python_of
 
+from bertdata.sources import docstrings
+
 HERE, OUT = Path(__file__).parent, ROOT / "benchmarks" / "results" / "rivals"
 VOCABULARY = 30_522
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -101,7 +103,7 @@ def prepare(directory: Path, corpus: Path | None, megabytes: float) -> Path:
     text, made_of = directory / "text.txt", directory / "text.json"
     source = corpus or directory / f"corpus-{megabytes:g}.txt"
     if not source.exists():
-        run(str(ROOT / "tools" / "docstrings.py"), source, "--bytes", int(1e6 * megabytes))
+        docstrings.write(source, int(1e6 * megabytes))
     if not made_of.exists() or json.loads(made_of.read_text()) != {"corpus": digest(source)}:
         documents = source.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n").split("\n\n")
         kept = [one.strip("\n") for one in documents if one.strip() and not any(name in one for name in SPECIALS)]

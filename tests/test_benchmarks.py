@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bertdata.sources import docstrings
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -110,6 +112,24 @@ def test_the_commands_of_the_page_are_ones_that_make_bench_takes(table):
             table.main.make_context("table", shlex.split(value))
     named = set(re.findall(r"--[a-z-]+", page.partition("| `BENCH_OPTIONS`")[2].splitlines()[0]))
     assert named < {option for parameter in table.main.params for option in parameter.opts}
+
+
+def test_preparing_makes_text_vocabulary_and_shards_once(table, tmp_path, monkeypatch):
+    runs = []
+    monkeypatch.setattr(table, "run", lambda *arguments: runs.append(arguments[2]))
+    monkeypatch.setattr(
+        docstrings, "sources", lambda: [Path(table.__file__), Path(table.__file__).parent / "distil.py"]
+    )
+    text = table.prepare(tmp_path, None, 0.1)
+    assert "Our engine and trainer beside the rivals" in text.read_text()
+    table.prepare(tmp_path, None, 0.1)
+    assert runs == ["train-tokenizer", "build"]
+
+
+def test_preparing_takes_out_documents_that_spell_a_special_token(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "run", lambda *arguments: None)
+    (tmp_path / "corpus.txt").write_text("one\n\na [MASK] b\n\ntwo\n")
+    assert table.prepare(tmp_path, tmp_path / "corpus.txt", 16.0).read_text() == "one\n\ntwo\n"
 
 
 def test_what_was_measured_is_not_measured_again(table, environments, tmp_path):
