@@ -321,12 +321,17 @@ def markdown(data: dict[str, Any]) -> str:
 
 
 def readme(data: dict[str, Any]) -> str:
-    """What README.md holds between its two comments."""
+    """What README.md holds between its two comments: no ratio of a run that had other programs beside it."""
     stamped = data["stamp"]
     cpu = stamped["machine"]
-    busy = ". **Other programs ran**, so these figures are provisional" if stamped["other programs ran"] else ""
+    if stamped["other programs ran"]:
+        return (
+            f"The newest run of `make bench` ({stamped['date']}) had other programs beside it; its figures are in\n"
+            "[benchmarks/results/rivals.md](benchmarks/results/rivals.md)."
+        )
     lines = [
-        f"`make bench` measured this on {stamped['date']}, on {counted(cpu['cores'], 'core')} of {cpu['cpu']}{busy}.",
+        f"`make bench` measured this on {stamped['date']}: commit {stamped['commit']}, "
+        f"{counted(cpu['cores'], 'core')} of {cpu['cpu']}, {stamped['corpus, MB']:.0f} MB of text, {counted(stamped['rounds'], 'round')}.",
         "A cell says how many times as good as the rival we are; below 1 the rival is better.",
         "[docs/benchmarks.md](docs/benchmarks.md) says how each is measured, and",
         "[benchmarks/results/rivals.md](benchmarks/results/rivals.md) has all figures.",
@@ -408,7 +413,8 @@ def main(
 ) -> None:
     """Measures ours beside the rivals, and writes the table."""
     if only_write:
-        write(json.loads(OUT.with_suffix(".json").read_text()))
+        data = json.loads(OUT.with_suffix(".json").read_text())
+        write(data | {"rows": rows_of(data["measured"]), "ceilings": ceilings(data["measured"])})
         return
     directory.mkdir(parents=True, exist_ok=True)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

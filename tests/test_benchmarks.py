@@ -78,11 +78,28 @@ def test_a_reason_stands_in_the_place_of_a_figure(table, data):
     changed["measured"]["building"] = {"reason": "not done after 900 s"}
     row = next(row for row in changed["rows"] if row["what"] == "reading" and row["rival"] == "litdata")
     row |= {"theirs": None, "times": None, "reason": "its wheel is not for this Python"}
+    changed["stamp"]["other programs ran"] = False
     changed["rows"] = [row for row in changed["rows"] if row["question"] != "building"]
     changed["rows"] += [row for row in table.rows_of(changed["measured"]) if row["question"] == "building"]
     for made in (table.markdown(changed), table.readme(changed)):
         assert "its wheel is not for this Python" in made
         assert "not done after 900 s" in made
+
+
+def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, data):
+    data["stamp"]["other programs ran"] = True
+    busy = table.readme(data)
+    assert "**" not in busy
+    assert "|" not in busy
+    assert data["stamp"]["date"] in busy
+    assert "(benchmarks/results/rivals.md)" in busy
+    data["stamp"]["other programs ran"] = False
+    first, *rest = table.readme(data).splitlines()
+    for name in ("date", "commit"):
+        assert data["stamp"][name] in first
+    assert "MB of text" in first
+    assert "round" in first
+    assert any(line.startswith("| **") for line in rest)
 
 
 def test_writing_changes_readme_only_between_the_comments(table, data, tmp_path, monkeypatch):
