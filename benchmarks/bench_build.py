@@ -1,12 +1,12 @@
 """How long does text take to become fsynced shards, start-up and all, beside other engines?
 
-    python benchmarks/bench_build.py corpus.txt tokenizer.json [--copies 10] [--rounds 3] [--rivals .bench]
+    python benchmarks/bench_build.py corpus.txt tokenizer.json [--rounds 3] [--rivals .bench]
 
 Regime: file in the page cache, kernels compiled, two workers each, every run a process of its own from start to exit.
 Ours gets the file; the rivals (rival_build.py, environments.py) get its documents in two files, one for each worker,
 and datatrove gets JSON lines. Before anything is timed, the number of ids and their sum are compared. Besides whole
-times, slopes: megabytes for each further second, ours from one copy of the corpus to several, a rival's from a quarter
-of the corpus to all of it. The documents are also built from JSON lines, Parquet and zstd. The parts of our own run
+times, slopes: megabytes for each further second, of every engine from a quarter of the documents to all of them. The
+documents are also built from JSON lines, Parquet and zstd. The parts of our own run
 (reading, tokenizing, writing) are timed by themselves on one thread. The least that any engine must do is timed too:
 read the text, and write two bytes for each token with fsync.
 """
@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from common import report
-from environments import LeftOut, command_of, last_line, python_of, seconds_of
+from environments import LeftOut, command_of, in_turns, last_line, python_of, seconds_of
 
 import bertdata
 from bertdata.format.arrays import ArrayWriter
@@ -46,10 +46,9 @@ LIMIT_S = 240.0  # of one run of a rival
 @click.command()
 @click.argument("corpus", type=Path)
 @click.argument("tokenizer")
-@click.option("--copies", default=10)
 @click.option("--rounds", "repeats", default=3)
 @click.option("--rivals", "environments", type=Path, help="Also times the rivals, whose environments are made here.")
-def main(corpus: Path, tokenizer: str, copies: int, repeats: int, environments: Path | None) -> None:
+def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) -> None:
     size = corpus.stat().st_size / 1e6
 
     def build(path: Path, *options: str, out: str | None = None) -> float:
@@ -58,15 +57,14 @@ def main(corpus: Path, tokenizer: str, copies: int, repeats: int, environments: 
             return seconds_of([sys.executable, "-m", "bertdata", *command, "--workers", "2", *options], LIMIT_S)
 
     with tempfile.TemporaryDirectory() as directory:
-        many = Path(directory) / "many.txt"
-        with open(many, "wb") as file:
-            for _ in range(copies):
-                file.write(corpus.read_bytes() + b"\n\n")
         build(corpus, "--validation", "0", out=f"{directory}/shards")
         texts = texts_of(corpus)
+        quarter = Path(directory) / "quarter.txt"
+        quarter.write_text("\n\n".join(texts[: len(texts) // 4]), encoding="utf-8")
+        further = size - quarter.stat().st_size / 1e6
         turns: dict[str, Callable[[], float]] = {
             "ours, one": lambda: build(corpus),
-            "ours, many": lambda: build(many),
+            "ours, a quarter": lambda: build(quarter),
             "least": lambda: least(corpus, Path(directory)),
         }
         turns |= {
@@ -79,19 +77,17 @@ def main(corpus: Path, tokenizer: str, copies: int, repeats: int, environments: 
             except LeftOut as reason:
                 left_out[name] = str(reason)
                 print(f"without {name}: {reason}", flush=True)
-        seconds: dict[str, list[float]] = {name: [] for name in turns}
-        for _ in range(repeats):
-            for name, turn in turns.items():
-                seconds[name].append(turn())
+        rival_of = {turn: name for name in RIVALS for turn in (name, f"{name}, a quarter")}
+        seconds = in_turns(turns, repeats, rival_of, left_out)
     medians = {name: round(statistics.median(found), 3) for name, found in seconds.items()}
     for name, median in medians.items():
         print(f"{name:<20}{median:>9.2f} s")
-    slopes = {"ours": size * (copies - 1) / (medians["ours, many"] - medians["ours, one"])}
+    slopes = {"ours": further / (medians["ours, one"] - medians["ours, a quarter"])}
     for name in RIVALS:
         if name in medians:
-            slopes[name] = 0.75 * size / (medians[name] - medians[f"{name}, a quarter"])
+            slopes[name] = further / (medians[name] - medians[f"{name}, a quarter"])
     result = {
-        "seconds": medians, "MB": round(size, 1), "copies": copies, "rounds": repeats, "left out": left_out,
+        "seconds": medians, "MB": round(size, 1), "rounds": repeats, "left out": left_out,
         "MB/s by slope": {name: round(slope, 2) for name, slope in slopes.items()},
         "whole, times": {name: round(medians[name] / medians["ours, one"], 2) for name in RIVALS if name in medians},
     }  # fmt: skip

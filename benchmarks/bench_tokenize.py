@@ -40,7 +40,7 @@ from typing import Any
 import click
 import numpy as np
 from common import report
-from environments import PINS, LeftOut, one_core
+from environments import PINS, LeftOut, in_turns, one_core
 from numpy.typing import NDArray
 from rival_tokenize import RIVALS, Rival, read_ids
 
@@ -191,8 +191,6 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
     }
     left_out: dict[str, str] = {}
     parts: dict[str, int] = {}
-    rates: dict[str, list[float]] = {}
-    by_cpu: dict[str, list[float]] = {}
     with ExitStack() as stack:
         if directory:
             scratch = Path(stack.enter_context(TemporaryDirectory()))
@@ -209,16 +207,16 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
                 parts[name] = math.ceil(seconds / PASS_S)
                 for state in ("cold", "warm"):
                     contenders[f"{name} {state}"] = asked(rival, cuts(documents, parts[name]), offsets, state == "cold")
-        for _ in range(repeats):
-            for name, turn in contenders.items():
-                done, seconds, cpu = turn()
-                rates.setdefault(name, []).append(done / seconds / 1e6)
-                by_cpu.setdefault(name, []).append(done / cpu / 1e6)
+        rival_of = {f"{name} {state}": name for name in parts for state in ("cold", "warm")}
+        passes = in_turns(contenders, repeats, rival_of, left_out)
     os.sched_setaffinity(0, cores)
+    parts = {name: count for name, count in parts.items() if name not in left_out}
+    rates = {name: [done / seconds / 1e6 for done, seconds, _ in each] for name, each in passes.items()}
+    by_cpu = {name: [done / cpu / 1e6 for done, _, cpu in each] for name, each in passes.items()}
     medians = {name: round(statistics.median(found), 2) for name, found in rates.items()}
     most = {name: round(max(found), 2) for name, found in rates.items()}
     cpu_medians = {name: round(statistics.median(found), 2) for name, found in by_cpu.items()}
-    for name in contenders:
+    for name in passes:
         print(
             f"{name:<20}{medians[name]:>9.2f} MB/s median{most[name]:>9.2f} most{cpu_medians[name]:>9.2f} by CPU time"
         )

@@ -19,10 +19,11 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 PINS = {
     "tokenizers": ["tokenizers==1.0.0rc3"],
@@ -35,6 +36,7 @@ PINS = {
     "megatron": ["megatron-core==0.16.1"],
 }
 ROOT = Path(__file__).parent.parent
+Found = TypeVar("Found")
 
 
 class LeftOut(Exception):
@@ -109,6 +111,29 @@ def last_line(command: list[str], *, seconds: float) -> Any:
         return json.loads(run(command, seconds=seconds).strip().splitlines()[-1])
     except (IndexError, ValueError):
         raise LeftOut("printed no result") from None
+
+
+def in_turns(
+    turns: dict[str, Callable[[], Found]], rounds: int, rival_of: dict[str, str], left_out: dict[str, str]
+) -> dict[str, list[Found]]:
+    """What each turn gave in each round. If one turn of a rival raises LeftOut, none of that rival's are in the result.
+
+    rival_of: the rivals of turns; a failure of any other turn is raised. left_out: gets the reasons.
+    """
+    found: dict[str, list[Found]] = {name: [] for name in turns}
+    for _ in range(rounds):
+        for name, turn in turns.items():
+            rival = rival_of.get(name, "")
+            if rival in left_out:
+                continue
+            try:
+                found[name].append(turn())
+            except LeftOut as why:
+                if not rival:
+                    raise
+                left_out[rival] = str(why)
+                print(f"without {rival}: {why}", flush=True)
+    return {name: each for name, each in found.items() if rival_of.get(name) not in left_out}
 
 
 def seconds_of(command: list[str], limit: float) -> float:

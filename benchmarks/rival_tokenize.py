@@ -18,11 +18,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from select import select
 from typing import Any
 
 import numpy as np
 from environments import LeftOut, command_of, one_core, python_of
 from numpy.typing import NDArray
+
+ANSWER_S = 300.0  # a rival that has not answered by then is left out
 
 # One class for each rival: `Name(path)` reads a tokenizer file; `encode` is what is timed, without special tokens, on
 # documents of the type it takes fastest; `ids` makes one array for each document of what `encode` returned, not timed.
@@ -107,6 +110,9 @@ class Rival:
         try:
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
+            if not select([self.process.stdout], [], [], ANSWER_S)[0]:
+                self.process.kill()
+                raise LeftOut(f"no answer after {ANSWER_S:.0f} s")
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""

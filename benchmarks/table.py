@@ -331,7 +331,8 @@ def readme(data: dict[str, Any]) -> str:
         )
     lines = [
         f"`make bench` measured this on {stamped['date']}: commit {stamped['commit']}, "
-        f"{counted(cpu['cores'], 'core')} of {cpu['cpu']}, {stamped['corpus, MB']:.0f} MB of text, {counted(stamped['rounds'], 'round')}.",
+        f"{counted(cpu['cores'], 'core')} of {cpu['cpu']}, {stamped['corpus, MB']:.0f} MB of text, "
+        f"{counted(stamped['rounds'], 'round')}.",
         "A cell says how many times as good as the rival we are; below 1 the rival is better.",
         "[docs/benchmarks.md](docs/benchmarks.md) says how each is measured, and",
         "[benchmarks/results/rivals.md](benchmarks/results/rivals.md) has all figures.",

@@ -181,6 +181,36 @@ def test_a_rival_that_fails_or_hangs_is_one_line(environments):
     assert environments.last_line([sys.executable, "-c", "print('x'); print('[1]')"], seconds=20) == [1]
 
 
+def test_a_rival_that_fails_in_a_round_is_left_out_alone(environments):
+    def fails():
+        raise environments.LeftOut("not done after 240 s")
+
+    again = iter([1, 2])
+    turns = {"ours": lambda: 5, "a, all": lambda: next(again), "a, a quarter": lambda: 0, "b, all": fails}
+    turns["b, a quarter"] = lambda: 0
+    rival_of = {name: name[0] for name in turns if name != "ours"}
+    left_out: dict[str, str] = {}
+    found = environments.in_turns(turns, 2, rival_of, left_out)
+    assert found == {"ours": [5, 5], "a, all": [1, 2], "a, a quarter": [0, 0]}
+    assert left_out == {"b": "not done after 240 s"}
+    with pytest.raises(environments.LeftOut):
+        environments.in_turns({"ours": fails}, 1, rival_of, {})
+
+
+def test_a_rival_that_does_not_answer_is_left_out(environments, tmp_path, monkeypatch):
+    import rival_tokenize
+
+    monkeypatch.setattr(rival_tokenize, "ANSWER_S", 0.2)
+    monkeypatch.setattr(rival_tokenize, "python_of", lambda name, directory: sys.executable)
+    hangs = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(rival_tokenize, "command_of", lambda *arguments: hangs)
+    rival = rival_tokenize.Rival("tokie", tmp_path, "", tmp_path)
+    with pytest.raises(environments.LeftOut, match="^no answer after 0 s$"):
+        rival.encode(0, 1, cold=True)
+    assert rival.process.wait(10) < 0  # it has the core no longer
+    rival.close()
+
+
 def test_what_cannot_be_installed_is_left_out(environments, tmp_path, monkeypatch):
     monkeypatch.setitem(environments.PINS, "litdata", ["litdata @ file:///nowhere.whl"])
     with pytest.raises(environments.LeftOut, match="^not installed: .*nowhere"):
