@@ -52,6 +52,9 @@ class Engine:
         """What is not counted as opening: imports and the collator."""
         self.collate = self.collator()
 
+    def clear(self) -> None:
+        """What must be done before a dataset is opened once more. It is not timed."""
+
     def loader(self, dataset: Any, **more: Any) -> Any:
         return torch.utils.data.DataLoader(dataset, SIZE, drop_last=True, collate_fn=self.collate, **more)
 
@@ -113,6 +116,7 @@ class Stateful(Engine):
     state: Any = None
 
     def stop_after(self, count: int) -> None:
+        self.clear()
         loader = self.open()
         for _ in islice(iter(loader), count):
             pass
@@ -126,6 +130,12 @@ class Stateful(Engine):
 
 
 class Streaming(Stateful):
+    def clear(self) -> None:
+        without_pictures()
+        from streaming.base.util import clean_stale_shared_memory
+
+        clean_stale_shared_memory()  # or the dataset that was opened before is in its way
+
     def write(self) -> None:
         without_pictures()
         from streaming import MDSWriter
@@ -137,9 +147,7 @@ class Streaming(Stateful):
     def open(self) -> Any:
         without_pictures()
         from streaming import StreamingDataLoader, StreamingDataset
-        from streaming.base.util import clean_stale_shared_memory
 
-        clean_stale_shared_memory()  # or the dataset that was opened before is in its way
         stored = StreamingDataset(local=self.at, shuffle=True, batch_size=SIZE)
         return StreamingDataLoader(stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate)
 
@@ -270,11 +278,12 @@ def size_of(batch: Any) -> int:
 
 
 def cold(engine: Any, seconds: float) -> dict[str, float]:
+    engine.clear()
     held, before = evict(engine.at), disk_bytes()
     start = time.perf_counter()
     tokens = sum(size_of(batch) for batch in islice(engine.batches(), COLD))
     passed, read = time.perf_counter() - start, disk_bytes() - before
-    if read < held / 20:
+    if read < min(held, COLD * SIZE * engine.rows.shape[1] * 2) / 20:  # an id has two bytes at least
         raise LeftOut("its files stay in memory, so nothing is read cold")
     return {"Mtok/s": tokens / passed / 1e6, "seconds": passed, "MB from disk": read / 1e6, "MB of files": held / 1e6}
 
@@ -283,6 +292,7 @@ def opening(engine: Any, seconds: float, skip: int = 0) -> dict[str, float]:
     """Milliseconds from nothing to the first batch."""
     found = []
     for _ in range(OPENED):
+        engine.clear()
         start = time.perf_counter()
         batches = engine.batches(skip)
         next(batches)
@@ -301,15 +311,20 @@ def resuming(engine: Any, seconds: float) -> dict[str, float]:
 
 
 def warm(engine: Any, seconds: float) -> dict[str, float]:
+    """Batches for so many seconds, but COLD of them at least."""
+    engine.clear()
     batches = engine.batches()
     next(batches)
-    start, tokens = time.perf_counter(), 0
-    while (passed := time.perf_counter() - start) < seconds:
+    start, count, tokens = time.perf_counter(), 0, 0
+    while (passed := time.perf_counter() - start) < seconds or count < COLD:
         batch = next(batches, None)
         if batch is None:
+            pause = time.perf_counter()
+            engine.clear()
+            start += time.perf_counter() - pause
             batches = engine.batches()
             continue
-        tokens += size_of(batch)
+        count, tokens = count + 1, tokens + size_of(batch)
     return {"Mtok/s": tokens / passed / 1e6}
 
 
@@ -321,6 +336,7 @@ def check(engine: Any) -> None:
     at = engine.at
     with tempfile.TemporaryDirectory() as scratch:
         engine.at = shutil.copytree(at, f"{scratch}/copy")
+        engine.clear()
         batch = next(engine.batches())
         if "labels" in batch and not isinstance(engine, Megatron):  # whose labels are 0 where nothing is predicted
             share = float((np.asarray(batch["labels"]) != -100).mean())
