@@ -4,10 +4,11 @@
 
 Every engine has the same text: the shards of ours, and for the others the rows of one epoch of it, each written by its
 own writer. Regime: rival_read.py. A round is one process of each engine in turn. Cold: the files were dropped from the
-page cache; from opening to the 20th batch, and megabytes from the disk. Warm: batches for so many seconds. Opening and
-resuming: to the first batch, from nothing and from a quarter of an epoch on; the median of five times. Memory: what the
-engine and its libraries add to the private memory of a process that has imported torch and transformers. The ceiling
-is `copy`: rows of a file in random order by np.memmap, unmasked.
+page cache; from opening to the 20th batch, and megabytes from the disk. Warm: batches for so many seconds, 20 at least.
+Opening and resuming: to the first batch, from nothing and from a quarter of an epoch on; the median of five times.
+Memory: what the engine and its libraries add to the private memory of a process that has imported torch and
+transformers. Two ceilings: `copy`, rows of a file in random order by np.memmap, unmasked; and `collator`, transformers'
+collator alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from environments import LeftOut, command_of, last_line, python_of
 import bertdata
 
 LENGTH = 128
-ALONE = ("ours", "copy")  # which need no environment
+ALONE = ("ours", "copy", "collator")  # which need no environment
 RIVALS = ("datasets", "streaming", "litdata", "datatrove", "megatron")
 LIMIT_S = 300.0  # of one process
 FIGURES = {"cold": "Mtok/s", "opening": "ms", "resuming": "ms", "warm": "Mtok/s", "memory": "MB"}

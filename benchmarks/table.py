@@ -263,10 +263,14 @@ def ceilings(answers: dict[str, Any]) -> dict[str, str]:
         seconds = build["result"]["seconds"]
         found["building"] = f"reading the text and writing its ids with fsync: {seconds['least']:.3f} s"
     if "result" in (read := answers["reading"]):
-        rates = {name: read["result"]["figures"][name]["warm"].get("Mtok/s") for name in ("copy", "ours")}
-        found["reading"] = (
-            f"copying random rows unmasked by np.memmap: {rates['copy']:.0f} Mtok/s; ours {rates['ours']:.0f}"
-        )
+        figures = read["result"]["figures"]
+        named = {
+            "copy": "copying random rows unmasked by np.memmap",
+            "collator": "transformers' collator alone",
+            "ours": "ours",
+        }
+        rates = {what: figures.get(name, {}).get("warm", {}).get("Mtok/s") for name, what in named.items()}
+        found["reading"] = "; ".join(f"{what} {number(rate)} Mtok/s" for what, rate in rates.items() if rate)
     if "result" in (step := answers["training step"]):
         found["training step"] = f"matrix products alone: ours has {step['result']['share of peak']:.0%} of their speed"
     return found
