@@ -8,12 +8,14 @@ the start of processes and checkpoints do not count for either. Ours: bertdata b
 --budget and the recipe RECIPE. The other: `datasets` tokenizes and groups the text as run_mlm.py does, then
 transformers' Trainer with its DataCollatorForLanguageModeling trains with AdamW, 128 rows a step and a peak rate of
 2e-3, compiled or not, whichever gives it more steps in the time by trials of 10 and 30 steps. Both are then scored
-alike: masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.finetune over three seeds. With
---seeds N both are trained N times from the same shards and rows.
+alike: masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.finetune over three seeds. The script
+trains on the held-out documents too, as it gets all of the text. With --seeds N both are trained N times from the same
+shards and rows.
 
 --eager: neither is compiled, which suits a minute or two, and --rows gives the script smaller batches. With
---eval-every, our run also says when it had reached the loss that the script ends with: evaluations do not count.
---rivals: the environment of `datasets` is made here (environments.py); else it must be installed beside ours.
+--eval-every, our run also says when it had reached the loss that the script ends with, both on the rows that our run is
+evaluated on: evaluations do not count. --rivals: the
+environment of `datasets` is made here (environments.py); else it must be installed beside ours.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from typing import Any
 import click
 from common import report, small_modernbert
 from environments import python_of
+
+from bertrain.run import EVALUATED_SAMPLES
 
 LENGTH, LR = 64, 2e-3  # LR: of the script
 RECIPE = "--optimizer muon --lr 3e-3 --muon-rate 3 --muon-momentum 0.9 --warmup 0.1"  # docs/recipes.md
@@ -72,9 +76,11 @@ arguments = TrainingArguments(
     optim="adamw_torch_fused", ddp_find_unused_parameters=False)
 trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk(data),
                   data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15))
-trainer.train()
+trained = trainer.train()
 if trainer.args.process_index == 0:
     trainer.save_model(out)
+    with open(os.path.join(out, "trained.json"), "w") as file:
+        json.dump(trained.metrics["train_runtime"], file)
     for file in ("tokenizer.json", "tokenizer_config.json"):  # as they were: what is written anew is another file
         shutil.copy(os.path.join(name, file), out)
 """
@@ -179,9 +185,11 @@ def main(
 ) -> None:
     python = python_of("datasets", environments) if environments and not alone else sys.executable
 
-    def score(model: str) -> dict[str, Any]:
+    def score(model: str, *more: str) -> dict[str, Any]:
         options = ["--checkpoint", model, "--data", str(scratch / "shards"), "--length", str(LENGTH)]
-        scored = json.loads(run([sys.executable, "-m", "bertrain.evaluate", "--json", *options]).splitlines()[-1])
+        scored = json.loads(
+            run([sys.executable, "-m", "bertrain.evaluate", "--json", *options, *more]).splitlines()[-1]
+        )
         return {key: round(scored[key], 4) for key in ("loss", "accuracy", "bits_per_byte")}
 
     def tune(model: str) -> dict[str, Any]:
@@ -208,7 +216,9 @@ def main(
             runs = {"ours": (model, figures)}
             if not alone:
                 model, seconds = script(python, scratch, rows, ranks, fits[how], how, tokenizer, seed)
-                figures = {"seconds, all": round(seconds, 1), "tokens": fits[how] * rows * LENGTH}
+                trained = json.loads(Path(model, "trained.json").read_text())
+                figures = {"trained_s": trained, "seconds, all": round(seconds, 1), "tokens": fits[how] * rows * LENGTH}
+                figures["loss of evaluated rows"] = score(model, "--max-samples", str(EVALUATED_SAMPLES))["loss"]
                 runs["run_mlm"] = model, figures
             for name, (model, figures) in runs.items():
                 figures = figures | score(model) | (tune(model) if sst2 else {})
@@ -216,7 +226,7 @@ def main(
                 print(name, seed, figures, flush=True)
         if not alone:
             for mine, theirs in zip(found["ours"]["seeds"], found["run_mlm"]["seeds"], strict=True):
-                reached = (second for second, loss in mine["curve"] if loss <= theirs["loss"])
+                reached = (second for second, loss in mine["curve"] if loss <= theirs["loss of evaluated rows"])
                 mine["seconds to the loss of run_mlm"] = next(reached, None)
         for name, one in found.items():
             one["bits a byte, median"] = statistics.median(figures["bits_per_byte"] for figures in one["seeds"])

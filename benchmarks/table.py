@@ -4,8 +4,9 @@
     python benchmarks/table.py --only-write        the outputs once more, from what was measured
 
 The directory gets the corpus, the vocabulary, the shards, the environments of the rivals, and measured.jsonl, with one
-line for each question. A question that has a line of the same commit, text and settings is not measured again, so a run
-that was stopped goes on. The results are benchmarks/results/rivals.json, .md and .png, and a part of README.md.
+line for each question. A question that has a line of the same commit, text, settings and machine is not measured again,
+so a run that was stopped goes on; but with changes that are not committed, all is measured. The results are
+benchmarks/results/rivals.json, .md and .png, and a part of README.md.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def cpu_seconds() -> tuple[float, float]:
 
 
 class Measurements:
-    """measured.jsonl: the answer to each question, with what it depends on."""
+    """measured.jsonl: the answer to each question, with what it depends on: settings, `commit` among them."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path, self.settings = path, settings
@@ -66,9 +67,12 @@ class Measurements:
         return next(same, None)
 
     def ask(self, question: str, measure: Callable[[], Any]) -> None:
-        """Measures, if there is no line. A failure is kept as a reason, and is measured again in the next run."""
-        before = self.found(question)
-        if before and "reason" not in before:
+        """Measures, if there is no line. A failure is kept as a reason, and is measured again in the next run.
+
+        So is everything outside git, or where files differ from the commit: the line may be of other code.
+        """
+        before, commit = self.found(question), self.settings["commit"]
+        if commit != "unknown" and not commit.endswith("+") and before and "reason" not in before:
             print(f"{question}: measured before")
             return
         start, (busy, own) = time.perf_counter(), cpu_seconds()
@@ -142,7 +146,7 @@ def stamp(corpus: Path, measurements: Measurements, questions: list[str]) -> dic
     with open("/proc/meminfo") as file:
         kilobytes = int(next(line for line in file if line.startswith("MemTotal")).split()[1])
     return {
-        "date": date.today().isoformat(), "machine": machine(), "memory, GB": round(kilobytes / 1e6, 1),
+        "date": date.today().isoformat(), "memory, GB": round(kilobytes / 1e6, 1),
         "system": platform.platform(), "corpus, MB": round(corpus.stat().st_size / 1e6, 1),
         "share of other programs": round(others, 3), "other programs ran": others > BUSY,
         "seconds": round(seconds), "rivals": sorted(pin for pins in PINS.values() for pin in pins),
@@ -198,8 +202,11 @@ def building(result: dict[str, Any]) -> list[dict]:
     for name in rivals:
         theirs, ours = slopes.get(name), slopes["ours"]
         why = result["left out"].get(name, "")
-        if theirs and min(theirs, ours) <= 0:
-            theirs, why = None, "the larger text took no longer: noise"
+        noise = "the larger text took no longer: noise"
+        if theirs and theirs <= 0:
+            theirs, why = None, noise
+        if ours <= 0:
+            ours, why = None, f"ours: {noise}"
         rows.append(row("building, each further MB", NAMES[name], ours, theirs, "MB/s", reason=why))
     return rows
 
@@ -213,8 +220,10 @@ def reading(result: dict[str, Any]) -> list[dict]:
     }  # fmt: skip
     for part, (what, unit, better) in parts.items():
         for name in ("datasets", "litdata", "streaming", "megatron", "datatrove"):
-            theirs, ours = figures.get(name, {}).get(part, {}), figures["ours"][part]
-            why = result["left out"].get(name) or theirs.get("reason") or ours.get("reason") or ""
+            theirs, ours = (figures.get(one, {}).get(part, {}) for one in (name, "ours"))
+            why = result["left out"].get(name) or theirs.get("reason") or ""
+            if unit not in ours:
+                why = f"ours: {result['left out'].get('ours') or ours.get('reason')}"
             rows.append(row(what, NAMES[name], ours.get(unit), theirs.get(unit), unit, better=better, reason=why))
     return rows
 
@@ -230,10 +239,11 @@ def time_to_loss(result: dict[str, Any]) -> list[dict]:
     minutes = float(result["regime"].split(" minutes")[0])
     trained, what = mine["seconds to the loss of run_mlm"], f"loss {minutes:g} minutes after raw text"
     seconds = None if trained is None else round(result["ours"]["until training"] + trained, 1)
-    why = "ours has not reached it" if seconds is None else ""
+    theirs = round(result["run_mlm"]["until training"] + other["trained_s"], 1)
+    why = "ours: has not reached it" if seconds is None else ""
     return [
         row(what, "run_mlm", mine["loss"], other["loss"], "nats", better="none"),
-        row("time to run_mlm's loss", "run_mlm", seconds, round(60 * minutes, 1), "s", better="less", reason=why),
+        row("time to run_mlm's loss", "run_mlm", seconds, theirs, "s", better="less", reason=why),
     ]
 
 
@@ -358,7 +368,7 @@ def readme(data: dict[str, Any]) -> str:
                 cells.append(f"ours {one['ours']:.3f}, {one['rival']} {one['theirs']:.3f} nats")
             else:
                 cells.append(f"ours {number(one['ours'])}, {one['rival']} {number(one['theirs'])} {one['unit']}")
-        cells += [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
+        cells += [why if why.startswith("ours: ") else f"{', '.join(names)}: {why}" for why, names in reasons.items()]
         regime = REGIMES[question].split(";")[0]
         lines.append(f"| **{what}**: {regime} | {', '.join(cells)} |")
     return "\n".join(lines)
@@ -431,7 +441,8 @@ def main(
     text = prepare(directory, corpus, megabytes)
     tokenizer, shards = directory / "tokenizer", directory / "shards"
     file, ranks = tokenizer / "tokenizer.json", min(2, len(os.sched_getaffinity(0)))
-    settings = {"commit": commit(), "text": digest(text)[:16], "rounds": rounds, "minutes": minutes, "steps": steps}
+    settings = {"commit": commit(), "machine": machine(), "text": digest(text)[:16]}
+    settings |= {"rounds": rounds, "minutes": minutes, "steps": steps}
     measurements = Measurements(directory / "measured.jsonl", settings)
     rivals = ("--rivals", directory)
     questions: dict[str, Callable[[], Any]] = {

@@ -86,6 +86,34 @@ def test_a_reason_stands_in_the_place_of_a_figure(table, data):
         assert "not done after 900 s" in made
 
 
+def test_a_reason_of_ours_is_not_shown_as_the_rivals(table, data):
+    changed = copy.deepcopy(data)
+    changed["stamp"]["other programs ran"] = False
+    changed["measured"]["building"]["result"]["MB/s by slope"]["ours"] = -1.0
+    result = changed["measured"]["reading"]["result"]
+    for figures in ({"ours": {"warm": {"reason": "no room"}}}, {}):
+        result["figures"] = {name: each for name, each in result["figures"].items() if name != "ours"} | figures
+        result["left out"]["ours"] = "" if figures else "not done"
+        changed |= {"rows": table.rows_of(changed["measured"]), "ceilings": table.ceilings(changed["measured"])}
+        (line,) = [line for line in table.readme(changed).splitlines() if line.startswith("| **reading**")]
+        assert line.endswith("| ours: not done |" if not figures else "| ours: no room |")
+        (line,) = [line for line in table.readme(changed).splitlines() if "each further MB" in line]
+        assert line.endswith("| ours: the larger text took no longer: noise |")
+        assert "ours: " in table.markdown(changed)
+
+
+def test_the_time_to_a_loss_is_the_measured_one_on_both_sides(table):
+    result = {
+        "regime": "2.0 minutes, 1 processes",
+        "ours": {"until training": 3.0, "seeds": [{"loss": 4.0, "seconds to the loss of run_mlm": 20.0}]},
+        "run_mlm": {"until training": 10.0, "seeds": [{"loss": 5.0, "trained_s": 130.0}]},
+    }
+    _, time = table.time_to_loss(result)
+    assert (time["ours"], time["theirs"]) == (23.0, 140.0)
+    result["ours"]["seeds"][0]["seconds to the loss of run_mlm"] = None
+    assert table.time_to_loss(result)[1]["reason"] == "ours: has not reached it"
+
+
 def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, data):
     data["stamp"]["other programs ran"] = True
     busy = table.readme(data)
@@ -163,11 +191,13 @@ def test_what_was_measured_is_not_measured_again(table, environments, tmp_path):
         measurements.ask("reading", measure)
         return measurements.found("reading")
 
-    assert ask({"rounds": 3})["reason"] == "no room"
-    assert ask({"rounds": 3})["result"] == {"value": 2}  # a failure is measured again,
-    assert ask({"rounds": 3})["result"] == {"value": 2}  # a figure is not
-    assert ask({"rounds": 1})["result"] == {"value": 3}  # other settings are another measurement
-    assert len(calls) == 3
+    assert ask({"commit": "abc", "rounds": 3})["reason"] == "no room"
+    assert ask({"commit": "abc", "rounds": 3})["result"] == {"value": 2}  # a failure is measured again,
+    assert ask({"commit": "abc", "rounds": 3})["result"] == {"value": 2}  # a figure is not
+    assert ask({"commit": "abc", "rounds": 1})["result"] == {"value": 3}  # other settings are another measurement
+    for number, commit in enumerate(("abc+", "abc+", "unknown", "unknown"), 4):  # nor is code that has no name
+        assert ask({"commit": commit})["result"] == {"value": number}
+    assert len(calls) == 7
 
 
 def test_a_rival_that_fails_or_hangs_is_one_line(environments):
