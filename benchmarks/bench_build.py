@@ -6,9 +6,9 @@ Regime: file in the page cache, kernels compiled, two workers each, every run a 
 Ours gets the file; the rivals (rival_build.py, environments.py) get its documents in two files, one for each worker,
 and datatrove gets JSON lines. Before anything is timed, the number of ids and their sum are compared. Besides whole
 times, slopes: megabytes for each further second, of every engine from a quarter of the documents to all of them. The
-documents are also built from JSON lines, Parquet and zstd. The parts of our own run
-(reading, tokenizing, writing) are timed by themselves on one thread. The least that any engine must do is timed too:
-read the text, and write two bytes for each token with fsync.
+documents are also built from JSON lines, Parquet and zstd. The parts of our own run (reading, tokenizing, writing) are
+timed by themselves on one thread. The least that any engine must do is timed too: read the text, and write two bytes
+for each token with fsync.
 """
 
 from __future__ import annotations
