@@ -22,7 +22,7 @@ BENCH ?= .bench
 bench: $(VENV)/.train  ## ours beside the rivals, in 20 minutes: writes benchmarks/results/rivals.* and README's table
 	$(BIN)/python benchmarks/table.py --directory $(BENCH) $(if $(CORPUS),--corpus $(CORPUS)) $(BENCH_OPTIONS)
 
-# Three and a half minutes of tests on two cores: the quick ones. test-all runs the slow ones too.
+# The quick tests. test-all runs the slow ones too.
 test: $(VENV)/.dev  ## the quick tests
 	$(PYTEST) -m "not slow and not gpu"
 
