@@ -11,7 +11,6 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 import bertdata
 from bertrain.feed import BatchDataset
@@ -46,10 +45,10 @@ arguments = TrainingArguments(
 shards = bertdata.open(path)
 ranks = {"rank": arguments.process_index, "world_size": arguments.world_size}
 batches = BatchDataset(bertdata.Loader(shards, length=LENGTH, global_batch_size=ROWS, **ranks))
-last, first_step = get_last_checkpoint(out) if out.is_dir() else None, 0
+first_step = max((int(state.parent.name.rpartition("-")[2]) for state in out.glob(f"checkpoint-*/{STATE}")), default=0)
+last = str(out / f"checkpoint-{first_step}") if first_step else None
 if last:
     batches.load_state_dict(json.loads((Path(last) / STATE).read_text()))
-    first_step = int(last.rpartition("-")[2])
 model = BertForMaskedLM(BertConfig(vocab_size=shards.special_tokens.vocab_size, **SIZES))
 keep = KeepPosition(batches, first_step)
 trainer = BatchTrainer(model=model, args=arguments, train_dataset=batches, callbacks=[keep])
