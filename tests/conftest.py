@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import shutil
+import signal
 import tempfile
 import urllib.request
 import uuid
@@ -38,6 +39,10 @@ from bertdata.format.shard import ShardWriter
 from bertdata.remote import requests, stores
 from bertdata.tokenize import engine
 from bertdata.types import SpecialTokens
+
+# In the background of a script Ctrl-C is ignored, and what tests start would inherit this.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("bertdata", deadline=None, derandomize=True, database=None, max_examples=60)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=3000)  # pytest --hypothesis-profile=long

@@ -324,7 +324,7 @@ def code_of(page):
 def test_sentence_embeddings(dataset, runs, tmp_path, capsys):
     from sentence_transformers import SentenceTransformer
 
-    (script,) = code_of("embeddings.md")
+    script, *_ = code_of("embeddings.md")
     found = {"__name__": "embeddings"}
     exec(
         compile(script.replace("STEPS, ROWS, RATE = 500, 32, 5e-5", "STEPS, ROWS, RATE = 50, 4, 1e-3"), "x", "exec"),

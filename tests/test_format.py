@@ -496,7 +496,7 @@ def test_words_that_break_a_rule_are_named(sound, monkeypatch, bits, fault, piec
 @pytest.mark.parametrize(("ends", "bad"), [([2, 2, 4], 1), ([3, 2, 4], 1), ([2**64 - 1, 4], 0), ([5, 4], 0)])
 def test_documents_of_damaged_offsets_are_refused(tmp_path, ends, bad):
     dataset = bertdata.open(write_dataset(tmp_path / "out", [([10, 11, 12, 3], ends, None)]))
-    with pytest.raises(DatasetError, match=f"train-00000.documents.npy is damaged: document {bad} is"):
+    with pytest.raises(DatasetError, match=f"train-00000.documents.npy is damaged: document {bad} runs"):
         dataset.document(bad)
 
 
