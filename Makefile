@@ -19,7 +19,7 @@ demo: $(VENV)/.train  ## text to shards to a trained model, in a few minutes
 # there is used again. CORPUS=file takes a text of yours. BENCH_OPTIONS="--rounds 1 --minutes 0.5" is quicker.
 BENCH ?= .bench
 
-bench: $(VENV)/.train  ## ours beside the rivals, in 20 minutes: writes benchmarks/results/rivals.* and README's table
+bench: $(VENV)/.train  ## ours beside the rivals: writes benchmarks/results/rivals.* and README's table
 	$(BIN)/python benchmarks/table.py --directory $(BENCH) $(if $(CORPUS),--corpus $(CORPUS)) $(BENCH_OPTIONS)
 
 # The quick tests. test-all runs the slow ones too.
