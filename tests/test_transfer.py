@@ -104,6 +104,33 @@ def test_a_dataset_whose_origins_are_not_whole_is_copied_without_them(bucket, da
     assert not (tmp_path / "copy" / "origins").exists()
 
 
+def test_origins_are_removed_only_after_all_copies_have_ended(bucket, dataset, tmp_path):
+    push(dataset.path, f"{bucket.url}/shards")
+    stores.remove(f"{bucket.url}/shards/origins/inputs.jsonl")
+    copy, clear, has_begun, events = transfer._copy, transfer.prepare_directory, threading.Event(), []
+
+    def slow_copy(find, path, sha256, most, is_over):
+        if path.name == "inputs.jsonl":
+            has_begun.wait(10)
+        elif path.parent.name == "origins":
+            has_begun.set()
+            is_over.wait(10)
+            time.sleep(0.1)
+            events.append("copied")
+        return copy(find, path, sha256, most, is_over)
+
+    def note(directory, shards):
+        events.append("prepared" if shards else "removed")
+        clear(directory, shards)
+
+    with patch.object(transfer, "_copy", slow_copy), patch.object(transfer, "prepare_directory", note):
+        pull(f"{bucket.url}/shards", tmp_path / "copy")
+    assert events[0] == "prepared"
+    assert events[-1] == "removed"
+    assert "copied" in events
+    assert not (tmp_path / "copy" / "origins").exists()
+
+
 def test_another_dataset_is_not_replaced(bucket, dataset, corpus, vocab, tmp_path):
     build(corpus, tmp_path / "other", tokenizer=vocab)
     push(dataset.path, f"{bucket.url}/shards")

@@ -306,20 +306,25 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
         for size in _at_once(get, digests):
             done += size
             progress(min(done, total), total)
-        _get_origins(file_of, target, manifest, is_over)
+        _get_origins(file_of, target, manifest)
     finally:
         is_over.set()
     fsync_directory(target)
 
 
-def _get_origins(file_of: FileOf, target: Path, manifest: Manifest, is_over: threading.Event) -> None:
+def _get_origins(file_of: FileOf, target: Path, manifest: Manifest) -> None:
     """Copies the origins. A dataset is whole without them, so they are left out if they are not there whole."""
+    is_over = threading.Event()
+
+    def get(name: str) -> int:
+        return _copy(lambda: file_of(name), target / name, *files[name], is_over)
+
     try:
         origins, content = _origins_under(file_of, manifest)
         if origins:
             files = origins.files(manifest)
             prepare_directory(target, origins.shards)
-            for _ in _at_once(lambda name: _copy(lambda: file_of(name), target / name, *files[name], is_over), files):
+            for _ in _at_once(get, files, when_failed=is_over.set):  # no other copy may write what is removed below
                 pass
             write_file(target / RECORD, content)
             return
@@ -328,6 +333,8 @@ def _get_origins(file_of: FileOf, target: Path, manifest: Manifest, is_over: thr
     except RemoteError as error:
         if not (error.is_absent or error.is_refused):
             raise
+    finally:
+        is_over.set()
     prepare_directory(target, {})
 
 
@@ -379,10 +386,13 @@ def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: 
     return file.size
 
 
-def _at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Result]:
+def _at_once(
+    do: Callable[[str], _Result], names: Iterable[str], when_failed: Callable[[], None] | None = None
+) -> Iterator[_Result]:
     """The results of `do` for all names, as they come.
 
-    After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes.
+    After a failure or Ctrl-C nothing new begins, and nobody waits for what has begun, which may take minutes. With
+    `when_failed`, which must cut that short, a failure is raised only after it has ended.
     """
     waiting, results = queue.SimpleQueue[str](), queue.SimpleQueue[_Result | BaseException]()
     for name in (names := list(names)):
@@ -399,11 +409,16 @@ def _at_once(do: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Re
                 is_over.set()
                 results.put(error)
 
-    for _ in range(min(_THREADS, len(names))):
-        threading.Thread(target=work, name="transfer", daemon=True).start()
+    threads = [threading.Thread(target=work, name="transfer", daemon=True) for _ in range(min(_THREADS, len(names)))]
+    for thread in threads:
+        thread.start()
     try:
         for _ in names:
             if isinstance(result := results.get(), BaseException):
+                if when_failed:
+                    when_failed()
+                    for thread in threads:
+                        thread.join()
                 raise result
             yield result
     finally:
