@@ -351,9 +351,10 @@ def readme(data: dict[str, Any]) -> str:
         "[docs/benchmarks.md](docs/benchmarks.md) says how each is measured, and",
         "[benchmarks/results/rivals.md](benchmarks/results/rivals.md) has all figures.",
         "",
-        "| what, and how | times as good as each rival |",
-        "|---|---|",
+        "| what | times as good as each rival | how |",
+        "|---|---|---|",
     ]
+    regimes = {question: regime.split(";")[0] for question, regime in REGIMES.items()}  # in the first row of each
     whats = dict.fromkeys((one["question"], one["what"]) for one in data["rows"])
     for question, what in whats:
         rows = [one for one in data["rows"] if one["what"] == what]
@@ -369,8 +370,7 @@ def readme(data: dict[str, Any]) -> str:
             else:
                 cells.append(f"ours {number(one['ours'])}, {one['rival']} {number(one['theirs'])} {one['unit']}")
         cells += [why if why.startswith("ours: ") else f"{', '.join(names)}: {why}" for why, names in reasons.items()]
-        regime = REGIMES[question].split(";")[0]
-        lines.append(f"| **{what}**: {regime} | {', '.join(cells)} |")
+        lines.append(f"| {what} | {', '.join(cells)} | {regimes.pop(question, '')} |")
     return "\n".join(lines)
 
 

@@ -95,10 +95,9 @@ def test_a_reason_of_ours_is_not_shown_as_the_rivals(table, data):
         result["figures"] = {name: each for name, each in result["figures"].items() if name != "ours"} | figures
         result["left out"]["ours"] = "" if figures else "not done"
         changed |= {"rows": table.rows_of(changed["measured"]), "ceilings": table.ceilings(changed["measured"])}
-        (line,) = [line for line in table.readme(changed).splitlines() if line.startswith("| **reading**")]
-        assert line.endswith("| ours: not done |" if not figures else "| ours: no room |")
-        (line,) = [line for line in table.readme(changed).splitlines() if "each further MB" in line]
-        assert line.endswith("| ours: the larger text took no longer: noise |")
+        cells = dict(line.split(" | ")[:2] for line in table.readme(changed).splitlines() if line.startswith("| "))
+        assert cells["| reading"] == ("ours: no room" if figures else "ours: not done")
+        assert cells["| building, each further MB"] == "ours: the larger text took no longer: noise"
         assert "ours: " in table.markdown(changed)
 
 
@@ -127,7 +126,7 @@ def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, d
         assert data["stamp"][name] in first
     assert "MB of text" in first
     assert "round" in first
-    assert any(line.startswith("| **") for line in rest)
+    assert any("**" in line for line in rest)
 
 
 def test_writing_changes_readme_only_between_the_comments(table, data, tmp_path, monkeypatch):
