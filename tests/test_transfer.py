@@ -1,5 +1,6 @@
 """Datasets under URLs: what is there is whole, after any kill, and what comes back is what went."""
 
+import hashlib
 import os
 import random
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +131,36 @@ def test_origins_are_removed_only_after_all_copies_have_ended(bucket, dataset, t
     assert events[-1] == "removed"
     assert "copied" in events
     assert not (tmp_path / "copy" / "origins").exists()
+
+
+def test_a_copy_that_failed_writes_into_no_later_copy(tmp_path):
+    """Its thread may still wait for the server when another copy to the same directory begins."""
+    path, pieces = tmp_path / "file", iter([b"right", b""])
+    is_over, has_begun, may_go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(size):
+        has_begun.set()
+        may_go_on.wait(10)
+        return b"of another dataset"
+
+    def read(size):
+        piece = next(pieces)
+        if not piece:
+            may_go_on.set()
+            before.join()
+        return piece
+
+    def copy(read, is_over):
+        file = SimpleNamespace(name="file", size=5, open=lambda: nullcontext(SimpleNamespace(read=read)))
+        return transfer._copy(lambda: file, path, hashlib.sha256(b"right").hexdigest(), 5, is_over)
+
+    before = threading.Thread(target=copy, args=[slow, is_over])
+    before.start()
+    has_begun.wait(10)
+    is_over.set()  # as it is once a copy has failed
+
+    assert copy(read, threading.Event()) == 5
+    assert path.read_bytes() == b"right"
 
 
 def test_another_dataset_is_not_replaced(bucket, dataset, corpus, vocab, tmp_path):

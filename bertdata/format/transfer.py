@@ -369,6 +369,7 @@ def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: 
     wrong = DatasetError(f"{file.name} is not the file that {MANIFEST} names; push the dataset again")
     if file.size > most:
         raise wrong
+    temporary.unlink(missing_ok=True)  # to which a copy that failed may still write
     with file.open() as source, open_plain(temporary, "wb") as copy:
         while not is_over.is_set() and (piece := source.read(_PIECE)):
             found.update(piece)
