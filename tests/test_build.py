@@ -23,6 +23,7 @@ from reference import keys
 
 import bertdata
 from bertdata.build import build
+from bertdata.build.staging import continue_or_start
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, TokenizerError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import documents
@@ -376,6 +377,32 @@ def test_an_overwriting_build_stopped_anywhere_keeps_the_old_or_continues(tmp_pa
         assert published(out) == published(tmp_path / "whole")
         shutil.rmtree(out)
     assert kept > len(calls) // 2
+
+
+@pytest.mark.usefixtures("whole")
+def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(tmp_path, vocab, monkeypatch):
+    (tmp_path / "text").write_text(make_text(12, seed=1))
+    options = {"shard_size": 900, "tokenizer": vocab, "workers": 1, "overwrite": True}
+    with pytest.raises(KeyboardInterrupt):
+        build([tmp_path / "text"], tmp_path / "left", progress=stop_after(2), **options)
+    assert [*(tmp_path / "left" / ".build").glob("unit-*")]
+    build([tmp_path / "text"], tmp_path / "whole", **options)
+    in_any_order = Path.iterdir
+    monkeypatch.setattr(
+        Path, "iterdir", lambda path: sorted(in_any_order(path), key=lambda each: each.suffix != ".npy")
+    )
+
+    def discard(name):
+        shutil.copytree(tmp_path / "left", tmp_path / name)
+        continue_or_start(tmp_path / name / ".build", {}, overwrite=True, start_over=False)
+
+    with failing(-1, None) as calls:
+        discard("removed")
+    for number in range(len(calls)):
+        with failing(number, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            discard(f"out{number}")
+        build([tmp_path / "text"], tmp_path / f"out{number}", **options)
+        assert published(tmp_path / f"out{number}") == published(tmp_path / "whole")
 
 
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):

@@ -98,6 +98,7 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
             f"{staging.parent} holds an unfinished build with other settings: {'; '.join(differing)}; run the old "
             "command to finish it, or use --overwrite to discard it"
         )
+    path.unlink(missing_ok=True)  # first: without a plan nobody goes on with what a kill leaves of the rest
     for leftover in staging.iterdir():
         if leftover.suffix != ".lock" and leftover.name != "lock" and not leftover.is_dir():
             leftover.unlink()
