@@ -413,6 +413,7 @@ def test_a_rank_may_get_no_row(dataset):
     ("change", "said"),
     [
         ({"length": 2}, "length is 2"),
+        ({"length": 2, "shuffle": "blocks"}, "length is 2"),
         ({"global_batch_size": 0}, "global_batch_size is 0"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**64}, "seed is 18446744073709551616"),

@@ -122,7 +122,7 @@ class Loader:
         self.position = 0  # samples that all ranks together have been given
         self.samples, self.short_seq_prob = samples, float(short_seq_prob)
         words = masking is not None and masking.policy in ("whole_word", "span")
-        self._block = max(1, order.BLOCK_TOKENS // (length - 2)) if shuffle == "blocks" else None
+        self._block = max(1, order.BLOCK_TOKENS // max(1, length - 2)) if shuffle == "blocks" else None
         self._sources = [
             Source(
                 dataset, samples=samples, split=split, length=length, seed=seed, short_seq_prob=self.short_seq_prob,
