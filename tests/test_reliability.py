@@ -487,6 +487,15 @@ def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, mon
     assert verify(dataset.path) == []
 
 
+def test_duplicates_are_left_out_where_no_file_can_be_mapped(tmp_path, vocab, monkeypatch):
+    (tmp_path / "text").write_text(make_text(12) + "\n\n" + make_text(12))
+    options = {"tokenizer": vocab, "dedup": True, "workers": 1}
+    expected = build([tmp_path / "text"], tmp_path / "out", **options).dataset
+    monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
+    assert build([tmp_path / "text"], tmp_path / "copy", **options).dataset.dataset_id == expected.dataset_id
+    assert expected.num_documents == 12
+
+
 def test_a_file_that_ends_while_it_is_read_is_one_sentence(small, monkeypatch):
     monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
     opened = bertdata.open(small)

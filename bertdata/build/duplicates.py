@@ -40,7 +40,7 @@ def find_duplicates(
         _write(path, [_later_ones(_hash_file(staging, number)) for number in range(_FILES)])
     number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
     say(f"{number:,} documents have the text of an earlier one and are left out")
-    array: NDArray[np.uint64] = open_array(path, DTYPE, number)
+    array: NDArray[np.uint64] = open_array(path, DTYPE, number)[:]
     return array
 
 
