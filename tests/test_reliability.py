@@ -5,6 +5,7 @@ import ast
 import contextlib
 import errno
 import gzip
+import hashlib
 import io
 import itertools
 import json
@@ -27,7 +28,7 @@ from bertdata import files
 from bertdata.build import build
 from bertdata.errors import BertdataError, DatasetError, InputError
 from bertdata.format import arrays, manifest, records
-from bertdata.format.records import read_record
+from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.read.words import continuing_ids
 from bertdata.sources import documents
@@ -494,6 +495,20 @@ def test_duplicates_are_left_out_where_no_file_can_be_mapped(tmp_path, vocab, mo
     monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
     assert build([tmp_path / "text"], tmp_path / "copy", **options).dataset.dataset_id == expected.dataset_id
     assert expected.num_documents == 12
+
+
+@pytest.mark.parametrize("can_map", [True, False])
+def test_a_last_origin_that_names_no_input_is_found(tmp_path, vocab, monkeypatch, can_map):
+    (tmp_path / "text").write_text(make_text(12))
+    out = build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.path
+    file, record = out / "origins" / "train-00000.npy", read_record(out / "origins" / "origins.json")
+    file.write_bytes(file.read_bytes()[:-8] + b"\xff" * 8)
+    record["shards"]["train-00000"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    write_record(out / "origins" / "origins.json", record)
+    if not can_map:
+        monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
+    (fault,) = verify(out)
+    assert "its numbers do not ascend, or the last one names no input" in fault
 
 
 def test_a_file_that_ends_while_it_is_read_is_one_sentence(small, monkeypatch):
