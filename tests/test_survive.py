@@ -2,9 +2,12 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,3 +47,22 @@ def test_every_flip_of_some_bytes_is_found():
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["flips_detected"] > 300
+
+
+def test_the_fuzzer_watches_what_opens_a_dataset(tmp_path, monkeypatch):
+    """atheris, which is not installed for the tests, would begin where this stops."""
+    watched = []
+
+    def instrument(function):
+        watched.append(f"{function.__module__}.{function.__name__}")
+        return function
+
+    def stop(arguments, one):
+        raise InterruptedError
+
+    monkeypatch.setitem(sys.modules, "atheris", SimpleNamespace(instrument_func=instrument, Setup=stop))
+    monkeypatch.syspath_prepend(TOOL.parent)
+    with pytest.raises(InterruptedError):
+        import_module("damage").fuzz(tmp_path, random.Random(0), 1)
+    rooms = {"manifest.read_manifest", "table.read_tables", "shard.open_shard", "verify.verify"}
+    assert {f"bertdata.format.{name}" for name in rooms} <= set(watched)

@@ -31,8 +31,9 @@ from survive import content, write_text, write_vocab
 import bertdata
 from bertdata.build import build
 from bertdata.errors import BertdataError
-from bertdata.format import manifest
-from bertdata.format.arrays import HEADER_BYTES
+from bertdata.format import dataset, manifest, shard, table
+from bertdata.format import verify as verification
+from bertdata.format.arrays import HEADER_BYTES, open_array
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import canonical
 from bertdata.format.verify import verify
@@ -115,9 +116,9 @@ def fuzz(scratch: Path, draw: random.Random, count: int) -> dict[str, Any]:
     original = content(path)
     names = [name for name in original if name.endswith(".npy")]
     records = [MANIFEST, *(name for name in original if name[:-5] in {n.split(".")[0] for n in names})]
-    for module in ("manifest", "shard", "reader", "verify"):
-        for function in vars(sys.modules[f"bertdata.{module}"]).values():
-            if isinstance(function, types.FunctionType) and function.__module__ == f"bertdata.{module}":
+    for module in (dataset, manifest, shard, table, verification):
+        for function in vars(module).values():
+            if isinstance(function, types.FunctionType) and function.__module__ == module.__name__:
                 function.__code__ = atheris.instrument_func(function).__code__
 
     def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -145,7 +146,7 @@ def fuzz(scratch: Path, draw: random.Random, count: int) -> dict[str, Any]:
                 holder[key] = anything(data)
         if name == MANIFEST and data.ConsumeBool():
             with contextlib.suppress(Exception):
-                value["dataset_id"] = manifest._parse(value).dataset_id  # noqa: SLF001
+                value["dataset_id"] = manifest._parse(value, open_array).dataset_id  # noqa: SLF001
         with contextlib.suppress(ValueError, UnicodeEncodeError):
             sealed = value | {"checksum": hashlib.sha256(canonical(value)).hexdigest()}
             (path / name).write_bytes(json.dumps(sealed).encode())
