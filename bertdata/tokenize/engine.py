@@ -12,7 +12,7 @@ A kernel that meets a code point without an entry returns; then its thread copie
 the kernel again. So no result depends on the order in which a processor's stores become visible.
 
 Memory of a thread: 18 MB of addresses for the table of code points, of which 4 KB for each page in use is memory, and
-`RUN_BYTES` for the tables of runs.
+16 MB for the tables of runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
 NEAR_SETS, FAR_SETS = 1 << 17, 1 << 14  # of the tables of runs
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 21, 1 << 20, 1 << 14
-RUN_BYTES = 64 * NEAR_SETS + 64 * FAR_SETS + SPELLED_BYTES + 4 * POOLED_IDS + 8 * STABLE_SLOTS
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
 

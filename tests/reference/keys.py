@@ -5,7 +5,6 @@ from fractions import Fraction
 
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
-IGNORE = -100
 
 
 def mix(x):
