@@ -59,7 +59,11 @@ class Measurements:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path, self.settings = path, settings
-        self.lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # a line was cut off as the disk was full or the process died
+            path.write_text(whole)
+        self.lines = [json.loads(line) for line in whole.splitlines()]
 
     def found(self, question: str) -> dict[str, Any] | None:
         """The newest line of a question under these settings."""

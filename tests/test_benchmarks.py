@@ -193,6 +193,8 @@ def test_what_was_measured_is_not_measured_again(table, environments, tmp_path):
     assert ask({"commit": "abc", "rounds": 3})["reason"] == "no room"
     assert ask({"commit": "abc", "rounds": 3})["result"] == {"value": 2}  # a failure is measured again,
     assert ask({"commit": "abc", "rounds": 3})["result"] == {"value": 2}  # a figure is not
+    with open(tmp_path / "measured.jsonl", "a") as file:
+        file.write('{"question": "rea')  # a line that was cut off
     assert ask({"commit": "abc", "rounds": 1})["result"] == {"value": 3}  # other settings are another measurement
     for number, commit in enumerate(("abc+", "abc+", "unknown", "unknown"), 4):  # nor is code that has no name
         assert ask({"commit": commit})["result"] == {"value": number}
