@@ -71,6 +71,9 @@ def columns(
 
 def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False) -> Table:
     """A whole file. roles: the column by the option that names it; "" where there is none. For the rest see `read`."""
+    for role, column in roles.items():
+        if not column and role != "--other":
+            raise UsageError(f"{role} is empty; give a column of {path}, by its name or its number from 0")
     file, roles = Path(path), {role: column for role, column in roles.items() if column}
     try:
         names, rows = _rows(file, {"label", *roles.values()}, skip)

@@ -252,6 +252,14 @@ def test_a_header_is_told_by_a_name_that_is_asked_for(tmp_path):
     assert tables.read(str(path), text="0", other="", label="sentiment").texts == ["good"]
 
 
+@pytest.mark.parametrize("option", ["--text", "--label"])
+def test_a_column_without_a_name_is_one_sentence(tmp_path, option):
+    columns = {"text": "0", "other": "", "label": "1"} | {option[2:]: ""}
+    write_tsv(tmp_path / "a.tsv")
+    with pytest.raises(UsageError, match=f"{option} is empty; give a column of .*a.tsv, by its name or its number"):
+        tables.read(str(tmp_path / "a.tsv"), **columns)
+
+
 def test_files_of_another_encoding_are_named(tmp_path):
     (tmp_path / "a.csv").write_bytes("text,label\nna\xefve,1\n".encode("latin-1"))
     with pytest.raises(UsageError, match=r"a.csv cannot be read: 'utf-8' codec"):
