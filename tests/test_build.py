@@ -22,7 +22,7 @@ from reference import documents as twin
 from reference import keys
 
 import bertdata
-from bertdata.build import build
+from bertdata.build import build, publish
 from bertdata.build.staging import continue_or_start
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, TokenizerError, UsageError
 from bertdata.format.verify import verify
@@ -284,7 +284,7 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus,
 def test_a_killed_build_continues(tmp_path, corpus, vocab, whole):
     program = f"""
 import os, signal
-from bertdata.build import build
+from bertdata.build import build, publish
 left = iter(range(2))
 def progress(done, total):
     if next(left, None) is None:
@@ -403,6 +403,22 @@ def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(
             discard(f"out{number}")
         build([tmp_path / "text"], tmp_path / f"out{number}", **options)
         assert published(tmp_path / f"out{number}") == published(tmp_path / "whole")
+
+
+def test_a_build_that_lost_a_file_leaves_the_old_dataset_alone(tmp_path, vocab):
+    (tmp_path / "text").write_text(make_text(12, seed=1))
+    options = {"shard_size": 900, "tokenizer": vocab, "workers": 1, "overwrite": True}
+    old = build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab).dataset
+    move_up = publish.move_up
+
+    def lose_one(directory, staging, *arguments):
+        (staging / "train-00001.tokens.npy").unlink()
+        move_up(directory, staging, *arguments)
+
+    with patch.object(publish, "move_up", lose_one), pytest.raises(BuildError, match="lost train-00001.tokens.npy"):
+        build([tmp_path / "text"], tmp_path / "out", **options)
+    assert bertdata.open(tmp_path / "out").dataset_id == old.dataset_id
+    assert verify(tmp_path / "out") == []
 
 
 def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corpus, vocab, bert):

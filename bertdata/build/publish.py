@@ -83,6 +83,9 @@ def move_up(
     files = list(manifest.tokenizer)
     for shard in (shard for split in manifest.splits.values() for shard in split.shards):
         files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
+    for name in files:
+        if not (staging / name).exists() and not (directory / name).exists():  # where an interrupted run moved it
+            raise BuildError(f"{staging} lost {name}; use --overwrite to build it again")
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)
@@ -95,8 +98,6 @@ def move_up(
     for name in files:
         if (staging / name).exists():
             os.replace(staging / name, directory / name)
-        elif not (directory / name).exists():  # else it was moved before an interruption
-            raise BuildError(f"{staging} lost {name}; use --overwrite to build it again")
     _publish_origins(directory, staging, units, plan, manifest)
     fsync_directory(directory)
     manifest.write(directory)
