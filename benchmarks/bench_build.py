@@ -82,10 +82,10 @@ def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) 
     medians = {name: round(statistics.median(found), 3) for name, found in seconds.items()}
     for name, median in medians.items():
         print(f"{name:<20}{median:>9.2f} s")
-    slopes = {"ours": further / (medians["ours, one"] - medians["ours, a quarter"])}
-    for name in RIVALS:
-        if name in medians:
-            slopes[name] = further / (medians[name] - medians[f"{name}, a quarter"])
+    slopes = {}
+    for name, whole in {"ours": "ours, one"} | {name: name for name in RIVALS if name in medians}.items():
+        seconds = medians[whole] - medians[f"{name}, a quarter"]
+        slopes[name] = further / seconds if seconds else 0.0  # no slope: the larger text took no longer
     result = {
         "seconds": medians, "MB": round(size, 1), "rounds": repeats, "left out": left_out,
         "MB/s by slope": {name: round(slope, 2) for name, slope in slopes.items()},

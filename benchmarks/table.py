@@ -207,7 +207,7 @@ def building(result: dict[str, Any]) -> list[dict]:
         theirs, ours = slopes.get(name), slopes["ours"]
         why = result["left out"].get(name, "")
         noise = "the larger text took no longer: noise"
-        if theirs and theirs <= 0:
+        if theirs is not None and theirs <= 0:
             theirs, why = None, noise
         if ours <= 0:
             ours, why = None, f"ours: {noise}"

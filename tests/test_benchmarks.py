@@ -101,6 +101,13 @@ def test_a_reason_of_ours_is_not_shown_as_the_rivals(table, data):
         assert "ours: " in table.markdown(changed)
 
 
+def test_a_slope_of_a_rival_that_is_lost_in_noise_is_said(table, data):
+    result = data["measured"]["building"]["result"]
+    result["MB/s by slope"]["datatrove"] = 0.0
+    (row,) = [row for row in table.building(result) if row["what"].endswith("MB") and row["rival"] == "datatrove"]
+    assert (row["theirs"], row["reason"]) == (None, "the larger text took no longer: noise")
+
+
 def test_the_time_to_a_loss_is_the_measured_one_on_both_sides(table):
     result = {
         "regime": "2.0 minutes, 1 processes",
