@@ -169,6 +169,7 @@ def finetune(
 
     answers: gives the labels to train on instead of those of `train`.
     """
+    taught = answers() if answers else None  # first: it may draw, and only the first seed of a rank computes it
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
     device = ranks.device
     model, num_loaded = _model(directory, task, from_scratch=from_scratch, dropout=dropout)
@@ -192,7 +193,7 @@ def finetune(
             click.echo(warning, err=True)
     optimizer = torch.optim.AdamW(optim.parameter_groups(model, WEIGHT_DECAY), lr=0.0, fused=True)
     rows, labels, _ = sets["train"]
-    labels = answers() if answers else labels
+    labels = labels if taught is None else taught
     steps = epochs * -(-len(rows) // batch_size)
     schedule: dict[str, Any] = {"peak": lr, "steps": steps, "warmup_steps": round(WARMUP * steps), "schedule": "linear"}
     curve: list[dict[str, Any]] = []
