@@ -169,12 +169,12 @@ _samples = click.option(
     "--samples",
     type=click.Choice(SAMPLE_KINDS),
     default="windows",
-    help="What a row is made of: a window over the text, a document, several packed documents, or a pair of segments.",
+    help="Content of a row: a window over the text, a document, several packed documents, or a pair of segments.",
 )
 _format = click.option(
     "--format",
     type=click.Choice(INPUT_FORMATS),
-    help="Format of every INPUT. Default: chosen by the ending of each file; a file without a known ending is text.",
+    help="Format of every INPUT. Default: by the extension of each file; a file without a known extension is text.",
 )
 _text_key = click.option(
     "--text-key", default="text", help="Name of the JSON key, or of the Parquet or Arrow column, that holds the text."
@@ -187,8 +187,8 @@ _include = click.option(
     multiple=True,
     metavar="PATTERN",
     help="For an INPUT that is a directory or a pattern: read only files whose relative path matches, such as '*.md'. "
-    "May be repeated. Default: of a directory, files with a known ending (.txt .jsonl .json .parquet .arrow ..., also "
-    "compressed) or without one; with --format, all files.",
+    "May be repeated. Default: of a directory, files with a known extension (.txt .jsonl .json .parquet .arrow ..., "
+    "also compressed) or without one; with --format, all files.",
 )
 _exclude = click.option(
     "--exclude",
@@ -201,8 +201,8 @@ _type = click.option(
     "--type",
     type=click.Choice(TOKENIZER_TYPES),
     default="wordpiece",
-    help="Kind of a tokenizer that is trained: wordpiece as BERT's, bpe (byte-level) as ModernBERT's, unigram as "
-    "ALBERT's and XLM-R's.",
+    help="Kind of tokenizer to train: wordpiece as in BERT, bpe (byte-level) as in ModernBERT, unigram as in ALBERT "
+    "and XLM-R.",
 )
 _cased = click.option(
     "--cased",
@@ -210,15 +210,15 @@ _cased = click.option(
     help="Train a tokenizer that keeps case; wordpiece and unigram then keep accents, too. Default: lower case.",
 )
 _vocab_size = click.option(
-    "--vocab-size", default=30522, help="Number of tokens of a vocabulary that is trained, special tokens included."
+    "--vocab-size", default=30522, help="Number of tokens in the trained vocabulary, special tokens included."
 )
 _map = click.option(
     "--map",
     multiple=True,
     metavar="MODULE:FUNCTION",
-    help="Python function from the text of a document to another text, or None to leave the document out, such as "
-    "bertdata.prepare:nfkc or 'bertdata.prepare:length(10, 512)'. May be repeated; the functions are applied in order. "
-    "Default: none.",
+    help="Python function that takes the text of a document and returns a changed text, or None to leave the document "
+    "out, such as bertdata.prepare:nfkc or 'bertdata.prepare:length(10, 512)'. May be repeated; the functions are "
+    "applied in order. Default: none.",
 )
 _validation = click.option(
     "--validation", default=0.01, help="Share of the documents for the validation split, from 0 to 1."
@@ -227,7 +227,7 @@ _test = click.option("--test", default=0.0, help="Share of the documents for the
 _special_tokens = click.option(
     "--special-tokens",
     is_flag=True,
-    help="Add those of [PAD], [CLS], [SEP] and [MASK] that the tokenizer does not have. Needed for gpt2.",
+    help="Add the tokens among [PAD], [CLS], [SEP] and [MASK] that the tokenizer lacks. Needed for gpt2.",
 )
 _on_error = click.option(
     "--on-error",
@@ -243,7 +243,7 @@ _on_error = click.option(
 @click.option(
     "--tokenizer",
     help="A tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging Face hub. Default: train one on "
-    "the text, as --type, --cased and --vocab-size say.",
+    "the text, with --type, --cased and --vocab-size.",
 )
 @_special_tokens
 @_type
@@ -264,8 +264,8 @@ _on_error = click.option(
 @click.option(
     "--words",
     metavar="MODULE:FUNCTION",
-    help="Python function from a text to its words, such as jieba:cut. The dataset then stores where words begin, for "
-    "whole word masking. Default: words are not stored.",
+    help="Python function that returns the words of a text, such as jieba:cut. The dataset then stores where words "
+    "begin, for whole word masking. Default: words are not stored.",
 )
 @_format
 @_text_key
@@ -276,7 +276,7 @@ _on_error = click.option(
 @click.option(
     "--dedup",
     is_flag=True,
-    help="Leave out documents whose text, as --map gives it, came before. The input is read twice.",
+    help="Leave out documents whose text, after --map, equals that of an earlier document. The input is read twice.",
 )
 @_on_error
 @_validation
@@ -285,35 +285,35 @@ _on_error = click.option(
     "--shard-size",
     type=_Size(),
     default="1GiB",
-    help="Text in a unit, decompressed, such as 64MiB or 1GiB; a unit gives at most one shard of each split. Units of "
-    "Parquet end with a row group.",
+    help="Bytes of decompressed text in a unit, such as 64MiB or 1GiB. A unit becomes at most one shard of each split. "
+    "Units of Parquet end with a row group.",
 )
 @click.option(
     "--workers",
     type=int,
-    help="Number of threads that tokenize; with --ray, of tasks at the same time. Default: the number of cores; with "
-    "--ray, as many as the cluster has room for.",
+    help="Number of threads that tokenize; with --ray, number of tasks at the same time. Default: the number of cores; "
+    "with --ray, as many as the cluster has CPUs for.",
 )
-@click.option("--max-documents", type=int, help="Number of documents after which to stop. Default: no limit.")
+@click.option("--max-documents", type=int, help="Stop after this number of documents. Default: no limit.")
 @click.option("--strict", is_flag=True, help="Fail at an invalid byte, instead of replacing and counting it.")
 @click.option(
     "--part",
     type=_Part(),
-    help="Make only the i-th of n parts, as i/n, so that n machines can share the work and --out. A compressed file is "
-    "made by one of them.",
+    help="Build only part i of n, written i/n, so that n machines can share the work and --out. A compressed file is "
+    "built by one of them.",
 )
 @click.option(
     "--ray",
     is_flag=False,
     flag_value="auto",
     metavar="[ADDRESS]",
-    help="Let a Ray cluster do the work: HOST:PORT; nothing or auto for $RAY_ADDRESS or the cluster of this "
-    "machine; local for one of this machine's cores. All nodes must see the inputs and --out under the same names.",
+    help="Build on a Ray cluster. HOST:PORT: its address. No value, or auto: $RAY_ADDRESS or the cluster on this "
+    "machine. local: a new cluster on this machine. All nodes must see the inputs and --out under the same names.",
 )
 @click.option(
     "--finish",
     is_flag=True,
-    help="Publish the dataset when all parts are made. No other option than --out is allowed.",
+    help="Publish the dataset after all parts are built. Only --out may be given as well.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
@@ -398,15 +398,15 @@ def _warnings(report: Any) -> Iterator[str]:
 @click.option(
     "--tokenizer",
     required=True,
-    help="The tokenizer that made the ids: a tokenizer.json, a vocab.txt, a directory of one, or a name on the Hugging "
-    "Face hub.",
+    help="The tokenizer that produced the ids: a tokenizer.json, a vocab.txt, a directory of one, or a name on the "
+    "Hugging Face hub.",
 )
 @_special_tokens
 @click.option(
     "--format",
     type=click.Choice(("auto", *IDS_FORMATS)),
     default="auto",
-    help="Format of every FILE. auto: by the names.",
+    help="Format of every FILE. auto: by the names of the files.",
 )
 @click.option(
     "--end-token", help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer."
@@ -417,7 +417,7 @@ def _warnings(report: Any) -> Iterator[str]:
     "--shard-size",
     type=_Size(),
     default="1GiB",
-    help="Ids in a unit, as they are stored; a unit gives at most one shard of each split.",
+    help="Bytes of ids in a unit, as they are stored. A unit becomes at most one shard of each split.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
 def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
@@ -513,7 +513,7 @@ def train_tokenizer(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.option("--html", help="Write a page with the facts, charts and samples to this file, instead of printing.")
 @click.option("--length", default=128, help="Row length in tokens, used to count samples.")
-@click.option("--global-batch-size", default=256, help="Rows of a step over all ranks; steps are counted for it.")
+@click.option("--global-batch-size", default=256, help="Rows of a step over all ranks, used to count steps.")
 @click.option("--world-size", default=1, help="Number of ranks that share a step.")
 @_samples
 def inspect(
@@ -591,7 +591,7 @@ def show(
     "maps",
     multiple=True,
     metavar="MODULE:FUNCTION",
-    help="Function of the build's --map that may be run here, besides those of bertdata.prepare. May be repeated.",
+    help="Function of the build's --map that this command may run, besides those of bertdata.prepare. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each document, with its whole text.")
 def trace(shards: str, run: str, step: int, row: int | None, maps: tuple[str, ...], as_json: bool) -> None:
@@ -664,7 +664,9 @@ def verify(shards: str) -> None:
 @click.option("--rows", default=256, type=click.IntRange(min=1), help="Rows of a batch.")
 @click.option("--seconds", default=1.0, type=click.FloatRange(min=0.01), help="Seconds that each measurement takes.")
 @click.option("--processes", default=8, type=click.IntRange(min=1), help="Processes that read together.")
-@click.option("--cold", is_flag=True, help="Measure reading from the disk, too: drop the dataset from the page cache.")
+@click.option(
+    "--cold", is_flag=True, help="Also measure reading from the disk: drop the dataset from the page cache first."
+)
 def bench(shards: str, as_json: bool, length: int, rows: int, seconds: float, processes: int, cold: bool) -> None:
     """Measure how fast this machine reads a dataset, and how much memory several readers take."""
     from bertdata.look import bench as measure

@@ -340,9 +340,11 @@ class _Work:
     "--vectors",
     help="File of word vectors in GloVe's format, for words of several tokens. Default: embeddings of the model.",
 )
-@click.option("--keep", help="File of words that are never replaced, with white space between.")
-@click.option("--copies", default=30, type=click.IntRange(min=1), help="Copies of a row; equal ones are left out.")
-@click.option("--candidates", default=15, type=click.IntRange(min=1), help="Words that may take the place of a word.")
+@click.option("--keep", help="File of words that are never replaced, separated by white space.")
+@click.option(
+    "--copies", default=30, type=click.IntRange(min=1), help="Number of copies of a row; duplicates are left out."
+)
+@click.option("--candidates", default=15, type=click.IntRange(min=1), help="Number of words that may replace a word.")
 @click.option(
     "--share",
     default=0.4,

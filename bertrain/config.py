@@ -63,23 +63,23 @@ class Config:
     )
     lora: str = _option(
         MODEL, "",
-        "Train an adapter on the weights of --init, which stand still. r=8,alpha=16: each linear map of its layers "
+        "Train an adapter on the weights of --init, which are frozen. r=8,alpha=16: each linear map of its layers "
         "gets two matrices of rank 8, whose product is multiplied by 16 / 8. bits=4 and target=PATTERN may follow "
         "(docs/adapters.md).",
     )  # fmt: skip
     objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
     grow: str = _option(
         MODEL, "",
-        "Numbers of layers, such as 3,6,12: the run begins with the first, and the model grows to the others along "
-        "the run. The last is that of --model (docs/growing.md).",
+        "Numbers of layers, such as 3,6,12: the run begins with the first number, and the model grows to the others "
+        "during the run. The last number must be that of --model (docs/growing.md).",
     )  # fmt: skip
     grow_at: str = _option(MODEL, "", "Shares of the run at which the model grows, such as 0.2,0.5.")
     grow_by: str = _option(
-        MODEL, "stack", "What new layers begin as. stack: copies of the layers below. fresh: random weights.",
+        MODEL, "stack", "Weights of new layers. stack: copies of the layers below. fresh: random weights.",
         type=click.Choice(GROWTH),
     )  # fmt: skip
     freeze_trunk: bool = _option(
-        MODEL, False, "After a growth, train the new layers and what is above them alone, until the next one."
+        MODEL, False, "After a growth, train only the new layers and the modules above them, until the next growth."
     )
     elastic: str = _option(
         MODEL, "",
@@ -89,53 +89,57 @@ class Config:
     sub_networks: int = _option(MODEL, 2, "Number of sub-networks in a step with --elastic.")
     side_channel: str = _option(
         MODEL, "",
-        "Table of what tokens share, such as the radicals of characters: lines of a token, a tab and names. The word "
-        "embeddings of tokens with a name in common learn together (docs/side-channels.md).",
+        "File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. "
+        "The word embeddings of tokens with a common name learn together (docs/side-channels.md).",
     )  # fmt: skip
     length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")
     long_length: int | None = _option(
         DATA, None, "Row length in the last part of the run, such as 512. Default: --length throughout.", type=int
     )
-    long_share: float = _option(DATA, 0.1, "Share of the run, at its end, with --long-length.")
+    long_share: float = _option(DATA, 0.1, "Share of the run, at its end, that uses --long-length.")
     isolate_documents: bool = _option(
         DATA, False, "Pack several documents into a row; no token attends to another document."
     )
-    steps: int | None = _option(SCHEDULE, None, "Number of optimizer steps. Default: one pass over the data.", type=int)
-    epochs: float | None = _option(SCHEDULE, None, "Passes over the data, instead of --steps.", type=float)
+    steps: int | None = _option(SCHEDULE, None, "Number of optimizer steps. Default: one epoch.", type=int)
+    epochs: float | None = _option(SCHEDULE, None, "Number of epochs, instead of --steps.", type=float)
     budget: str = _option(
         SCHEDULE,
         "",
-        "Time of training, instead of --steps: a number with s, m, h or d, such as 90m or 24h. Compiling, evaluation "
-        "and checkpoints do not count.",
+        "Training time, instead of --steps: a number with s, m, h or d, such as 90m or 24h. Compiling, evaluation and "
+        "checkpoints do not count.",
     )
     global_batch_size: int | str = _option(
         SCHEDULE, 256,
-        "Rows in one optimizer step, over all ranks. 64:128 takes 64 in the first half of the run; 64:128@0.8 for four "
-        "fifths of it.", staged=int,
+        "Rows in one optimizer step, over all ranks. 64:128 uses 64 in the first half of the run, then 128. 64:128@0.8 "
+        "changes after 80 % of the run.", staged=int,
     )  # fmt: skip
     micro_batch_size: int | None = _option(
         HARDWARE, None,
         f"Rows in one forward pass of a rank. Default: its share of a step, at most {MICRO_BATCH_SIZE}.", type=int,
     )  # fmt: skip
     lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.")
-    warmup: float = _option(SCHEDULE, 0.06, "Linear warm-up: a number of steps, or below 1 a share of the run.")
+    warmup: float = _option(
+        SCHEDULE, 0.06, "Length of the linear warm-up: a number of steps, or a share of the run if below 1."
+    )
     schedule: str = _option(
         SCHEDULE,
         "linear",
         "Learning rate after the warm-up: linear, cosine, or wsd, which stays at the peak and falls at the end.",
     )
-    decay_share: float = _option(SCHEDULE, 0.2, "Share of the run in which --schedule wsd falls.")
+    decay_share: float = _option(
+        SCHEDULE, 0.2, "Share of the run, at its end, in which the learning rate of --schedule wsd falls."
+    )
     optimizer: str = _option(
         SCHEDULE,
         "adamw",
-        "Optimizer: adamw, or muon, which makes updates of hidden matrices orthogonal and leaves the rest to AdamW.",
+        "Optimizer: adamw, or muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others.",
     )
     muon_rate: float = _option(SCHEDULE, 4.0, "Learning rate of Muon's matrices, as a multiple of --lr.")
     muon_momentum: float = _option(SCHEDULE, 0.95, "Decay rate of Muon's mean of gradients.")
     lr_scale: tuple[str, ...] = _option(
         SCHEDULE, (),
-        "PATTERN=FACTOR: a factor on the learning rate of the parameters whose names the regular expression matches "
-        "anywhere, such as embeddings=0.1. 0 freezes them. May be repeated; of several that match, the last counts.",
+        "PATTERN=FACTOR: multiply the learning rate of the parameters whose names the regular expression matches "
+        "anywhere, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.",
         many=True,
     )  # fmt: skip
     weight_decay: float = _option(SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.")
@@ -146,18 +150,18 @@ class Config:
     mlm_probability: float | str = _option(
         DATA, 0.15,
         "Share of a row's tokens to mask and predict. 0.3:0.15 changes it after half of the run's rows, 0.3:0.15@0.8 "
-        "after four fifths.", staged=float,
+        "after 80 % of them.", staged=float,
     )  # fmt: skip
     average: float = _option(
         SCHEDULE, 0.0,
-        "Share of the run, at its end, over which weights are averaged. The mean is evaluated, and is a checkpoint of "
-        "its own, OUT/average-XXXXXXXX.",
+        "Share of the run, at its end, over which weights are averaged. The mean is evaluated, and saved as "
+        "a separate checkpoint, OUT/average-XXXXXXXX.",
     )  # fmt: skip
     masking: str = _option(
         DATA,
         "exact",
-        "How to choose tokens: exact, the same share of each row; bernoulli, each by chance; whole_word, all tokens of "
-        "a word; span, one to ten neighbouring words.",
+        "How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all "
+        "tokens of a word; span, one to ten neighbouring words.",
         type=click.Choice(MASKING_POLICIES),
     )
     shuffle: str = _option(
@@ -171,7 +175,7 @@ class Config:
         DATA, None, "Random seed for data order and masks. Default: the same as --seed.", type=int
     )
     teacher_cache: str = _option(
-        DISTILLATION, "", "Directory of a teacher's stored answers, made by bertrain teacher, to learn from."
+        DISTILLATION, "", "Directory of stored predictions of a teacher, written by bertrain teacher."
     )
     teacher: str = _option(DISTILLATION, "", "Directory of a teacher that runs during training: a run or a checkpoint.")
     distil: str = _option(
@@ -186,7 +190,9 @@ class Config:
         "Layers that --distil hidden compares. uniform: every layer of the student with evenly spaced layers of the "
         "teacher. last: only the last.", type=click.Choice(LAYERS),
     )  # fmt: skip
-    alpha: float = _option(DISTILLATION, 0.5, "Weight of the teacher's loss; the loss of the text has 1 - alpha.")
+    alpha: float = _option(
+        DISTILLATION, 0.5, "Weight of the teacher's loss; the loss on the text has the weight 1 - alpha."
+    )
     temperature: float = _option(
         DISTILLATION, 1.0, "Temperature of the teacher's and the student's logits, for --distil logits."
     )
@@ -197,9 +203,7 @@ class Config:
     compile: str = _option(
         HARDWARE, "auto", "Use torch.compile. auto: on GPUs.", type=click.Choice(["auto", "on", "off"])
     )
-    gradient_checkpointing: bool = _option(
-        HARDWARE, False, "Save memory: compute activations again in the backward pass."
-    )
+    gradient_checkpointing: bool = _option(HARDWARE, False, "Save memory: recompute activations in the backward pass.")
     save_every: int = _option(CHECKPOINTS, 1000, "Steps between checkpoints; the last step always has one.")
     keep: int = _option(CHECKPOINTS, 3, "Number of checkpoints to keep.")
     resume: str = _option(
@@ -214,7 +218,7 @@ class Config:
     log_every: int = _option(CHECKPOINTS, 10, "Steps between entries of log.jsonl.")
     log_to: tuple[str, ...] = _option(
         CHECKPOINTS, (),
-        "Where the log goes beside log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio "
+        "Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio "
         "(docs/trackers.md). May be repeated.",
         many=True, type=click.Choice(TRACKERS),
     )  # fmt: skip

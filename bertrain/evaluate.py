@@ -246,10 +246,13 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
     "--score",
     type=click.Choice(pairs.SCORES),
     default="word-l2r",
-    help="How a token of a pair is scored. word-l2r: with the rest of its word masked too. pll: masked alone.",
+    help="How a token of a pair is scored. pll: only this token is masked. word-l2r: the rest of its word is masked "
+    "too.",
 )
 @click.option("--split", default="validation", help="Split to evaluate on.")
-@click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: that of the run, else 128.")
+@click.option(
+    "--length", type=click.IntRange(min=3), help="Row length in tokens. Default: the length of the run, else 128."
+)
 @click.option(
     "--max-samples",
     type=click.IntRange(min=1),

@@ -46,11 +46,11 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--checkpoint", "path", required=True, help="A run that was trained with --elastic, or a checkpoint.")
-@click.option("--layers", type=int, help="Number of layers. Default: all of the checkpoint's, as for the others.")
+@click.option("--layers", type=int, help="Number of layers. Default of all sizes: the size of the checkpoint.")
 @click.option("--width", type=int, help="Width of the hidden states.")
 @click.option("--heads", type=int, help="Number of attention heads; each has width / heads dimensions.")
-@click.option("--feed-forward", type=int, help="Width inside a layer.")
-@click.option("--out", required=True, help="Directory to write; new.")
+@click.option("--feed-forward", type=int, help="Width of the feed-forward part of a layer.")
+@click.option("--out", required=True, help="New directory for the sub-network.")
 def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a checkpoint of its own: config, weights and tokenizer."""
     directory = checkpoint.find(Path(path))

@@ -338,9 +338,11 @@ OPTIONS = (
     click.option("--checkpoint", "start", required=True, help="A run directory, a checkpoint, or a hub name."),
     click.option("--out", required=True, help="Directory for result.json and a model for each seed."),
     click.option("--seeds", default=3, type=click.IntRange(min=1), help="Number of runs, with seeds 0, 1, ..."),
-    click.option("--epochs", default=3, type=click.IntRange(min=1), help="Passes over the examples."),
+    click.option("--epochs", default=3, type=click.IntRange(min=1), help="Number of epochs."),
     click.option(
-        "--patience", type=click.IntRange(min=1), help="End a seed after so many epochs without a better dev."
+        "--patience",
+        type=click.IntRange(min=1),
+        help="End a seed after this number of epochs without a better result on dev.",
     ),
     click.option("--batch-size", default=32, type=click.IntRange(min=1), help="Rows in one optimizer step."),
     click.option("--lr", default=5e-5, type=click.FloatRange(min=0, min_open=True), help="Peak learning rate."),
@@ -351,7 +353,7 @@ OPTIONS = (
         "--dropout",
         default=0.1,
         type=click.FloatRange(0, 1, max_open=True),
-        help="Dropout probability, also of models that were pre-trained without.",
+        help="Dropout probability, also for models that were pre-trained without dropout.",
     ),
     click.option(
         "--precision",
@@ -362,7 +364,7 @@ OPTIONS = (
     click.option(
         "--lora",
         default="",
-        help="Train an adapter and the head alone, such as r=8,alpha=16 (docs/adapters.md).  [default: off]",
+        help="Train only an adapter and the head, such as r=8,alpha=16 (docs/adapters.md).  [default: off]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line."),
     click.option("--from-scratch", is_flag=True, help="Start from random weights, for comparison."),
@@ -371,8 +373,8 @@ OPTIONS = (
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--train", required=True, help="Examples to train on: TSV, CSV, JSON lines or Parquet.")
-@click.option("--dev", required=True, help="Examples that choose the best epoch, in the same formats.")
-@click.option("--test", help="Examples to report at the best epoch.")
+@click.option("--dev", required=True, help="Examples for choosing the best epoch, in the same formats.")
+@click.option("--test", help="Examples for the final result, with the best epoch.")
 @click.option(
     "--task",
     type=click.Choice(list(TASKS)),
@@ -383,7 +385,7 @@ OPTIONS = (
 @click.option(
     "--text",
     default="0",
-    help="Column of the text: its name, or its number from 0. A first row with one of the names is a header.",
+    help="Column of the text: its name, or its number from 0. The first row is a header if it has one of the names.",
 )
 @click.option(
     "--other",
@@ -391,7 +393,7 @@ OPTIONS = (
     help="Column of the second text of a pair, or of the list of choices. Default: none; 1 for pairs.",
 )
 @click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")
-@click.option("--separator", default=",", help="What stands between the labels of a text, for multilabel.")
+@click.option("--separator", default=",", help="Separator of the labels of a text, for multilabel.")
 @click.option(
     "--teacher",
     help="Directory of a model that finetune made for this task, such as tuned/seed-0. Its predictions are then the "

@@ -95,7 +95,7 @@ def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
 @click.argument("path", metavar="CHECKPOINT")
 @click.argument("repository", metavar="ORG/NAME")
 @click.option("--public", is_flag=True, help="Let everybody see the repository. Default: a new one is private.")
-@click.option("--dry-run", is_flag=True, help="Only list what would be sent. Asks no server.")
+@click.option("--dry-run", is_flag=True, help="Only list the files that would be sent. Contacts no server.")
 def main(path: str, repository: str, public: bool, dry_run: bool) -> None:
     """Send a checkpoint with its model card to the Hugging Face hub.
 

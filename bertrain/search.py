@@ -234,14 +234,19 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
     "--method",
     type=click.Choice(METHODS),
     default="evolution",
-    help="evolution: children of the best so far, and random ones. random: random ones alone.",
+    help="evolution: children of the best sub-network so far, and random ones. random: only random ones.",
 )
 @click.option("--seed", default=0, type=click.IntRange(min=0), help="Random seed of the choice of sub-networks.")
-@click.option("--batch-size", default=1, type=click.IntRange(min=1), help="Rows in the pass that latency is of.")
-@click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: that of the run.")
+@click.option(
+    "--batch-size", default=1, type=click.IntRange(min=1), help="Rows of the forward pass whose latency is measured."
+)
+@click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: the length of the run.")
 @click.option("--split", default="validation", help="Split to evaluate on.")
 @click.option(
-    "--max-samples", default=512, type=click.IntRange(min=1), help="Samples to evaluate on, rounded up to 64s."
+    "--max-samples",
+    default=512,
+    type=click.IntRange(min=1),
+    help="Samples to evaluate on, rounded up to a multiple of 64.",
 )
 @click.option("--out", required=True, help="Directory for trials.jsonl and search.png.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")

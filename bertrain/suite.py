@@ -91,7 +91,7 @@ def find(data: Path, entry: Entry) -> dict[str, str] | None:
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.argument("name", metavar="SUITE", type=click.Choice(list(SUITES)))
-@click.option("--data", required=True, help="Directory with a directory for each task, as the suite gives them out.")
+@click.option("--data", required=True, help="Directory with a directory for each task, as the suite publishes them.")
 @common
 def main(name: str, data: str, start: str, out: str, as_json: bool, **options: Any) -> None:
     """Fine-tune a checkpoint for the tasks of SUITE (glue or clue) whose files are there. Also under torchrun.

@@ -232,7 +232,7 @@ _ONE = click.IntRange(min=1)
     "--top-k",
     default=64,
     type=_ONE,
-    help="Most probable tokens to store for each masked token; for all others only their total probability.",
+    help="Number of most probable tokens to store for each masked token. For the others, only their total.",
 )
 @click.option(
     "--variants", type=_ONE, help="Number of epochs after which order and masks repeat. Give this or --max-samples."
@@ -240,7 +240,7 @@ _ONE = click.IntRange(min=1)
 @click.option(
     "--max-samples",
     type=_ONE,
-    help="Number of samples to answer, usually the student's --steps times its --global-batch-size.",
+    help="Number of samples to predict, usually the student's --steps times its --global-batch-size.",
 )
 @click.option("--length", default=128, type=click.IntRange(min=3), help="Row length in tokens, as the student's.")
 @click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
@@ -251,12 +251,12 @@ _ONE = click.IntRange(min=1)
     "--masking", type=click.Choice(MASKING_POLICIES), default="exact", help="Masking policy, as the student's."
 )
 @click.option("--shuffle", type=click.Choice(SHUFFLES), default="full", help="Order of an epoch, as the student's.")
-@click.option("--batch-size", default=64, type=_ONE, help="Rows of a forward pass.")
+@click.option("--batch-size", default=64, type=_ONE, help="Rows in one forward pass.")
 @click.option(
     "--unit-samples",
     default=4096,
     type=_ONE,
-    help="Samples in one written unit. A killed command loses at most this many on each rank.",
+    help="Samples in one unit of the cache. A killed command loses at most one unit on each rank.",
 )
 @click.option(
     "--yes",
