@@ -676,10 +676,10 @@ def bench(shards: str, as_json: bool, length: int, rows: int, seconds: float, pr
     click.echo(dump(measured) if as_json else measure.text(measured))
 
 
-@main.command(cls=OneSentence, short_help="Run the whole way once: text to a trained model.")
+@main.command(cls=OneSentence, short_help="Run all steps once: from text to a trained model.")
 @click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
 def demo(out: str) -> None:
-    """Run the whole way once: text, shards, two minutes of training on two CPU cores, predictions.
+    """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.
 
     The same as bertrain demo, which needs pip install 'bertdata[train]'. After Ctrl-C the same command continues.
     """

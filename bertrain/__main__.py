@@ -16,16 +16,16 @@ import bertdata
 import bertrain
 
 COMMANDS = {
-    "demo": "Run the whole way once: text to a trained model.",
+    "demo": "Run all steps once: from text to a trained model.",
     "pretrain": "Pre-train a masked language model on shards.",
     "evaluate": "Measure a checkpoint on held-out text, or on minimal pairs.",
     "finetune": "Fine-tune a checkpoint on labelled text, over several seeds.",
     "augment": "Add copies with replaced words to labelled text.",
     "suite": "Fine-tune a checkpoint for the tasks of GLUE or CLUE.",
-    "search": "Find the best sub-network of an elastic run under a latency.",
-    "extract": "Write a sub-network as a checkpoint of its own.",
+    "search": "Find the best sub-network of an elastic run within a latency limit.",
+    "extract": "Write a sub-network as a separate checkpoint.",
     "push": "Send a checkpoint to the Hugging Face hub.",
-    "teacher": "Write a teacher's answers once, for students to learn from.",
+    "teacher": "Store a teacher's predictions once, for students.",
     "doctor": "Check data, model, memory and disk before a long run.",
     "plot": "Draw the curves of runs to a picture or a page.",
 }

@@ -353,9 +353,9 @@ class _Work:
 )
 @click.option("--seed", default=0, type=click.IntRange(min=0), help="Random seed for the choice of words.")
 def main(start: str, copies: int, share: float, seed: int, **options: Any) -> None:
-    """Add copies with replaced words to labelled examples. Runs alone or under torchrun, which shares out the texts.
+    """Add copies with replaced words to labelled examples. Runs alone, or under torchrun on several ranks.
 
-    Each row of --train is in --out, and after it its copies, with its label and its other columns.
+    --out has each row of --train, followed by its copies, with the same label and other columns.
     """
     transformers.utils.logging.set_verbosity_error()
     with world(PATIENCE) as ranks:

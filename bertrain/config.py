@@ -45,16 +45,16 @@ class Config:
 
     data: str | list[list[Any]] = _option(
         DATA, "",
-        "Directory of shards that bertdata build made, or a URL of one. Required. Several are mixed, each followed by "
-        "its weight: --data a/ 0.7 --data b/ 0.3.", mixed=True,
+        "Dataset of bertdata build: a directory or a URL. Required. Several datasets are mixed, each followed by its "
+        "weight: --data a/ 0.7 --data b/ 0.3.", mixed=True,
     )  # fmt: skip
     out: str = _option(CHECKPOINTS, "", "Directory of the run: checkpoints, log.jsonl and run.json. Required.")
     model: str = _option(
         MODEL, "modernbert-tiny",
         "Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, "
         "-small, -base), or any masked language model of transformers: a config.json, its directory, or a name on the "
-        "Hugging Face hub. Vocabulary and positions are made to fit the data. modernbert-tiny and -small bring "
-        "defaults of their own (docs/recipes.md), and the run says which.",
+        "Hugging Face hub. Vocabulary size and positions are fitted to the data. modernbert-tiny and -small "
+        "have their own defaults (docs/recipes.md), which the run prints.",
     )  # fmt: skip
     init: str = _option(
         MODEL,

@@ -49,10 +49,10 @@ def require_place(out: Path) -> None:
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
 def main(out: str) -> None:
-    """Run the whole way once: text, shards, two minutes of training on two CPU cores, predictions.
+    """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.
 
-    The text is that of the docstrings of the installed Python packages. What is there already is used again, so after
-    Ctrl-C the same command continues. Remove the directory to start anew.
+    The text is the docstrings of the installed Python packages. Finished steps are not repeated, so after Ctrl-C the
+    same command continues. Remove the directory to start anew.
     """
     place = Path(out)
     require_place(place)

@@ -267,7 +267,7 @@ def main(
 ) -> None:  # fmt: skip
     """Measure a checkpoint on held-out text, or on minimal pairs. Runs alone or under torchrun.
 
-    On text it always masks 15 % of the tokens, with a fixed seed, whatever the run used.
+    On text it always masks 15 % of the tokens, with a fixed seed, for every run.
     """
     with world() as ranks:
         ranks.together(lambda: _check(context, data, pairs_path))

@@ -52,7 +52,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 @click.option("--feed-forward", type=int, help="Width of the feed-forward part of a layer.")
 @click.option("--out", required=True, help="New directory for the sub-network.")
 def main(path: str, out: str, **given: int | None) -> None:
-    """Write a sub-network of an elastic run as a checkpoint of its own: config, weights and tokenizer."""
+    """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
     directory = checkpoint.find(Path(path))
     model = whole(directory)
     config, trained = model.config, checkpoint.elastic_of(directory)

@@ -404,7 +404,7 @@ def main(
     start: str, train: str, dev: str, test: str | None, out: str, task: str, text: str, other: str, label: str,
     separator: str, teacher: str | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Fine-tune a checkpoint for a task, over several seeds. Runs alone or under torchrun, which shares out the seeds.
+    """Fine-tune a checkpoint for a task, over several seeds. Also under torchrun: ranks train different seeds.
 
     The learning rate rises over the first tenth of the steps and then falls to 0; weight decay is 0.01.
     """

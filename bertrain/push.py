@@ -99,8 +99,8 @@ def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
 def main(path: str, repository: str, public: bool, dry_run: bool) -> None:
     """Send a checkpoint with its model card to the Hugging Face hub.
 
-    CHECKPOINT is a run, of which the newest whole checkpoint is sent, a checkpoint, or a fine-tuned model. The files
-    replace those of the same names in the repository ORG/NAME, which is made if it is not there.
+    CHECKPOINT is a checkpoint, a fine-tuned model, or a run, whose newest whole checkpoint is sent. The files replace
+    files with the same names in the repository ORG/NAME. If it does not exist, the command creates it.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise UsageError(f"{repository} is no name of a repository; give org/name")

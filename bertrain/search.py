@@ -254,7 +254,7 @@ def main(
     path: str, data: str, limit: str, trials: int, method: str, seed: int, batch_size: int, length: int | None,
     split: str, max_samples: int, out: str, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find the sub-network of an elastic run with the lowest validation loss under a latency.
+    """Find the sub-network of an elastic run with the lowest validation loss within a latency limit.
 
     The latency is the median of 15 forward passes of the encoder on this machine, without the head. Run it alone: other
     work on the machine makes it longer.

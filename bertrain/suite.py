@@ -94,7 +94,7 @@ def find(data: Path, entry: Entry) -> dict[str, str] | None:
 @click.option("--data", required=True, help="Directory with a directory for each task, as the suite publishes them.")
 @common
 def main(name: str, data: str, start: str, out: str, as_json: bool, **options: Any) -> None:
-    """Fine-tune a checkpoint for the tasks of SUITE (glue or clue) whose files are there. Also under torchrun.
+    """Fine-tune a checkpoint for the tasks of SUITE (glue or clue) that have files. Also under torchrun.
 
     Each task gets the same options. Figures are medians over the seeds, on dev, at the best epoch of each seed.
     """

@@ -264,7 +264,7 @@ _ONE = click.IntRange(min=1)
     help=f"Do not refuse to write more than {LIMIT_BYTES // 10**9} GB, or more than the disk has free.",
 )
 def main(**options: Any) -> None:
-    """Write a teacher's answers to the masked samples that a student will see. Runs alone or under torchrun."""
+    """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun."""
     with one_sentence(), world(patience=timedelta(days=7)) as ranks, contextlib.ExitStack() as stack:
         out = Path(options["out"])
 
