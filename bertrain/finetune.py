@@ -245,21 +245,23 @@ def _model(
 ) -> tuple[PreTrainedModel, int]:
     """The checkpoint with a head for the task, and how many tensors of its encoder came from there.
 
-    Raises UsageError if anything but heads was not in it.
+    A head that was trained for another number of labels is replaced by a new one. Raises UsageError if anything but
+    heads was not in it.
     """
     labels = task.config()
     try:
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
         model, info = task.head.from_pretrained(
-            directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **labels
-        )
+            directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False,
+            ignore_mismatched_sizes=True, **labels,
+        )  # fmt: skip
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(f"--checkpoint {directory} cannot be fine-tuned: {reason}") from None
     encoder = f"{model.base_model_prefix}."
     spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))
-    missing = sorted(info["missing_keys"])
+    missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     lacking = [name for name in missing if name.startswith(encoder) and not name.startswith(spare)]
     if lacking:
         raise UsageError(f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")

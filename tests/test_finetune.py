@@ -104,6 +104,28 @@ def test_weights_are_those_of_the_checkpoint_unless_told_otherwise(checkpoint):
         assert any(same) != from_scratch
 
 
+def test_a_head_for_other_labels_is_replaced(checkpoint, tmp_path):
+    """A model that was fine-tuned for two classes is fine-tuned for three, as from MNLI to RTE."""
+    data, tuned = write_tsv(tmp_path / "train.tsv", repeat=1), tmp_path / "tuned"
+    done = invoke(
+        "--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tuned, "--seeds", 1, "--epochs", 1
+    )
+    assert done.exit_code == 0, done.output
+    saved = load_file(tuned / "seed-0" / "model.safetensors")
+    same, _ = finetune._model(tuned / "seed-0", classes("a", "b"), from_scratch=False)
+    other, loaded = finetune._model(tuned / "seed-0", classes("a", "b", "c"), from_scratch=False)
+    assert torch.equal(same.classifier.weight, saved["classifier.weight"])
+    assert other.classifier.weight.shape == (3, saved["classifier.weight"].shape[1])
+    assert loaded == 39  # the pooler too
+    names = [name for name in saved if name.startswith("bert.")]
+    assert len(names) == 39
+    assert all(torch.equal(other.state_dict()[name], saved[name]) for name in names)
+    config = json.loads((tuned / "seed-0" / "config.json").read_text())
+    (tuned / "seed-0" / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
+    with pytest.raises(UsageError, match="lacks 1 weights of the encoder, such as bert.embeddings.word_embeddings"):
+        finetune._model(tuned / "seed-0", classes("a", "b"), from_scratch=False)
+
+
 def test_dropout_is_everywhere(checkpoint):
     source = sorted(checkpoint.glob("step-*"))[-1]
     model, _ = finetune._model(source, classes("a", "b"), from_scratch=False, dropout=0.25)
