@@ -26,12 +26,13 @@ import click
 import numpy as np
 import torch
 import transformers
+from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 import bertdata
 from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
+from bertdata.errors import BuildError, UsageError
 from bertdata.files import write_file
 from bertrain import optim
 from bertrain.models import adapters
@@ -227,8 +228,12 @@ def finetune(
     assert best is not None  # noqa: S101  (there is an epoch)
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
     model.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]  # on purpose
-    adapters.save(model, kept, out)
-    tokenizer.save_pretrained(out)
+    try:
+        adapters.save(model, kept, out)
+        tokenizer.save_pretrained(out)
+    except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
+        reason = str(error).partition("\n")[0]
+        raise BuildError(f"{out} cannot be written ({reason}); make room and run the same command again") from None
     scores = {name: curve[best[1]][name] for name in held_out}
     facts = {"seed": seed, "epoch": best[1] + 1, "epochs": epochs, "rows": len(rows), "batch_size": batch_size,
              "lr": lr, "length": length, "dropout": dropout, "adapter": lora or "none",
