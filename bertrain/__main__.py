@@ -14,6 +14,7 @@ import click
 
 import bertdata
 import bertrain
+from bertdata.cli import one_sentence
 
 COMMANDS = {
     "demo": "Run all steps once: from text to a trained model.",
@@ -45,7 +46,8 @@ class _Commands(click.Group):
                 return importlib.import_module("bertrain.completion").outline(name, COMMANDS[name])
             return None
         try:
-            return importlib.import_module(f"bertrain.{name}").main
+            with one_sentence():  # importing torch takes seconds, in which Ctrl-C may come
+                return importlib.import_module(f"bertrain.{name}").main
         except bertrain.MissingLibraries as error:
             sys.exit(f"error: {error}")
 

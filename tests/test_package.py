@@ -90,6 +90,16 @@ def test_an_unknown_command_is_wrong_usage():
     assert "Traceback" not in result.stderr
 
 
+def test_interrupted_while_a_command_is_imported(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    done = CliRunner().invoke(main, ["pretrain", "--data", "shards"])
+    assert done.exit_code == 130
+    assert done.output.startswith("interrupted; ")
+
+
 # ---------------------------------------------------------------------------------------------------------- completion
 
 
