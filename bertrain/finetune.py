@@ -71,7 +71,12 @@ def tune(
     task, directory = TASKS[name](columns), ranks.from_first(lambda: resolved(start))
 
     def read() -> tuple[dict[str, Any], dict[str, Any]]:
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(
+                f"--out {out} cannot be made, because a file is in its place; give another --out"
+            ) from None
         parts, warnings = {}, []
         for split, path in files.items():
             parts[split], more = task.read(path)

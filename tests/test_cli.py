@@ -161,6 +161,9 @@ def test_an_output_directory_that_is_in_the_way(tmp_path, corpus, vocab, dataset
     ):
         assert said in refused("build", corpus, "--out", out, "--tokenizer", vocab)
     assert os.listdir(tmp_path / "full") == ["thesis.tex"]
+    refusal = refused("train-tokenizer", corpus, "--out", tmp_path / "file")
+    assert "is a file; give an empty directory" in refusal
+    assert "training" not in refusal  # it is said before the work
 
 
 @pytest.mark.parametrize(

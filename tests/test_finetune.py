@@ -316,6 +316,11 @@ def test_columns_and_labels_that_do_not_fit_are_named(checkpoint, tmp_path):
         (["--dev", other], "label '7' is not in --train, which has 0, 1; correct it"),
         (["--dev", data, "--task", "regression", "--text", "label", "--label", "sentence"], "needs numbers as labels"),
         (["--dev", data, "--checkpoint", tmp_path], "holds no checkpoint"),
+        (
+            ["--dev", data, "--out", data],
+            "train.tsv cannot be made, because a file is in its place; give another --out",
+        ),
+        (["--dev", data, "--out", data / "cola"], "cola cannot be made, because a file is in its place"),
     ):
         done = invoke(*arguments, *more)
         assert done.exit_code == 2

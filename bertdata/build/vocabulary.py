@@ -46,12 +46,14 @@ def train_tokenizer(
     type: one of choices.TOKENIZER_TYPES. cased: keep case (and accents). The same inputs give the same tokenizer, with
     any number of threads. form: None means that every line is a document. include, exclude: patterns
     that select files of directories; see sources.find.find_inputs. Raises UsageError, InputError, or BuildError if
-    `out` holds a tokenizer.
+    `out` is a file or holds a tokenizer.
     """
     require_directory(str(out))
     require_type(type)
     form, directory = form or TextFormat(documents="line"), Path(out)
     selected = find_inputs(inputs, include=include, exclude=exclude, any_ending=form.kind is not None)
+    if directory.is_file():
+        raise BuildError(f"{directory} is a file; give an empty directory, or one that does not exist yet")
     if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
         raise BuildError(f"{directory} already holds a tokenizer; give another --out")
     for line in selected.notes():
