@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.errors import UsageError
+from bertdata.errors import StateError, UsageError
 from bertrain import assemble, optim
 from bertrain.config import Config
 from bertrain.evaluate import MASKING, evaluate, mean, predictions
@@ -112,7 +112,7 @@ class Run:
     def _resume(self) -> dict[str, Any]:
         """Moves the loader to where the checkpoint was taken. Returns what the checkpoint's trainer.json says.
 
-        Raises UsageError if the checkpoint belongs to another model or optimizer.
+        Raises UsageError if the checkpoint belongs to another model, optimizer or stream of rows.
         """
         config = self.config
         if self.resumed_from is None:
@@ -126,7 +126,12 @@ class Run:
         planned = self.plan.masking(config, is_long=is_long)
         masking = self._masking_after(state, planned)
         self.loader = self._loader(config.longest if is_long else config.length, masking)
-        self.loader.load_state_dict(state if masking is planned else state | {"masking": masking.state()})
+        try:
+            self.loader.load_state_dict(state if masking is planned else state | {"masking": masking.state()})
+        except StateError as error:
+            raise UsageError(
+                f"{self.resumed_from} was trained with other options: {error}; give the same, or another --out"
+            ) from None
         return saved
 
     def _masking_after(self, state: dict[str, Any], planned: bertdata.Masking) -> bertdata.Masking:

@@ -173,9 +173,10 @@ def test_another_mix_does_not_resume(mix, finished, capsys):
     for changed in ([[first, 0.6], [second, 0.4]], [[second, 0.3], [first, 0.7]], first):
         with pytest.raises(SystemExit) as ended:
             train(changed, finished, **STEPS)
-        assert ended.value.code == 1
+        assert ended.value.code == 2
         said = capsys.readouterr().err
-        assert "this state belongs to another stream: " in said
+        assert "was trained with other options: this state belongs to another stream: " in said
+        assert said.endswith("; give the same, or another --out\n")
         assert "sources was [[" in said
         assert ", 7], [" in said
         assert len(said.splitlines()) == 1

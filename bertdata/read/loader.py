@@ -322,11 +322,15 @@ class Loader:
         state = {"shuffle": "full", "short_seq_prob": None} | state  # an older state lacks options that are newer
         if isinstance(state.get("masking"), dict):
             state["masking"] = Masking().state() | state["masking"]
-        differing = [
-            f"{name} was {state.get(name)!r} and is {value!r}"
-            for name, value in ({"variants": None, "sources": None, "dataset_id": None} | self._identity()).items()
-            if state.get(name) != value
-        ]
+        differing = []
+        for name, now in ({"variants": None, "sources": None, "dataset_id": None} | self._identity()).items():
+            was = state.get(name)
+            if was == now:
+                continue
+            if isinstance(was, dict) and isinstance(now, dict):  # of masking, what is equal is left out
+                same = {key for key in was.keys() & now.keys() if was[key] == now[key]}
+                was, now = ({key: side[key] for key in side if key not in same} for side in (was, now))
+            differing.append(f"{name} was {was!r} and is {now!r}")
         if differing:
             raise StateError(f"this state belongs to another stream: {'; '.join(differing)}")
         position = state.get("position")
