@@ -8,6 +8,7 @@ each check, and what to do. The exit code is 1 if a check fails.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -153,9 +154,7 @@ def _memory(config: Config, plan: Plan, weights: PreTrainedModel, parameters: in
 
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
-    place = Path(config.out)
-    while not place.exists():
-        place = place.parent
+    place = _existing(Path(config.out))
     free, needed = shutil.disk_usage(place).free, (4 * parameters + 8 * trained) * (config.keep + 1)
     estimate = (
         f"{config.keep} checkpoints and one being written need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
@@ -163,10 +162,19 @@ def _disk(config: Config, parameters: int, trained: int) -> Finding:
     return (FAIL, f"{estimate} at {place}; make room or lower --keep") if needed > free else (PASS, estimate)
 
 
+def _existing(path: Path) -> Path:
+    """A path, or the first of the directories above it that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
 def _run(config: Config, shards: bertdata.Dataset, made: Learner) -> Finding:
     run = Path(config.out)
     if run.exists() and not run.is_dir():
         return FAIL, f"--out {run} is a file; give a directory"
+    if not os.access(place := _existing(run), os.W_OK | os.X_OK):
+        return FAIL, f"--out {run} cannot be written, as {place} gives no permission; give another --out"
     newest, damaged = checkpoint.newest(run) if run.exists() else (None, [])
     if damaged:
         return WARN, damaged[0]

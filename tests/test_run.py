@@ -760,6 +760,15 @@ def test_the_doctor_counts_the_activations_of_all_sub_networks(dataset, tmp_path
     assert needed[2] > 3 * needed[0]
 
 
+def test_the_doctor_finds_a_place_that_cannot_be_written(dataset, tmp_path, monkeypatch):
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, *mode, **more: path != tmp_path and access(path, *mode, **more))
+    code, found, _ = examine("--data", dataset.path, "--out", tmp_path / "far" / "run", "--length", 32)
+    assert code == 1
+    assert found["run"].startswith("FAIL")
+    assert f"run cannot be written, as {tmp_path} gives no permission; give another --out" in found["run"]
+
+
 def test_the_doctor_finds_damaged_shards_and_runs(dataset, tmp_path):
     code, found, _ = examine("--data", tmp_path / "nothing", "--out", tmp_path / "run")
     assert (code, list(found)) == (1, ["shards"])
