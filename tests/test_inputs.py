@@ -409,6 +409,20 @@ def test_a_directory_below_a_hidden_one_can_be_named(tree):
     assert names("d/_SUCCESS", "d/.hidden") == ["d/_SUCCESS", "d/.hidden"]
 
 
+def test_links_that_are_not_followed_are_named(tree):
+    (tree / "e" / "far").symlink_to(tree / "d")
+    (tree / "e" / "gone.txt").symlink_to("nowhere")
+    (tree / "e" / "one.txt").symlink_to(tree / "z.txt")
+    (tree / "e" / ".git").symlink_to(tree / "d")
+    found = find_inputs(["e"])
+    assert [str(file) for file in found.files] == ["e/c.txt", "e/one.txt"]
+    assert found.notes()[1:] == ["note: left out 2 files: 2 linked to a directory or to nothing (e/far, e/gone.txt)"]
+    for name in ("c.txt", "one.txt"):
+        (tree / "e" / name).unlink()
+    with pytest.raises(InputError, match=r"without files; its links are not followed \(e/far, e/gone.txt\); name"):
+        find_inputs(["e"])
+
+
 @pytest.fixture
 def mixed(tmp_path, monkeypatch):
     """A directory as people have them: text of several kinds, and files that are not."""

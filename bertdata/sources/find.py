@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _HIDDEN, _UNKNOWN, _EXCLUDED = "hidden", "with an unknown ending", "not selected by --include and --exclude"
+_LINK = "linked to a directory or to nothing"
 _SHOWN = 3  # names of files that a message lists
 
 
@@ -114,9 +115,14 @@ def find_inputs(
             inputs.files.append(local(path))
             continue
         if path.is_dir():
-            root, files = path, sorted(file for file in path.rglob("*") if file.is_file())
+            root, inside = path, sorted(path.rglob("*"))
+            files = [file for file in inside if file.is_file()]
+            others = [file for file in inside if file.is_symlink() and not file.is_file()]
+            if links := [str(file) for file in others if not _is_hidden(file.relative_to(path))]:
+                inputs.left_out.setdefault(_LINK, []).extend(links)
             if not files:
-                raise InputError(f"{path} is a directory without files; name text files or a directory of them")
+                only = f"; its links are not followed ({_some(links)})" if links else ""
+                raise InputError(f"{path} is a directory without files{only}; name text files or a directory of them")
         else:
             root = _root_of(name)
             files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
