@@ -421,6 +421,7 @@ def test_a_rank_may_get_no_row(dataset):
         ({"rank": 2, "world_size": 2}, "rank is 2 of world_size 2"),
         ({"rank": -1}, "rank is -1"),
         ({"epochs": 0}, "epochs is 0"),
+        ({"masking": "span"}, r"masking is 'span'; give a Masking, such as Masking\(policy='span'\), or None"),
         ({"split": "dev"}, "no split 'dev'; it has train, validation, test"),
     ],
 )

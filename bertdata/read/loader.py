@@ -92,6 +92,8 @@ class Loader:
                 raise UsageError(f"{name} is {value!r}; give one of {', '.join(kinds)}")
         if not 0 <= short_seq_prob <= 1:
             raise UsageError(f"short_seq_prob is {short_seq_prob}; give a share of the documents from 0 to 1")
+        if not (masking is None or isinstance(masking, Masking)):
+            raise UsageError(f"masking is {masking!r}; give a Masking, such as Masking(policy='span'), or None")
         if epochs is not None and epochs < 1:
             raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
         if variants is not None and variants < 1:
