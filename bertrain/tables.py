@@ -81,7 +81,9 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
         raise
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, csv.Error) as error:  # no UTF-8, no Parquet, ...
+    except UnicodeDecodeError:
+        raise UsageError(f"{_not_utf8(file)} is not UTF-8 text; save the file as UTF-8") from None
+    except (ValueError, csv.Error) as error:  # no Parquet, ...
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not rows:
         raise UsageError(f"{path} holds no examples")
@@ -195,6 +197,17 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
         elif len(row) != len(names):
             raise UsageError(f"{file}, line {number} has {len(row)} columns and should have {len(names)}")
     return names, [(number, dict(zip(names, row))) for number, row in cells]  # noqa: B905
+
+
+def _not_utf8(file: Path) -> str:
+    """The place of the first line that is not UTF-8."""
+    with open(file, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return f"{file}, line {number}"
+    return str(file)
 
 
 def _parsed(line: str, place: str) -> dict[str, Any]:

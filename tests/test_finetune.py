@@ -301,7 +301,7 @@ def test_a_column_without_a_name_is_one_sentence(tmp_path, option):
 
 def test_files_of_another_encoding_are_named(tmp_path):
     (tmp_path / "a.csv").write_bytes("text,label\nna\xefve,1\n".encode("latin-1"))
-    with pytest.raises(UsageError, match=r"a.csv cannot be read: 'utf-8' codec"):
+    with pytest.raises(UsageError, match=r"a.csv, line 2 is not UTF-8 text; save the file as UTF-8"):
         tables.read(str(tmp_path / "a.csv"), text="0", other="", label="-1")
 
 
