@@ -268,6 +268,10 @@ def _model(
         )  # fmt: skip
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
+        if not Path(directory).exists():
+            raise UsageError(
+                f"--checkpoint {directory} is no directory here, and the hub does not give it: {reason}"
+            ) from None
         raise UsageError(f"--checkpoint {directory} cannot be fine-tuned: {reason}") from None
     encoder = f"{model.base_model_prefix}."
     spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))

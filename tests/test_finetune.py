@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from training import train
 from transformers import AutoModelForSequenceClassification
 
-from bertdata.errors import UsageError
+from bertdata.errors import DatasetError, UsageError
 from bertrain import finetune, plot, tables
+from bertrain.models import build
 from bertrain.tasks import TASKS, Columns, metrics
 
 GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
@@ -121,6 +122,8 @@ def test_a_head_for_other_labels_is_replaced(checkpoint, tmp_path):
     names = [name for name in saved if name.startswith("bert.")]
     assert len(names) == 39
     assert all(torch.equal(other.state_dict()[name], saved[name]) for name in names)
+    with pytest.raises(DatasetError, match="has no head that predicts masked tokens, as after fine-tuning; give"):
+        build.load(tuned / "seed-0")
     config = json.loads((tuned / "seed-0" / "config.json").read_text())
     (tuned / "seed-0" / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
     with pytest.raises(UsageError, match="lacks 1 weights of the encoder, such as bert.embeddings.word_embeddings"):
@@ -316,6 +319,7 @@ def test_columns_and_labels_that_do_not_fit_are_named(checkpoint, tmp_path):
         (["--dev", other], "label '7' is not in --train, which has 0, 1; correct it"),
         (["--dev", data, "--task", "regression", "--text", "label", "--label", "sentence"], "needs numbers as labels"),
         (["--dev", data, "--checkpoint", tmp_path], "holds no checkpoint"),
+        (["--dev", data, "--checkpoint", tmp_path / "gone"], "gone is no directory here, and the hub does not give it"),
         (
             ["--dev", data, "--out", data],
             "train.tsv cannot be made, because a file is in its place; give another --out",

@@ -170,7 +170,10 @@ def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
     model, info = _from_pretrained(directory, nsp=nsp, local_files_only=Path(directory).is_dir())
     family_of(model)
     if missing := info["missing_keys"]:
-        raise DatasetError(f"{directory} lacks {len(missing)} weights, such as {min(missing)}")
+        why = f"lacks {len(missing)} weights, such as {min(missing)}"
+        if not any(name.startswith(f"{model.base_model_prefix}.") for name in missing):
+            why += "; it has no head that predicts masked tokens, as after fine-tuning; give one that was pre-trained"
+        raise DatasetError(f"{directory} {why}")
     return model
 
 
@@ -242,6 +245,8 @@ def _from_pretrained(spec: Path | str, *, nsp: bool, local_files_only: bool) -> 
         if isinstance(error, UsageError):
             raise
         reason = str(error).partition("\n")[0]
+        if not Path(spec).exists():
+            raise DatasetError(f"{spec} is no directory here, and the hub does not give it: {reason}") from None
         raise DatasetError(f"{spec} holds no masked language model that transformers can load: {reason}") from None
     for tensor in (*model.parameters(), *model.buffers()):
         # A loaded tensor lies where it lay in the file. Matrix products round differently by alignment, and a resumed
