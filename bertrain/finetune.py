@@ -188,7 +188,7 @@ def finetune(
     click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)
     if lora:
         adapters.add(model, adapters.parse(lora), seed=seed, whole=adapters.heads_of(model))
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    tokenizer = _tokenizer(directory)
     length = min(length, max_length(model.config))
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
@@ -266,7 +266,7 @@ def _model(
             directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False,
             ignore_mismatched_sizes=True, **labels,
         )  # fmt: skip
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).partition("\n")[0]
         if not Path(directory).exists():
             raise UsageError(
@@ -284,6 +284,18 @@ def _model(
     return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
 
 
+def _tokenizer(directory: Path | str) -> Any:
+    """The tokenizer of a checkpoint. Raises UsageError if there is none that can be read."""
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(": ")
+        raise UsageError(
+            f"{directory} has no tokenizer that can be read ({reason}); put the tokenizer.json and "
+            "tokenizer_config.json of the pre-training there"
+        ) from None
+
+
 @torch.no_grad()
 def _answers(directory: str, task: Task, train: Any, length: int, device: torch.device) -> torch.Tensor:
     """What a fine-tuned teacher says of the examples to train on, as labels, on the CPU. It reads by its own tokenizer.
@@ -294,7 +306,7 @@ def _answers(directory: str, task: Task, train: Any, length: int, device: torch.
         model, info = task.head.from_pretrained(
             directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"--teacher {directory} cannot be loaded: {str(error).partition(chr(10))[0]}") from None
     known, wanted = [*model.config.id2label.values()], task.names or ["LABEL_0"]
     if info["missing_keys"] or known != wanted:
@@ -303,7 +315,7 @@ def _answers(directory: str, task: Task, train: Any, length: int, device: torch.
             f"--teacher {directory} {what}, and --train has {', '.join(wanted) if task.names else 'numbers'}; give the "
             "directory of a seed that bertrain finetune trained on the same labels"
         )
-    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    tokenizer = _tokenizer(directory)
     data, _ = task.encode(tokenizer, train, min(length, max_length(model.config)))
     model.to(device).eval()
     parts = []

@@ -167,6 +167,15 @@ def test_weights_that_are_not_there_are_not_made_up(checkpoint, tmp_path):
     done = invoke("--checkpoint", broken, "--train", data, "--dev", data, "--out", tmp_path / "out")
     assert done.exit_code == 2
     assert "weights of the encoder, such as bert.encoder.layer.1." in done.output
+    (broken / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes()[:1000])
+    done = invoke("--checkpoint", broken, "--train", data, "--dev", data, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "broken cannot be fine-tuned: Error while deserializing header" in done.output
+    (broken / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+    (broken / "tokenizer.json").unlink()
+    done = invoke("--checkpoint", broken, "--train", data, "--dev", data, "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert "broken has no tokenizer that can be read (" in done.output
 
 
 def test_regression(checkpoint, tmp_path):
