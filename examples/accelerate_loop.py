@@ -35,6 +35,8 @@ class Position:
         self.batches.load_state_dict(state["batches"])
 
 
+if len(sys.argv) != 4:
+    sys.exit(__doc__)
 path, out, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 set_seed(0)
 accelerator, shards = Accelerator(), bertdata.open(path)

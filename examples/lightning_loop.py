@@ -51,6 +51,8 @@ class Model(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=5e-4)
 
 
+if len(sys.argv) != 4:
+    sys.exit(__doc__)
 path, out, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 lightning.seed_everything(0)
 shards, last = bertdata.open(path), out / "last.ckpt"

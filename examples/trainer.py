@@ -37,6 +37,8 @@ class KeepPosition(TrainerCallback):
             place.write_text(json.dumps(self.batches.state_dict(state.global_step - self.first_step)))
 
 
+if len(sys.argv) != 4:
+    sys.exit(__doc__)
 path, out, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 arguments = TrainingArguments(
     str(out), max_steps=steps, learning_rate=5e-4, warmup_steps=20, logging_steps=20, save_steps=100,
