@@ -1,8 +1,8 @@
 """Pre-trains in a loop of accelerate, on masked batches of bertdata.
 
+Takes a dataset, a directory and a number of steps. Run again, it goes on.
     python examples/accelerate_loop.py shards/ trained/ 200
-
-200 is the number of steps. Run again, it goes on. On several processes: accelerate launch --num_processes 2 ...
+    accelerate launch --num_processes 2 examples/accelerate_loop.py shards/ trained/ 200
 """
 
 import sys
@@ -21,9 +21,7 @@ LENGTH, ROWS, SAVE_EVERY = 64, 32, 100  # tokens of a row; rows of a step, over 
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
 
 
-class Position:
-    """How many steps were taken, and the state of the loader after them. accelerate keeps it with the weights."""
-
+class Position:  # the steps taken, and the state of the loader after them; accelerate keeps it with the weights
     def __init__(self, batches: BatchDataset) -> None:
         self.batches, self.step = batches, 0
 

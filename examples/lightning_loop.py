@@ -1,8 +1,7 @@
 """Pre-trains with Lightning (pip install lightning), on masked batches of bertdata.
 
+Takes a dataset, a directory and a number of steps. Run again, it goes on.
     python examples/lightning_loop.py shards/ trained/ 200
-
-200 is the number of steps. Run again, it goes on.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """Pre-trains with the Trainer of transformers, on masked batches of bertdata.
 
+Takes a dataset, a directory and a number of steps. Run again, it goes on.
     python examples/trainer.py shards/ trained/ 200
-
-200 is the number of steps. Run again, it goes on. On several processes: torchrun --nproc-per-node 2 ...
+    torchrun --nproc-per-node 2 examples/trainer.py shards/ trained/ 200
 """
 
 import json

@@ -235,12 +235,12 @@ def test_wrong_options_end_in_one_sentence(dataset, tmp_path, options, code, sai
 def test_another_dataset_model_or_seed_is_not_resumed_into(finished, dataset, tmp_path, vocab):
     out = tmp_path / "run"
     shutil.copytree(finished, out)
-    assert "seed was 0 and is 1" in refused(flags(dataset.path, out, seed=1, steps=9), 1)
+    assert "seed was 0 and is 1" in refused(flags(dataset.path, out, seed=1, steps=9), 2)
     assert "--model modernbert-tiny" in refused(flags(dataset.path, out, model="bert-tiny", steps=9), 2)
     assert "already holds checkpoints" in refused(flags(dataset.path, out, resume="no", steps=9), 2)
     (tmp_path / "corpus.txt").write_text("the stone under the river\n")
     build([tmp_path / "corpus.txt"], tmp_path / "shards", tokenizer=vocab, validation=0)
-    assert "dataset_id was" in refused(flags(tmp_path / "shards", out, steps=9), 1)
+    assert "dataset_id was" in refused(flags(tmp_path / "shards", out, steps=9), 2)
 
 
 def test_a_run_directory_in_use_is_refused(dataset, tmp_path):
