@@ -78,20 +78,20 @@ def evaluate(
     size = max(1, min(ROWS, PLACES // length))
     last = min(loader.num_samples, max_samples or loader.num_samples)
     with tqdm(total=last, unit="sample", leave=False, disable=None if progress and ranks.rank == 0 else True) as bar:
-        for batch in loader:
-            for piece in feed.micro_batches(batch, size=size, count=-(-ROWS // size), device=ranks.device):
+        while loader.position < last:
+            loader.global_batch_size = min(ROWS * ranks.world_size, last - loader.position)
+            batch, rows = next(loader), -(-loader.global_batch_size // ranks.world_size)  # of the fullest rank
+            for piece in feed.micro_batches(batch, size=size, count=-(-rows // size), device=ranks.device):
                 logits, wanted = encoder.logits(**piece).flatten(0, 1).float(), piece["targets"].flatten()
                 best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
                 loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
                 totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
                 predicted += torch.bincount(best[counts], minlength=predicted.numel())
             totals[2:] += torch.tensor([feed.num_targets(batch), batch.sample_ids.size], device=ranks.device)
-            bar.update(min(loader.position, last) - bar.n)
+            bar.update(loader.position - bar.n)
             if interrupted():
                 encoder.train(was_training)
                 return None
-            if loader.position >= last:
-                break
     encoder.train(was_training)
     sum_of_losses, num_correct, num_targets, num_samples = ranks.sum(totals).tolist()
     mean: dict[str, float | None] = {"loss": None, "accuracy": None}
@@ -256,7 +256,7 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
 @click.option(
     "--max-samples",
     type=click.IntRange(min=1),
-    help="Number of samples (rounded up to whole batches of 64 a rank) or of pairs (exact). Default: all.",
+    help="Number of samples, or of pairs. Default: all.",
 )
 @click.option("--show", default=0, type=click.IntRange(min=0), help="Number of rows to print predictions of.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")

@@ -246,7 +246,7 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
     "--max-samples",
     default=512,
     type=click.IntRange(min=1),
-    help="Samples to evaluate on, rounded up to a multiple of 64.",
+    help="Number of samples to evaluate on.",
 )
 @click.option("--out", required=True, help="Directory for trials.jsonl and search.png.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")

@@ -10,9 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from training import entries, flags, launch, losses, on_ranks, train
 
 from bertdata.build import build
+from bertrain import evaluate
 from bertrain.runtime import checkpoint
 
 pytestmark = pytest.mark.dist
@@ -95,11 +97,16 @@ def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
 
 @pytest.mark.slow
 def test_evaluation_on_two_ranks_is_that_of_one(two, dataset):
-    arguments = ["--checkpoint", str(two), "--data", str(dataset.path), "--json"]
+    """Also of samples that are no whole batches."""
+    arguments = ["--checkpoint", str(two), "--data", str(dataset.path), "--split", "train", "--length", "16"]
+    arguments += ["--max-samples", "65", "--json"]
     code, said, err = on_ranks(2, "bertrain.evaluate", arguments)
     assert code == 0, err
-    stated = json.loads(said.strip().splitlines()[-1])["loss"]
-    assert stated == pytest.approx(entries(two)[-1]["validation_loss"], rel=1e-6)
+    stated = json.loads(said.strip().splitlines()[-1])
+    alone = json.loads(CliRunner().invoke(evaluate.main, arguments).stdout.strip().splitlines()[-1])
+    assert stated["samples"] == alone["samples"] == 65
+    assert stated["targets"] == alone["targets"]
+    assert stated["loss"] == pytest.approx(alone["loss"], rel=1e-6)
 
 
 def children_of(pid):
