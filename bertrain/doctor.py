@@ -157,7 +157,9 @@ def _memory(config: Config, plan: Plan, weights: PreTrainedModel, parameters: in
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
     place = _existing(Path(config.out))
-    free, needed = shutil.disk_usage(place).free, (4 * parameters + 8 * trained) * (config.keep + 1)
+    mean = 4 * bool(config.average)  # bytes a parameter; the end of a run writes it as a model, too
+    needed = (4 * parameters + (8 + mean) * trained) * (config.keep + 1) + mean * parameters
+    free = shutil.disk_usage(place).free
     estimate = (
         f"{config.keep} checkpoints and one being written need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
     )

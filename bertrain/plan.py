@@ -53,7 +53,7 @@ class Plan:
         return next(rows for first, rows in reversed(self.batch_sizes) if first <= scheduled)
 
     def stage(self, scheduled: int) -> int:
-        """How often the model should have grown; 0 without --grow."""
+        """Number of growths up to a step of the schedule; 0 without --grow."""
         return sum(first <= scheduled for first, _ in self.depths[1:])
 
     def samples(self, steps: int) -> int:

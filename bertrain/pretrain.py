@@ -49,10 +49,18 @@ def pretrain(config: Config) -> None:
                         train(run, signals)
                 run.watch.finish(run.clock)
             except KeyboardInterrupt:  # the second Ctrl-C
-                _end(ranks, f"interrupted at step {run.step}; {run.newest()}, and the same command continues", 130)
+                _end(
+                    ranks,
+                    f"interrupted at step {run.step}; {run.describe_newest()}, and the same command continues",
+                    130,
+                )
         if signals.stopped:
             by = f"stopped by {signals.stopped} after step {run.step}"
-            _end(ranks, f"{by}; {run.newest()}, and the same command continues", 130 * (signals.stopped == "SIGINT"))
+            _end(
+                ranks,
+                f"{by}; {run.describe_newest()}, and the same command continues",
+                130 * (signals.stopped == "SIGINT"),
+            )
         else:
             _end(ranks, f"done: {run.saved}\nAutoModelForMaskedLM.from_pretrained({str(run.saved)!r})", 0)
 

@@ -51,7 +51,7 @@ class Run:
         self.made_with = checkpoint.made_with(config)
         saved = self._resume()
         self.stage = saved["stage"]
-        """How often the model has grown."""
+        """Number of growths so far."""
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from, layers=self._layers)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
@@ -338,7 +338,7 @@ class Run:
         Called on every rank. Waits until the checkpoint before this one is written; required: until this one is, too. A
         full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
         """
-        self.watch.require_finite(self.step, None, self._norm_or_none())
+        self.ranks.together(lambda: self.watch.require_finite(self.step, None, self._norm_or_none()))
         self._end_of_steps()
         self.sums.gather(self.ranks)
         self._take_last()
@@ -440,6 +440,6 @@ class Run:
     def saved_step(self) -> int | None:
         return int(self.saved.name.removeprefix(checkpoint.STEP)) if self.saved else None
 
-    def newest(self) -> str:
+    def describe_newest(self) -> str:
         """What a stopped run has, in words."""
         return f"its newest checkpoint is of step {self.saved_step}" if self.saved else "it has no checkpoint yet"

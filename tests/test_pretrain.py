@@ -1,5 +1,6 @@
 """Runs of the trainer in this process: what they write, what they resume, what they refuse."""
 
+import errno
 import json
 import shutil
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
 from bertdata.build import build
+from bertdata.look.trace import stream_of
 from bertrain.evaluate import main as evaluate_main
 from bertrain.pretrain import main as pretrain_main
 from bertrain.runtime import checkpoint
@@ -118,12 +120,15 @@ def test_the_newest_whole_checkpoint_counts_and_damaged_ones_are_named(finished,
     weights.write_bytes(content)
     (out / "step-00000005" / "optimizer.pt").unlink()
     (out / "step-00000004" / "checkpoint.json").write_text("{")
+    (out / "step-00000003" / "trainer.json").rename(out / "elsewhere")
+    (out / "step-00000003" / "trainer.json").symlink_to(out / "elsewhere")
     found, passed_over = checkpoint.newest(out)
-    assert found == out / "step-00000003"
-    for line, name in zip(passed_over, ["model.safetensors", "optimizer.pt", "checkpoint.json"], strict=True):
+    assert found == out / "step-00000002"
+    names = ["model.safetensors", "optimizer.pt", "checkpoint.json", "trainer.json"]
+    for line, name in zip(passed_over, names, strict=True):
         assert name in line
     assert losses(train(dataset.path, out, steps=6)) == losses(entries(finished))
-    assert capsys.readouterr().out.count("damaged and skipped") == 3
+    assert capsys.readouterr().out.count("damaged and skipped") == 4
     assert checkpoint.newest(out)[1] == []
 
 
@@ -139,6 +144,28 @@ def test_a_damaged_newer_checkpoint_does_not_push_out_a_whole_one(dataset, tmp_p
 def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):
     train(dataset.path, tmp_path / "run", steps=5, save_every=2, keep=2)
     assert sorted(p.name for p in (tmp_path / "run").glob("step-*")) == ["step-00000004", "step-00000005"]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_stays(dataset, tmp_path, monkeypatch, capsys):
+    def refuse(path, **options):
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **o: None if o else refuse(path))
+    train(dataset.path, tmp_path / "run", steps=2, save_every=1, keep=1)
+    shown = capsys.readouterr().out
+    assert "an old checkpoint stays: " in shown
+    assert "step-00000001 cannot be removed: Device or resource busy" in shown
+    assert f"done: {tmp_path / 'run' / 'step-00000002'}" in shown
+
+
+def test_a_log_with_bytes_that_a_crash_left_is_read_up_to_them(dataset, tmp_path):
+    out = tmp_path / "run"
+    whole = train(dataset.path, out, steps=2, eval_every=0)
+    with open(out / "log.jsonl", "ab") as log:
+        log.write(b"17\n\xff\xfe\x00")
+    assert stream_of(out, 1)["position"] == 0
+    again = train(dataset.path, out, steps=3, eval_every=0)
+    assert [entry for entry in again if entry["step"] < 3] == whole
 
 
 def test_accumulation_does_not_change_the_losses(finished, dataset, tmp_path):

@@ -524,7 +524,7 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
     def look(run):
         if run.step in (4, 5):
             assert held.begun.wait(120)
-            said.append((run.newest(), (tmp_path / "run" / "step-00000003").exists()))
+            said.append((run.describe_newest(), (tmp_path / "run" / "step-00000003").exists()))
         if run.step == 5:
             held.go.set()
 
@@ -748,6 +748,13 @@ def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, thing, verdi
     assert found[thing].startswith(verdict), output
     assert said in found[thing]
     assert code == (verdict == "FAIL")
+
+
+def test_the_doctor_counts_the_mean_of_the_weights_on_disk(dataset, tmp_path):
+    common = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--model", "bert-base", "--keep", 10]
+    needed = [float(re.search(r"need ([\d.]+) GB", examine(*common, *more)[1]["disk"])[1])
+              for more in ((), ("--average", 0.5))]  # fmt: skip
+    assert needed[0] < needed[1]
 
 
 def test_the_doctor_counts_the_activations_of_all_sub_networks(dataset, tmp_path):

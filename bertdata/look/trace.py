@@ -104,13 +104,15 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
     """
     path, last, streams = Path(run) / "log.jsonl", 0, list[tuple[int, dict[str, Any]]]()
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}); give the directory of a run of bertrain") from None
     for line in lines:
         try:
             entry = json.loads(line)
         except ValueError:  # cut off as the process died
+            continue
+        if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
             continue
         last = max(last, entry["step"])
         if "stream" in entry:

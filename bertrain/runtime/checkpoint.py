@@ -77,7 +77,7 @@ class Content(NamedTuple):
     files: Mapping[str, bytes]
 
 
-class Left(Exception):
+class WriteAbandoned(Exception):
     """A write was left off because the run ends at once."""
 
 
@@ -109,8 +109,8 @@ def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) ->
 def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
     """Writes a directory that AutoModelForMaskedLM loads, whole or not at all, and syncs it.
 
-    model: of which the weights are, and whose configuration is written. leaving: once it is set, Left is raised.
-    Raises OSError or BuildError if there is no room. After any error, a directory of this name is as it was.
+    model: of which the weights are, and whose configuration is written. Raises OSError or BuildError if
+    there is no room, and WriteAbandoned once `leaving` is set. After any error, a directory of this name is as it was.
     """
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -118,7 +118,7 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
         temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
         adapters.save(model, content.weights, temporary)
         for name, saved in content.objects.items():
-            _go_on(leaving)
+            _raise_if(leaving)
             torch.save(saved, temporary / name)
         for name, data in content.files.items():
             (temporary / name).write_bytes(data)
@@ -127,7 +127,7 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
         files = {}
         mode = (temporary / "config.json").stat().st_mode  # safetensors writes for its owner alone
         for path in sorted(path for path in temporary.rglob("*") if path.is_file()):
-            _go_on(leaving)
+            _raise_if(leaving)
             path.chmod(mode)
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
@@ -138,7 +138,7 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
             if path.is_dir():
                 fsync_directory(path)
         write_file(temporary / INDEX, json.dumps({"files": files}, indent=1).encode())
-        _go_on(leaving)
+        _raise_if(leaving)
         shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
         os.replace(temporary, target)
         fsync_directory(target.parent)
@@ -151,9 +151,9 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
         raise
 
 
-def _go_on(leaving: threading.Event) -> None:
+def _raise_if(leaving: threading.Event) -> None:
     if leaving.is_set():
-        raise Left
+        raise WriteAbandoned
 
 
 def remove_others(target: Path, *, keep: int) -> None:
@@ -196,6 +196,8 @@ def _fault(path: Path) -> str | None:
         for name, stated in files.items():
             if (path / name).stat().st_size != stated["bytes"] or digest(path / name)[0] != stated["sha256"]:
                 return f"{name} is not what {INDEX} says"
+    except DatasetError as error:  # a link, or no ordinary file
+        return str(error)
     except OSError as error:
         return f"{Path(error.filename).name if error.filename else path.name}: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -36,10 +36,12 @@ class Log:
         self.last_step = 0
         """The last step that the file had before it was cut; 0 if there was none."""
         if path.exists():
-            for line in path.read_text().splitlines():
+            for line in path.read_text(errors="replace").splitlines():
                 try:
                     entry = json.loads(line)
                 except ValueError:  # cut off as the process died
+                    break
+                if not isinstance(entry, dict):
                     break
                 self.last_step = entry.get("step", 0)
                 if self.last_step + ("layers_before" in entry) > after_step:  # a growth is after its step

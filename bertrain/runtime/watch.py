@@ -272,7 +272,7 @@ class Watch(contextlib.ExitStack):
         if fault := self._log.write(entry):
             self._warn_once("log", f"log.jsonl cannot be written and is tried again with the next entry: {fault}")
         elif gone:
-            self._write_run_json()
+            self._renew_run_json()
             self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
         if self._trackers and "stream" not in entry:
             numbers = {

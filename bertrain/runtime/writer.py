@@ -95,6 +95,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._name = ""
         self._failure: Exception | None = None
+        self._not_removed: str | None = None
 
     def reserve(self, contents: Mapping[str, checkpoint.Content]) -> None:
         """Gets memory for such contents, beside training, so that the first save takes no longer than others."""
@@ -120,7 +121,10 @@ class Writer:
                 checkpoint.write(target, model, content, leaving=self.leaving)
                 if name.startswith(checkpoint.STEP):
                     self.saved = target
-                checkpoint.remove_others(target, keep=self.keep)
+                try:
+                    checkpoint.remove_others(target, keep=self.keep)
+                except OSError as error:
+                    self._not_removed = f"{error.filename} cannot be removed: {error.strerror}"
 
         self._start(write)
         if required:
@@ -142,6 +146,9 @@ class Writer:
             return
         self._thread.join()
         self._thread, failure, self._failure = None, self._failure, None
+        if self._not_removed:
+            self.warn(f"an old checkpoint stays: {self._not_removed}")
+            self._not_removed = None
         if failure is None or self.leaving.is_set():
             return
         if required or not isinstance(failure, OSError | bertdata.BertdataError):
