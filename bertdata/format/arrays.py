@@ -83,7 +83,7 @@ class Unmapped:
     """An array file on a file system that cannot map files into memory: numbers are read (pread) at each use.
 
     It has what is used of an array of one dimension: size, dtype, itemsize, nbytes, slices and arrays of indices.
-    Reading raises DatasetError if the file cannot be read.
+    Reading raises DatasetError if the file cannot be read, and IndexError for an index beyond the array.
     """
 
     def __init__(self, path: Path, file: IO[Any], dtype: str, length: int) -> None:
@@ -107,10 +107,17 @@ class Unmapped:
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
             start, stop, step = key.indices(self.size)
+            if step < 0:
+                return self[:][key]
             out = np.empty(max(0, stop - start), self.dtype)
             self.read(start, out)
             return out[::step]
         places = np.asarray(key)
+        if places.dtype == bool:
+            return self[:][key]
+        places = np.where(places < 0, places + self.size, places)
+        if ((places < 0) | (places >= self.size)).any():
+            raise IndexError(f"{self.path} holds {self.size} numbers, and {key!r} is beyond them")
         out = np.empty((places.size, 1), self.dtype)
         for place, row in zip(places.flat, out, strict=True):
             self.read(int(place), row)
