@@ -514,7 +514,7 @@ def train_tokenizer(
 @click.option("--html", help="Write a page with the facts, charts and samples to this file, instead of printing.")
 @click.option("--length", default=128, help="Row length in tokens, used to count samples.")
 @click.option("--global-batch-size", default=256, help="Rows of a step over all ranks, used to count steps.")
-@click.option("--world-size", default=1, help="Number of ranks that share a step.")
+@click.option("--world-size", default=1, help="Number of ranks that share a step, used to count the rows of each.")
 @_samples
 def inspect(
     shards: str, as_json: bool, html: str | None, length: int, global_batch_size: int, world_size: int, samples: str

@@ -206,6 +206,9 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     samples = bertdata.Loader(dataset, length=32).num_samples
     assert facts["splits"]["train"]["samples_per_epoch"] == samples
     assert facts["splits"]["train"]["steps_per_epoch"] == samples / 10
+    assert facts["steps_for"]["rows_of_a_rank"] == 10
+    shared = invoke("inspect", dataset.path, "--global-batch-size", 10, "--world-size", 4).stdout
+    assert "(batch 10: 3 on each of 4 ranks)" in shared
     text = invoke("inspect", dataset.path).stdout
     assert f"tokens per document: min {min(lengths):,}, median" in text
     assert f", max {max(lengths):,}\n" in text

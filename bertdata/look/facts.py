@@ -30,8 +30,8 @@ def facts(
 ) -> dict[str, Any]:
     """All facts about a dataset. Reads its tokenizer and the offsets of documents, 8 bytes each, and no tokens.
 
-    samples, length, global_batch_size, world_size: for the numbers of samples and steps. Samples that need an index
-    make it.
+    samples, length, global_batch_size, world_size: for the numbers of samples, of steps, and of the rows of a step on
+    the rank that has most. Samples that need an index make it.
     """
     manifest, special = dataset.manifest, dataset.special_tokens
     splits: dict[str, Any] = {}
@@ -78,6 +78,7 @@ def facts(
             "length": length,
             "global_batch_size": global_batch_size,
             "world_size": world_size,
+            "rows_of_a_rank": -(-global_batch_size // world_size),
         },
         "tokens_per_document": _lengths(dataset),
         "settings": dict(manifest.settings),
@@ -157,6 +158,7 @@ def text(about: dict[str, Any]) -> str:
         about["tokens_per_document"],
     )
     specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
+    ranks = f": {steps['rows_of_a_rank']} on each of {steps['world_size']} ranks" if steps["world_size"] > 1 else ""
     lines = [
         f"{about['path']}",
         f"  dataset_id   {about['dataset_id']}",
@@ -170,7 +172,7 @@ def text(about: dict[str, Any]) -> str:
         f"  engine       {_engine(tokenizer)}",
         "",
         f"  split        shards    documents        tokens   samples of {steps['length']}   steps an epoch "
-        f"(batch {steps['global_batch_size']}, {steps['world_size']} ranks)",
+        f"(batch {steps['global_batch_size']}{ranks})",
     ]
     for name, split in about["splits"].items():
         lines.append(
