@@ -179,7 +179,7 @@ def _side_channel(config: Config, weights: PreTrainedModel, shards: bertdata.Dat
 
 
 def sizes(made: Learner) -> dict[str, int]:
-    """The elements of each tensor that --lr-scale may name: none of those that stand still beside an adapter."""
+    """The elements of each tensor that --lr-scale may name: none of those that are frozen beside an adapter."""
     named = {name.removeprefix("model."): parameter.numel() for name, parameter in made.named_parameters()}
     own = (".lora_", "objectives.")
     return {name: size for name, size in named.items() if made.base is None or any(part in name for part in own)}

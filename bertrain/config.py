@@ -304,10 +304,10 @@ class Config:
             )
         if self.lora and self.side_channel:
             raise UsageError(
-                "--side-channel and --lora were given; a side channel trains the word embeddings, which stand still "
+                "--side-channel and --lora were given; a side channel trains the word embeddings, which are frozen "
                 "beside an adapter, so give one of them"
             )
-        self._check_defaults(bool(self.init), ("lora",), "--init: the weights that stand still")
+        self._check_defaults(bool(self.init), ("lora",), "--init: the weights to freeze")
 
     def _check_growth(self) -> None:
         self._check_defaults(bool(self.grow), ("grow_at", "grow_by", "freeze_trunk"), "--grow")

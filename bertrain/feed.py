@@ -1,6 +1,6 @@
 """Batches of numpy → tensors: micro-batches on the device for our loop, torch datasets for other loops.
 
-The only file that turns arrays into tensors.
+The only file that turns batches into tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
                 piece["position_ids"] += torch.arange(batch.input_ids.shape[1])
             piece.pop("attention_mask", None)
         if "position_ids" in piece and has_kernel(device):
-            piece["cu_seqlens"] = bounds(piece["position_ids"])
+            piece["cu_seqlens"] = cu_seqlens_of(piece["position_ids"])
         yield {name: to_device(array, device) for name, array in piece.items()}
 
 
@@ -60,7 +60,7 @@ def has_kernel(device: torch.device) -> bool:
     return "window_size" in inspect.signature(varlen_attn).parameters
 
 
-def bounds(position_ids: torch.Tensor) -> torch.Tensor:
+def cu_seqlens_of(position_ids: torch.Tensor) -> torch.Tensor:
     """position_ids int64 [B, T] of packed rows → where their documents begin in the B · T places, and the end: int32.
 
     The padding of a row counts as a document. The end is repeated until the number of documents is a power of two, so

@@ -1,4 +1,4 @@
-"""--lora: what stands still and what is trained, what is written, and who can read it; sentence embeddings."""
+"""--lora: what is frozen and what is trained, what is written, and who can read it; sentence embeddings."""
 
 import json
 import re
@@ -117,7 +117,7 @@ def test_a_run_goes_on_to_the_bit_and_what_stands_still_does(dataset, runs, tmp_
     start = shutil.copytree(runs("bert untied")[0], tmp_path / "start")
     options = LORA | {"init": str(start), "steps": 12 if "average" in more else 4} | more
     whole = train(dataset.path, tmp_path / "run", **options)
-    assert re.search(r"an adapter of [\d,]+ parameters is trained; [\d,]+ stand still", capsys.readouterr().out)
+    assert re.search(r"an adapter of [\d,]+ parameters is trained; [\d,]+ are frozen", capsys.readouterr().out)
     shutil.copytree(last(tmp_path / "run"), tmp_path / "last")
     kept = {path.name: path for path in (tmp_path / "last").rglob("*") if path.is_file()}
     for step in sorted((tmp_path / "run").glob("step-*"))[2:]:

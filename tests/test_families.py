@@ -329,7 +329,7 @@ def test_the_kernel_of_gpus_is_given_what_it_takes(configs, dataset, monkeypatch
     ids = torch.randint(5, 80, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
     positions = torch.cat([torch.arange(n) for n in LENGTHS]).expand(2, -1)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        found = weights.encode(ids, position_ids=positions, cu_seqlens=feed.bounds(positions)).float()
+        found = weights.encode(ids, position_ids=positions, cu_seqlens=feed.cu_seqlens_of(positions)).float()
         expected = weights.encode(ids, position_ids=positions).float()
     assert len(calls) == 2
     assert (found - expected).norm() < 0.01 * expected.norm()

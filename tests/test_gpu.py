@@ -129,7 +129,7 @@ def test_packed_documents_do_not_see_each_other(configs, dataset, monkeypatch, n
     with torch.no_grad():
         apart = torch.cat([weights.base_model(input_ids=part).last_hidden_state for part in ids.split(LENGTHS, 1)], 1)
     module = learner(weights, isolate=True).to(DEVICE)
-    bounds = {"cu_seqlens": feed.bounds(positions).to(DEVICE)} if feed.has_kernel(DEVICE) else {}
+    bounds = {"cu_seqlens": feed.cu_seqlens_of(positions).to(DEVICE)} if feed.has_kernel(DEVICE) else {}
 
     @torch.no_grad()
     def encode(ids):

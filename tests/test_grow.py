@@ -1,4 +1,4 @@
-"""Progressive growth and --lr-scale: what comes from where, what stands still, and that runs go on to the bit."""
+"""Progressive growth and --lr-scale: what comes from where, what is frozen, and that runs go on to the bit."""
 
 import json
 import shutil

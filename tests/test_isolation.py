@@ -93,7 +93,7 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(dataset):
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=4))
 
     positions = torch.from_numpy(batch.position_ids)
-    found = feed.bounds(positions)
+    found = feed.cu_seqlens_of(positions)
     needed = batch.cu_seqlens
     assert found.dtype == torch.int32
     assert found[: needed.size].tolist() == needed.tolist()
@@ -107,7 +107,7 @@ def test_a_piece_that_fills_up_is_one_document(dataset):
     """A rank with fewer rows than another runs a pass of nothing; its bounds fit as well."""
     batch = next(Loader(dataset, length=40, samples="packed", global_batch_size=2))
     *_, filler = feed.micro_batches(batch, size=2, count=2, device=CPU)
-    assert feed.bounds(filler["position_ids"]).unique().tolist() == [0, 40]
+    assert feed.cu_seqlens_of(filler["position_ids"]).unique().tolist() == [0, 40]
     loss = learner(make("bert"), isolate=True)(**filler)["mlm"]
     assert (loss.sum.item(), loss.num_correct.item()) == (0.0, 0)
 

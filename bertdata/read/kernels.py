@@ -48,6 +48,7 @@ MIX_BLOCK = 100  # positions of a mix that together have each source's share
 
 @_inline()
 def mix(x):
+    """The last step of SplitMix64: 64 bits → 64 bits, one to one."""
     x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
     return x ^ (x >> uint64(31))
@@ -55,11 +56,13 @@ def mix(x):
 
 @_inline()
 def absorb(h, word):
+    """A key that has taken in one more word (docs/determinism.md)."""
     return mix((h ^ word) + GOLDEN)
 
 
 @_inline()
 def draw(key, index):
+    """64 random bits: number `index` of a key."""
     return mix(key + (index + U1) * GOLDEN)
 
 

@@ -20,7 +20,6 @@ from tokenizers import normalizers
 
 from bertdata.tokenize.kernels import CLASSES, ENDED, STATES
 
-END = 0  # the class of the end of a text
 MAX_REPEATS = 16  # of `x{m,n}`, which is written out
 Matcher = str | Callable[[str], bool]
 """A single-character matcher: its source as a regular expression, or a function of the character."""

@@ -1,6 +1,6 @@
 """LoRA (Hu et al., 2021): small matrices beside frozen linear maps are trained instead of the weights. By peft.
 
-    W x + (alpha / r) · B A x        W [out, in] stands still; A [r, in] begins at random, B [out, r] at 0
+    W x + (alpha / r) · B A x        W [out, in] is frozen; A [r, in] begins at random, B [out, r] at 0
 
 peft puts the matrices into a model in place, so the model keeps its class, and all that calls it goes on as before. Two
 things are written: an ordinary checkpoint, in which W + (alpha / r) · B A stands for W, and beside it the adapter, in a
@@ -189,7 +189,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 def base_of(model: PreTrainedModel) -> str | None:
-    """SHA-256 of the weights that stand still, in hex; None for a model without an adapter."""
+    """SHA-256 of the frozen weights, in hex; None for a model without an adapter."""
     if not has_adapter(model):
         return None
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
@@ -202,7 +202,7 @@ def facts(model: PreTrainedModel) -> list[str]:
         return []
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     trained, frozen = (sum(size for size, is_trained in sizes if is_trained == wanted) for wanted in (True, False))
-    return [f"an adapter of {trained:,} parameters is trained; {frozen:,} stand still"]
+    return [f"an adapter of {trained:,} parameters is trained; {frozen:,} are frozen"]
 
 
 # ------------------------------------------------------------------------------------------------------------ 4 bits

@@ -77,7 +77,8 @@ class Encoder(Module):
         """The tensors that `inputs_of` names, int64 [B, T] each → hidden states [B, T, H].
 
         position_ids: those of packed rows, from 0 in each document. cu_seqlens int32: where their documents begin
-        (feed.bounds). Where all rows are full there is no attention_mask, so that attention takes its fastest path.
+        (feed.cu_seqlens_of). Where all rows are full there is no attention_mask, so that attention takes its fastest
+        path.
         """
         return self.model.base_model(**self._arguments(input_ids, **others)).last_hidden_state
 

@@ -69,7 +69,7 @@ class Learner(Encoder):
     teacher: str | None = None
     """The name of a teacher, and what it teaches; None without one. A run resumes only with the same."""
     base: str | None = None
-    """SHA-256 of the weights that stand still beside an adapter; None without one. A run resumes only with the same."""
+    """SHA-256 of the weights that are frozen beside an adapter; None without one. A run resumes only with the same."""
 
     objectives: Mapping[str, Objective]
 

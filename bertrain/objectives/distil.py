@@ -91,7 +91,7 @@ class Distil(Objective):
         if self.method == "logits":
             assert outputs.logits is not None  # noqa: S101  (uses_logits is true)
             return self._logits(outputs.logits[..., : self.vocab_size].float(), piece)
-        has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # False for the filler row of a rank without rows
+        has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # rows without one, also a rank's filler row, add 0
         seen, filled = visible(piece, isolate=self.isolate)
         row_losses = (self._relations if self.method == "relations" else self._hidden)(encoder, piece, seen, filled)
         self._taps.forget()
