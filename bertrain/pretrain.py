@@ -89,15 +89,15 @@ def train(run: Run, signals: Signals) -> None:
         batch, waited = run.next_batch()
 
         # What every rank must know before the backward pass: how much all ranks sum over, signals, and the time.
+        own = [*learner.counts(batch).values()]
         trained = run.clock.seconds["trained"] if ranks.rank == 0 else 0.0
-        counts = torch.tensor([*learner.counts(batch).values(), len(signals), trained], dtype=torch.float64)
-        counts = feed.to_device(counts, ranks.device)
-        run.sums.add_counts(counts[:-2])
-        counts = ranks.sum(counts)
+        shared = feed.to_device(torch.tensor([*own, len(signals), trained], dtype=torch.float64), ranks.device)
+        run.sums.add_counts(shared[: len(own)])
+        counts, news = ranks.sum(shared).split([len(own), 2])
 
         # DistributedDataParallel divides the sum of the ranks' gradients by their number. This factor multiplies by it
         # again, and divides by what all ranks count.
-        scale = (ranks.world_size / counts[:-2].clamp(min=1)).float()
+        scale = (ranks.world_size / counts.clamp(min=1)).float()
         run.begin_step()
         size, number = plan.micro_batches(run.loader.length, run.loader.global_batch_size)
         for piece in feed.micro_batches(batch, size=size, count=number, device=ranks.device):
@@ -110,7 +110,7 @@ def train(run: Run, signals: Signals) -> None:
 
         rows, slots = run.loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
         rates.add(rows=rows, length=run.loader.length, slots=slots, waited=waited)
-        num_signals, seconds = readings.read(counts[-2:])
+        num_signals, seconds = readings.read(news)
         run.spent = max(run.spent, seconds)
         run.clock.lap_of_step(run.loader.length)
         if is_first:

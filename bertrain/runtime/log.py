@@ -91,6 +91,9 @@ class Log:
             os.fsync(self._file.fileno())
 
 
+_LOSS, _CORRECT, _COUNT, _SOURCES = 0, 1, 2, slice(3, None)  # the columns of Sums
+
+
 class Sums:
     """Sums since the last entry of the log, by objective: float64 [N, 3 + 2 S].
 
@@ -105,16 +108,16 @@ class Sums:
 
     def add_counts(self, counts: torch.Tensor) -> None:
         """counts float64 [N]: what this rank's sums are over."""
-        self._values[:, 2] += counts
+        self._values[:, _COUNT] += counts
 
     def add(self, losses: Mapping[str, LossSum], sources: torch.Tensor | None = None) -> None:
         """sources int64 [B]: of which source each row of the micro-batch is; None without a mix."""
         for row, name in zip(self._values, self._names, strict=True):
-            row[0] += losses[name].sum.detach()
-            row[1] += losses[name].num_correct
+            row[_LOSS] += losses[name].sum.detach()
+            row[_CORRECT] += losses[name].num_correct
             rows = losses[name].rows
             if sources is not None and rows is not None:
-                row[3:] += ((sources == self._numbers).double() @ rows.double()).flatten()
+                row[_SOURCES] += ((sources == self._numbers).double() @ rows.double()).flatten()
 
     def take(self, ranks: World, log_names: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
         """The mean loss and share of correct predictions of each objective over all ranks; None where nothing was.
