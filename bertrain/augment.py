@@ -32,7 +32,7 @@ from bertdata.files import make_directory, write_file
 from bertdata.read.words import continuing
 from bertdata.sources.inputs import local
 from bertdata.sources.streams import CHUNK, InputStream, opened
-from bertrain import tables
+from bertrain import reading, tables
 from bertrain.finetune import PATIENCE, resolved
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
@@ -257,10 +257,7 @@ class _Work:
         self.texts = [*self.numbers]
         counts = [len(WORD.findall(text)) for text in self.texts]
         self.ends = np.cumsum([0, *counts])  # where the words of each text begin, of all words
-        try:
-            kept = Path(keep).read_text(encoding="utf-8").split() if keep else []
-        except (OSError, UnicodeError) as error:
-            raise UsageError(f"--keep {keep} cannot be read: {error}") from None
+        kept = reading.text(keep, "--keep").split() if keep else []
         self.proposer = Proposer(
             directory, ranks.device, most=candidates,
             kept=frozenset(word.lower() for word in kept), vectors=read_vectors(vectors) if vectors else None,

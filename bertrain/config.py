@@ -642,9 +642,10 @@ def read_options(path: Path) -> dict[str, Any]:
         saved = dict(json.loads(path.read_bytes())["config"])
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UsageError(f"--config {path} is not a run.json that bertrain pretrain wrote") from None
-    if {saved.pop("log", None), saved.pop("tensorboard", None)} & {"tensorboard", True}:  # older than --log-to
+    older = [saved.pop(name, None) for name in ("log", "tensorboard")]  # than --log-to
+    if "tensorboard" in older or True in older:
         saved["log_to"] = ["tensorboard"]
     unknown = sorted(saved.keys() - {option.name for option in fields(Config)})
     if unknown:

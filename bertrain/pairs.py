@@ -8,7 +8,6 @@ docs/evaluation.md describes the file, the scores and the result.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +18,11 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 import bertdata
-from bertdata.errors import InputError, TokenizerError, UsageError
+from bertdata.errors import TokenizerError, UsageError
 from bertdata.read.words import continuing
-from bertdata.sources.inputs import local
-from bertdata.sources.streams import opened
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertrain import reading
 from bertrain.models.encoder import Encoder
 from bertrain.runtime.dist import World
 
@@ -50,18 +48,10 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     Raises UsageError, which names the file and the line, for what cannot be read or is no pair.
     """
     pairs = []
-    try:
-        with opened(local(path)) as stream:
-            lines = stream.read().split(b"\n")
-    except InputError as error:
-        raise UsageError(f"--pairs: {error}") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(reading.text(path, "--pairs").split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{path}, line {number} is not JSON: {error}") from None
+        row = reading.parsed(line, path, number, advice="give one JSON object in each line")
         row = row if isinstance(row, dict) else {}
         sentences = next(([row[good], row[bad]] for good, bad in SENTENCES if good in row and bad in row), [])
         if not sentences or not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):

@@ -14,6 +14,7 @@ from typing import Any
 
 from bertdata.errors import UsageError
 from bertdata.files import TEMPORARY, fsync_directory
+from bertrain import reading
 
 TEXTS = ("--text", "--other")  # the options that name columns of text
 _ROWS = 10_000  # of a row group of Parquet
@@ -81,9 +82,9 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
         raise
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{_not_utf8(file)} is not UTF-8 text; save the file as UTF-8") from None
     except (ValueError, csv.Error) as error:  # no Parquet, ...
+        if isinstance(error, UnicodeDecodeError) and file.suffix.lower() != ".parquet":
+            reading.decoded(file.read_bytes(), path)  # which names the line
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not rows:
         raise UsageError(f"{path} holds no examples")
@@ -91,7 +92,7 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
     for role, wanted in roles.items():
         if wanted in names:
             found[role] = wanted
-        elif wanted.lstrip("-").isdigit() and -len(names) <= int(wanted) < len(names):
+        elif is_number(wanted) and -len(names) <= int(wanted) < len(names):
             found[role] = names[int(wanted)]
         else:
             raise UsageError(f"{path} has no column {wanted!r}, only {', '.join(map(str, names))}")
@@ -155,6 +156,11 @@ def _write_parquet(file: Any, like: Table, rows: Iterator[dict[Any, Any]]) -> No
     os.fsync(file.fileno())
 
 
+def is_number(column: str) -> bool:
+    """Whether a column is given by its number and not by its name."""
+    return column.removeprefix("-").isdecimal()
+
+
 def _fits(row: dict[Any, Any], found: dict[str, Any]) -> bool:
     return row.get(found["--label"]) != "-" and all(row.get(column) not in (None, "") for column in found.values())
 
@@ -178,7 +184,7 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
-                rows.append((number, _parsed(line, f"{file}, line {number}")))
+                rows.append((number, _parsed(line, file, number)))
         return list(rows[0][1]) if rows else [], rows
     if kind not in (".tsv", ".csv", ".txt"):
         raise UsageError(f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet")
@@ -188,7 +194,7 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
         reader = csv.reader(lines, **plain)
         cells = [(reader.line_num, row) for row in reader if any(row)]
     names: list[Any] = list(range(len(cells[0][1]))) if cells else []
-    if cells and any(name in cells[0][1] for name in wanted if name and not name.lstrip("-").isdigit()):
+    if cells and any(name in cells[0][1] for name in wanted if name and not is_number(name)):
         first, names = cells.pop(0)
         _check_names(names, f"{file}, line {first}")
     for number, row in cells:
@@ -199,18 +205,7 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
     return names, [(number, dict(zip(names, row))) for number, row in cells]  # noqa: B905
 
 
-def _not_utf8(file: Path) -> str:
-    """The place of the first line that is not UTF-8."""
-    with open(file, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return f"{file}, line {number}"
-    return str(file)
-
-
-def _parsed(line: str, place: str) -> dict[str, Any]:
+def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
     """A line of JSON. Raises UsageError for what is no object, or no text that can be written again."""
 
     names: list[str] = []  # of the outermost object, whose end comes last
@@ -219,20 +214,12 @@ def _parsed(line: str, place: str) -> dict[str, Any]:
         names[:] = [name for name, _ in pairs]
         return dict(pairs)
 
-    try:
-        row = json.loads(line, object_pairs_hook=named)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{place} is not JSON: {error}") from None
+    advice = "give one JSON object in each line"
+    row = reading.parsed(line.rstrip(), file, number, advice=advice, object_pairs_hook=named)
     if not isinstance(row, dict):
-        raise UsageError(f"{place} is not a JSON object")
-    _check_names(names, place)
-    try:
-        json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])[1:-1]
-        raise UsageError(
-            f"{place} has half a character, {half}; write its other half beside it, or remove it"
-        ) from None
+        raise UsageError(f"{file}, line {number} is not a JSON object; {advice}")
+    _check_names(names, f"{file}, line {number}")
+    reading.refuse_halves(line, file, number)
     return row
 
 

@@ -273,11 +273,14 @@ def test_texts_that_are_lists_become_strings(checkpoint, tmp_path):
 def test_what_cannot_be_augmented_is_said(checkpoint, tmp_path):
     data = labelled(tmp_path / "a.tsv")
     empty = write(tmp_path / "empty.tsv", "river\t1", "light\t")
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"not\nna\xefve\n")
     for arguments, said in (
         (["--train", data, "--out", tmp_path / "b.csv"], "b.csv must end as --train"),
         (["--train", data, "--out", data], "or the file of --train; give a new file"),
         (["--train", empty, "--out", tmp_path / "b.tsv"], "empty.tsv, line 2 has no value for column 1"),
-        (["--train", data, "--out", tmp_path / "b.tsv", "--keep", tmp_path / "none"], "none cannot be read"),
+        (["--train", data, "--out", tmp_path / "b.tsv", "--keep", tmp_path / "none"], "none cannot be read: No such"),
+        (["--train", data, "--out", tmp_path / "b.tsv", "--keep", latin], "latin.txt, line 2 is not UTF-8 text; save"),
         (["--train", data, "--out", tmp_path / "b.tsv", "--task", "pairs"], "are the same column, 1"),
         (["--train", data, "--out", tmp_path / "b.tsv", "--task", "qa"], "'qa' is not one of"),
     ):

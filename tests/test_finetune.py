@@ -251,7 +251,8 @@ def test_the_same_examples_from_any_file(tmp_path, kind):
         ("a.tsv", "one\t1\ntwo\n", "line 2 has 1 columns and should have 2"),
         ("a.csv", "text,label\nx,1,2\n", "line 2 has 3 columns and should have 2"),
         ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n', "line 2 has no value for column 'label'"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n{bad\n', "line 2 is not JSON"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{bad\n', r"line 2 is not JSON \(Expecting .* at column 2\); give one"),
+        ("a.json", '[\n{"text": "x", "label": 1}\n]\n', "line 1 is not JSON .*; give one JSON object in each line"),
         ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
         ("a.jsonl", "[" * 100_000, "line 1 is not JSON"),
         (

@@ -111,7 +111,9 @@ TINY = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_at
         ({"model_type": "berd"}, "its model_type is berd, which transformers does not know"),
         ({"config": {"data": "shards"}}, "its model_type is None"),
         ("not json", "not a transformers configuration"),
-        ([1, 2], "not a transformers configuration"),
+        ([1, 2], "not a transformers configuration: it is no JSON object"),
+        ("[" * 100_000, "not a transformers configuration: it is nested too deeply"),
+        (b"\xff{}", "not a transformers configuration: it is not UTF-8 text"),
         (TINY | {"num_attention_heads": 3}, "describes no model that can be built"),
         (TINY | {"hidden_size": "wide"}, "not a transformers configuration"),
         (TINY | {"model_type": "mpnet"}, "whose padding id is always 1, and that of the shards is 0"),
@@ -119,7 +121,8 @@ TINY = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_at
 )
 def test_what_is_no_masked_language_model_is_refused(dataset, tmp_path, content, said):
     path = tmp_path / "config.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    content = content if isinstance(content, str | bytes) else json.dumps(content)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UsageError, match=f"^--model {path} .*{said}"):
         model.build(str(path), dataset.special_tokens, length=32, seed=0)
 

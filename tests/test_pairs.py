@@ -220,6 +220,7 @@ GOOD = json.dumps(PAIRS[0])
         ("\n \n", "holds no pairs"),
         (f"{GOOD}\n\n{{oops\n", "line 3 is not JSON"),
         ("[" * 100_000, "line 1 is not JSON"),
+        (f"{GOOD}\n".encode() + b'{"good": "na\xefve"}\n', "line 2 is not UTF-8 text; save the file as UTF-8"),
         (f"{GOOD}\n7\n", "line 2 has no two sentences"),
         ('{"good": "the river"}\n', "line 1 has no two sentences"),
         ('{"good": "the river", "bad": " "}\n', "line 1 has no two sentences"),
@@ -230,7 +231,7 @@ GOOD = json.dumps(PAIRS[0])
     ],
 )  # fmt: skip
 def test_what_is_no_pair_is_refused(bert_like, tmp_path, content, said):
-    (tmp_path / "pairs.jsonl").write_text(content)
+    (tmp_path / "pairs.jsonl").write_bytes(content.encode() if isinstance(content, str) else content)
     done = invoke(bert_like, "--pairs", tmp_path / "pairs.jsonl")
     assert (done.exit_code, said in done.output) == (2, True), done.output
     assert str(tmp_path / "pairs.jsonl") in done.output

@@ -476,6 +476,15 @@ def test_older_names_of_options_are_read(tmp_path):
     assert read_options(tmp_path / "run.json") == {"data": "x", "out": "y"}
 
 
+@pytest.mark.parametrize("content", [b"[]", b"\xff", b'{"config": null}', b"[" * 100_000])
+def test_what_is_no_run_json_is_one_sentence(tmp_path, content):
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(UsageError, match=r"--config .*run.json is not a run.json that bertrain pretrain wrote"):
+        read_options(tmp_path / "run.json")
+    (tmp_path / "run.json").write_text('{"config": {"log": ["tensorboard"]}}')  # an older name, of no older value
+    assert read_options(tmp_path / "run.json") == {}
+
+
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
     for long_length, attention in ((None, "eager"), (1024, "sdpa")):
         config = Config(data=str(dataset.path), out="nowhere", precision="bf16", long_length=long_length)

@@ -253,7 +253,7 @@ def test_other_tables_and_frozen_embeddings_are_refused(dataset, table, bert, tm
     ("content", "said"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"a\t\xff\n", "byte 2, is not UTF-8"),
+        (b"a\t\xff\n", "line 1 is not UTF-8 text; save the file"),
         (b"a\tx\n\nstone\n", "line 3, is 'stone'; write a token, a tab"),
         (b"a\tx\t\n", "line 1, is 'a\\tx\\t'"),
         (b"\tx\n", "line 1, is '\\tx'"),

@@ -1,5 +1,6 @@
 """Tasks of fine-tuning: files are read or named, measures are those of known programs, seeds are shared and kept."""
 
+import gzip
 import json
 import math
 import warnings
@@ -175,7 +176,10 @@ def test_labels_that_do_not_fit_are_named_by_line(tmp_path):
     several.names = ["a", "b"]
     with pytest.raises(UsageError, match=r"a.tsv, line 3: label 'c' is not in --train, which has a, b; correct it"):
         several.numbers(examples)
-    refused("multilabel", write(tmp_path / "b.tsv", "x\ta", "y\t[a"), r"b.tsv, line 2: the labels '\[a' are no JSON")
+    for cell in ("[a", "[" * 100_000):
+        refused(
+            "multilabel", write(tmp_path / "b.tsv", "x\ta", f"y\t{cell}"), r"b.tsv, line 2: the labels '\[.* are no"
+        )
     examples, _ = task("regression").read(str(write(tmp_path / "c.tsv", "x\t1.5", "y\tnan")))
     with pytest.raises(UsageError, match=r"c.tsv, line 2: --task regression needs numbers as labels, .* 'nan'"):
         task("regression").numbers(examples)
@@ -216,7 +220,10 @@ def test_files_of_words_and_tags(tmp_path):
     [
         ("a.txt", "river NN\nlight\n", "a.txt, line 2 has no word or no tag"),
         ("a.txt", "\n\n", "a.txt holds no sentences"),
-        ("a.txt.gz", "river NN\n", "a.txt.gz"),
+        ("a.txt.gz", "river NN\n", "a.txt.gz is not a complete gzip file .*; get the file again"),
+        ("a.txt", b"river NN\nna\xefve NN\n", "a.txt, line 2 is not UTF-8 text; save the file as UTF-8"),
+        ("a.txt.gz", gzip.compress(b"river NN\nna\xefve NN\n"), "a.txt.gz, line 2 is not UTF-8 text"),
+        ("a.txt.gz", gzip.compress(b"river NN\n")[:-9], "a.txt.gz is not a complete gzip file"),
         ("b.txt", None, "b.txt"),
         ("a.jsonl", '{"w": ["a", "b"], "t": ["X"]}\n', "a.jsonl, line 1 has 2 words and 1 tags; give each word one"),
         ("a.jsonl", '{"w": "a b", "t": "X Y"}\n', "a.jsonl, line 1: --text and --label must be lists"),
@@ -224,14 +231,22 @@ def test_files_of_words_and_tags(tmp_path):
 )
 def test_words_and_tags_that_do_not_fit_are_named(tmp_path, name, content, said):
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     refused("token", tmp_path / name, said)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfriver NN\n")
+    assert task("token").read(str(tmp_path / "a.txt"))[0][0].words == ["river"]
 
 
 def test_columns_of_words_are_numbers_that_the_file_has(tmp_path):
     path = write(tmp_path / "a.txt", "river NN")
     refused("token", path, r"--text word: the columns of .*a.txt have no names; give the number", text="word")
     refused("token", path, r"line 1 has 2 columns, so no column 0 for --text or 5 for --label", label="5")
+    for column in ("--1", "²"):  # neither is a number
+        refused("token", path, f"--text {column}: the columns of .*a.txt have no names", text=column)
+        refused("classification", write(tmp_path / "a.tsv", "x\t1"), f"has no column '{column}'", text=column)
 
 
 def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_counts_as_wrong(tokenizer, tmp_path):
@@ -348,12 +363,46 @@ def test_questions_that_do_not_fit_are_named(tokenizer, tmp_path):
     refused("qa", tmp_path / "b.json", r"b.json, question '0': the answer 'light' is not at character 7 of the text")
     with pytest.raises(UsageError, match="holds no questions"):
         task("qa", skip=True).read(str(tmp_path / "b.json"))
-    for content, said in (("{}", "is not a file of SQuAD"), ("{", "is not a file of SQuAD"), ('{"data": []}', "no q")):
-        refused("qa", write(tmp_path / "c.json", content), said)
     refused("qa", tmp_path / "none.json", "none.json")
     examples, _ = task("qa").read(str(tmp_path / "a.json"))
     with pytest.raises(UsageError, match="--length 16 leaves no room for a question and a text; give at least 32"):
         task("qa").encode(tokenizer, examples, 16)
+
+
+ASKED = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
+SHAPE = "give JSON with data, paragraphs, context, qas, question, answers, answer_start and text"
+
+
+def of_squad(context="river light", **changed):
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [ASKED | changed]}]}]}, indent=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"data": []}', "c.json holds no questions"),
+        ("{}", f"c.json is not as in a file of SQuAD: it needs data, a list; {SHAPE}"),
+        ('{"data": "abc"}', "c.json is not as in a file of SQuAD: it needs data, a list"),
+        ('{"data": [{"title": "x"}]}', "c.json, article 1 is not as in a file of SQuAD: it needs paragraphs, a list"),
+        (of_squad(context=5), "c.json, article 1 is not as in a file of SQuAD: it needs context, a string"),
+        (of_squad(question=None), "c.json, article 1 is not as in a file of SQuAD: it needs question, a string"),
+        (of_squad(answers=None), "c.json, question 'q7' is not as in a file of SQuAD: it needs answers, a list"),
+        (of_squad(answers={"text": ["light"]}), "question 'q7' is not as in a file of SQuAD: it needs answers, a list"),
+        (of_squad(answers=["light"]), "question 'q7' is not as in a file of SQuAD: it needs answer_start, a whole num"),
+        (of_squad(answers=[{"answer_start": "6", "text": "light"}]), "question 'q7' is .* it needs answer_start, a wh"),
+        (of_squad(answers=[{"answer_start": 6}]), "question 'q7' is not as in a file of SQuAD: it needs text, a strin"),
+        (
+            of_squad().replace('"a"', '"\\ud83d"'),
+            r"c.json, line 10 has half a character, \\ud83d; write its other half",
+        ),
+        (of_squad()[:-20], r"c.json, line 1\d is not JSON \(Expecting .* at column \d\); correct it"),
+        ("[" * 100_000, "c.json, line 1 is not JSON .it is nested too deeply"),
+        (of_squad().replace("river", "na\xefve").encode("latin-1"), "c.json, line 6 is not UTF-8 text; save the file"),
+    ],
+)
+def test_a_file_that_is_not_squad_is_named_with_the_place(tmp_path, content, said):
+    (tmp_path / "c.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused("qa", tmp_path / "c.json", said)
 
 
 # ------------------------------------------------------------------------------------------------ choices and pronouns
@@ -420,13 +469,18 @@ def test_both_files_of_c3_are_read_and_watched(checkpoint, tmp_path):
         ('{"text": "a", "choices": ["b", "c"], "label": "d"}', "line 1: the answer 'd' is none of the 2 choices"),
         ('{"text": "a", "choices": ["b"], "label": 0}', "line 1: a question needs a list of two choices or more"),
         ('{"text": "a", "choices": "b", "label": 0}', "line 1: a question needs a list of two choices or more"),
-        ('[["a", 1]]', "is not a file of C3"),
-        ('[{"text": "a"}]', "is not a file of C3"),
+        ('[["a", 1]]', "is not a file of C3, as its text 1 shows; give a list of texts"),
+        ('[{"text": "a"}]', "is not a file of C3, as its text 1 shows"),
+        ('[[["a"], []], ["abc", [{"question": "b", "choice": ["c", "d"], "answer": "c"}]]]', "C3, as its text 2 shows"),
+        ('[[["a"], [{"question": 5, "choice": ["c", "d"], "answer": "c"}]]]', "is not a file of C3, as its text 1"),
+        ('[\n[["a"],\n[{"question":', r"a.json, line 3 is not JSON \(Expecting value at column 14\); correct it"),
+        (b'[\n[["na\xefve"],[]]]', "a.json, line 2 is not UTF-8 text; save the file as UTF-8"),
         ("[]", "holds no questions"),
     ],
 )
 def test_choices_that_do_not_fit_are_named(tmp_path, content, said):
-    refused("choice", write(tmp_path / "a.json", content), said, text="text", other="choices", label="label")
+    (tmp_path / "a.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    refused("choice", tmp_path / "a.json", said, text="text", other="choices", label="label")
 
 
 def test_rows_that_do_not_fit_are_left_out_where_a_suite_says_so(tmp_path):

@@ -59,8 +59,8 @@ GROUPS = {
                                                            "bertrain/demo.py"]),
     "Drawing and sharing": ("pages.md", ["bertrain/plot.py", "bertrain/report.py", "bertrain/push.py"]),
     "Evaluating": ("evaluation.md", ["bertrain/evaluate.py", "bertrain/pairs.py"]),
-    "Fine-tuning": ("finetuning.md", ["bertrain/finetune.py", "bertrain/suite.py", "bertrain/tables.py",
-                                      "bertrain/tasks/*"]),
+    "Fine-tuning": ("finetuning.md", ["bertrain/finetune.py", "bertrain/suite.py", "bertrain/reading.py",
+                                      "bertrain/tables.py", "bertrain/tasks/*"]),
     "Adding rows to a task": ("augmentation.md", ["bertrain/augment.py"]),
 }  # fmt: skip
 """What the user was doing → the page about it, and the files whose errors come then; the first that fits is taken."""

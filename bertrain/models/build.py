@@ -88,17 +88,20 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
         raise UsageError(neither)
     try:
         if path.is_file():
-            values = dict(json.loads(path.read_bytes()))
+            values = json.loads(path.read_bytes())
+            if not isinstance(values, dict):
+                raise ValueError("it is no JSON object")
             if values.get("model_type") not in CONFIG_MAPPING:
                 raise ValueError(f"its model_type is {values.get('model_type')}, which transformers does not know")
             return AutoConfig.for_model(**values), values
         local = not _must_download(name, neither, "give one of these")
         config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
         return config, config.to_dict()
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, StrictDataclassError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, StrictDataclassError) as error:
         if isinstance(error, UsageError):
             raise
-        reason = " ".join(str(error).split())
+        known = {UnicodeDecodeError: "it is not UTF-8 text", RecursionError: "it is nested too deeply"}
+        reason = known.get(type(error), " ".join(str(error).split()))
         raise UsageError(f"--model {name} is not a transformers configuration: {reason}") from None
 
 

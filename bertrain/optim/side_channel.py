@@ -24,6 +24,7 @@ from torch.nn import Module, Parameter
 from torch.nn import functional as F
 
 from bertdata.errors import UsageError
+from bertrain import reading
 
 
 class Table(NamedTuple):
@@ -48,12 +49,10 @@ def read(path: str, vocabulary: Mapping[str, int]) -> Table:
     ids, structures, numbers = list[int](), list[int](), dict[str, int]()
     first_line = dict[str, int]()
     try:
-        lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")
+        lines = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"--side-channel {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--side-channel {path}, byte {error.start}, is not UTF-8; give a text file") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(reading.decoded(lines, f"--side-channel {path}").split("\n"), 1):
         token, *names = line.removesuffix("\r").split("\t")
         if not token and not names:
             continue

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from bertdata.errors import UsageError
-from bertrain import tables
+from bertrain import reading, tables
 from bertrain.tasks.base import Data, Task, left_out, made
 
 
@@ -79,7 +79,7 @@ def _question(text: str, question: str, choices: Any, answer: Any, place: str) -
     if isinstance(choices, str):
         try:
             choices = json.loads(choices)
-        except ValueError:
+        except (ValueError, RecursionError):
             choices = None
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(choice, str) for choice in choices):
         raise UsageError(f"{place}: a question needs a list of two choices or more, which are texts; correct the row")
@@ -113,17 +113,23 @@ def _is_list(path: str) -> bool:
 def _of_c3(path: str) -> list[tuple[str, str, Any, Any, str]]:
     """What _question takes of a file of C3, a list of [lines of the text, questions, name]."""
     questions: list[tuple[str, str, Any, Any, str]] = []
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            for lines, asked, *_ in json.load(file):
-                for entry in asked:
-                    place = f"{path}, question {len(questions) + 1:,}"
-                    questions.append(("\n".join(lines), entry["question"], entry["choice"], entry["answer"], place))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(
-            f"{path} is not a file of C3 ({type(error).__name__}: {error}); give a list of texts, each with its lines, "
-            "and questions with question, choice and answer; or JSON lines"
-        ) from None
+    text = reading.text(path)
+    texts = reading.parsed(text, path)
+    reading.refuse_halves(text, path)
+    for number, part in enumerate(texts, 1):
+        try:
+            lines, asked, *_ = part
+            if not isinstance(lines, list):
+                raise TypeError
+            for entry in asked:
+                place = f"{path}, question {len(questions) + 1:,}"
+                named = [entry["question"].strip(), entry["choice"], entry["answer"]]
+                questions.append(("\n".join(lines), *named, place))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UsageError(
+                f"{path} is not a file of C3, as its text {number:,} shows; give a list of texts, each a list of its "
+                "lines and a list of its questions with question, choice and answer; or JSON lines"
+            ) from None
     if not questions:
         raise UsageError(f"{path} holds no questions")
     return questions

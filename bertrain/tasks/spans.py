@@ -6,19 +6,20 @@ all windows of a question. Where some questions to train on have no answer, "no 
 
 from __future__ import annotations
 
-import json
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 from transformers import AutoModelForQuestionAnswering
 
-from bertdata.errors import InputError, UsageError
-from bertdata.sources.inputs import local
-from bertdata.sources.streams import opened
+from bertdata.errors import UsageError
+from bertrain import reading
 from bertrain.tasks import metrics
-from bertrain.tasks.base import Data, Task, left_out
+from bertrain.tasks.base import Data, Task, left_out, made
+
+T = TypeVar("T")
 
 LONGEST_QUESTION = 64  # tokens; longer ones are cut, and in rows of less than 128 those of more than half a row
 LONGEST_ANSWER = 30  # tokens of an answer that is predicted
@@ -50,24 +51,10 @@ class Spans(Task):
     may_be_none = False  # whether a question may have no answer
 
     def read(self, path: str) -> tuple[list[Question], list[str]]:
-        try:
-            with opened(local(path)) as stream:
-                content = json.loads(stream.read())
-            paragraphs = [paragraph for article in content["data"] for paragraph in article["paragraphs"]]
-            found = [_question(path, p["context"], q, self.columns.skip) for p in paragraphs for q in p["qas"]]
-        except InputError as error:
-            raise UsageError(str(error)) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, UsageError):
-                raise
-            raise UsageError(
-                f"{path} is not a file of SQuAD ({type(error).__name__}: {error}); give JSON with data, paragraphs, "
-                "context, qas, question and answers"
-            ) from None
-        questions = [question for question in found if question]
+        questions, num_left = made(_question, _entries(path), skip=self.columns.skip)
         if not questions:
             raise UsageError(f"{path} holds no questions")
-        return questions, left_out(path, len(found) - len(questions))
+        return questions, left_out(path, num_left)
 
     def learn(self, train: list[Question]) -> list[str]:
         self.may_be_none = any(not question.answers for question in train)
@@ -140,19 +127,47 @@ def best_span(scores: np.ndarray, spans: np.ndarray) -> tuple[float, int, int]:
     return float(sums[row, column]), int(starts[row]), int(ends[column])
 
 
-def _question(path: str, context: str, entry: dict[str, Any], skip: bool) -> Question | None:
-    """A question with its answers. Answers that are not in the text are an error, or with skip leave it out."""
-    place = f"{path}, question {entry.get('id', entry['question'])!r}"
-    answers = [] if entry.get("is_impossible") else [(a["answer_start"], a["text"]) for a in entry.get("answers", [])]
-    for begin, text in answers:
-        if not text or not 0 <= begin < len(context) or context[begin : begin + len(text)] != text:
-            if skip:
-                return None
+def _entries(path: str) -> Iterator[tuple[str, str, str, Any]]:
+    """What _question takes of each question of a file."""
+    text = reading.text(path)
+    articles = _part(reading.parsed(text, path), "data", list, path)
+    reading.refuse_halves(text, path)
+    for number, article in enumerate(articles, 1):
+        place = f"{path}, article {number:,}"
+        for paragraph in _part(article, "paragraphs", list, place):
+            context = _part(paragraph, "context", str, place)
+            for entry in _part(paragraph, "qas", list, place):
+                yield path, place, context, entry
+
+
+def _question(path: str, place: str, context: str, entry: Any) -> Question:
+    """A question with its answers. Raises UsageError, naming the question, for answers that are not in the text.
+
+    place: of the article that it is of.
+    """
+    text = _part(entry, "question", str, place)
+    place = f"{path}, question {entry.get('id', text)!r}"
+    listed = [] if entry.get("is_impossible") or "answers" not in entry else _part(entry, "answers", list, place)
+    answers = [(_part(answer, "answer_start", int, place), _part(answer, "text", str, place)) for answer in listed]
+    for begin, answer in answers:
+        if not answer or begin < 0 or context[begin : begin + len(answer)] != answer:
             raise UsageError(
-                f"{place}: the answer {text!r} is not at character {begin} of the text; correct its answer_start, or "
+                f"{place}: the answer {answer!r} is not at character {begin} of the text; correct its answer_start, or "
                 "remove the question"
             )
-    return Question(entry["question"].strip(), context, answers, place)
+    return Question(text.strip(), context, answers, place)
+
+
+def _part(whole: Any, name: str, kind: type[T], place: str) -> T:
+    """A part of an object of JSON. Raises UsageError, which names the place, if it is missing or of another kind."""
+    part = whole.get(name) if isinstance(whole, dict) else None
+    if type(part) is not kind:
+        what = {list: "a list", str: "a string", int: "a whole number"}[kind]
+        raise UsageError(
+            f"{place} is not as in a file of SQuAD: it needs {name}, {what}; give JSON with data, paragraphs, context, "
+            "qas, question, answers, answer_start and text"
+        )
+    return part
 
 
 def _label(window: Window, question: Question) -> tuple[int, int]:

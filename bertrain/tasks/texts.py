@@ -209,6 +209,9 @@ def _split(cell: Any, separator: str, place: str) -> list[str]:
         return [label.strip() for label in cell.split(separator) if label.strip()]
     try:
         labels = json.loads(cell) if isinstance(cell, str) else cell
-    except ValueError as error:
-        raise UsageError(f"{place}: the labels {cell!r} are no JSON list: {error}") from None
+    except (ValueError, RecursionError):
+        raise UsageError(
+            f'{place}: the labels {cell[:80]!r} are no JSON list; write them like ["a", "b"], or with {separator!r} '
+            "between them"
+        ) from None
     return [str(label) for label in (labels if isinstance(labels, list) else [labels])]

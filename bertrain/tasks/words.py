@@ -13,10 +13,8 @@ from torch.nn import functional as F
 from transformers import AutoModelForTokenClassification
 
 from bertdata import IGNORE_INDEX
-from bertdata.errors import InputError, UsageError
-from bertdata.sources.inputs import local
-from bertdata.sources.streams import opened
-from bertrain import tables
+from bertdata.errors import UsageError
+from bertrain import reading, tables
 from bertrain.tasks import metrics
 from bertrain.tasks.base import Data, Task
 
@@ -137,15 +135,9 @@ def _lists(path: str, text: str, label: str) -> list[Sentence]:
 def _lines(path: str, text: str, label: str) -> list[Sentence]:
     """A word a line. Files named .conllu have comments, ranges of words and empty words, which are left out."""
     for option, column in (("--text", text), ("--label", label)):
-        if not column.lstrip("-").isdigit():
+        if not tables.is_number(column):
             raise UsageError(f"{option} {column}: the columns of {path} have no names; give the number, from 0")
-    try:
-        with opened(local(path)) as stream:
-            lines = stream.read().decode("utf-8").split("\n")
-    except InputError as error:
-        raise UsageError(str(error)) from None
-    except UnicodeError as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+    lines = reading.text(path).split("\n")
     is_universal = ".conllu" in path.lower()
     sentences: list[Sentence] = []
     inside = False

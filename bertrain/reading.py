@@ -1,0 +1,71 @@
+"""Text and JSON in files that users give; an error names the file and the line."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from bertdata.errors import InputError, UsageError
+from bertdata.sources.inputs import local
+from bertdata.sources.streams import opened
+
+_SPELLED = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?P<half>\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\."
+)
+"""How JSON spells a character beyond U+FFFF, half of one, and others."""
+
+
+def text(path: str, option: str = "") -> str:
+    """A whole file of text, decompressed by the ending of its name.
+
+    option: stands before an error. Raises UsageError, which names the file, if it cannot be read, decompressed or
+    decoded.
+    """
+    try:
+        with opened(local(path)) as stream:
+            content = stream.read()
+    except InputError as error:
+        if option:
+            raise UsageError(f"{option}: {error}") from None
+        raise UsageError(str(error)) from None
+    return decoded(content, f"{option} {path}".lstrip())
+
+
+def decoded(content: bytes, place: object) -> str:
+    """The bytes of a file as text, without a byte order mark. Raises UsageError, which names the line, if not UTF-8.
+
+    place: the file, for messages.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = error.object.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{place}, line {number} is not UTF-8 text; save the file as UTF-8") from None
+
+
+def parsed(content: str, path: object, first: int = 1, *, advice: str = "correct it", **options: Any) -> Any:
+    """JSON. first: the line of the file that it begins in. options: of json.loads.
+
+    Raises UsageError, which names the line and ends in the advice, for what is no JSON.
+    """
+    line = first
+    try:
+        return json.loads(content, **options)
+    except json.JSONDecodeError as error:
+        line, reason = first + error.lineno - 1, f"{error.msg} at column {error.colno}"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:  # a number of thousands of digits
+        reason = str(error).partition(";")[0]
+    raise UsageError(f"{path}, line {line} is not JSON ({reason}); {advice}")
+
+
+def refuse_halves(content: str, path: object, first: int = 1) -> None:
+    """Raises UsageError, which names the line, if JSON spells half a character: such a text cannot be written again."""
+    for found in _SPELLED.finditer(content):
+        if half := found["half"]:
+            line = first + content.count("\n", 0, found.start())
+            raise UsageError(
+                f"{path}, line {line} has half a character, {half}; write its other half beside it, or remove it"
+            )
