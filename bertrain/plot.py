@@ -85,14 +85,21 @@ def _drawable(path: Path) -> str:
 
 
 def _draw_tuning(axes: Any, directory: Path) -> None:
-    result = json.loads((directory / "result.json").read_bytes())
-    if "runs" not in result:
+    path, curves = directory / "result.json", []
+    try:
+        result = json.loads(path.read_bytes())
+        is_suite = "suite" in result
+        for run in [] if is_suite else result["runs"]:
+            name = next(iter(run["dev"]))
+            points = [(point["epoch"], point["train_loss"], point["dev"][name]) for point in run["curve"]]
+            curves.append((name, f"{_drawable(directory)}, seed {run['seed']}", *zip(*points, strict=True)))
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} is not as bertrain finetune writes it; run finetune again") from None
+    if is_suite:
         raise UsageError(f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola")
-    for run in result["runs"]:
-        epochs = [point["epoch"] for point in run["curve"]]
-        name, label = next(iter(run["dev"])), f"{_drawable(directory)}, seed {run['seed']}"
-        axes[0].plot(epochs, [point["train_loss"] for point in run["curve"]], label=label)
-        axes[1].plot(epochs, [point["dev"][name] for point in run["curve"]], label=label)
+    for name, label, epochs, losses, scores in curves:
+        axes[0].plot(epochs, losses, label=label)
+        axes[1].plot(epochs, scores, label=label)
         axes[0].set(title="training loss", xlabel="epoch")
         axes[1].set(title=f"{name} on dev", xlabel="epoch")
 

@@ -258,6 +258,13 @@ def test_fine_tunings_have_no_page(tmp_path):
     assert "is a fine-tuning" in done.output
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"runs": [{"seed": 0}]}'])
+def test_a_damaged_result_is_one_sentence(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    done = CliRunner().invoke(plot.main, [str(tmp_path), "--out", str(tmp_path / "x.png")])
+    assert (done.exit_code, "result.json is not as bertrain finetune writes it; run" in done.output) == (2, True)
+
+
 def test_the_pictures_of_the_page_are_small():
     pictures = re.findall(r"[\w-]+\.png", (ROOT / "docs" / "pages.md").read_text())
     assert pictures
