@@ -245,8 +245,8 @@ class _Work:
         self.out, kind = Path(out), TASKS[task](Columns(text, other, label))
         if self.out.suffix.lower() != Path(train).suffix.lower():
             raise UsageError(f"--out {out} must end as --train {train} does, as it is of the same format")
-        if self.out.is_dir() or (self.out.exists() and self.out.samefile(train)):
-            raise UsageError(f"--out {out} is a directory, or the file of --train; give a new file")
+        if self.out.exists():
+            raise UsageError(f"--out {out} exists; give a new file, or remove the old one")
         columns = {"--text": kind.columns.text, "--other": kind.columns.other, "--label": kind.columns.label}
         self.table = tables.table(train, columns, unlabelled=getattr(kind, "unlabelled", False))
         self.roles = [role for role in tables.TEXTS if role in self.table.columns]
@@ -328,7 +328,7 @@ class _Work:
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--checkpoint", "start", required=True, help="A run directory, a checkpoint, or a hub name.")
 @click.option("--train", required=True, help="Labelled examples: TSV, CSV, JSON lines or Parquet, as for finetune.")
-@click.option("--out", required=True, help="File for the examples and their copies, in the format of --train.")
+@click.option("--out", required=True, help="New file for the examples and their copies, in the format of --train.")
 @click.option("--task", type=click.Choice(KINDS), default="classification", help="What labels are, as for finetune.")
 @click.option("--text", default="0", help="Column of the text: its name, or its number from 0, as for finetune.")
 @click.option("--other", default="", help="Column of the second text, for pairs of texts. Default: none; 1 for pairs.")

@@ -223,6 +223,7 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_pat
     assert invoke(*common).exit_code == 0
     assert len(calls) == 4  # two of three parts were there
     assert (tmp_path / "b.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
+    (tmp_path / "b.tsv").unlink()
     calls[:] = [[], []]
     assert invoke(*common).exit_code == 130
     calls[:] = [[]] * 3
@@ -273,11 +274,12 @@ def test_texts_that_are_lists_become_strings(checkpoint, tmp_path):
 def test_what_cannot_be_augmented_is_said(checkpoint, tmp_path):
     data = labelled(tmp_path / "a.tsv")
     empty = write(tmp_path / "empty.tsv", "river\t1", "light\t")
-    latin = tmp_path / "latin.txt"
+    older, latin = write(tmp_path / "older.tsv", "kept"), tmp_path / "latin.txt"
     latin.write_bytes(b"not\nna\xefve\n")
     for arguments, said in (
         (["--train", data, "--out", tmp_path / "b.csv"], "b.csv must end as --train"),
-        (["--train", data, "--out", data], "or the file of --train; give a new file"),
+        (["--train", data, "--out", data], "a.tsv exists; give a new file, or remove the old one"),
+        (["--train", data, "--out", older], "older.tsv exists; give a new file, or remove the old one"),
         (["--train", empty, "--out", tmp_path / "b.tsv"], "empty.tsv, line 2 has no value for column 1"),
         (["--train", data, "--out", tmp_path / "b.tsv", "--keep", tmp_path / "none"], "none cannot be read: No such"),
         (["--train", data, "--out", tmp_path / "b.tsv", "--keep", latin], "latin.txt, line 2 is not UTF-8 text; save"),
@@ -286,6 +288,7 @@ def test_what_cannot_be_augmented_is_said(checkpoint, tmp_path):
     ):
         done = invoke("--checkpoint", checkpoint, *arguments)
         assert (done.exit_code, said in done.output.replace("\n", " ")) == (2, True), done.output
+    assert older.read_text() == "kept\n"
     done = invoke("--checkpoint", checkpoint, "--train", empty, "--out", tmp_path / "b.tsv", "--task", "multilabel")
     assert done.exit_code == 0, done.output
 
