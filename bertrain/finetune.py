@@ -12,12 +12,13 @@ docs/finetuning.md has the files, the measures and the rules.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,8 @@ def tune(
 
     name: of the task. files: the paths of "train" and "dev", and perhaps "test". main: the measure that chooses the
     epoch, if not the task's own. teacher: the directory of a fine-tuned model that gives the labels to train on.
-    options: those of `finetune`.
+    options: those of `finetune`. The caller is `alone` in `out`. Raises UsageError if a finished seed there is of other
+    options, files or weights.
     """
     if lora and options["from_scratch"]:
         raise UsageError(
@@ -71,12 +73,7 @@ def tune(
     task, directory = TASKS[name](columns), ranks.from_first(lambda: resolved(start))
 
     def read() -> tuple[dict[str, Any], dict[str, Any]]:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise UsageError(
-                f"--out {out} cannot be made, because a file is in its place; give another --out"
-            ) from None
+        refuse_results(out, suite=None)
         parts, warnings = {}, []
         for split, path in files.items():
             parts[split], more = task.read(path)
@@ -88,7 +85,9 @@ def tune(
         made_of = {"checkpoint": directory, "task": name, "columns": list(columns), "main": task.main, **options}
         digests = {split: _digest([Path(file) for file in task.files(path)]) for split, path in files.items()}
         made_of |= {"files": digests, "weights": _digest(_weights(directory))}
-        return parts, made_of | ({"teacher": _digest(_weights(teacher))} if teacher else {})
+        made_of |= {"teacher": _digest(_weights(teacher))} if teacher else {}
+        _refuse_seeds(out, made_of)
+        return parts, made_of
 
     parts, made_of = ranks.together(read)
     train = parts.pop("train")
@@ -101,8 +100,9 @@ def tune(
         runs = []
         for seed in range(ranks.rank, seeds, ranks.world_size):
             place = out / f"seed-{seed}"
-            finished = _finished(place, made_of)
-            if finished is None:
+            kept = _kept(place)
+            finished: dict[str, Any] = kept["run"] if kept else {}
+            if not finished:
                 (place / SEED_RESULT).unlink(missing_ok=True)
                 finished = finetune(
                     made_of["checkpoint"], task, train, parts, seed=seed, out=place, ranks=ranks,
@@ -124,6 +124,35 @@ def tune(
     result = {"checkpoint": directory, "task": name, "seeds": seeds, **options, **_spreads(runs, list(parts))}
     ranks.on_first(lambda: write_file(out / RESULT, json.dumps(result | {"runs": runs}, indent=1).encode()))
     return result
+
+
+@contextlib.contextmanager
+def alone(ranks: World, out: Path) -> Iterator[None]:
+    """Makes --out, and keeps a second job out of it until the context ends."""
+
+    def hold() -> None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(
+                f"--out {out} cannot be made, because a file is in its place; give another --out"
+            ) from None
+        stack.enter_context(checkpoint.locked(out))
+
+    with contextlib.ExitStack() as stack:
+        ranks.on_first(hold)
+        yield
+
+
+def refuse_results(out: Path, suite: str | None) -> None:
+    """Raises UsageError if result.json in --out is of another command. suite: its name; None: of finetune."""
+    try:
+        found = json.loads((out / RESULT).read_bytes()).get("suite")
+    except (OSError, ValueError, AttributeError):
+        return
+    if found != suite:
+        command = f"suite {found}" if found else "finetune"
+        raise UsageError(f"--out {out} holds results of bertrain {command}; give another --out")
 
 
 def resolved(start: str) -> str:
@@ -157,13 +186,52 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _finished(place: Path, made_of: dict[str, Any]) -> dict[str, Any] | None:
-    """The result of a seed that was run before with the same options, files and weights."""
+def _kept(place: Path) -> dict[str, Any] | None:
+    """What seed.json says of a finished seed; None if it is not finished."""
     try:
         kept = json.loads((place / SEED_RESULT).read_bytes())
-    except (OSError, ValueError):
+        return (
+            kept if kept["of"].keys() >= {"checkpoint", "columns", "files", "weights", "main"} and kept["run"] else None
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return kept["run"] if kept["of"] == made_of else None
+
+
+def _refuse_seeds(out: Path, made_of: dict[str, Any]) -> None:
+    """Raises UsageError, which names what differs, if a finished seed is of other options, files or weights."""
+    now = _named(made_of)
+    for place in sorted(out.glob("seed-*")):
+        kept = _kept(place)
+        before = _named(kept["of"]) if kept else now
+        differ = [name for name in before | now if before.get(name) != now.get(name)]
+        if Path(made_of["checkpoint"]).is_dir() and "files of --checkpoint" not in differ:
+            differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path
+        if differ:
+            words = ", and ".join(_difference(name, before.get(name), now.get(name)) for name in differ)
+            raise UsageError(f"{place} was trained with {words}; give the same again, or another --out")
+
+
+def _named(made_of: dict[str, Any]) -> dict[str, Any]:
+    """What a seed is made of, by names for messages. A name with "of" stands for a digest."""
+    apart = ("columns", "files", "weights", "teacher", "main")
+    named = {f"--{name.replace('_', '-')}": value for name, value in made_of.items() if name not in apart}
+    named |= {f"--{name}": value for name, value in zip(Columns._fields[:-1], made_of["columns"], strict=False)}
+    named |= {f"file of --{split}": digest for split, digest in made_of["files"].items()}
+    named |= {"files of --checkpoint": made_of["weights"], "files of --teacher": made_of.get("teacher")}
+    return named | {"measure": made_of["main"], "rows left out": made_of["columns"][-1]}
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    option = name.partition(" of ")[2]
+    if option and before and now:
+        return f"other {name}" if name.startswith("files") else f"another {name}"
+    was, value = (
+        f"no {option or name}" if given in (None, "") or given is False
+        else option or name if option or given is True
+        else f"{name} {given}"
+        for given in (before, now)
+    )  # fmt: skip
+    return f"{was}, not {value}"
 
 
 def finetune(
@@ -445,7 +513,7 @@ def main(
         )
     files = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
     columns = Columns(text, other, label, separator)
-    with world(PATIENCE) as ranks:
+    with world(PATIENCE) as ranks, alone(ranks, Path(out)):
         result = tune(ranks, start, task, columns, files, Path(out), teacher=teacher, **options)
     if ranks.rank:
         return

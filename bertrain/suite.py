@@ -18,7 +18,7 @@ import transformers
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
-from bertrain.finetune import PATIENCE, RESULT, common, resolved, show, tune
+from bertrain.finetune import PATIENCE, RESULT, alone, common, refuse_results, resolved, show, tune
 from bertrain.runtime.dist import world
 from bertrain.tasks import Columns
 
@@ -104,6 +104,7 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
     def find_all() -> dict[str, dict[str, str] | None]:
         if not Path(data).is_dir():
             raise UsageError(f"--data {data} is not a directory; give the one that holds a directory for each task")
+        refuse_results(Path(out), suite=name)
         files = {task: find(Path(data), entry) for task, entry in entries.items()}
         if not any(files.values()):
             names = ", ".join(entry.directories[0] for entry in entries.values())
@@ -121,7 +122,8 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
             if ranks.rank == 0:
                 click.echo(f"{task}: {entry.task}, {found['train']}", err=True)
             place, main = Path(out, task), entry.metrics[0]
-            results[task] = tune(ranks, start, entry.task, entry.columns, found, place, main=main, **options)
+            with alone(ranks, place):
+                results[task] = tune(ranks, start, entry.task, entry.columns, found, place, main=main, **options)
     if ranks.rank:
         return
     suite = {"suite": name, "checkpoint": start, "tasks": results, "missing": missing}

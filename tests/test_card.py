@@ -140,6 +140,7 @@ def test_a_fine_tuned_model_has_a_card_which_is_renewed_until_it_is_edited(train
     (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
 
     def tuned(**more):
+        (tmp_path / "tuned" / "seed-0" / "seed.json").unlink(missing_ok=True)  # as if it were interrupted
         options = {"train": tmp_path / "train.tsv", "dev": tmp_path / "train.tsv", "checkpoint": trained, "seeds": 1,
                    "out": tmp_path / "tuned", "epochs": 1} | more  # fmt: skip
         words = [item for name, value in options.items() for item in (f"--{name}", str(value))]

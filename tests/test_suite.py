@@ -58,6 +58,8 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(checkpoint, tmp_path):
         assert said in done.output
     result = tuned(*common, command=suite.main)
     assert list(result["tasks"]) == ["cola", "mnli", "rte"]
+    done = invoke("clue", *common[1:], command=suite.main)
+    assert (done.exit_code, "out holds results of bertrain suite glue; give another" in done.output) == (2, True)
     assert set(result["tasks"]["cola"]["dev_mcc"]) == {"median", "min", "max"}
 
 

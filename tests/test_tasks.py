@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import shutil
 import warnings
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from training import on_ranks, train
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, AutoTokenizer
 
 from bertdata.errors import UsageError
+from bertdata.files import locked
 from bertrain import finetune
 from bertrain.tasks import TASKS, Columns, metrics, spans
 from bertrain.tasks.words import Sentence
@@ -459,7 +461,7 @@ def test_both_files_of_c3_are_read_and_watched(checkpoint, tmp_path):
     assert "finished before" in invoke(*common).output
     other = tmp_path / "m-train.json"
     other.write_text(other.read_text().replace("river", "wind"))
-    assert "finished before" not in invoke(*common).output
+    assert "was trained with another file of --train, and another file of --dev; give" in invoke(*common).output
 
 
 @pytest.mark.parametrize(
@@ -547,9 +549,9 @@ def arguments(checkpoint, tmp_path, *more):
     return ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--epochs", 2, "--json", *more]
 
 
-def test_a_seed_that_is_finished_is_not_run_again_unless_something_changed(checkpoint, tmp_path):
+def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(checkpoint, tmp_path):
     common = arguments(checkpoint, tmp_path, "--out", tmp_path / "out")
-    first = tuned(*common, "--seeds", 1)
+    tuned(*common, "--seeds", 1)
     again = invoke(*common, "--seeds", 2)
     assert "seed 0: finished before, in " in again.output
     assert "seed 0: loaded" not in again.output
@@ -557,12 +559,41 @@ def test_a_seed_that_is_finished_is_not_run_again_unless_something_changed(check
     result = json.loads(again.output.splitlines()[-1])
     assert result["dev_accuracy"]["median"] in (result["dev_accuracy"]["min"], np.mean(
         [result["dev_accuracy"]["min"], result["dev_accuracy"]["max"]]).round(5))  # fmt: skip
-    assert "finished before" not in invoke(*common, "--seeds", 1, "--lr", 1e-4).output
-    with open(tmp_path / "a.tsv", "a") as file:
-        file.write("light\t0\n")
-    changed = invoke(*common, "--seeds", 1, "--lr", 1e-4)
-    assert "seed 0: loaded" in changed.output
-    assert first["dev_accuracy"]["median"] != json.loads(changed.output.splitlines()[-1])["dev_accuracy"]["median"]
+    place, newest = tmp_path / "out" / "seed-0", finetune.resolved(str(checkpoint))
+    same = invoke(*common, "--seeds", 2, "--checkpoint", newest)  # by another path
+    assert same.output.count("finished before") == 2
+    files = {path: path.read_bytes() for path in place.parent.rglob("*.*") if path.is_file() and path.name != ".lock"}
+    assert {place / "model.safetensors", place.parent / "result.json"} <= {*files}
+    shutil.copytree(newest, tmp_path / "other")
+    (tmp_path / "other" / "note.json").write_text("{}")
+    (tmp_path / "b.tsv").write_bytes((tmp_path / "a.tsv").read_bytes() + b"light\t0\n")
+    for more, said in (
+        (["--lr", 1e-4], "--lr 5e-05, not --lr 0.0001"),
+        (["--test", tmp_path / "b.tsv"], "no --test, not --test"),
+        (["--from-scratch"], "no --from-scratch, not --from-scratch"),
+        (["--train", tmp_path / "b.tsv", "--epochs", 3], "--epochs 2, not --epochs 3, and another file of --train"),
+        (["--task", "regression"], "--task classification, not --task regression, and measure accuracy, not measure p"),
+        (["--checkpoint", tmp_path / "other"], f"--checkpoint {newest}, not --checkpoint {tmp_path / 'other'}, and ot"),
+    ):
+        done = invoke(*common, *more)
+        assert (done.exit_code, f"error: {place} was trained with {said}" in done.output) == (2, True), done.output
+        assert done.output.endswith("; give the same again, or another --out\n")
+    assert all(path.read_bytes() == content for path, content in files.items())
+    (place / "seed.json").write_text("{}")  # no whole one
+    assert "seed 0: loaded" in invoke(*common, "--seeds", 1).output
+
+
+def test_results_of_another_command_or_process_are_kept(checkpoint, tmp_path):
+    common = arguments(checkpoint, tmp_path, "--out", tmp_path / "out", "--seeds", 1)
+    (tmp_path / "out").mkdir()
+    kept = json.dumps({"suite": "glue", "tasks": {}})
+    (tmp_path / "out" / "result.json").write_text(kept)
+    done = invoke(*common)
+    assert (done.exit_code, "out holds results of bertrain suite glue; give another --out" in done.output) == (2, True)
+    assert (tmp_path / "out" / "result.json").read_text() == kept
+    with locked(tmp_path / "out" / ".lock", "busy", "wait"):
+        done = invoke(*common)
+    assert (done.exit_code, "is in use by process" in done.output) == (1, True), done.output
 
 
 def test_a_seed_that_gets_no_better_ends(checkpoint, tmp_path):
