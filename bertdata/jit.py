@@ -23,6 +23,10 @@ class _Cache(FunctionCache):
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)
 
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):  # a full disk; then each process compiles for itself
+            super().save_overload(sig, data)
+
 
 def jit(**options: Any) -> Any:
     """numba's njit without the GIL, cached on disk; without a writable cache each process compiles for itself."""
