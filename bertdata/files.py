@@ -40,6 +40,17 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
     return open(path, mode, opener=opener)
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names a file in errors of the system that name none, as those of a full disk while a file is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def make_directory(directory: Path) -> None:
     """Makes a directory and its parents, and syncs them, so that they survive a loss of power."""
     if not directory.exists():
@@ -77,16 +88,16 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bo
         except BlockingIOError:
             lock.seek(0)
             raise BuildError(f"{busy} by process {lock.read().strip() or '?'}; {advice}") from None
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        with naming(path):
+            os.ftruncate(lock.fileno(), 0)
+            os.write(lock.fileno(), str(os.getpid()).encode())
         yield
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Writes a small file whole or not at all."""
     temporary = path.with_name(path.name + TEMPORARY)
-    with open_plain(temporary, "wb") as file:
+    with naming(path), open_plain(temporary, "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
+from bertdata.files import naming
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.models import build, elastic
 from bertrain.models.families import family_of
@@ -41,7 +42,8 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
         out.name, directory, model_type=small.config.model_type, sizes=str(sizes), parameters=parameters, step=step
     )
     files = {path.name: path.read_bytes() for path in paths} | {card.CARD: about}
-    checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files), leaving=threading.Event())
+    with naming(out):
+        checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files), leaving=threading.Event())
 
 
 @click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

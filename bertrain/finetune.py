@@ -34,7 +34,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import BuildError, UsageError
-from bertdata.files import write_file
+from bertdata.files import naming, write_file
 from bertrain import optim
 from bertrain.models import adapters
 from bertrain.models.build import choose_attention, max_length
@@ -302,8 +302,9 @@ def finetune(
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
     model.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]  # on purpose
     try:
-        adapters.save(model, kept, out)
-        tokenizer.save_pretrained(out)
+        with naming(out):
+            adapters.save(model, kept, out)
+            tokenizer.save_pretrained(out)
     except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
         reason = str(error).partition("\n")[0]
         raise BuildError(f"{out} cannot be written ({reason}); make room and run the same command again") from None

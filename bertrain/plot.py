@@ -14,7 +14,7 @@ import click
 
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
-from bertdata.files import write_file
+from bertdata.files import naming, write_file
 from bertrain.report import entries, report
 
 PANELS = (
@@ -73,7 +73,8 @@ def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
     try:
-        figure.savefig(out, dpi=100)
+        with naming(Path(out)):
+            figure.savefig(out, dpi=100)
     except ValueError as error:
         raise UsageError(f"--out {out} cannot be drawn: {error}") from None
     click.echo(out)

@@ -26,7 +26,7 @@ from tqdm import tqdm
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
-from bertdata.files import write_file
+from bertdata.files import naming, write_file
 from bertrain.evaluate import evaluate, opened
 from bertrain.models import build, elastic
 from bertrain.models.elastic import Sizes, Space
@@ -183,7 +183,7 @@ class Measurements:
 
     def _keep(self, sizes: Sizes, entry: dict[str, Any]) -> None:
         self.entries[sizes] = sizes._asdict() | entry
-        with open(self._path, "a") as file:
+        with naming(self._path), open(self._path, "a") as file:
             file.write(json.dumps(self.entries[sizes]) + "\n")
 
 
@@ -217,7 +217,8 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     temporary = path.with_name("." + path.name)
-    figure.savefig(temporary, dpi=100)
+    with naming(path):
+        figure.savefig(temporary, dpi=100)
     temporary.replace(path)
     pyplot.close(figure)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import UsageError
-from bertdata.files import TEMPORARY, fsync_directory
+from bertdata.files import TEMPORARY, fsync_directory, naming
 from bertrain import reading
 
 TEXTS = ("--text", "--other")  # the options that name columns of text
@@ -121,7 +121,7 @@ def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
     need not fit in memory.
     """
     temporary, kind = path.with_name(path.name + TEMPORARY), like.path.suffix.lower()
-    with open(temporary, "wb") as file:
+    with naming(path), open(temporary, "wb") as file:
         if kind == ".parquet":
             _write_parquet(file, like, rows)
         else:

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import random
+import resource
 import shutil
 import signal
 import tempfile
@@ -127,6 +128,22 @@ def dataset(tmp_path_factory, corpus, vocab):
     out = tmp_path_factory.mktemp("dataset") / "shards"
     build([corpus], out, tokenizer=vocab, sentences="line", validation=0.2, test=0.1, shard_size=8000)
     return bertdata.open(out)
+
+
+@pytest.fixture
+def full_disk():
+    """full_disk(n): a context in which files have n bytes at most, as on a disk that has no more room."""
+
+    @contextlib.contextmanager
+    def limited(num_bytes):
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+    return limited
 
 
 @pytest.fixture(scope="session")

@@ -262,6 +262,22 @@ def test_files_keep_their_format_and_columns(tmp_path, kind):
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
 
 
+@pytest.mark.parametrize("kind", ["tsv", "csv", "jsonl", "parquet"])
+def test_a_full_disk_is_named_with_the_file(tmp_path, full_disk, kind):
+    path, out = tmp_path / f"a.{kind}", tmp_path / f"b.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table({"text": ["river"], "label": [1]}), path)
+    else:
+        path.write_text(json.dumps({"text": "river", "label": 1}) if kind == "jsonl" else "text\tlabel\nriver\t1\n")
+    table = tables.Table(path, ["text", "label"], [], [], {"--text": "text", "--label": "label"}, 0)
+    label = 1 if kind == "parquet" else "1"
+    rows = ({"text": f"river {number}", "label": label} for number in range(20_000))
+    with full_disk(5000), pytest.raises(OSError, match="File too large") as caught:
+        tables.write(out, table, rows)
+    assert caught.value.filename == str(out)
+    assert not out.exists()
+
+
 def test_texts_that_are_lists_become_strings(checkpoint, tmp_path):
     pq.write_table(pa.table({"text": [["river", "light"]], "label": [1]}), tmp_path / "a.parquet")
     augmented(checkpoint, tmp_path / "a.parquet", tmp_path / "b.parquet", "--copies", 3)

@@ -380,3 +380,23 @@ def test_bench_measures_what_it_says(dataset):
     text = bench.text(measured)
     assert "2 processes together" in text
     assert "cold, shuffle blocks" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("inspect SHARDS --html OUT/page.html", "page.html"),
+        ("train-tokenizer TEXT --vocab-size 120 --out OUT/vocabulary", "vocabulary/tokenizer.json"),
+        ("export SHARDS --format megatron --out OUT/ids", "ids.bin"),
+        ("export SHARDS --format parquet --out OUT/ids", "ids/train-00000.parquet"),
+        ("build TEXT --vocab-size 120 --out OUT/shards", "shards/.build/tokenizer.json"),
+    ],
+)
+def test_a_full_disk_is_named_with_the_file(dataset, corpus, tmp_path, full_disk, command, path):
+    names = {"SHARDS": dataset.path, "TEXT": corpus, "OUT": tmp_path}
+    words = [re.sub("SHARDS|TEXT|OUT", lambda found: str(names[found[0]]), word) for word in command.split()]
+    with full_disk(1000):
+        done = invoke(*words)
+    assert done.exit_code == 1
+    advice = "make room and run the same command again: what is finished is kept"
+    assert f"error: {tmp_path / path}: File too large; {advice}" in done.output

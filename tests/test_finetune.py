@@ -1,7 +1,6 @@
 """Fine-tuning: tables are read or named, metrics are those of the textbooks, weights come from the checkpoint."""
 
 import json
-import resource
 import statistics
 
 import numpy as np
@@ -130,15 +129,11 @@ def test_a_head_for_other_labels_is_replaced(checkpoint, tmp_path):
         finetune._model(tuned / "seed-0", classes("a", "b"), from_scratch=False)
 
 
-def test_a_full_disk_is_one_sentence(checkpoint, tmp_path):
+def test_a_full_disk_is_one_sentence(checkpoint, tmp_path, full_disk):
     data, out = write_tsv(tmp_path / "train.tsv", repeat=1), tmp_path / "out"
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     arguments = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", out, "--seeds", 1, "--epochs", 1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
+    with full_disk(100_000):
         done = invoke(*arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert done.exit_code == 1
     assert "seed-0 cannot be written (" in done.output
     assert "make room and run the same command again" in done.output

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -259,6 +260,14 @@ def test_a_directory_with_other_files_is_not_filled(bucket, dataset, tmp_path):
     with pytest.raises(BuildError, match="mine is not empty; give a new directory"):
         pull(f"{bucket.url}/shards", tmp_path / "mine")
     assert published(tmp_path / "mine") == {"notes.txt": b"keep"}
+
+
+def test_a_full_disk_is_named_with_the_file(bucket, dataset, tmp_path, full_disk):
+    push(dataset.path, f"{bucket.url}/shards")
+    with full_disk(1000):
+        done = CliRunner().invoke(main, ["pull", f"{bucket.url}/shards", str(tmp_path / "copy")])
+    assert done.exit_code == 1
+    assert re.search(rf"error: {tmp_path}/copy/[\w.-]+: File too large; make room and run the same", done.output)
 
 
 def test_damage_is_found_on_the_way(bucket, dataset, tmp_path):

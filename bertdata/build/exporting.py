@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bertdata.choices import EXPORT_FORMATS
 from bertdata.errors import BuildError, UsageError, damaged
-from bertdata.files import TEMPORARY, fsync_directory, make_directory, open_plain
+from bertdata.files import TEMPORARY, fsync_directory, make_directory, naming, open_plain
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Shard
 from bertdata.sources.find import require_directory
@@ -153,7 +153,7 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
         raise BuildError(f"{path} exists already; remove it, or give another --out")
     temporary = path.with_name(path.name + TEMPORARY)
     try:
-        with open_plain(temporary, "wb") as file:
+        with naming(path), open_plain(temporary, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

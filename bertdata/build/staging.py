@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError
-from bertdata.files import locked, make_directory, open_plain, write_file
+from bertdata.files import locked, make_directory, naming, open_plain, write_file
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import read_record
 from bertdata.sources.split import UNIT_RULE
@@ -47,10 +47,9 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             lock_of_part = staging / part_name(*part).replace(".json", ".lock")
             locks.enter_context(locked(lock_of_part, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
         try:
-            yield staging
-        except Exception as error:  # not KeyboardInterrupt, after which the build can continue
-            if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(directory)
+            with naming(directory):
+                yield staging
+        except Exception:  # not KeyboardInterrupt, after which the build can continue
             if part is None and not any(staging.glob("unit-*")):
                 shutil.rmtree(staging, ignore_errors=True)
                 if created and not any(directory.iterdir()):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, UsageError, damaged
-from bertdata.files import fsync_directory
+from bertdata.files import fsync_directory, naming
 from bertdata.format.arrays import (
     HEADER_BYTES,
     ArrayWriter,
@@ -122,12 +122,13 @@ def write_unit(
     }
     counts: dict[str, Any] = {"samples": 0, "targets": 0, "entropy": 0.0, "tail_mass": 0.0}
     try:
-        for answers, piece_counts in pieces:
-            for name, values in answers._asdict().items():
-                arrays[name].append(values)
-            counts = {name: counts[name] + piece_counts[name] for name in counts}
-        assert all(arrays[name].length == length for name, (_, length) in expected.items())  # noqa: S101
-        entries = {name: array.commit() for name, array in arrays.items()}
+        with naming(directory):
+            for answers, piece_counts in pieces:
+                for name, values in answers._asdict().items():
+                    arrays[name].append(values)
+                counts = {name: counts[name] + piece_counts[name] for name in counts}
+            assert all(arrays[name].length == length for name, (_, length) in expected.items())  # noqa: S101
+            entries = {name: array.commit() for name, array in arrays.items()}
     except BaseException:
         for array in arrays.values():
             array.discard()

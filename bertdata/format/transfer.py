@@ -21,7 +21,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
-from bertdata.files import TEMPORARY, cache_directory, fsync_directory, locked, make_directory, open_plain, write_file
+from bertdata.files import (
+    TEMPORARY,
+    cache_directory,
+    fsync_directory,
+    locked,
+    make_directory,
+    naming,
+    open_plain,
+    write_file,
+)
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
 from bertdata.format.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
@@ -370,7 +379,7 @@ def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: 
     if file.size > most:
         raise wrong
     temporary.unlink(missing_ok=True)  # to which a copy that failed may still write
-    with file.open() as source, open_plain(temporary, "wb") as copy:
+    with file.open() as source, naming(path), open_plain(temporary, "wb") as copy:
         while not is_over.is_set() and (piece := source.read(_PIECE)):
             found.update(piece)
             copy.write(piece)

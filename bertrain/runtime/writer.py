@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 import bertdata
+from bertdata.files import naming
 from bertrain.runtime import checkpoint
 
 T = TypeVar("T")
@@ -118,7 +119,8 @@ class Writer:
         def write() -> None:
             for name, content in copied.items():
                 self._name, target = name, self.run / name
-                checkpoint.write(target, model, content, leaving=self.leaving)
+                with naming(target):
+                    checkpoint.write(target, model, content, leaving=self.leaving)
                 if name.startswith(checkpoint.STEP):
                     self.saved = target
                 try:
