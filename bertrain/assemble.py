@@ -102,6 +102,7 @@ def model(
     layers: of --model only so many, the first; None for all.
     """
     nsp = "nsp" in objectives(config)
+    torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # of what --init has no weights for
     if config.lora:
         weights, warnings = _with_adapter(config, shards, resume, nsp=nsp)
     elif resume:
@@ -127,7 +128,6 @@ def _with_adapter(
 ) -> tuple[PreTrainedModel, list[str]]:
     """The weights of --init with an adapter, a new one or that of a checkpoint to resume; and warnings."""
     start = adapters.start_of(resume, config.init) if resume else config.init
-    torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # of what is not used, such as a pooler
     weights, warnings = build.start_from(_found(start), shards, length=config.longest, nsp=nsp, whole=True)
     adapters.add(weights, adapters.parse(config.lora), seed=config.seed)
     if resume:
@@ -144,6 +144,7 @@ def learner(
     """
     on_gpu = ranks.device.type == "cuda"
     build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
+    torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
     name = None
     if config.distil_method:

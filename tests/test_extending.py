@@ -111,6 +111,17 @@ def test_a_toy_objective_optimizer_schedule_and_family_train_together(dataset, t
     assert [(e["loss"], e["halves_loss"]) for e in again] == [(e["loss"], e["halves_loss"]) for e in whole]
 
 
+def test_parameters_of_an_objective_come_from_the_seed_also_with_init(dataset, tmp_path):
+    OBJECTIVES["halves"] = Halves
+    run(dataset, tmp_path / "first", steps=1, model="bert-tiny")
+    start = {"model": "bert-tiny", "init": tmp_path / "first", "objective": "mlm+halves", "steps": 1}
+    losses = []
+    for number, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(number)  # whatever a program did before
+        losses.append(run(dataset, tmp_path / str(number), **start, seed=seed, data_seed=0)[0]["halves_loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
