@@ -42,13 +42,20 @@ def check_names(config: Config) -> None:
 
 
 def objectives(config: Config) -> dict[str, type[Objective]]:
-    """The objectives that --objective names, in its order. Raises UsageError for unknown names."""
+    """The objectives that --objective names, in its order. Raises UsageError for unknown names and faulty entries."""
     names = config.objective.split("+")
     if len(set(names)) < len(names):
         raise UsageError(f"--objective {config.objective} names an objective twice; name each once")
-    if taken := [name for name in names if hasattr(torch.nn.ModuleDict, name)]:
+    if taken := [name for name in names if hasattr(torch.nn.ModuleDict, name) or "." in name]:
         raise UsageError(f"--objective {taken[0]}: torch does not allow this name for a module; choose another")
-    return {name: pick(OBJECTIVES, name, "--objective") for name in names}
+    found = {name: pick(OBJECTIVES, name, "--objective") for name in names}
+    for name, kind in found.items():
+        if not (isinstance(kind, type) and issubclass(kind, Objective)):
+            raise UsageError(f"--objective {name}: its entry in OBJECTIVES is {kind!r}; give a subclass of Objective")
+        for method in ("count", "forward"):
+            if getattr(kind, method) is getattr(Objective, method):
+                raise UsageError(f"--objective {name}: {kind.__name__} has no {method}; define it (docs/extending.md)")
+    return found
 
 
 def samples(config: Config) -> str:

@@ -111,6 +111,51 @@ def test_a_toy_objective_optimizer_schedule_and_family_train_together(dataset, t
     assert [(e["loss"], e["halves_loss"]) for e in again] == [(e["loss"], e["halves_loss"]) for e in whole]
 
 
+class Targets(Objective):
+    """A loss that is right, for faults to change one method of."""
+
+    def count(self, batch):
+        return batch.sample_ids.size
+
+    def forward(self, encoder, outputs, piece):
+        return LossSum(outputs.logits.mean(), 0)
+
+
+FAULTS = {
+    "a_name": ("Targets", "its entry in OBJECTIVES is 'Targets'; give a subclass of Objective"),
+    "no_count": (type("Bare", (Objective,), {"forward": Targets.forward}), "Bare has no count; define it"),
+    "count": ({"count": lambda self, batch: None}, "its count gives 'NoneType'; it must give a number"),
+    "prepare": ({"prepare": lambda self, piece: None}, "its prepare gives 'NoneType'; it must give a dict"),
+    "tensor": (
+        {"forward": lambda self, encoder, outputs, piece: outputs.logits},
+        "its forward gives a tensor of shape",
+    ),
+    "rows": (
+        {"forward": lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean((1, 2)), 0)},
+        "its forward gives a tensor of shape [6]; it must give a LossSum whose sum is a tensor of one number",
+    ),
+    "nan": (
+        {"forward": lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean() * torch.nan, 0)},
+        "error: nan_loss is nan and the gradient norm is nan at step 1; lower --lr",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_an_objective_is_one_sentence_that_names_it(dataset, tmp_path, capsys, name):
+    fault, sentence = FAULTS[name]
+    OBJECTIVES[name] = type("Faulty", (Targets,), fault) if isinstance(fault, dict) else fault
+    with pytest.raises(SystemExit):
+        run(dataset, tmp_path / "run", objective=f"mlm+{name}", model="bert-tiny", steps=1)
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_objective_without_predictions_trains_sub_networks(dataset, tmp_path):
+    OBJECTIVES["targets"] = Targets
+    log = run(dataset, tmp_path / "run", objective="targets", model="bert-tiny", steps=1, elastic="layers=1:2")
+    assert log[0]["accuracy"] == 0
+
+
 def test_parameters_of_an_objective_come_from_the_seed_also_with_init(dataset, tmp_path):
     OBJECTIVES["halves"] = Halves
     run(dataset, tmp_path / "first", steps=1, model="bert-tiny")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from bertdata import Batch
+from bertdata.errors import UsageError
 from bertrain.config import Config
 from bertrain.feed import MicroBatch
 from bertrain.models.encoder import Encoder
@@ -87,19 +89,31 @@ class Learner(Encoder):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """By objective, what its sum over this batch will be divided by, once summed over all ranks."""
-        return {name: objective.count(batch) for name, objective in self.objectives.items()}
+        counts = {name: objective.count(batch) for name, objective in self.objectives.items()}
+        for name, count in counts.items():
+            if not isinstance(count, (Real, torch.Tensor)):
+                raise _broken(name, "count", count, "a number, such as that of the batch's targets")
+        return counts
 
     @torch.no_grad()
     def prepare(self, piece: MicroBatch) -> MicroBatch:
         """A micro-batch with what the objectives add to it."""
-        for objective in self.objectives.values():
+        for name, objective in self.objectives.items():
             piece = objective.prepare(piece)
+            if not isinstance(piece, dict):
+                raise _broken(name, "prepare", piece, "a dict of all tensors of the micro-batch, old and new")
         return piece
 
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
         """A micro-batch of feed.micro_batches → the loss of each objective by name."""
         outputs = Outputs(*self.outputs(piece, predict=self.uses_logits))
-        return {name: objective(self, outputs, piece) for name, objective in self.objectives.items()}
+        losses = {name: objective(self, outputs, piece) for name, objective in self.objectives.items()}
+        for name, loss in losses.items():
+            if not isinstance(loss, LossSum):
+                raise _broken(name, "forward", loss, "a LossSum")
+            if not isinstance(loss.sum, torch.Tensor) or loss.sum.ndim:
+                raise _broken(name, "forward", loss.sum, "a LossSum whose sum is a tensor of one number, of shape []")
+        return losses
 
     def total(self, losses: Mapping[str, LossSum], scale: torch.Tensor) -> torch.Tensor:
         """The number to minimise: each loss times its factor in `scale`, float32 [N], and its objective's weight."""
@@ -121,3 +135,9 @@ class Learner(Encoder):
     def objective_parameters(self) -> dict[str, torch.Tensor]:
         """What is trained beside the model, by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("objectives.")}
+
+
+def _broken(name: str, method: str, given: Any, expected: str) -> UsageError:
+    """The error for a method of an objective that gives what it must not."""
+    kind = f"a tensor of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(type(given).__name__)
+    return UsageError(f"--objective {name}: its {method} gives {kind}; it must give {expected} (docs/extending.md)")

@@ -76,4 +76,5 @@ def _mean(losses: list[LossSum]) -> LossSum:
     """The mean of the losses of one objective."""
     sums, correct, rows = zip(*losses, strict=True)
     mean_of_rows = None if rows[0] is None else torch.stack(rows).mean(0)
-    return LossSum(torch.stack(sums).mean(), torch.stack(correct).double().mean(), mean_of_rows)
+    num_correct = torch.stack([torch.as_tensor(number) for number in correct]).double().mean()
+    return LossSum(torch.stack(sums).mean(), num_correct, mean_of_rows)

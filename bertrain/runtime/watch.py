@@ -185,7 +185,8 @@ class Watch(contextlib.ExitStack):
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
         """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
         step, loss = entry["step"], entry["loss"]
-        self.require_finite(step, loss, entry["grad_norm"], distil_loss=entry.get("distil_loss"))
+        others = {name: value for name, value in entry.items() if name.endswith("_loss")}
+        self.require_finite(step, loss, entry["grad_norm"], others=others)
         if not self.is_first:
             return
         self._keep(entry)
@@ -215,18 +216,23 @@ class Watch(contextlib.ExitStack):
             print(f"step {step}{total}: {line}, {entry['seconds']:.0f} s", flush=True)
 
     def require_finite(
-        self, step: int, loss: float | None, norm: float | None, *, distil_loss: float | None = None
+        self, step: int, loss: float | None, norm: float | None, *, others: Mapping[str, float | None] | None = None
     ) -> None:
-        """Raises TrainingError if one is not. None: not known, or a step that fp16 skips."""
-        if not math.isfinite(distil_loss or 0.0):
+        """Raises TrainingError if one is not. None: not known, or a step that fp16 skips.
+
+        others: losses beside the first one, by their names in the log.
+        """
+        numbers = {"the loss": loss, **(others or {}), "the gradient norm": norm}
+        wild = [f"{name} is {number}" for name, number in numbers.items() if not math.isfinite(number or 0.0)]
+        if not math.isfinite(numbers.get("distil_loss") or 0.0):
             raise TrainingError(
-                f"the loss from the teacher is {distil_loss} at step {step}; lower --lr {self.config.lr}, or give "
-                "another --precision than fp16, in which a teacher may overflow"
+                f"the loss from the teacher is {numbers['distil_loss']} at step {step}; lower --lr {self.config.lr}, "
+                "or give another --precision than fp16, in which a teacher may overflow"
             )
-        if not math.isfinite(loss or 0.0) or not math.isfinite(norm or 0.0):
+        if wild:
             raise TrainingError(
-                f"the loss is {loss} and the gradient norm {norm} at step {step}; lower --lr {self.config.lr} or "
-                "lengthen --warmup and run again from the newest checkpoint"
+                f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen --warmup and run again "
+                "from the newest checkpoint"
             )
 
     def evaluation(
