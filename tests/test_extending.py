@@ -10,7 +10,7 @@ from training import SMALL, entries, flags
 
 from bertrain import optim
 from bertrain.config import Config
-from bertrain.models.families import FAMILIES
+from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, LossSum, Objective
 from bertrain.pretrain import main
 
@@ -109,6 +109,27 @@ def test_a_toy_objective_optimizer_schedule_and_family_train_together(dataset, t
     (tmp_path / "part" / "step-00000004").rmdir()
     again = run(dataset, tmp_path / "part", **options, steps=4, save_every=2)
     assert [(e["loss"], e["halves_loss"]) for e in again] == [(e["loss"], e["halves_loss"]) for e in whole]
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (Family(head=lambda model, hidden: model.lm_head(hidden) * 2), "ValueError: it gives other logits"),
+        (Family(head=lambda model, hidden: model.lm_head(hidden)[..., :7]), "instead of [1, 8, "),
+        (Family(head=lambda model, hidden: model.cls(hidden)), "AttributeError: "),
+        (Family(), "is not that of the model's own forward pass"),  # a longformer needs a head
+    ],
+)
+def test_a_head_that_is_not_the_models_own_is_refused(dataset, tmp_path, capsys, entry, reason):
+    config = tmp_path / "longformer.json"
+    config.write_text(json.dumps(LONGFORMER))
+    FAMILIES["longformer"] = entry
+    with pytest.raises(SystemExit) as refused:
+        run(dataset, tmp_path / "run", model=config, steps=1)
+    assert refused.value.code == 2
+    error = capsys.readouterr().err
+    assert "the head that FAMILIES has for longformer" in error
+    assert reason in error
 
 
 class Targets(Objective):

@@ -115,6 +115,7 @@ TINY = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_at
         ("[" * 100_000, "not a transformers configuration: it is nested too deeply"),
         (b"\xff{}", "not a transformers configuration: it is not UTF-8 text"),
         (TINY | {"num_attention_heads": 3}, "describes no model that can be built"),
+        (TINY | {"hidden_act": "geluu"}, "describes no model that can be built: transformers does not know 'geluu'"),
         (TINY | {"hidden_size": "wide"}, "not a transformers configuration"),
         (TINY | {"model_type": "mpnet"}, "whose padding id is always 1, and that of the shards is 0"),
     ],

@@ -29,12 +29,14 @@ from bertdata.errors import DatasetError, TokenizerError, UsageError
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain.models import grow
+from bertrain.models.encoder import Encoder
 from bertrain.models.families import DROPOUTS, PRESETS, family_of, first_position, preset
 
 transformers.utils.logging.disable_progress_bar()  # the trainer shows its own
 
 SHORT = 512  # tokens of a row up to which bf16 attention on CPUs is faster as plain products than torch's kernel
 HUB_TIMEOUT_S = 10
+COMPARED = 8  # places of a row at which the head of a family is compared with the model's own
 UNBOUNDED = 1 << 20  # tokens of a row, where a configuration does not say how many positions there are
 VOCABULARY_PADDING = 128  # a configuration may have fewer ids than this beyond the shards', for faster products
 
@@ -71,8 +73,9 @@ def build(
         if nsp and family.next_sentence:
             return family.next_sentence(config), warnings
         return _freeze(AutoModelForMaskedLM.from_config(config, dtype=torch.float32)), warnings
-    except (ValueError, TypeError, RuntimeError, AssertionError, AttributeError, ImportError) as error:
+    except (ValueError, TypeError, RuntimeError, AssertionError, AttributeError, ImportError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
+        reason = f"transformers does not know {reason}" if isinstance(error, KeyError) else reason
         raise UsageError(f"--model {name} describes no model that can be built: {reason}") from None
 
 
@@ -314,17 +317,39 @@ def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length
 
 
 def check_runs(model: PreTrainedModel, *, length: int) -> None:
-    """Calls a model on one row. Raises UsageError if it does not turn ids alone into logits of the vocabulary."""
-    was_training = model.training
+    """Calls a model on one row. Raises UsageError if it does not turn ids alone into logits of the vocabulary.
+
+    Or if the head that its family has in FAMILIES gives other logits at the first places.
+    """
+    was_training, ids = model.training, torch.arange(length)[None] % model.config.vocab_size
     try:
         with torch.no_grad():
-            logits = model.eval()(input_ids=torch.arange(length)[None] % model.config.vocab_size).logits
+            logits = model.eval()(input_ids=ids).logits
         if logits.shape != (1, length, model.config.vocab_size):
             raise ValueError(f"{length} ids give logits of shape {list(logits.shape)}")
     except Exception as error:  # of any code
         reason = " ".join(str(error).split())
         raise UsageError(f"{model.config.model_type} cannot predict tokens from tokens alone: {reason}") from None
+    if not family_of(model).dense:
+        _check_head(model, ids, logits[:, :COMPARED])
     model.train(was_training)
+
+
+def _check_head(model: PreTrainedModel, ids: torch.Tensor, expected: torch.Tensor) -> None:
+    """expected: the model's own logits [1, K, V] at the first K places."""
+    try:
+        with torch.no_grad():
+            found = Encoder(model).logits(input_ids=ids, masked_positions=torch.arange(expected.shape[1])[None])
+        if found.shape != expected.shape:
+            raise ValueError(f"it gives logits of shape {list(found.shape)} instead of {list(expected.shape)}")
+        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
+            raise ValueError("it gives other logits")
+    except Exception as error:  # of any code
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UsageError(
+            f"the head that FAMILIES has for {model.config.model_type} is not that of the model's own forward pass "
+            f"({reason}); correct the entry, or leave it out (docs/extending.md)"
+        ) from None
 
 
 def slower(model: PreTrainedModel) -> list[str]:
