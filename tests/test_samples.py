@@ -678,6 +678,10 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
         ("json:nothing", "--words json:nothing is not a function"),
         ("nowhere.at.all:f", "--words nowhere.at.all:f is not a function"),
         ("builtins:list", None),
+        (
+            "builtins:len",
+            "--words failed .TypeError: 'int' object is not iterable. on the text that begins with 'one two'",
+        ),
         ("shlex:split", "joined, are not the text that begins with 'one two'"),
     ],
 )

@@ -256,15 +256,22 @@ class Tokenizer:
         """Whether each id that `encode` gave begins a word: bool [num_ids].
 
         data, offsets: the arguments of `encode`. documents: its result. word_splitter: a text → its words, in order.
-        Raises UsageError if the words of a text, joined, are not the text. Takes the time of `tokenizers`, which gives
-        the places of tokens, and of `word_splitter`.
+        Raises UsageError if word_splitter fails, or if the words of a text, joined, are not the text. Takes the time of
+        `tokenizers`, which gives the places of tokens, and of `word_splitter`.
         """
         texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
         begins_word = np.ones(int(documents[-1]), np.bool_)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
-            words = list(word_splitter(text))
-            if "".join(words) != text:
+            try:
+                words = list(word_splitter(text))
+                joined = "".join(words)
+            except Exception as error:  # whatever the function of a user raises
+                raise UsageError(
+                    f"--words failed ({type(error).__name__}: {error}) on the text that begins with {text[:40]!r}; fix "
+                    "the function, which must give the words of a text as texts"
+                ) from None
+            if joined != text:
                 raise UsageError(
                     f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
                     "function must give all characters of the text, spaces too"
