@@ -387,6 +387,17 @@ def test_a_family_teaches_and_learns_by_each_method_or_says_that_it_cannot(confi
         assert 0 < loss.item() < 1e4
 
 
+def test_layers_whose_projections_are_not_found_learn_hidden_states_alone(configs, dataset, tmp_path, monkeypatch):
+    """As those of a family of one's own, which has the row Family()."""
+    monkeypatch.setattr("bertrain.models.families._PROJECTIONS", ())
+    built(configs, "bert", dataset).save_pretrained(tmp_path)
+    given = {"data": str(dataset.path), "out": "x", "model": configs["bert"], "length": 32, "teacher": str(tmp_path)}
+    with pytest.raises(UsageError, match="cannot read the layers of bert .*give --distil logits or hidden"):
+        assemble.learner(Config(**given), built(configs, "bert", dataset), dataset, ALONE, "fp32")
+    module = assemble.learner(Config(**given, distil="hidden"), built(configs, "bert", dataset), dataset, ALONE, "fp32")
+    assert module.objectives["distil"].compares_attention is False
+
+
 def test_layers_that_share_weights_are_not_compared_one_by_one(configs, dataset, tmp_path):
     built(configs, "bert", dataset).save_pretrained(tmp_path)
     config = Config(data=str(dataset.path), out="x", model=configs["albert"], length=32,

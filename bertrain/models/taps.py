@@ -16,12 +16,17 @@ EMBEDDINGS = -1  # stands for the embeddings among layer numbers
 
 def check(model: PreTrainedModel, *, hidden: bool) -> None:
     """Raises UsageError where a model's family cannot be tapped for hidden states, or else for relations."""
-    taps = family_of(model).taps
-    if taps is None or not (hidden or taps == "attention"):
+    taps = family_of(model).taps if layers_of(model) else None
+    if taps is None or not (hidden or has_attention(model)):
         raise UsageError(
             f"--distil {'hidden' if hidden else 'relations'} cannot read the layers of {model.config.model_type} "
-            f"(docs/models.md); give --distil logits{' or hidden' if taps == 'hidden' else ''}"
+            f"(docs/models.md); give --distil logits{' or hidden' if taps else ''}"
         )
+
+
+def has_attention(model: PreTrainedModel) -> bool:
+    """Whether the queries, keys and values of every layer of a model can be read."""
+    return family_of(model).taps == "attention" and all(projections_of(layer) for layer in layers_of(model))
 
 
 class Taps:
@@ -37,7 +42,7 @@ class Taps:
         self.hidden: dict[int, Any] = dict.fromkeys(layers) if hidden else {}
         self._projected: dict[tuple[int, int], Any] = {}
         all_layers = layers_of(model)
-        self.has_attention = family_of(model).taps == "attention"
+        self.has_attention = has_attention(model)
         if len(layers) > 1 and len({id(layer) for layer in all_layers}) < len(all_layers):
             raise UsageError(f"the layers of {model.config.model_type} share their weights; give --distil-layers last")
         for number in layers:

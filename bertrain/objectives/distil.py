@@ -30,7 +30,6 @@ from bertrain.config import Config
 from bertrain.feed import MicroBatch, num_targets
 from bertrain.models import taps
 from bertrain.models.encoder import Encoder, inputs_of
-from bertrain.models.families import family_of
 from bertrain.models.taps import EMBEDDINGS, Taps
 from bertrain.objectives.base import Objective, Outputs
 from bertrain.objectives.losses import LossSum, divergence
@@ -65,9 +64,8 @@ class Distil(Objective):
         self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, config)
         self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.distil_method == "hidden")
         if config.distil_method == "hidden":
-            same_heads = student_config.num_attention_heads == teacher_config.num_attention_heads
-            both = self._taps.has_attention and family_of(teacher).taps == "attention"
-            self.compares_attention = same_heads and both
+            both = self._taps.has_attention and taps.has_attention(teacher)
+            self.compares_attention = both and self.num_heads == teacher_config.num_attention_heads
             torch.manual_seed(key(config.seed, "distil") >> 1)
             self.projection = torch.nn.Linear(student_config.hidden_size, teacher_config.hidden_size)
 
