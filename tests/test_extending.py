@@ -171,6 +171,23 @@ def test_a_fault_of_an_objective_is_one_sentence_that_names_it(dataset, tmp_path
     assert sentence in capsys.readouterr().err
 
 
+def test_buffers_of_an_objective_are_kept_at_a_growth_and_in_checkpoints(dataset, tmp_path):
+    class Counter(Targets):
+        def __init__(self, model, config):
+            super().__init__(model, config)
+            self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, encoder, outputs, piece):
+            self.passes += 1
+            return super().forward(encoder, outputs, piece)
+
+    OBJECTIVES["counter"] = Counter
+    options = {"objective": "counter", "model": "bert-tiny", "grow": "1,2", "grow_at": 0.5}
+    run(dataset, tmp_path / "run", **options, steps=4)
+    beside = torch.load(tmp_path / "run" / "step-00000004" / "beside.pt", weights_only=True)
+    assert beside["objectives.counter.passes"] == 4
+
+
 def test_an_objective_without_predictions_trains_sub_networks(dataset, tmp_path):
     OBJECTIVES["targets"] = Targets
     log = run(dataset, tmp_path / "run", objective="targets", model="bert-tiny", steps=1, elastic="layers=1:2")

@@ -87,6 +87,10 @@ def carry(
             new.state[parameter] = {
                 name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in moments.items()
             }
+    buffers = dict(before.named_buffers())
+    for name, buffer in after.named_buffers():
+        if name.startswith("objectives."):  # such as a queue of earlier rows
+            buffer.copy_(buffers[name])
 
 
 def freeze(model: PreTrainedModel, layers: int) -> None:
