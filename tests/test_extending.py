@@ -171,6 +171,24 @@ def test_a_fault_of_an_objective_is_one_sentence_that_names_it(dataset, tmp_path
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("table", "entry", "sentence"),
+    [
+        (optim.OPTIMIZERS, lambda module, config: None, "--optimizer own: its entry in OPTIMIZERS gives 'NoneType'"),
+        (optim.SCHEDULES, lambda step, steps, warmup_steps: None, "--schedule own gives None at step 0 of 1"),
+        (optim.SCHEDULES, lambda step, steps, warmup_steps: -0.5, "--schedule own gives -0.5 at step 0 of 1"),
+        (optim.SCHEDULES, lambda step, steps, warmup_steps: torch.ones(()), "it must give a number of 0 or more"),
+    ],
+)
+def test_a_fault_of_an_optimizer_or_a_schedule_is_one_sentence(dataset, tmp_path, capsys, table, entry, sentence):
+    table["own"] = entry
+    option = "optimizer" if table is optim.OPTIMIZERS else "schedule"
+    with pytest.raises(SystemExit) as refused:
+        run(dataset, tmp_path / "run", **{option: "own"}, model="bert-tiny", steps=1, warmup=0)
+    assert refused.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_buffers_of_an_objective_are_kept_at_a_growth_and_in_checkpoints(dataset, tmp_path):
     class Counter(Targets):
         def __init__(self, model, config):

@@ -15,9 +15,14 @@ from bertrain.optim.muon import Muon, hidden_matrices
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale.
 
-    Its steps are those of a Learner's side channel too.
+    Its steps are those of a Learner's side channel too. Raises UsageError for an entry that gives no optimizer.
     """
-    optimizer = OPTIMIZERS[config.optimizer](module, config)
+    optimizer: Any = OPTIMIZERS[config.optimizer](module, config)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"--optimizer {config.optimizer}: its entry in OPTIMIZERS gives {type(optimizer).__name__!r}; it must give "
+            "a torch.optim.Optimizer (docs/extending.md)"
+        )
     if config.lr_scale:
         _scale_rates(optimizer, module, config)
     if channel := getattr(module, "side_channel", None):

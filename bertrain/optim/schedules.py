@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
+
+from bertdata.errors import UsageError
 
 
 def learning_rate(
@@ -11,13 +14,19 @@ def learning_rate(
 ) -> float:
     """The rate of step 0 ≤ step < steps. It reaches `peak` at step `warmup_steps` and is never 0.
 
-    decay_share: of the run, in which `wsd` falls.
+    decay_share: of the run, in which `wsd` falls. Raises UsageError for a schedule that gives no number of 0 or more.
     """
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
     if SCHEDULES[schedule] is wsd:
         return peak * wsd(step, steps, warmup_steps, decay_share)
-    return peak * SCHEDULES[schedule](step, steps, warmup_steps)
+    factor = SCHEDULES[schedule](step, steps, warmup_steps)
+    if not (isinstance(factor, Real) and 0 <= factor < math.inf):
+        raise UsageError(
+            f"--schedule {schedule} gives {factor!r} at step {step} of {steps}; it must give a number of 0 or more "
+            "(docs/extending.md)"
+        )
+    return peak * factor
 
 
 def linear(step: int, steps: int, warmup_steps: int) -> float:
