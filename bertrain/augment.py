@@ -33,13 +33,12 @@ from bertdata.read.words import continuing
 from bertdata.sources.inputs import local
 from bertdata.sources.streams import CHUNK, InputStream, opened
 from bertrain import reading, tables
+from bertrain.config import pick
 from bertrain.finetune import PATIENCE, resolved
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
 from bertrain.runtime.dist import World, world
 from bertrain.tasks import TASKS, Columns
-
-KINDS = [name for name, task in TASKS.items() if task.taught]  # tasks whose labels belong to whole texts
 
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f"
 WORD = re.compile(rf"[{_HAN}]|(?<![\w'’])[^\W\d_{_HAN}]+(?![\w'’])")
@@ -242,7 +241,8 @@ class _Work:
         self, ranks: World, directory: str, *, train: str, out: str, task: str, text: str, other: str, label: str,
         vectors: str | None, keep: str | None, candidates: int,
     ) -> None:  # fmt: skip
-        self.out, kind = Path(out), TASKS[task](Columns(text, other, label))
+        of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to whole texts
+        self.out, kind = Path(out), pick(of_texts, task, "--task")(Columns(text, other, label))
         if self.out.suffix.lower() != Path(train).suffix.lower():
             raise UsageError(f"--out {out} must end as --train {train} does, as it is of the same format")
         if self.out.exists():
@@ -329,7 +329,11 @@ class _Work:
 @click.option("--checkpoint", "start", required=True, help="A run directory, a checkpoint, or a hub name.")
 @click.option("--train", required=True, help="Labelled examples: TSV, CSV, JSON lines or Parquet, as for finetune.")
 @click.option("--out", required=True, help="New file for the examples and their copies, in the format of --train.")
-@click.option("--task", type=click.Choice(KINDS), default="classification", help="What labels are, as for finetune.")
+@click.option(
+    "--task",
+    default="classification",
+    help="What labels are, as for finetune: classification, regression, multilabel or pairs.",
+)
 @click.option("--text", default="0", help="Column of the text: its name, or its number from 0, as for finetune.")
 @click.option("--other", default="", help="Column of the second text, for pairs of texts. Default: none; 1 for pairs.")
 @click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")

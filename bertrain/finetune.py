@@ -17,6 +17,7 @@ import copy
 import functools
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -36,12 +37,14 @@ from bertdata.cli import OneSentence
 from bertdata.errors import BuildError, UsageError
 from bertdata.files import naming, write_file
 from bertrain import optim
+from bertrain.config import pick
 from bertrain.models import adapters
 from bertrain.models.build import choose_attention, max_length
 from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
 from bertrain.runtime import card, checkpoint
 from bertrain.runtime.dist import World, world
 from bertrain.runtime.rates import has_bf16
+from bertrain.runtime.watch import TrainingError
 from bertrain.tasks import TASKS, Columns, Data, Task
 
 WARMUP = 0.1  # share of the steps
@@ -96,30 +99,31 @@ def tune(
     def answers() -> torch.Tensor:  # once for all seeds of this rank
         return _answers(str(teacher), task, train, options["length"], ranks.device)
 
-    def run() -> list[dict[str, Any]]:
-        runs = []
-        for seed in range(ranks.rank, seeds, ranks.world_size):
-            place = out / f"seed-{seed}"
-            kept = _kept(place)
-            finished: dict[str, Any] = kept["run"] if kept else {}
-            if not finished:
-                (place / SEED_RESULT).unlink(missing_ok=True)
-                finished = finetune(
-                    made_of["checkpoint"], task, train, parts, seed=seed, out=place, ranks=ranks,
-                    answers=answers if teacher else None, **options,
-                )  # fmt: skip
-                write_file(place / SEED_RESULT, json.dumps({"of": made_of, "run": finished}, indent=1).encode())
-            else:
-                click.echo(f"seed {seed}: finished before, in {place}", err=True)
-            runs.append(finished)
-            shown = "; ".join(
-                f"{split} " + ", ".join(f"{metric} {value:.4f}" for metric, value in finished[split].items())
-                for split in parts
-            )
-            click.echo(f"seed {seed}: best after epoch {finished['best_epoch']}: {shown}", err=True)
-        return runs
+    def run(seed: int) -> dict[str, Any]:
+        place = out / f"seed-{seed}"
+        kept = _kept(place)
+        finished: dict[str, Any] = kept["run"] if kept else {}
+        if not finished:
+            (place / SEED_RESULT).unlink(missing_ok=True)
+            finished = finetune(
+                made_of["checkpoint"], task, train, parts, seed=seed, out=place, ranks=ranks,
+                answers=answers if teacher else None, **options,
+            )  # fmt: skip
+            write_file(place / SEED_RESULT, json.dumps({"of": made_of, "run": finished}, indent=1).encode())
+        else:
+            click.echo(f"seed {seed}: finished before, in {place}", err=True)
+        shown = "; ".join(
+            f"{split} " + ", ".join(f"{metric} {value:.4f}" for metric, value in finished[split].items())
+            for split in parts
+        )
+        click.echo(f"seed {seed}: best after epoch {finished['best_epoch']}: {shown}", err=True)
+        return finished
 
-    runs = sorted((run for part in ranks.gather(ranks.together(run)) for run in part), key=lambda run: run["seed"])
+    runs: list[dict[str, Any]] = []
+    for first in range(0, seeds, ranks.world_size):  # a failure of a rank is said after its seed, not after all seeds
+        mine = range(first, seeds)[ranks.rank : ranks.rank + 1]
+        done = ranks.gather(ranks.together(lambda mine=mine: [run(seed) for seed in mine]))  # type: ignore[misc]
+        runs += [each for part in done for each in part]
     options |= {"teacher": teacher} if teacher else {}
     result = {"checkpoint": directory, "task": name, "seeds": seeds, **options, **_spreads(runs, list(parts))}
     ranks.on_first(lambda: write_file(out / RESULT, json.dumps(result | {"runs": runs}, indent=1).encode()))
@@ -289,6 +293,10 @@ def finetune(
             bar.update()
             optimizer.zero_grad()
             step, total = step + 1, total + loss.item() * chosen.size
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"seed {seed}: the loss is {total / len(rows)} in epoch {epoch + 1}; lower --lr {lr} and run again"
+            )
         with autocast:
             scores = {name: _score(model, tokenizer, task, sets[name], device) for name in held_out}
         curve.append({"epoch": epoch + 1, "train_loss": total / len(rows), **scores})
@@ -474,10 +482,10 @@ OPTIONS = (
 @click.option("--test", help="Examples for the final result, with the best epoch.")
 @click.option(
     "--task",
-    type=click.Choice(list(TASKS)),
     default="classification",
-    help="What labels are: classes, numbers, several labels a text, tags of words, answers (SQuAD), classes of pairs, "
-    "one of several choices, whether a pronoun means a noun.",
+    help="What labels are. classification: classes. regression: numbers. multilabel: several labels of a text. token: "
+    "tags of words. qa: answers (SQuAD). pairs: classes of pairs. choice: one of several choices. coreference: whether "
+    "a pronoun means a noun.",
 )
 @click.option(
     "--text",
@@ -508,7 +516,7 @@ def main(
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     if not separator:
         raise UsageError("--separator is empty; give what stands between the labels of a text, such as a comma")
-    if teacher and TASKS[task].taught is None:
+    if pick(TASKS, task, "--task").taught is None and teacher:
         raise UsageError(
             f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {task}"
         )

@@ -300,7 +300,10 @@ def test_what_cannot_be_augmented_is_said(checkpoint, tmp_path):
         (["--train", data, "--out", tmp_path / "b.tsv", "--keep", tmp_path / "none"], "none cannot be read: No such"),
         (["--train", data, "--out", tmp_path / "b.tsv", "--keep", latin], "latin.txt, line 2 is not UTF-8 text; save"),
         (["--train", data, "--out", tmp_path / "b.tsv", "--task", "pairs"], "are the same column, 1"),
-        (["--train", data, "--out", tmp_path / "b.tsv", "--task", "qa"], "'qa' is not one of"),
+        (
+            ["--train", data, "--out", tmp_path / "b.tsv", "--task", "qa"],
+            "--task qa is unknown; give one of classification, ",
+        ),
     ):
         done = invoke("--checkpoint", checkpoint, *arguments)
         assert (done.exit_code, said in done.output.replace("\n", " ")) == (2, True), done.output

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from training import train
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
 from bertdata.errors import DatasetError, UsageError
 from bertrain import finetune, plot, tables
@@ -45,6 +45,40 @@ def invoke(*arguments):
     result = CliRunner().invoke(finetune.main, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
+
+
+class Follows(TASKS["pairs"]):
+    """A task from outside, whose head transformers gives no use on the hub."""
+
+    head = AutoModelForNextSentencePrediction
+
+
+@pytest.fixture
+def follows(tmp_path, monkeypatch):
+    monkeypatch.setitem(TASKS, "follows", Follows)
+    lines = [f"{text}\t{other}\t{label}" for text, other, label in
+             (("the river", "the stone", "yes"), ("a wind", "the stone", "no")) * 8]  # fmt: skip
+    (tmp_path / "data.tsv").write_text("\n".join(lines) + "\n")
+    return ["--task", "follows", "--train", str(tmp_path / "data.tsv"), "--dev", str(tmp_path / "data.tsv"),
+            "--out", str(tmp_path / "out"), "--epochs", "1", "--seeds", "1"]  # fmt: skip
+
+
+def test_a_task_from_outside_is_trained_and_has_a_card(checkpoint, follows, tmp_path):
+    assert invoke("--checkpoint", checkpoint, *follows).exit_code == 0
+    AutoModelForNextSentencePrediction.from_pretrained(tmp_path / "out" / "seed-0")
+    card = (tmp_path / "out" / "seed-0" / "README.md").read_text()
+    assert "AutoModelForNextSentencePrediction" in card
+    assert "pipeline_tag" not in card
+    done = invoke("--checkpoint", checkpoint, "--task", "precedes", *follows[2:])
+    assert (done.exit_code, "--task precedes is unknown; give one of classification, " in done.output) == (2, True)
+
+
+def test_a_loss_that_is_not_finite_ends_a_seed(checkpoint, follows, tmp_path, monkeypatch):
+    monkeypatch.setattr(Follows, "loss", lambda self, logits, labels: logits.sum() * float("nan"))
+    done = invoke("--checkpoint", checkpoint, *follows)
+    assert done.exit_code == 1
+    assert "seed 0: the loss is nan in epoch 1; lower --lr 5e-05" in done.output
+    assert not (tmp_path / "out" / "seed-0" / "seed.json").exists()
 
 
 def test_a_task_is_learned_and_the_best_epoch_kept(checkpoint, tmp_path):

@@ -24,7 +24,7 @@ PIPELINES = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
 }
-"""The class of transformers that loads a fine-tuned model → what the hub calls its use."""
+"""The class of transformers that loads a fine-tuned model → what the hub calls its use. Other classes are not named."""
 _MARK = "\n<!-- bertrain wrote the text above, and replaces it only while its digest is "
 _OPEN = (
     "The license is `other` until you name one above, and the language is not stated. Both depend on the texts, which "
@@ -126,7 +126,7 @@ def of_task(
     """
     measures = [(split, metric, f"{value:.4f}") for split, part in scores.items() for metric, value in part.items()]
     return _sealed(
-        _front(PIPELINES[head], model_type),
+        _front(PIPELINES.get(head), model_type),
         f"# {name}\n\nA model of type `{model_type}`, which bertrain fine-tuned from `{Path(start).name}`.\n\n{_OPEN}",
         _usage(head, name),
         f"## Training\n\n{_table(('', ''), [(key.replace('_', ' '), str(value)) for key, value in facts.items()])}",
@@ -135,8 +135,9 @@ def of_task(
     )
 
 
-def _front(pipeline: str, model_type: str) -> str:
-    lines = ["library_name: transformers", f"pipeline_tag: {pipeline}", "tags:", "- bertrain", f"- {model_type}"]
+def _front(pipeline: str | None, model_type: str) -> str:
+    use = [f"pipeline_tag: {pipeline}"] if pipeline else []
+    lines = ["library_name: transformers", *use, "tags:", "- bertrain", f"- {model_type}"]
     return "\n".join(["---", *lines, "license: other", "---"])
 
 
