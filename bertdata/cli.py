@@ -93,11 +93,14 @@ class _Text(click.types.StringParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
 class OneSentence(click.Command):
-    """A command whose errors end in one_sentence."""
+    """A command whose errors end in one_sentence. It has SETTINGS, unless it is given others."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **{"context_settings": SETTINGS} | options)
         for parameter in self.params:
             if type(parameter.type) is click.types.StringParamType:
                 parameter.type = _Text()
@@ -145,7 +148,7 @@ def _local(shards: str) -> str:
     return str(local_copy(shards, say=_say))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.group(context_settings=SETTINGS)
 @click.version_option(package_name="bertdata")
 def main() -> None:
     """Turn text into memory-mapped token shards, for pre-training BERT-style encoders, and look at them."""

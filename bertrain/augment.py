@@ -36,7 +36,7 @@ from bertrain import reading, tables
 from bertrain.config import pick
 from bertrain.finetune import PATIENCE, resolved
 from bertrain.models import build
-from bertrain.models.encoder import Encoder
+from bertrain.models.encoder import PLACES, Encoder
 from bertrain.runtime.dist import World, world
 from bertrain.tasks import TASKS, Columns
 
@@ -45,7 +45,6 @@ WORD = re.compile(rf"[{_HAN}]|(?<![\w'’])[^\W\d_{_HAN}]+(?![\w'’])")
 """What may be replaced: a Chinese character, or letters that touch no digit and no apostrophe (unlike those of n't)."""
 MOST_VECTORS = 100_000  # words of a file of vectors that are read; such files begin with the most frequent words
 TEXTS = 1024  # different texts whose words are looked up together; what is finished of them is kept
-PLACES = 8192  # tokens in a forward pass, or one row if it is longer
 QUERIES = 256  # words that are compared with all vectors at a time
 NONE = -1
 
@@ -325,7 +324,7 @@ class _Work:
         )
 
 
-@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=OneSentence)
 @click.option("--checkpoint", "start", required=True, help="A run directory, a checkpoint, or a hub name.")
 @click.option("--train", required=True, help="Labelled examples: TSV, CSV, JSON lines or Parquet, as for finetune.")
 @click.option("--out", required=True, help="New file for the examples and their copies, in the format of --train.")

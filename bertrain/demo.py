@@ -46,7 +46,7 @@ def require_place(out: Path) -> None:
         raise UsageError(f"--out {out} cannot be written to; give another directory")
 
 
-@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=OneSentence)
 @click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
 def main(out: str) -> None:
     """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.

@@ -29,7 +29,7 @@ from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertrain import feed, pairs
 from bertrain.models import build
-from bertrain.models.encoder import Encoder
+from bertrain.models.encoder import PLACES, Encoder
 from bertrain.runtime import checkpoint, log
 from bertrain.runtime.dist import World, world
 from bertrain.runtime.watch import table
@@ -37,7 +37,6 @@ from bertrain.runtime.watch import table
 MASKING = bertdata.Masking(probability=0.15)
 SEED = 0
 ROWS = 64  # of a batch, and of a forward pass
-PLACES = 64 * 128  # tokens in a forward pass at most: longer rows come fewer at a time
 ONLY_WITH = {"data": ("split", "length", "show"), "pairs": ("score",)}  # options that mean nothing with the other one
 
 
@@ -236,7 +235,7 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
         click.echo(json.dumps(facts | result) if as_json else pairs.text(result, directory, file))
 
 
-@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=OneSentence)
 @click.option("--checkpoint", "path", required=True, help="A run directory, or any directory with a masked LM in it.")
 @click.option("--data", help="Directory of shards.")
 @click.option(

@@ -39,7 +39,7 @@ from bertdata.files import naming, write_file
 from bertrain import optim
 from bertrain.config import pick
 from bertrain.models import adapters
-from bertrain.models.build import choose_attention, max_length
+from bertrain.models.build import choose_attention, max_length, needed
 from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
 from bertrain.runtime import card, checkpoint
 from bertrain.runtime.dist import World, world
@@ -351,9 +351,8 @@ def _model(
             ) from None
         raise UsageError(f"--checkpoint {directory} cannot be fine-tuned: {reason}") from None
     encoder = f"{model.base_model_prefix}."
-    spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))
     missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
-    lacking = [name for name in missing if name.startswith(encoder) and not name.startswith(spare)]
+    lacking = [name for name in needed(model, missing) if name.startswith(encoder)]
     if lacking:
         raise UsageError(f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
     if from_scratch:
@@ -476,7 +475,7 @@ OPTIONS = (
 )
 
 
-@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=OneSentence)
 @click.option("--train", required=True, help="Examples to train on: TSV, CSV, JSON lines or Parquet.")
 @click.option("--dev", required=True, help="Examples for choosing the best epoch, in the same formats.")
 @click.option("--test", help="Examples for the final result, with the best epoch.")

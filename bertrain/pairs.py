@@ -23,7 +23,7 @@ from bertdata.read.words import continuing
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertrain import reading
-from bertrain.models.encoder import Encoder
+from bertrain.models.encoder import PLACES, Encoder
 from bertrain.runtime.dist import World
 
 SCORES = ("word-l2r", "pll")
@@ -32,7 +32,6 @@ GROUPS = {"field": ("field",), "phenomenon": ("phenomenon", "linguistics_term"),
 """What a result is split by: its name → the names that files give to it."""
 MOST_SHOWN = 20  # groups of one kind in a table for a terminal
 SEED = 0
-PLACES = 8192  # tokens in a forward pass, or one row if it is longer
 
 
 class Pair(NamedTuple):

@@ -25,7 +25,7 @@ PANELS = (
 )
 
 
-@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=OneSentence)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", help="PNG file to write. Default: curves.png without --html, none with it.")
 @click.option("--html", help="Write a page about runs to this file.")
@@ -42,7 +42,8 @@ def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
         _picture(runs, tuned, out or "curves.png")
 
 
-def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
+def drawing() -> Any:
+    """matplotlib.pyplot, which draws to files. Raises UsageError where it is not installed."""
     try:
         import matplotlib
     except ImportError:
@@ -50,6 +51,11 @@ def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
+    pyplot = drawing()
     if any(tuned) and not all(tuned):
         raise UsageError("runs and fine-tunings were given; draw them in two calls")
     figure, axes = pyplot.subplots(

@@ -91,7 +91,7 @@ def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
     return RemoteError(f"the connection to {hub} failed ({reason}); run the same command again later")
 
 
-@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=OneSentence)
 @click.argument("path", metavar="CHECKPOINT")
 @click.argument("repository", metavar="ORG/NAME")
 @click.option("--public", is_flag=True, help="Let everybody see the repository. Default: a new one is private.")

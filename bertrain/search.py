@@ -31,6 +31,7 @@ from bertrain.evaluate import evaluate, opened
 from bertrain.models import build, elastic
 from bertrain.models.elastic import Sizes, Space
 from bertrain.models.encoder import Encoder
+from bertrain.plot import drawing
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World, world
 
@@ -195,18 +196,6 @@ def _milliseconds(given: str) -> float:
     return float(match[1]) * (1e3 if match[2] == "s" else 1)
 
 
-def _pyplot() -> Any:
-    """matplotlib, which draws to files. Raises UsageError where it is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise UsageError("the picture of a search needs matplotlib; pip install 'bertdata[train]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
 def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) -> None:
     """Loss against latency of the trials, the best first."""
     figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
@@ -226,7 +215,7 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
 # ------------------------------------------------------------------------------------------------------------- command
 
 
-@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=OneSentence)
 @click.option("--checkpoint", "path", required=True, help="A run that was trained with --elastic.")
 @click.option("--data", required=True, help="Directory of shards.")
 @click.option("--latency", "limit", required=True, help="Longest latency of a sub-network, such as 5ms or 0.2s.")
@@ -260,7 +249,7 @@ def main(
     The latency is the median of 15 forward passes of the encoder on this machine, without the head. Run it alone: other
     work on the machine makes it longer.
     """
-    most, pyplot = _milliseconds(limit), _pyplot()
+    most, pyplot = _milliseconds(limit), drawing()
     with world() as ranks:
         if ranks.world_size > 1:
             raise UsageError("bertrain search measures on one process; start it without torchrun")

@@ -89,7 +89,7 @@ def find(data: Path, entry: Entry) -> dict[str, str] | None:
     return {split: str(there[0] / name) for split, name in named.items()}
 
 
-@click.command(cls=OneSentence, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(cls=OneSentence)
 @click.argument("name", metavar="SUITE", type=click.Choice(list(SUITES)))
 @click.option("--data", required=True, help="Directory with a directory for each task, as the suite publishes them.")
 @common

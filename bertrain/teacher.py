@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.choices import MASKING_POLICIES, SHUFFLES
-from bertdata.cli import one_sentence
+from bertdata.cli import SETTINGS, one_sentence
 from bertdata.errors import DatasetError, UsageError
 from bertdata.format import answers
 from bertdata.format.records import FORMAT_VERSION
@@ -224,7 +224,7 @@ def _unlock(out: Path, *, is_new: bool) -> None:
 _ONE = click.IntRange(min=1)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.command(context_settings=SETTINGS)
 @click.option("--model", required=True, help="The teacher: a run directory, or any directory with a masked LM in it.")
 @click.option("--data", required=True, help="Directory of shards that the student will learn from.")
 @click.option("--out", required=True, help="Directory for the cache.")

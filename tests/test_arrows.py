@@ -91,10 +91,10 @@ TRAINER_FILES = [
     "runtime.checkpoint", "runtime.writer", "runtime.trackers",
     "runtime.watch", "runtime.__init__", "assemble", "batches", "pairs", "evaluate", "run",
     "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.choices",
-    "tasks.__init__", "finetune", "report",
+    "tasks.__init__", "finetune", "report", "plot",
     "pretrain",
 ]  # fmt: skip
-COMMANDS = ["demo", "augment", "suite", "search", "extract", "push", "teacher", "doctor", "plot"]
+COMMANDS = ["demo", "augment", "suite", "search", "extract", "push", "teacher", "doctor"]
 
 ENGINE = {
     ".".join(path.relative_to(ROOT / "bertdata").with_suffix("").parts): path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,12 @@ def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
     return model
 
 
+def needed(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """Of names of weights, those that a pre-trained checkpoint must have: not of poolers and what nobody trains."""
+    spare = tuple(f"{model.base_model_prefix}.{part}." for part in ("pooler", *family_of(model).untrained))
+    return [name for name in names if not name.startswith(spare)]
+
+
 def start_from(
     spec: str, shards: Dataset, *, length: int, nsp: bool = False, whole: bool = False
 ) -> tuple[PreTrainedModel, list[str]]:
@@ -204,12 +210,10 @@ def start_from(
     check_fits(spec, shards, model)
     if length > max_length(model.config):
         raise UsageError(f"--length {length} is more than the {max_length(model.config)} positions of --init {spec}")
-    encoder = f"{model.base_model_prefix}."
-    spare = tuple(f"{encoder}{part}." for part in ("pooler", *family_of(model).untrained))
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if lacking := [name for name in missing if name.startswith(encoder) and not name.startswith(spare)]:
+    if lacking := [name for name in needed(model, missing) if name.startswith(f"{model.base_model_prefix}.")]:
         raise UsageError(f"--init {spec} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
-    if whole and (lacking := [name for name in missing if not name.startswith(spare)]):
+    if whole and (lacking := needed(model, missing)):
         raise UsageError(
             f"--init {spec} has no weights for {lacking[0]}, and --lora would not train them; train some steps without "
             "--lora first"

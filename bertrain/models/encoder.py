@@ -17,6 +17,8 @@ from bertdata.errors import UsageError
 from bertrain.models import isolation
 from bertrain.models.families import FAMILIES, family_of, first_position, has_token_types
 
+PLACES = 8192  # tokens in a forward pass of an evaluation, or one row if it is longer
+
 
 class Encoder(Module):
     """A masked language model of transformers, called on packed or padded rows.
