@@ -156,7 +156,7 @@ class Measurements:
             said = DIFFERENCES[name].format(before=before.get(name), now=settings.get(name))
             raise UsageError(f"--out {out} holds a search {said}; or give another --out")
         if before is not None and self._path.exists():
-            self._read(self._path.read_text())
+            self._read(self._path.read_text(errors="replace"))
         write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())
         lines = "".join(json.dumps(entry) + "\n" for entry in self.entries.values())
         write_file(self._path, lines.encode())
@@ -165,9 +165,10 @@ class Measurements:
         for line in text.splitlines():
             try:
                 entry = json.loads(line)
-            except ValueError:  # cut off as the process died
+                sizes = Sizes(*(entry[name] for name in Sizes._fields))
+            except (ValueError, KeyError, TypeError):  # cut off as the process died, or damaged as the power failed
                 break
-            self.entries[Sizes(*(entry[name] for name in Sizes._fields))] = entry
+            self.entries[sizes] = entry
 
     def latency(self, sizes: Sizes) -> float:
         if sizes not in self.entries:

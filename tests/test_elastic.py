@@ -432,10 +432,11 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     latency_ms, evaluate = search.latency_ms, search.evaluate
     monkeypatch.setattr(search, "latency_ms", lambda *a, **k: measured.append("latency") or latency_ms(*a, **k))
     monkeypatch.setattr(search, "evaluate", lambda *a, **k: measured.append("loss") or evaluate(*a, **k))
-    with open(out / "trials.jsonl", "a") as file:
-        file.write('{"layers": 3, "wid')  # the line at which a process died
-    again = invoke(*common, "--trials", 5, "--out", out, "--json")
-    assert measured == []
+    for damage in (b'{"layers": 3}\n', b"\xff\n", b'{"layers": 3, "wid'):  # the line at which power or process failed
+        with open(out / "trials.jsonl", "ab") as file:
+            file.write(damage)
+        again = invoke(*common, "--trials", 5, "--out", out, "--json")
+        assert measured == []
     assert json.loads(again.stdout)["best"] == min(done.values(), key=lambda entry: entry.get("loss", 99))
     assert [json.loads(line) for line in (out / "trials.jsonl").read_text().splitlines()] == list(done.values())
     more = json.loads(invoke(*common, "--trials", 7, "--out", out, "--json").stdout)

@@ -240,6 +240,16 @@ def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, tmp_path, ca
     assert names == [f"step-{n:08d}" for n in (1, 2, 5, 6)]
 
 
+@pytest.mark.parametrize("damage", [b"\xff\xfe\n", b"[1]\n", b"\0" * 99], ids=["bytes", "list", "zeros"])
+def test_a_log_that_lost_its_end_is_cut_there(tmp_path, damage):
+    from bertrain.runtime.log import Log
+
+    whole = b'{"step": 1, "loss": 2.0}\n'
+    (tmp_path / "log.jsonl").write_bytes(whole + damage)
+    with Log(tmp_path / "log.jsonl", after_step=5) as log:
+        assert (log.last_step, (tmp_path / "log.jsonl").read_bytes()) == (1, whole)
+
+
 def test_a_log_on_a_full_disk_is_written_when_there_is_room(dataset, tmp_path, capsys):
     """Files may not grow beyond 300 bytes for a while, which is less than two entries."""
     from bertrain.runtime import log as run_log

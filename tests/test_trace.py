@@ -279,7 +279,8 @@ def test_texts_under_urls_are_traced(bucket, tmp_path, vocab):
 
 def log(folder, *entries):
     folder.mkdir(exist_ok=True)
-    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"step": 9')
+    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+    (folder / "log.jsonl").write_bytes(lines.encode() + b'[1]\n\xff\n{"step": 9')  # power and process failed
     return folder
 
 
