@@ -475,7 +475,10 @@ class Config:
 def pick(registry: dict[str, Any], name: str, flag: str) -> Any:
     """registry[name]. Raises UsageError, listing the known names, if the name is unknown."""
     if name not in registry:
-        raise UsageError(f"{flag} {name} is unknown; give one of {', '.join(registry)}")
+        raise UsageError(
+            f"{flag} {name or 'without a name'} is unknown; give one of {', '.join(registry)}, or run the file that "
+            "adds your own (docs/extending.md)"
+        )
     return registry[name]
 
 

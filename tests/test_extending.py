@@ -1,5 +1,6 @@
 """The examples of docs/extending.md run, and are short; additions from outside need no change of the package."""
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -223,10 +224,28 @@ def test_parameters_of_an_objective_come_from_the_seed_also_with_init(dataset, t
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_a_resumed_objective_of_another_shape_is_named(dataset, tmp_path, capsys):
+    class Other(Halves):
+        def __init__(self, model, config):
+            super().__init__(model, config)
+            self.head = torch.nn.Linear(model.config.hidden_size, 3)
+
+    options = {"objective": "mlm+halves", "model": "bert-tiny"}
+    for steps, kind in ((1, Halves), (2, Other)):
+        OBJECTIVES["halves"] = kind
+        with pytest.raises(SystemExit) if kind is Other else contextlib.nullcontext():
+            run(dataset, tmp_path / "run", **options, steps=steps)
+    assert "with other parameters (size mismatch for objectives.halves.head.weight: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"objective": "mlm+sop"}, "--objective sop is unknown; give one of mlm, nsp"),
+        (
+            {"objective": "mlm+sop"},
+            "--objective sop is unknown; give one of mlm, nsp, or run the file that adds your own",
+        ),
+        ({"objective": "mlm+"}, "--objective without a name is unknown; give one of mlm, nsp"),
         ({"optimizer": "lamb"}, "--optimizer lamb is unknown; give one of adamw, muon"),
         ({"schedule": "step"}, "--schedule step is unknown; give one of linear, cosine, wsd"),
         ({"objective": "mlm+nsp", "isolate_documents": ""}, "needs rows of packed and of pairs"),

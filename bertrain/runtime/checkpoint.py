@@ -274,7 +274,8 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
             learner.load_state_dict(named, strict=False)
         optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
     except (ValueError, RuntimeError, FileNotFoundError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition(" state_dict for Learner:")[2].strip() or str(error)  # what follows that heading
+        reason = reason.partition("\n")[0].rstrip(".")
         raise DatasetError(
             f"{path} was written by a run with other parameters ({reason}); give the same --objective and --distil, or "
             "another --out"
