@@ -212,6 +212,13 @@ def test_a_pipe_has_no_duplicates_removed(tmp_path, vocab):
 # ------------------------------------------------------------------------------------------ functions that are none
 
 
+def test_a_module_that_lies_here_needs_its_directory_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rules.py").write_text("def f(text):\n    return text\n")
+    with pytest.raises(UsageError, match="my_rules.py is in this directory, so begin the command with PYTHONPATH=."):
+        function_of("my_rules:f", "--map")
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -221,7 +228,7 @@ def test_a_pipe_has_no_duplicates_removed(tmp_path, vocab):
         ("bertdata.prepare:length(1", "a parenthesis is not closed"),
         ("bertdata.prepare:length(x)", "is not a function"),
         ("bertdata.prepare:length()", "is not a function"),
-        ("math:pi", "--map math:pi is a float and not a function; give module:function"),
+        ("math:pi", "--map math:pi is of type float and not a function; give module:function"),
     ],
 )
 def test_what_is_no_function_is_refused(tmp_path, corpus, vocab, spec, said):
@@ -234,7 +241,10 @@ def test_what_is_no_function_is_refused(tmp_path, corpus, vocab, spec, said):
     ("name", "said"),
     [
         ("failing", r"a.jsonl, line 3: --map test_prepare:failing failed \(KeyError: 'stone'\); fix the function or"),
-        ("number", r"line 3: --map test_prepare:number failed \(TypeError: it gave a int, and not a text or None\)"),
+        (
+            "number",
+            r"line 3: --map test_prepare:number failed \(TypeError: it gave a value of type int, and not a text or None\)",
+        ),
         ("half", r"line 3: --map test_prepare:half failed \(UnicodeEncodeError"),
     ],
 )

@@ -6,6 +6,7 @@ import ast
 import importlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from bertdata.errors import InputError, UsageError
@@ -24,12 +25,14 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
                 raise ValueError("a parenthesis is not closed")
             function = function(*ast.literal_eval(f"({arguments.removesuffix(')')},)" if arguments != ")" else "()"))
     except Exception as error:  # importing and calling runs code of the user
-        raise UsageError(
-            f"{option} {spec} is not a function ({type(error).__name__}: {error}); give module:function, or "
-            "module:function(1, 2) of one that returns a function"
-        ) from None
+        advice = "give module:function, or module:function(1, 2) of one that returns a function"
+        if isinstance(error, ModuleNotFoundError) and error.name == module and Path(f"{module}.py").is_file():
+            advice = f"{module}.py is in this directory, so begin the command with PYTHONPATH=."
+        raise UsageError(f"{option} {spec} is not a function ({type(error).__name__}: {error}); {advice}") from None
     if not callable(function):
-        raise UsageError(f"{option} {spec} is a {type(function).__name__} and not a function; give module:function")
+        raise UsageError(
+            f"{option} {spec} is of type {type(function).__name__} and not a function; give module:function"
+        )
     return function
 
 
@@ -50,7 +53,7 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
                 if isinstance(text, str):
                     text.encode()
                 elif text is not None:
-                    raise TypeError(f"it gave a {type(text).__name__}, and not a text or None")
+                    raise TypeError(f"it gave a value of type {type(text).__name__}, and not a text or None")
             except Exception as error:  # whatever the function of a user raises
                 raise InputError(
                     f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix the function or the "
