@@ -35,6 +35,8 @@ SEED = 0
 
 
 class Pair(NamedTuple):
+    """A minimal pair of a file of --pairs."""
+
     line: int  # of the file, from 1
     good: str
     bad: str

@@ -38,6 +38,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Examples:
+    """The labelled texts of a file."""
+
     texts: list[str]
     others: list[str] | None  # the second text of each, of pairs
     labels: list[Any]  # as they stand in the file

@@ -46,10 +46,12 @@ def is_teacher_cache(path: str | Path) -> bool:
 
 
 def unit_name(number: int) -> str:
+    """What the names of the files of a unit begin with."""
     return f"unit-{number:05d}"
 
 
 def num_units(header: Mapping[str, Any]) -> int:
+    """The units of a whole cache, by its header."""
     return -(-header["samples"] // header["unit_samples"])
 
 

@@ -19,7 +19,7 @@ from bertdata.format.arrays import (
 )
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
 from bertdata.format.shard import open_one, open_shard
-from bertdata.format.table import Table
+from bertdata.format.table import ShardTable
 from bertdata.types import SpecialTokens
 
 PATIENCE_S = 5.0  # how long to wait for a build that is replacing the dataset
@@ -96,7 +96,7 @@ class Dataset:
             return self._arrays[shard, name]
         split = shard.partition("-")[0]
         shards = self.splits[split].shards
-        assert isinstance(shards, Table)  # noqa: S101  (they are not open)
+        assert isinstance(shards, ShardTable)  # noqa: S101  (they are not open)
         return self._array(split, shards.number_of(shard), name)
 
     @property

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from bertdata.errors import DatasetError
 from bertdata.format.arrays import Unmapped, open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, parse_record, read_record, write_record
-from bertdata.format.table import ARRAY_DTYPES, SPLITS, OpenTable, Shard, Table, fits_tables, read_tables, write_tables
+from bertdata.format.table import (
+    ARRAY_DTYPES,
+    SPLITS,
+    OpenTable,
+    Shard,
+    ShardTable,
+    fits_tables,
+    read_tables,
+    write_tables,
+)
 from bertdata.types import SpecialTokens
 
 MANIFEST = "manifest.json"
@@ -47,7 +56,7 @@ class Split:
         return self._sums(2, "num_tokens")
 
     def _sums(self, column: int, name: str) -> NDArray[np.int64]:
-        if isinstance(self.shards, Table):
+        if isinstance(self.shards, ShardTable):
             return np.append(0, np.cumsum(self.shards.numbers[:, column]))
         return np.append(0, np.cumsum([getattr(shard, name) for shard in self.shards], dtype=np.int64))
 
@@ -61,7 +70,7 @@ class Split:
 
     def stores(self, array: str) -> bool:
         """Whether every shard has an array of this name."""
-        if isinstance(self.shards, Table):
+        if isinstance(self.shards, ShardTable):
             return array in self.shards.arrays
         return all(array in shard.arrays for shard in self.shards)
 

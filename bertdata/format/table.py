@@ -46,7 +46,7 @@ class Shard:
     arrays: Mapping[str, Mapping[str, Any]]  # name → dtype, length, sha256
 
 
-class Table(Sequence[Shard]):
+class ShardTable(Sequence[Shard]):
     """The shards of a split of a dataset with many. A Shard is made when it is asked for."""
 
     def __init__(
@@ -118,7 +118,7 @@ def write_tables(directory: Path, splits: Mapping[str, Sequence[Shard]]) -> dict
     return {"arrays": arrays, "splits": {name: len(each) for name, each in splits.items()}, "tables": tables}
 
 
-def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, Table]:
+def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, ShardTable]:
     """The shards by split, from a manifest. Raises ValueError, KeyError or TypeError for a broken rule."""
     arrays, counts, tables = record["arrays"], record["splits"], record["tables"]
     if not {"documents", "tokens"} <= set(arrays) <= _IN_TABLES or arrays != sorted(set(arrays)):
@@ -156,6 +156,6 @@ def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, T
         rows = numbers[first : first + count]
         if (np.diff(rows[:, 0]) <= 0).any():
             raise ValueError(f"shard numbers of {split} do not ascend")
-        made[split] = Table(split, rows, arrays, record["token_dtype"], of_split(first, first + count))
+        made[split] = ShardTable(split, rows, arrays, record["token_dtype"], of_split(first, first + count))
         first += count
     return made

@@ -18,6 +18,7 @@ _PARTS = 2  # of 5 MiB that one file sends at the same time
 
 
 def file_at(url: str) -> RemoteFile:
+    """The object of a URL, with its size. Raises RemoteError if it is not there or may not be read."""
     store, key = store_of(url), _key(url)
     try:
         return _described(url, patiently(url, lambda: _obstore().head(store, key)))

@@ -21,7 +21,7 @@ from bertdata.sources.kernels import ROOM
 from bertdata.sources.maps import mapped
 from bertdata.sources.split import Plan, Stretch
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.tables import TABLE_KINDS, Rows, Table
+from bertdata.sources.tables import TABLE_KINDS, Rows, TableFile
 from bertdata.sources.texts import Decoded, Documents
 
 
@@ -73,7 +73,7 @@ class Piece(NamedTuple):
     """Lines or rows of one input."""
 
     input: int  # its number
-    source: TextFile | Table
+    source: TextFile | TableFile
     found: Documents | Rows | Decoded
 
     def decoded(self) -> Decoded:
@@ -190,7 +190,7 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
 
 
 def _of_source(
-    source: TextFile | Table, stretch: Stretch, base: int, is_wanted: Callable[[int], bool]
+    source: TextFile | TableFile, stretch: Stretch, base: int, is_wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Documents | Rows]]:
     """What an input has of the units that are wanted. A file that has nothing of them is not opened."""
     size = source.file.size or 0
@@ -206,7 +206,7 @@ def _of_source(
     return source.documents(base, lambda number: is_wanted(stretch.unit(number)))
 
 
-def _first(source: TextFile | Table, found: Documents | Rows, most: int) -> Decoded:
+def _first(source: TextFile | TableFile, found: Documents | Rows, most: int) -> Decoded:
     """At most so many documents, and the rows without a text before the last of them."""
     some, bad, _ = source.decoded(found)  # type: ignore[arg-type]  # what this source has found
     if some.starts.size >= most:
@@ -215,9 +215,9 @@ def _first(source: TextFile | Table, found: Documents | Rows, most: int) -> Deco
     return Decoded(some, bad)
 
 
-def source_of(file: Input, form: TextFormat) -> TextFile | Table:
+def source_of(file: Input, form: TextFormat) -> TextFile | TableFile:
     kind = form.kind or file.kind
-    return Table(file, kind, form) if kind in TABLE_KINDS else TextFile(file, kind, form)
+    return TableFile(file, kind, form) if kind in TABLE_KINDS else TextFile(file, kind, form)
 
 
 def _every_unit(unit: int) -> bool:

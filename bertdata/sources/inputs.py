@@ -75,6 +75,7 @@ def local(path: str | Path) -> Input:
 
 
 def of_remote(file: RemoteFile) -> Input:
+    """A remote file as an input."""
     return Input(file.name, file.size, file.version, file)
 
 

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
         return int(offsets[-1] - offsets[0]) + len(self.column)
 
 
-class Table:
+class TableFile:
     """One input of rows. Its range of bytes is that of the texts, each with one byte more."""
 
     def __init__(self, file: Input, kind: str, form: TextFormat) -> None:

@@ -368,6 +368,7 @@ def slower(model: PreTrainedModel) -> list[str]:
 
 
 def has_dropout(model: PreTrainedModel) -> bool:
+    """Whether the encoder of a model draws dropout while it trains."""
     return any(getattr(model.config, name, 0.0) for name in DROPOUTS)
 
 

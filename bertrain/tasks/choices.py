@@ -20,6 +20,8 @@ from bertrain.tasks.base import Data, Task, left_out, made
 
 
 class Question(NamedTuple):
+    """A question and its choices, one of which is right."""
+
     text: str
     question: str  # "": the text has it
     choices: list[str]

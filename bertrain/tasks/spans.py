@@ -28,6 +28,8 @@ SHORTEST_ROW = 32
 
 
 class Question(NamedTuple):
+    """A question about a text, its context, and the answers in this text."""
+
     text: str
     context: str
     answers: list[tuple[int, str]]  # each with its first character in the context; none: there is no answer
@@ -35,11 +37,15 @@ class Question(NamedTuple):
 
 
 class Window(NamedTuple):
+    """A row: a question and a part of its context, which may be too long for one row."""
+
     question: int  # its number
     spans: np.ndarray  # int64 [T, 2]: the characters of the context in each token; 0, 0 where it is none
 
 
 class Gold(NamedTuple):
+    """What predictions are compared with: the questions, and of which one each row is."""
+
     questions: list[Question]
     windows: list[Window]
 

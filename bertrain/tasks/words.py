@@ -22,12 +22,16 @@ _OUTSIDE = "-DOCSTART-"  # the word of CoNLL-2003 that stands between documents
 
 
 class Sentence(NamedTuple):
+    """The words of a sentence, and a tag for each."""
+
     words: list[str]
     tags: list[str]
     place: str  # "file, line n" of its first word
 
 
 class Gold(NamedTuple):
+    """What predictions are compared with: the sentences, and where their words are in the rows."""
+
     sentences: list[Sentence]
     places: list[dict[int, int]]  # of each row: a word's number → the place of its first token
 
