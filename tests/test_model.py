@@ -100,6 +100,14 @@ TINY = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_at
         "intermediate_size": 64}  # fmt: skip
 
 
+def test_a_misspelt_setting_of_a_configuration_is_named(dataset, tmp_path):
+    path, unused = tmp_path / "config.json", {"gradient_checkpointing": False, "_name_or_path": "x", "task": None}
+    path.write_text(json.dumps(TINY | unused | {"hiden_dropout_prob": 0.0}))
+    _, warnings = model.build(str(path), dataset.special_tokens, length=32, seed=0)
+    assert f"--model {path}: hiden_dropout_prob is no setting of a bert; is hidden_dropout_prob meant?" in warnings
+    assert not any(name in warning for name in unused for warning in warnings)
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -36,6 +37,7 @@ transformers.utils.logging.disable_progress_bar()  # the trainer shows its own
 
 SHORT = 512  # tokens of a row up to which bf16 attention on CPUs is faster as plain products than torch's kernel
 HUB_TIMEOUT_S = 10
+MISSPELT = 0.85  # how alike two names of settings are, by difflib, if one is probably the other
 COMPARED = 8  # places of a row at which the head of a family is compared with the model's own
 UNBOUNDED = 1 << 20  # tokens of a row, where a configuration does not say how many positions there are
 VOCABULARY_PADDING = 128  # a configuration may have fewer ids than this beyond the shards', for faster products
@@ -58,6 +60,7 @@ def build(
     else:
         config, values = _read_config(name)
         check_kind(config, given)
+        warnings += [f"{given}: {fault}" for fault in _misspelt(config, values)]
         if changes := _fit(config, values, special, length=length, nsp=nsp, given=given):
             warnings.append(f"{given} is changed to fit the data: {', '.join(changes)}")
     family = family_of(config)
@@ -106,6 +109,21 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
         known = {UnicodeDecodeError: "it is not UTF-8 text", RecursionError: "it is nested too deeply"}
         reason = known.get(type(error), " ".join(str(error).split()))
         raise UsageError(f"--model {name} is not a transformers configuration: {reason}") from None
+
+
+def _misspelt(config: PreTrainedConfig, values: dict[str, Any]) -> list[str]:
+    """A question for each setting in a file whose name a configuration of this type does not have, but nearly.
+
+    transformers takes any name without a word.
+    """
+    usual = type(config)()
+    known = {*usual.to_dict(), *config.attribute_map}
+    faults = []
+    for name in values:
+        near = difflib.get_close_matches(name, known - values.keys(), 1, MISSPELT)
+        if near and name not in known and not hasattr(usual, name):
+            faults.append(f"{name} is no setting of a {config.model_type}; is {near[0]} meant?")
+    return faults
 
 
 def check_kind(config: PreTrainedConfig, given: str) -> None:
