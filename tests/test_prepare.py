@@ -215,7 +215,9 @@ def test_a_pipe_has_no_duplicates_removed(tmp_path, vocab):
 def test_a_module_that_lies_here_needs_its_directory_on_the_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rules.py").write_text("def f(text):\n    return text\n")
-    with pytest.raises(UsageError, match="my_rules.py is in this directory, so begin the command with PYTHONPATH=."):
+    with pytest.raises(
+        UsageError, match="begin the command with PYTHONPATH=. to find the my_rules.py of this directory"
+    ):
         function_of("my_rules:f", "--map")
 
 

@@ -27,7 +27,7 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
     except Exception as error:  # importing and calling runs code of the user
         advice = "give module:function, or module:function(1, 2) of one that returns a function"
         if isinstance(error, ModuleNotFoundError) and error.name == module and Path(f"{module}.py").is_file():
-            advice = f"{module}.py is in this directory, so begin the command with PYTHONPATH=."
+            advice = f"begin the command with PYTHONPATH=. to find the {module}.py of this directory"
         raise UsageError(f"{option} {spec} is not a function ({type(error).__name__}: {error}); {advice}") from None
     if not callable(function):
         raise UsageError(
