@@ -109,7 +109,7 @@ def model(
     layers: of --model only so many, the first; None for all.
     """
     nsp = "nsp" in objectives(config)
-    torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # of what --init has no weights for
+    torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
     if config.lora:
         weights, warnings = _with_adapter(config, shards, resume, nsp=nsp)
     elif resume:

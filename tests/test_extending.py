@@ -1,6 +1,7 @@
 """The examples of docs/extending.md run, and are short; additions from outside need no change of the package."""
 
 import contextlib
+import functools
 import json
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from training import SMALL, entries, flags
 from bertrain import optim
 from bertrain.config import Config
 from bertrain.models.families import FAMILIES, Family
-from bertrain.objectives import OBJECTIVES, LossSum, Objective
+from bertrain.objectives import OBJECTIVES, Learner, LossSum, Objective
 from bertrain.pretrain import main
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -156,6 +157,10 @@ FAULTS = {
         {"forward": lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean((1, 2)), 0)},
         "its forward gives a tensor of shape [6]; it must give a LossSum whose sum is a tensor of one number",
     ),
+    "correct": (
+        {"forward": lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean(), outputs.logits[0, 0])},
+        "it must give a LossSum whose num_correct is a number",
+    ),
     "nan": (
         {"forward": lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean() * torch.nan, 0)},
         "error: nan_loss is nan and the gradient norm is nan at step 1; lower --lr",
@@ -170,6 +175,30 @@ def test_a_fault_of_an_objective_is_one_sentence_that_names_it(dataset, tmp_path
     with pytest.raises(SystemExit):
         run(dataset, tmp_path / "run", objective=f"mlm+{name}", model="bert-tiny", steps=1)
     assert sentence in capsys.readouterr().err
+
+
+def test_a_compiled_loss_that_is_none_is_one_sentence_too(dataset, tmp_path, capsys, monkeypatch):
+    """Compiling, which on CPUs takes a minute, is left out, but for the graph that it needs."""
+    compiled = functools.partialmethod(torch.nn.Module.compile, backend="eager")
+    monkeypatch.setattr(Learner, "compile", compiled)
+    OBJECTIVES["whole"] = type("Faulty", (Targets,), FAULTS["rows"][0])
+    with pytest.raises(SystemExit):
+        run(dataset, tmp_path / "run", objective="mlm+whole", model="bert-tiny", steps=1, compile="on")
+    assert FAULTS["rows"][1] in capsys.readouterr().err
+
+
+def test_a_buffer_that_grows_with_the_layers_is_refused(dataset, tmp_path, capsys):
+    class Layers(Targets):
+        def __init__(self, model, config):
+            super().__init__(model, config)
+            self.register_buffer("of_layers", torch.zeros(model.config.num_hidden_layers))
+
+    OBJECTIVES["layers"] = Layers
+    with pytest.raises(SystemExit):
+        run(dataset, tmp_path / "run", objective="layers", model="bert-tiny", grow="1,2", grow_at=0.5, steps=2)
+    assert (
+        "--grow cannot keep the buffer objectives.layers.of_layers, which was [1] and is [2]" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,15 @@ def carry(
             }
     buffers = dict(before.named_buffers())
     for name, buffer in after.named_buffers():
-        if name.startswith("objectives."):  # such as a queue of earlier rows
-            buffer.copy_(buffers[name])
+        if not name.startswith("objectives."):
+            continue  # those of objectives are such as a queue of earlier rows
+        if name not in buffers or buffers[name].shape != buffer.shape:
+            was = list(buffers[name].shape) if name in buffers else "not there"
+            raise UsageError(
+                f"--grow cannot keep the buffer {name}, which was {was} and is {list(buffer.shape)} in the larger "
+                "model; make it independent of the number of layers, or leave --grow out"
+            )
+        buffer.copy_(buffers[name])
 
 
 def freeze(model: PreTrainedModel, layers: int) -> None:

@@ -91,7 +91,7 @@ class Learner(Encoder):
         """By objective, what its sum over this batch will be divided by, once summed over all ranks."""
         counts = {name: objective.count(batch) for name, objective in self.objectives.items()}
         for name, count in counts.items():
-            if not isinstance(count, (Real, torch.Tensor)):
+            if not _is_number(count):
                 raise _broken(name, "count", count, "a number, such as that of the batch's targets")
         return counts
 
@@ -107,16 +107,20 @@ class Learner(Encoder):
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
         """A micro-batch of feed.micro_batches → the loss of each objective by name."""
         outputs = Outputs(*self.outputs(piece, predict=self.uses_logits))
-        losses = {name: objective(self, outputs, piece) for name, objective in self.objectives.items()}
+        return {name: objective(self, outputs, piece) for name, objective in self.objectives.items()}
+
+    def total(self, losses: Mapping[str, LossSum], scale: torch.Tensor) -> torch.Tensor:
+        """The number to minimise: each loss times its factor in `scale`, float32 [N], and its objective's weight.
+
+        Raises UsageError for what is no loss; here and not in `forward`, which is compiled.
+        """
         for name, loss in losses.items():
             if not isinstance(loss, LossSum):
                 raise _broken(name, "forward", loss, "a LossSum")
             if not isinstance(loss.sum, torch.Tensor) or loss.sum.ndim:
                 raise _broken(name, "forward", loss.sum, "a LossSum whose sum is a tensor of one number, of shape []")
-        return losses
-
-    def total(self, losses: Mapping[str, LossSum], scale: torch.Tensor) -> torch.Tensor:
-        """The number to minimise: each loss times its factor in `scale`, float32 [N], and its objective's weight."""
+            if not _is_number(loss.num_correct):
+                raise _broken(name, "forward", loss.num_correct, "a LossSum whose num_correct is a number")
         parts = [
             objective.weight * (losses[name].sum * scale[number])
             for number, (name, objective) in enumerate(self.objectives.items())
@@ -135,6 +139,10 @@ class Learner(Encoder):
     def objective_parameters(self) -> dict[str, torch.Tensor]:
         """What is trained beside the model, by name."""
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith("objectives.")}
+
+
+def _is_number(value: object) -> bool:
+    return value.ndim == 0 if isinstance(value, torch.Tensor) else isinstance(value, Real)
 
 
 def _broken(name: str, method: str, given: Any, expected: str) -> UsageError:
