@@ -115,6 +115,7 @@ class Unmapped:
         places = np.asarray(key)
         if places.dtype == bool:
             return self[:][key]
+        places = places.astype(np.int64)  # to which the size can be added
         places = np.where(places < 0, places + self.size, places)
         if ((places < 0) | (places >= self.size)).any():
             raise IndexError(f"{self.path} holds {self.size} numbers, and {key!r} is beyond them")
