@@ -241,7 +241,10 @@ class _Work:
         vectors: str | None, keep: str | None, candidates: int,
     ) -> None:  # fmt: skip
         of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to whole texts
-        self.out, kind = Path(out), pick(of_texts, task, "--task")(Columns(text, other, label))
+        if task in TASKS and task not in of_texts:
+            raise UsageError(f"--task {task} has no labels of whole texts; give one of {', '.join(of_texts)}")
+        kind = pick(of_texts, task, "--task", "docs/finetuning.md")(Columns(text, other, label))
+        self.out = Path(out)
         if self.out.suffix.lower() != Path(train).suffix.lower():
             raise UsageError(f"--out {out} must end as --train {train} does, as it is of the same format")
         if self.out.exists():

@@ -472,12 +472,12 @@ class Config:
         return max(self.length, self.long_length or 0)
 
 
-def pick(registry: dict[str, Any], name: str, flag: str) -> Any:
+def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/extending.md") -> Any:
     """registry[name]. Raises UsageError, listing the known names, if the name is unknown."""
     if name not in registry:
         raise UsageError(
             f"{flag} {name or 'without a name'} is unknown; give one of {', '.join(registry)}, or run the file that "
-            "adds your own (docs/extending.md)"
+            f"adds your own ({page})"
         )
     return registry[name]
 

@@ -134,17 +134,8 @@ def tune(
 def alone(ranks: World, out: Path) -> Iterator[None]:
     """Makes --out, and keeps a second job out of it until the context ends."""
 
-    def hold() -> None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise UsageError(
-                f"--out {out} cannot be made, because a file is in its place; give another --out"
-            ) from None
-        stack.enter_context(checkpoint.locked(out))
-
     with contextlib.ExitStack() as stack:
-        ranks.on_first(hold)
+        ranks.on_first(lambda: stack.enter_context(checkpoint.locked(out)))
         yield
 
 
@@ -208,34 +199,31 @@ def _refuse_seeds(out: Path, made_of: dict[str, Any]) -> None:
         kept = _kept(place)
         before = _named(kept["of"]) if kept else now
         differ = [name for name in before | now if before.get(name) != now.get(name)]
-        if Path(made_of["checkpoint"]).is_dir() and "files of --checkpoint" not in differ:
+        if Path(made_of["checkpoint"]).is_dir() and "the content of --checkpoint" not in differ:
             differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path
         if differ:
-            words = ", and ".join(_difference(name, before.get(name), now.get(name)) for name in differ)
-            raise UsageError(f"{place} was trained with {words}; give the same again, or another --out")
+            words = "; ".join(_difference(name, before.get(name), now.get(name)) for name in differ)
+            raise UsageError(f"{place} was trained otherwise: {words}; give the same again, or another --out")
 
 
 def _named(made_of: dict[str, Any]) -> dict[str, Any]:
-    """What a seed is made of, by names for messages. A name with "of" stands for a digest."""
+    """What a seed is made of, by names for messages. Digests are bytes."""
     apart = ("columns", "files", "weights", "teacher", "main")
     named = {f"--{name.replace('_', '-')}": value for name, value in made_of.items() if name not in apart}
     named |= {f"--{name}": value for name, value in zip(Columns._fields[:-1], made_of["columns"], strict=False)}
-    named |= {f"file of --{split}": digest for split, digest in made_of["files"].items()}
-    named |= {"files of --checkpoint": made_of["weights"], "files of --teacher": made_of.get("teacher")}
-    return named | {"measure": made_of["main"], "rows left out": made_of["columns"][-1]}
+    named |= {"the measure": made_of["main"], "skipping of damaged rows": str(made_of["columns"][-1])}
+    digests = {**made_of["files"], "checkpoint": made_of["weights"], "teacher": made_of.get("teacher")}
+    return named | {f"the content of --{name}": bytes.fromhex(digest) for name, digest in digests.items() if digest}
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    option = name.partition(" of ")[2]
-    if option and before and now:
-        return f"other {name}" if name.startswith("files") else f"another {name}"
-    was, value = (
-        f"no {option or name}" if given in (None, "") or given is False
-        else option or name if option or given is True
-        else f"{name} {given}"
-        for given in (before, now)
-    )  # fmt: skip
-    return f"{was}, not {value}"
+    """One difference in words. None, False, "": not given."""
+    was_given, is_given = (value is not None and value is not False and value != "" for value in (before, now))
+    if not was_given:
+        return f"{name} is new"
+    if not is_given:
+        return f"{name} is missing"
+    return f"{name} changed" if isinstance(now, bytes) else f"{name} was {before} and is {now}"
 
 
 def finetune(
@@ -515,7 +503,7 @@ def main(
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     if not separator:
         raise UsageError("--separator is empty; give what stands between the labels of a text, such as a comma")
-    if pick(TASKS, task, "--task").taught is None and teacher:
+    if pick(TASKS, task, "--task", "docs/finetuning.md").taught is None and teacher:
         raise UsageError(
             f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {task}"
         )

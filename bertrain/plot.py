@@ -99,8 +99,9 @@ def _draw_tuning(axes: Any, directory: Path) -> None:
         for run in [] if is_suite else result["runs"]:
             name = next(iter(run["dev"]))
             points = [(point["epoch"], point["train_loss"], point["dev"][name]) for point in run["curve"]]
-            curves.append((name, f"{_drawable(directory)}, seed {run['seed']}", *zip(*points, strict=True)))
-    except (ValueError, KeyError, TypeError):
+            epochs, losses, scores = zip(*points, strict=True)
+            curves.append((name, f"{_drawable(directory)}, seed {run['seed']}", epochs, losses, scores))
+    except (ValueError, KeyError, TypeError, StopIteration, RecursionError):
         raise UsageError(f"{path} is not as bertrain finetune writes it; run finetune again") from None
     if is_suite:
         raise UsageError(f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola")

@@ -93,7 +93,7 @@ def train(run: Run, signals: Signals) -> None:
         trained = run.clock.seconds["trained"] if ranks.rank == 0 else 0.0
         shared = feed.to_device(torch.tensor([*own, len(signals), trained], dtype=torch.float64), ranks.device)
         run.sums.add_counts(shared[: len(own)])
-        counts, news = ranks.sum(shared).split([len(own), 2])
+        counts, signals_and_time = ranks.sum(shared).split([len(own), 2])
 
         # DistributedDataParallel divides the sum of the ranks' gradients by their number. This factor multiplies by it
         # again, and divides by what all ranks count.
@@ -110,7 +110,7 @@ def train(run: Run, signals: Signals) -> None:
 
         rows, slots = run.loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
         rates.add(rows=rows, length=run.loader.length, slots=slots, waited=waited)
-        num_signals, seconds = readings.read(news)
+        num_signals, seconds = readings.read(signals_and_time)
         run.spent = max(run.spent, seconds)
         run.clock.lap_of_step(run.loader.length)
         if is_first:

@@ -47,9 +47,9 @@ def decoded(content: bytes, place: object) -> str:
 def parsed(content: str, path: object, first: int = 1, *, advice: str = "correct it", **options: Any) -> Any:
     """JSON. first: the line of the file that it begins in. options: of json.loads.
 
-    Raises UsageError, which names the line and ends in the advice, for what is no JSON.
+    Raises UsageError, which names the line where that is known, and ends in the advice, for what is no JSON.
     """
-    line = first
+    line = first if "\n" not in content.rstrip() else None
     try:
         return json.loads(content, **options)
     except json.JSONDecodeError as error:
@@ -58,7 +58,8 @@ def parsed(content: str, path: object, first: int = 1, *, advice: str = "correct
         reason = "it is nested too deeply"
     except ValueError as error:  # a number of thousands of digits
         reason = str(error).partition(";")[0]
-    raise UsageError(f"{path}, line {line} is not JSON ({reason}); {advice}")
+    place = f"{path}, line {line}" if line else path
+    raise UsageError(f"{place} is not JSON ({reason}); {advice}")
 
 
 def refuse_halves(content: str, path: object, first: int = 1) -> None:

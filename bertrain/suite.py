@@ -111,7 +111,7 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
             raise UsageError(f"--data {data} holds no task of {name}; give a directory that holds some of {names}")
         return files
 
-    with world(PATIENCE) as ranks:
+    with world(PATIENCE) as ranks, alone(ranks, Path(out)):
         files = ranks.together(find_all)
         missing = [task for task, found in files.items() if found is None]
         start = ranks.from_first(lambda: resolved(start))  # once, as a run that goes on has newer ones later

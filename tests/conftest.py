@@ -136,12 +136,12 @@ def full_disk():
 
     @contextlib.contextmanager
     def limited(num_bytes):
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
         try:
             yield
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     return limited
 

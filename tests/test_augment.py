@@ -302,7 +302,7 @@ def test_what_cannot_be_augmented_is_said(checkpoint, tmp_path):
         (["--train", data, "--out", tmp_path / "b.tsv", "--task", "pairs"], "are the same column, 1"),
         (
             ["--train", data, "--out", tmp_path / "b.tsv", "--task", "qa"],
-            "--task qa is unknown; give one of classification, ",
+            "--task qa has no labels of whole texts; give one of classification, ",
         ),
     ):
         done = invoke("--checkpoint", checkpoint, *arguments)

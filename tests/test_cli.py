@@ -208,7 +208,7 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     assert facts["splits"]["train"]["steps_per_epoch"] == samples / 10
     assert facts["steps_for"]["rows_of_a_rank"] == 10
     shared = invoke("inspect", dataset.path, "--global-batch-size", 10, "--world-size", 4).stdout
-    assert "(batch 10: 3 on each of 4 ranks)" in shared
+    assert "(batch 10: at most 3 on one of 4 ranks)" in shared
     text = invoke("inspect", dataset.path).stdout
     assert f"tokens per document: min {min(lengths):,}, median" in text
     assert f", max {max(lengths):,}\n" in text

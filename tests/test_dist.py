@@ -99,12 +99,12 @@ def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
 def test_evaluation_on_two_ranks_is_that_of_one(two, dataset):
     """Also of samples that are no whole batches."""
     arguments = ["--checkpoint", str(two), "--data", str(dataset.path), "--split", "train", "--length", "16"]
-    arguments += ["--max-samples", "65", "--json"]
+    arguments += ["--max-samples", "129", "--json"]
     code, said, err = on_ranks(2, "bertrain.evaluate", arguments)
     assert code == 0, err
     stated = json.loads(said.strip().splitlines()[-1])
     alone = json.loads(CliRunner().invoke(evaluate.main, arguments).stdout.strip().splitlines()[-1])
-    assert stated["samples"] == alone["samples"] == 65
+    assert stated["samples"] == alone["samples"] == 129
     assert stated["targets"] == alone["targets"]
     assert stated["loss"] == pytest.approx(alone["loss"], rel=1e-6)
 

@@ -266,7 +266,11 @@ def test_a_full_disk_is_named_with_the_file(run, tmp_path, full_disk, option, na
     assert not (tmp_path / name).exists()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"runs": [{"seed": 0}]}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", "{}", '{"runs": [{"seed": 0}]}', '{"runs": [{"seed": 0, "dev": {"a": 1}, "curve": []}]}',
+     '{"runs": [{"seed": 0, "dev": {}, "curve": []}]}', "[" * 100_000],
+)  # fmt: skip
 def test_a_damaged_result_is_one_sentence(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
     done = CliRunner().invoke(plot.main, [str(tmp_path), "--out", str(tmp_path / "x.png")])

@@ -153,7 +153,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_stays(dataset, tmp_path, monke
     monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **o: None if o else refuse(path))
     train(dataset.path, tmp_path / "run", steps=2, save_every=1, keep=1)
     shown = capsys.readouterr().out
-    assert "an old checkpoint stays: " in shown
+    assert "a checkpoint that is not needed any more stays: " in shown
     assert "step-00000001 cannot be removed: Device or resource busy" in shown
     assert f"done: {tmp_path / 'run' / 'step-00000002'}" in shown
 

@@ -461,7 +461,10 @@ def test_both_files_of_c3_are_read_and_watched(checkpoint, tmp_path):
     assert "finished before" in invoke(*common).output
     other = tmp_path / "m-train.json"
     other.write_text(other.read_text().replace("river", "wind"))
-    assert "was trained with another file of --train, and another file of --dev; give" in invoke(*common).output
+    assert (
+        "was trained otherwise: the content of --train changed; the content of --dev changed; give"
+        in invoke(*common).output
+    )
 
 
 @pytest.mark.parametrize(
@@ -568,15 +571,20 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(checkpoint, t
     (tmp_path / "other" / "note.json").write_text("{}")
     (tmp_path / "b.tsv").write_bytes((tmp_path / "a.tsv").read_bytes() + b"light\t0\n")
     for more, said in (
-        (["--lr", 1e-4], "--lr 5e-05, not --lr 0.0001"),
-        (["--test", tmp_path / "b.tsv"], "no --test, not --test"),
-        (["--from-scratch"], "no --from-scratch, not --from-scratch"),
-        (["--train", tmp_path / "b.tsv", "--epochs", 3], "--epochs 2, not --epochs 3, and another file of --train"),
-        (["--task", "regression"], "--task classification, not --task regression, and measure accuracy, not measure p"),
-        (["--checkpoint", tmp_path / "other"], f"--checkpoint {newest}, not --checkpoint {tmp_path / 'other'}, and ot"),
+        (["--lr", 1e-4], "--lr was 5e-05 and is 0.0001"),
+        (["--test", tmp_path / "b.tsv"], "the content of --test is new"),
+        (["--from-scratch"], "--from-scratch is new"),
+        (["--train", tmp_path / "b.tsv", "--epochs", 3], "--epochs was 2 and is 3; the content of --train changed"),
+        (["--task", "regression"], "--task was classification and is regression; the measure was accuracy and is p"),
+        (
+            ["--checkpoint", tmp_path / "other"],
+            f"--checkpoint was {newest} and is {tmp_path / 'other'}; the content of --checkpoint changed",
+        ),
     ):
         done = invoke(*common, *more)
-        assert (done.exit_code, f"error: {place} was trained with {said}" in done.output) == (2, True), done.output
+        assert (done.exit_code, f"error: {place} was trained otherwise: {said}" in done.output) == (2, True), (
+            done.output
+        )
         assert done.output.endswith("; give the same again, or another --out\n")
     assert all(path.read_bytes() == content for path, content in files.items())
     (place / "seed.json").write_text("{}")  # no whole one

@@ -27,7 +27,7 @@ from bertdata.errors import UsageError
 from bertrain import reading
 
 
-class Names(NamedTuple):
+class Structures(NamedTuple):
     """What a file says of the ids of a vocabulary: int64 [N] each, one pair for each structure of each id."""
 
     ids: torch.Tensor
@@ -40,7 +40,7 @@ class Names(NamedTuple):
         return len(self.ids.unique())
 
 
-def read(path: str, vocabulary: Mapping[str, int]) -> Names:
+def read(path: str, vocabulary: Mapping[str, int]) -> Structures:
     """The table of a file: lines of a token, a tab and the names of its structures, with tabs between.
 
     vocabulary: token → id. Tokens that it lacks are passed over. Raises UsageError for a file that cannot be read or
@@ -74,7 +74,7 @@ def read(path: str, vocabulary: Mapping[str, int]) -> Names:
             f"--side-channel {path} names none of the {len(vocabulary)} tokens of the vocabulary; write them as "
             "tokenizer.json of the shards does"
         )
-    return Names(torch.tensor(ids), torch.tensor(structures), tuple(numbers))
+    return Structures(torch.tensor(ids), torch.tensor(structures), tuple(numbers))
 
 
 def identity(path: str) -> str:
@@ -94,7 +94,7 @@ class SideChannel(Module):
     weight: Parameter
     """[structures, width]: 0 but within a step of the optimizer, as the word embeddings take in every step at once."""
 
-    def __init__(self, table: Names, width: int) -> None:
+    def __init__(self, table: Structures, width: int) -> None:
         super().__init__()
         self.weight = Parameter(torch.zeros(len(table.names), width))
         self.table = table

@@ -63,9 +63,12 @@ BEGINNING: dict[str, Any] = {
 
 def locked(run: Path) -> AbstractContextManager[None]:
     """Keeps a second job out of a run directory for as long as this process lives."""
-    if run.exists() and not run.is_dir():
-        raise UsageError(f"--out {run} is a file; give a directory for the run")
-    make_directory(run)
+    try:
+        if run.exists() and not run.is_dir():
+            raise FileExistsError
+        make_directory(run)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"--out {run} cannot be made, because a file is in its place; give another --out") from None
     return hold(run / ".lock", f"{run} is in use", "give another --out")
 
 
@@ -157,11 +160,20 @@ def _raise_if(leaving: threading.Event) -> None:
 
 
 def remove_others(target: Path, *, keep: int) -> None:
-    """Removes all but the newest `keep` directories of the same kind as `target`, which is the newest whole one."""
+    """Removes all but the newest `keep` directories of the same kind as `target`, which is the newest whole one.
+
+    Raises the first OSError, after it has tried all.
+    """
     others = [path for path in _numbered(target.parent, target.name[:-8]) if path != target]
     newer = [path for path in others if path.name > target.name]  # all damaged, or the run would have resumed from them
+    failures = []
     for old in newer + others[len(newer) + keep - 1 :]:
-        shutil.rmtree(old)
+        try:
+            shutil.rmtree(old)
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def versions() -> dict[str, str]:

@@ -149,7 +149,7 @@ class Writer:
         self._thread.join()
         self._thread, failure, self._failure = None, self._failure, None
         if self._not_removed:
-            self.warn(f"an old checkpoint stays: {self._not_removed}")
+            self.warn(f"a checkpoint that is not needed any more stays: {self._not_removed}")
             self._not_removed = None
         if failure is None or self.leaving.is_set():
             return
