@@ -55,8 +55,8 @@ class _Size(click.ParamType):
 def one_sentence(*, quiet: bool = False) -> Iterator[None]:
     """Ends the program with one line on stderr and an exit code, for an error that the user can act on.
 
-    Any other exception is a bug of the library, and is raised. quiet: print nothing; for the ranks that would repeat
-    the line of rank 0.
+    Any other exception is raised: a bug of the library, or of the user's code. quiet: print nothing; for the ranks that
+    would repeat the line of rank 0.
     """
 
     def say(line: str) -> None:

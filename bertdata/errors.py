@@ -9,7 +9,7 @@
     ├── RemoteError             a file on another machine cannot be read or written
     └── StateError              a saved loader state belongs to another stream
 
-Any other exception is a bug of the library, and keeps its traceback.
+Any other exception keeps its traceback: it is a bug of the library, or of code of the user's own.
 """
 
 

@@ -158,7 +158,7 @@ def text(about: dict[str, Any]) -> str:
         about["tokens_per_document"],
     )
     specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
-    ranks = f": {steps['rows_of_a_rank']} on each of {steps['world_size']} ranks" if steps["world_size"] > 1 else ""
+    ranks = f": at most {steps['rows_of_a_rank']} on one of {steps['world_size']} ranks" * (steps["world_size"] > 1)
     lines = [
         f"{about['path']}",
         f"  dataset_id   {about['dataset_id']}",
