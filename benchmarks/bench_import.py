@@ -21,8 +21,8 @@ import click
 import numpy as np
 from common import report
 
-from bertdata.build import import_ids
 from bertdata.tokenize.load import load
+from bertdata.write import import_ids
 
 
 def make_file(path: Path, num_bytes: int, end: int, vocab_size: int) -> None:

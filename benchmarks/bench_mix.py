@@ -17,7 +17,7 @@ import click
 from common import report, rounds
 
 import bertdata
-from bertdata.build import build
+from bertdata.write import build
 
 WEIGHTS = {2: (0.7, 0.3), 4: (0.4, 0.3, 0.2, 0.1)}
 BATCHES = 300

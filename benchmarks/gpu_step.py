@@ -36,7 +36,7 @@ import torch
 from common import machine
 
 import bertdata
-from bertdata.build import build
+from bertdata.write import build
 from bertrain import feed, optim
 from bertrain.config import Config
 from bertrain.models import build as model

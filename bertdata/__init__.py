@@ -1,6 +1,7 @@
 """bertdata turns text into memory-mapped token shards, once, and reads these as masked batches.
 
     import bertdata
+    bertdata.build("corpus.txt", "shards/", tokenizer="bert-base-uncased")
     shards = bertdata.open("shards/")                       # .num_documents .num_tokens .dataset_id .splits
     loader = bertdata.Loader(shards, length=128, global_batch_size=256, seed=0)
     for batch in loader:                                    # endless; int64 arrays of numpy
@@ -20,28 +21,43 @@ if TYPE_CHECKING:
     from bertdata.keys import key
     from bertdata.read.loader import Loader
     from bertdata.types import IGNORE_INDEX, Batch, Masking, SpecialTokens
+    from bertdata.write import BuildReport, TextFormat, build, export, finish, import_ids, train_tokenizer
 
 __version__ = "0.1.0.dev0"
 _HOMES = {
     "Batch": "types",
     "BertdataError": "errors",
+    "BuildReport": "write",
     "Dataset": "format.dataset",
     "IGNORE_INDEX": "types",
     "Loader": "read.loader",
     "Masking": "types",
     "SpecialTokens": "types",
+    "TextFormat": "write",
+    "build": "write",
+    "export": "write",
+    "finish": "write",
+    "import_ids": "write",
     "key": "keys",
+    "train_tokenizer": "write",
 }
 __all__ = [
     "IGNORE_INDEX",
     "Batch",
     "BertdataError",
+    "BuildReport",
     "Dataset",
     "Loader",
     "Masking",
     "SpecialTokens",
+    "TextFormat",
+    "build",
+    "export",
+    "finish",
+    "import_ids",
     "key",
     "open",
+    "train_tokenizer",
 ]
 
 
@@ -65,3 +81,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'bertdata' has no attribute {name!r}")
     return getattr(importlib.import_module(f"bertdata.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, also those that are not loaded yet, for tab completion."""
+    return sorted({*globals(), *__all__})

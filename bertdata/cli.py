@@ -66,7 +66,7 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
     try:
         yield
     except BertdataError as error:
-        say(f"error: {error}")
+        say(f"Error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
         say("interrupted; what is finished is kept; run the same command again to continue")
@@ -75,14 +75,14 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except MemoryError as error:
-        say(f"error: not enough memory: {error}; use a smaller batch or shorter rows")
+        say(f"Error: not enough memory: {error}; use a smaller batch or shorter rows")
         sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         advice = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             advice = "; make room and run the same command again: what is finished is kept"
-        say(f"error: {where}{error.strerror or error}{advice}")
+        say(f"Error: {where}{error.strerror or error}{advice}")
         sys.exit(1)
 
 
@@ -326,8 +326,8 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
     http and https), a named pipe, or - for standard input. Files may be compressed (.gz, .bz2, .xz, .zst). If a build
     is interrupted, run the same command again to continue it.
     """
-    from bertdata.build import build as build_dataset
-    from bertdata.build import finish as finish_build
+    from bertdata.write import build as build_dataset
+    from bertdata.write import finish as finish_build
 
     source_of = click.get_current_context().get_parameter_source
     if finish:
@@ -430,8 +430,8 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     file with a column input_ids of lists, or a directory that save_to_disk wrote. If an import is interrupted, run the
     same command again to continue it.
     """
-    from bertdata.build import import_ids
     from bertdata.look.facts import special_ids_inside
+    from bertdata.write import import_ids
 
     with _bar("import") as progress:
         dataset = import_ids(files, out, **options, say=_say, progress=progress)
@@ -462,8 +462,8 @@ def export_command(shards: str, format: str, out: str, split: str) -> None:
     megatron: a sequence is a sentence if the dataset has sentences, else a document. parquet: one file for each shard,
     with a column input_ids; a row is a document.
     """
-    from bertdata.build import export
     from bertdata.format.dataset import Dataset
+    from bertdata.write import export
 
     dataset = Dataset(_local(shards))
     with _bar("export") as progress:
@@ -499,8 +499,8 @@ def train_tokenizer(
     INPUT: as for bertdata build. If there is more text than 100 MiB, evenly spaced parts of it are used. The same text
     and options give the same tokenizer.
     """
-    from bertdata.build import TextFormat
-    from bertdata.build import train_tokenizer as run
+    from bertdata.write import TextFormat
+    from bertdata.write import train_tokenizer as run
 
     form = TextFormat(documents="line", kind=format, text_key=text_key, encoding=encoding, on_error=on_error, maps=map)
     with _bar("read") as progress:
@@ -652,7 +652,7 @@ def verify(shards: str) -> None:
     with _bar("verify") as progress:
         faults = run(_local(shards), progress=progress)
     for fault in faults:
-        click.echo(f"error: {fault}", err=True)
+        click.echo(f"Error: {fault}", err=True)
     if faults:
         sys.exit(1)
     click.echo(f"{shards}: sound")

@@ -9,12 +9,101 @@
     ├── RemoteError             a file on another machine cannot be read or written
     └── StateError              a saved loader state belongs to another stream
 
+Each error has a kind, one of KINDS: the errors of one kind have the same remedy. Programs and tests decide by the kind
+and by the option, never by the sentence, whose words may change.
+
 Any other exception keeps its traceback: it is a bug of the library, or of code of the user's own.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+KINDS = {
+    # options and arguments
+    "missing": "Something that the command needs was not given. Give it.",
+    "unknown": "A name is none of the known ones. Give one of those that the message lists.",
+    "out-of-range": "A number is too small or too large. Give one within the bounds.",
+    "malformed": "A value is not written as its option expects. Write it like the example in the message.",
+    "conflict": "Two options exclude each other. Leave one of them out.",
+    "needs-option": "An option needs another one. Give that too, or leave the option out.",
+    "unsupported": "The model, tokenizer or data cannot do what an option asks. Leave the option out, or give others.",
+    "no-match": "A pattern or a name selects nothing. Correct it, or leave it out.",
+    "too-long": "Rows are longer than a limit. Give a smaller --length, or another model.",
+    "not-installed": "A package is missing. Install it with the command in the message.",
+    "bad-url": "A URL cannot be used here. Correct it, or give a path.",
+    "bad-function": "A function of your own cannot be imported, or does not give what it must. Correct it.",
+    "function-failed": "A function of your own raised an exception. Correct the function or the text.",
+    "bad-entry": "An entry that you added to a table does not do what docs/extending.md asks. Correct it.",
+    # outputs
+    "out-exists": "Something is in the way of the output. Give another --out, or remove what is there.",
+    "unwritable": "A file cannot be written. Make room, or correct the permissions, and run the same command again.",
+    "busy": "Another process writes there. Wait for it, or give another --out.",
+    "unfinished": "Work that was begun there is not finished. Run the command that began it again.",
+    "other-settings": "What is there was made with other settings. Give the same ones, or another --out.",
+    "parts-missing": "Parts of a build are not there, or not any more. Make them as the message says.",
+    # inputs
+    "not-found": "A file or directory does not exist. Check the name.",
+    "wrong-file-type": "A directory, a link or a device is where a file is needed, or the reverse. Replace it.",
+    "unreadable": "The system cannot read a file. The message has its reason.",
+    "empty": "There is nothing to work on. Give files with contents.",
+    "not-text": "Bytes are not text in the encoding. Name the encoding, or correct the file.",
+    "cut-short": "A file is not complete. Get it again.",
+    "bad-row": "A row or line does not have what it must have. Correct the row, or leave it out.",
+    "no-column": "A file has no such column or key. Name another.",
+    "wrong-column-type": "A column holds values of another type than is needed. Name another.",
+    "too-large": "A document or a file is larger than a limit. Split it.",
+    "unknown-format": "The format of a file is not known from its name. Name it with an option.",
+    "not-of-format": "A file does not follow the rules of its format. Write it again with the program that made it.",
+    "id-outside-vocabulary": "An id is larger than the vocabulary. Give the tokenizer that made the ids.",
+    "read-once": "A pipe can be read only once. Write its text to a file.",
+    "changed": "A file changed while it was read. Run again when nobody changes it.",
+    # datasets and caches
+    "not-a-dataset": "A directory is not a dataset, nor a teacher's cache. Give one, or make one.",
+    "damaged": "A file is damaged or does not belong there. Copy or make it again; bertdata verify says more.",
+    "no-split": "A dataset has no such split. Give one that it has, or build with a share for it.",
+    "not-stored": "A dataset does not store what is asked for. Make it again with the option in the message.",
+    "replaced": "A dataset was replaced while it was open. Open it again.",
+    "other-version": "Another version wrote a file. Read it with that version, or make it again.",
+    "other-dataset": "This belongs to another dataset. Give the one that it was made from.",
+    "other-stream": "A state or a cache belongs to other rows. Give the options that it was made with.",
+    "too-many-files": "The system allows too few open files. Raise its limits, or make larger shards.",
+    # tokenizers
+    "tokenizer-not-found": "There is no tokenizer of this name. Give a file, a directory, or a name on the hub.",
+    "tokenizer-unreadable": "A file is no tokenizer that can be read. Give another.",
+    "tokenizer-lacks-token": "A tokenizer has no special token that is needed. Add it, or give another tokenizer.",
+    "tokenizer-differs": "Two parts were made with different tokenizers. Give parts that fit.",
+    "tokenizer-failed": "A tokenizer cannot encode a text. Change the text.",
+    # servers and clusters
+    "access-denied": "A server refuses access. Log in, or ask for access.",
+    "server-failed": "A server does not answer, or fails. Try again later.",
+    "server-unsuitable": "A server cannot do what is needed. Copy the files to this machine first.",
+    "cluster-failed": "A Ray cluster cannot be used. The message says what to do on its nodes.",
+    # models and runs
+    "model-not-found": "There is no model of this name. Give a preset, a file, a directory, or a name on the hub.",
+    "model-unreadable": "A model cannot be made or loaded. The message has the reason.",
+    "weights-missing": "A checkpoint lacks weights. Give one that is complete.",
+    "not-a-run": "A directory is not a run, a checkpoint or a result. Give one that a command of bertrain wrote.",
+    "too-short-to-mask": "Nothing of a row is predicted. Give longer rows, or a larger share of masks.",
+    "nothing-to-train": "All parameters are frozen. Leave some to train.",
+    "not-finite": "A loss is not a finite number. Lower the learning rate, and run again.",
+}
+"""Kind → what it means, and what to do. docs/errors.md lists the sentences of each."""
+
 
 class BertdataError(Exception):
-    """Base of every error a user can act on."""
+    """Base of every error a user can act on.
+
+    sentence: what was given, where, what was expected, and what to do; str() gives it. kind: one of KINDS. option: the
+    name of the option or argument that is wrong, as in Python (global_batch_size), if there is one. given: its value.
+    """
+
+    def __init__(self, sentence: str, kind: str = "?", *, option: str | None = None, given: Any = None) -> None:
+        super().__init__(sentence, kind)
+        self.kind, self.option, self.given = kind, option, given
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class UsageError(BertdataError, ValueError):
@@ -51,4 +140,4 @@ class StateError(BertdataError):
 
 def damaged(path: object) -> DatasetError:
     """The error for a dataset, or a teacher's cache, that holds impossible numbers."""
-    return DatasetError(f"{path} is damaged; bertdata verify {path} says where")
+    return DatasetError(f"{path} is damaged; bertdata verify {path} says where", "damaged")

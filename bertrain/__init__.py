@@ -28,7 +28,7 @@ class _Refuse:
         if not name.startswith("bertrain.") or name == "bertrain.__main__":
             return
         if sys.argv[:1] == ["-m"] and {name, f"-m{name}"} & {*sys.orig_argv}:  # python -m bertrain.x
-            sys.exit(f"error: {self._sentence}")
+            sys.exit(f"Error: {self._sentence}")
         raise MissingLibraries(self._sentence)
 
 

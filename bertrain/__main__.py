@@ -49,7 +49,7 @@ class _Commands(click.Group):
             with one_sentence():  # importing torch takes seconds, in which Ctrl-C may come
                 return importlib.import_module(f"bertrain.{name}").main
         except bertrain.MissingLibraries as error:
-            sys.exit(f"error: {error}")
+            sys.exit(f"Error: {error}")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -1,20 +1,14 @@
-"""Batches of numpy → tensors: micro-batches on the device for our loop, torch datasets for other loops.
-
-The only file that turns batches into tensors.
-"""
+"""Batches of numpy → micro-batches of tensors on the device, for our loop; bertdata.torch is for other loops."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import torch
-import torch.utils.data
 
-from bertdata import IGNORE_INDEX, Batch, Loader
+from bertdata import IGNORE_INDEX, Batch
 
 MicroBatch = dict[str, torch.Tensor]
 AMPERE = (8, 0)  # the first GPUs that have a kernel for sequences of unequal length
@@ -75,86 +69,3 @@ def cu_seqlens_of(position_ids: torch.Tensor) -> torch.Tensor:
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copies through pinned memory, which torch reuses, so that the host need not wait for the copy."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-def tensors(batch: Batch) -> MicroBatch:
-    """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else its rows have."""
-    arrays = {
-        "input_ids": batch.input_ids,
-        "attention_mask": np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask,
-        "labels": batch.labels,
-        "token_type_ids": batch.token_type_ids,
-        "position_ids": batch.position_ids,
-        "next_sentence_label": batch.next_sentence_label,
-    }
-    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
-
-
-class SampleDataset(torch.utils.data.Dataset[MicroBatch]):
-    """The samples of one epoch of a Loader, by number, in the Loader's order: for samplers, Trainer and accelerate.
-
-    Sample i is dict(input_ids [T], attention_mask [T], labels [T], ...), int64: no collator has to mask, and the
-    default one stacks. It does not matter which process reads it, or when. `set_epoch(e)` goes to the order and masks
-    of epoch e, also in persistent workers of a DataLoader: they share the number. Pickles in under 4 KB.
-    """
-
-    def __init__(self, loader: Loader, *, epoch: int = 0) -> None:
-        self.loader = loader
-        self._epoch = torch.tensor(epoch).share_memory_()
-
-    @property
-    def epoch(self) -> int:
-        return int(self._epoch)
-
-    def set_epoch(self, epoch: int) -> None:
-        self._epoch.fill_(epoch)
-
-    def __len__(self) -> int:
-        return self.loader.num_samples
-
-    def __getitem__(self, index: int) -> MicroBatch:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {len(self)}")
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[MicroBatch]:
-        """Several at once, which is how DataLoader asks."""
-        numbers = np.asarray(indices, np.int64) % len(self)
-        whole = tensors(self.loader.read(self.epoch * len(self) + numbers))
-        return [{name: tensor[row] for name, tensor in whole.items()} for row in range(numbers.size)]
-
-
-class BatchDataset(torch.utils.data.IterableDataset[MicroBatch]):
-    """The batches of a Loader as dicts of tensors [B, T]: `DataLoader(BatchDataset(loader), batch_size=None)`.
-
-    Of n DataLoader workers, worker w makes batches w, w + n, ..., so they come out in order, the same for any n. Each
-    iteration begins where the Loader stands, or where a state was taken. With several ranks each has its own Loader,
-    with its rank; do not shard the dataset again.
-
-    `state_dict(batches)` is the state after so many batches of the current iteration. Without a number it counts the
-    batches that this copy of the dataset made: all of them without workers, else those of one worker, which is what
-    torchdata's StatefulDataLoader keeps.
-    """
-
-    def __init__(self, loader: Loader) -> None:
-        self.loader = loader
-        self._made = self._resumed = 0
-
-    def __iter__(self) -> Iterator[MicroBatch]:
-        worker = torch.utils.data.get_worker_info()
-        number, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        self._made, self._resumed = self._resumed, 0
-        while (batch := self.loader.batch(number + step * self._made)) is not None:
-            self._made += 1
-            yield tensors(batch)
-
-    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        if batches is None:
-            return {"loader": self.loader.state_dict(), "made": self._made}
-        state = self.loader.state_dict()
-        return {"loader": state | {"position": self.loader.position_of(batches)}, "made": 0}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises StateError if the state belongs to another stream."""
-        self.loader.load_state_dict(state["loader"])
-        self._resumed = state["made"]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM
 
 import bertdata
-from bertrain.feed import BatchDataset
+from bertdata.torch import BatchDataset
 
 LENGTH, ROWS = 64, 32  # tokens of a row; rows of a step, over all processes
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}

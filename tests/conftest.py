@@ -33,13 +33,13 @@ import numpy as np
 import pytest
 
 import bertdata
-from bertdata.build import build
-from bertdata.build import dataset as of_a_build
 from bertdata.format.manifest import Manifest, Shard, Split
 from bertdata.format.shard import ShardWriter
 from bertdata.remote import requests, stores
 from bertdata.tokenize import engine
 from bertdata.types import SpecialTokens
+from bertdata.write import build
+from bertdata.write import dataset as of_a_build
 
 # In the background of a script Ctrl-C is ignored, and what tests start would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

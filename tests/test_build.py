@@ -22,12 +22,12 @@ from reference import documents as twin
 from reference import keys
 
 import bertdata
-from bertdata.build import build, publish
-from bertdata.build.staging import continue_or_start
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, TokenizerError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.write import build, publish
+from bertdata.write.staging import continue_or_start
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 
@@ -284,7 +284,7 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus,
 def test_a_killed_build_continues(tmp_path, corpus, vocab, whole):
     program = f"""
 import os, signal
-from bertdata.build import build, publish
+from bertdata.write import build, publish
 left = iter(range(2))
 def progress(done, total):
     if next(left, None) is None:
@@ -598,7 +598,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_continued(tmp_path, corpus, voca
     out = tmp_path / "out"
     done = run_build(tmp_path / "long", out, vocab, before=limit)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
     assert "File too large; make room and run the same command again" in done.stderr
     assert not (out / "manifest.json").exists()
@@ -626,7 +626,7 @@ def test_more_shards_than_open_files(tmp_path, vocab):
     """A memory map keeps a descriptor; the soft limit is raised when it is reached."""
     (tmp_path / "corpus.txt").write_text("the stone\n" * 100)
     program = (
-        "import resource, sys\nfrom bertdata.build import build\n"
+        "import resource, sys\nfrom bertdata.write import build\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (60, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "built = build([sys.argv[1]], sys.argv[2], tokenizer=sys.argv[3], documents='line', shard_size=10)\n"
         "print(len(built.dataset))"

@@ -17,9 +17,9 @@ from conftest import make_text, write_dataset
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
-from bertdata.build import build
 from bertdata.cli import main
 from bertdata.look import bench
+from bertdata.write import build
 
 COMMANDS = (
     "build",
@@ -49,7 +49,7 @@ def refused(*arguments, code=1):
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
     lines = result.stderr.strip().splitlines()
-    assert lines[-1].lower().startswith("error: ")
+    assert lines[-1].startswith("Error: ")
     return lines[-1]
 
 
@@ -399,4 +399,4 @@ def test_a_full_disk_is_named_with_the_file(dataset, corpus, tmp_path, full_disk
         done = invoke(*words)
     assert done.exit_code == 1
     advice = "make room and run the same command again: what is finished is kept"
-    assert f"error: {tmp_path / path}: File too large; {advice}" in done.output
+    assert f"Error: {tmp_path / path}: File too large; {advice}" in done.output

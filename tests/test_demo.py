@@ -85,7 +85,7 @@ def test_a_directory_that_the_demo_cannot_use_is_one_sentence(tmp_path, monkeypa
     result = run(out)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
-    assert line.startswith(f"error: --out {out} ")
+    assert line.startswith(f"Error: --out {out} ")
     assert line.endswith(("; give another directory", "; give a new directory"))
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from training import entries, flags, launch, losses, on_ranks, train
 
-from bertdata.build import build
+from bertdata.write import build
 from bertrain import evaluate
 from bertrain.runtime import checkpoint
 
@@ -78,7 +78,7 @@ def test_one_document_on_two_ranks_trains_or_ends_with_a_sentence(tmp_path, voca
     code, said, err = on_ranks(2, "bertrain.pretrain", flags(tmp_path / "shards", tmp_path / "run", **options))
     if text == "stone":
         assert code == 1
-        assert err.count("error: nothing to predict: the 1 samples") == 1
+        assert err.count("Error: nothing to predict: the 1 samples") == 1
         assert "ranks 2, batch 6" in err
         assert "bertrain/" not in err  # no frame of ours in what torchrun has to say
     else:

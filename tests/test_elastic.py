@@ -82,7 +82,7 @@ def invoke(*arguments):
 def refused(*arguments):
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
     return line
 
 

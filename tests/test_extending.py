@@ -163,7 +163,7 @@ FAULTS = {
     ),
     "nan": (
         {"forward": lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean() * torch.nan, 0)},
-        "error: nan_loss is nan and the gradient norm is nan at step 1; lower --lr",
+        "Error: nan_loss is nan and the gradient norm is nan at step 1; lower --lr",
     ),
 }
 

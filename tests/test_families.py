@@ -27,8 +27,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 from transformers.modeling_outputs import MaskedLMOutput
 
 import bertdata
-from bertdata.build import build
 from bertdata.errors import UsageError
+from bertdata.write import build
 from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
 from bertrain.config import Config
 from bertrain.models import build as models

@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainerCallback, TrainingArguments
 
 from bertdata import Loader
-from bertrain.feed import BatchDataset, SampleDataset, tensors
+from bertdata.torch import BatchDataset, SampleDataset, tensors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than cores, on purpose

@@ -18,9 +18,9 @@ from conftest import SPECIALS, make_text, write_dataset
 
 import bertdata
 from bertdata import Loader
-from bertdata.build import build
 from bertdata.errors import BertdataError, DatasetError
 from bertdata.format.verify import verify
+from bertdata.write import build
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 MIB = 1 << 20

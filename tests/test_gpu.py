@@ -27,7 +27,7 @@ from training import entries, flags, launch, learner, train
 from transformers import CONFIG_MAPPING
 
 from bertdata import Loader
-from bertdata.build import build as build_dataset
+from bertdata.write import build as build_dataset
 from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
 from bertrain.config import Config
 from bertrain.models import build

@@ -13,7 +13,7 @@ import torch
 from training import learner, train
 
 import bertdata
-from bertdata.build import build
+from bertdata.write import build
 from bertrain import feed
 from bertrain.models import build as model
 from bertrain.runtime import checkpoint

@@ -19,14 +19,14 @@ from reference import ids as twin
 from test_build import failing
 
 import bertdata
-from bertdata.build import build, export, import_ids
-from bertdata.build import kernels as build_kernels
 from bertdata.cli import main
 from bertdata.errors import BuildError, DatasetError, InputError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import ids as ids_files
 from bertdata.sources import kernels as source_kernels
 from bertdata.tokenize.load import load
+from bertdata.write import build, export, import_ids
+from bertdata.write import kernels as build_kernels
 
 SEP, MASK, PAD = 3, 4, 0
 SMALL = {"validation": 0, "shard_size": 40}

@@ -32,7 +32,6 @@ from hypothesis import strategies as st
 from reference import documents as twin
 
 import bertdata
-from bertdata.build import build, finish
 from bertdata.cli import main
 from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.format.verify import verify
@@ -42,6 +41,7 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import local
 from bertdata.sources.split import split
+from bertdata.write import build, finish
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
@@ -327,12 +327,12 @@ def test_standard_input_needs_a_tokenizer(tmp_path, vocab):
     result = invoke("build", "-", "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert result.stderr.startswith(
-        "error: - can be read only once, so it cannot also train a vocabulary; give a --tok"
+        "Error: - can be read only once, so it cannot also train a vocabulary; give a --tok"
     )
     os.mkfifo(tmp_path / "pipe")
     result = invoke("build", tmp_path / "pipe", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {tmp_path / 'pipe'} can be read only once")
+    assert result.stderr.startswith(f"Error: {tmp_path / 'pipe'} can be read only once")
     assert not (tmp_path / "out").exists()
 
 
@@ -501,7 +501,7 @@ def test_a_url_of_another_kind_is_one_sentence(tmp_path, monkeypatch, vocab, url
     with pytest.raises(UsageError, match=said):
         find_inputs([Path(url)])
     result = invoke("build", url, "--out", "out", "--tokenizer", vocab)
-    assert (result.exit_code, result.stderr) == (2, f"error: {said}\n")
+    assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
     assert os.listdir() == []
 
 
@@ -510,10 +510,10 @@ def test_a_dataset_is_not_written_to_a_url_of_another_kind(tmp_path, monkeypatch
     (tmp_path / "text").write_text("the stone\n")
     for command, url in (("build", "hdfs://n:9/d/"), ("train-tokenizer", "s3://bucket/x")):
         assert (
-            invoke(command, "text", "--out", url).stderr == "error: --out is a URL; give a directory of this machine\n"
+            invoke(command, "text", "--out", url).stderr == "Error: --out is a URL; give a directory of this machine\n"
         )
-    assert invoke("build", "--finish", "--out", "s3://b/x").stderr.startswith("error: --out is a URL; give a directory")
-    said = "error: https://host/x is no place for a dataset; give a URL of s3, gs, az or hf, such as s3://bucket/name\n"
+    assert invoke("build", "--finish", "--out", "s3://b/x").stderr.startswith("Error: --out is a URL; give a directory")
+    said = "Error: https://host/x is no place for a dataset; give a URL of s3, gs, az or hf, such as s3://bucket/name\n"
     assert invoke("build", "text", "--out", "https://u:secret@host/x?y=secret").stderr == said
     with pytest.raises(UsageError, match="an input has s3:/ where a URL has s3://; give it as text, not as a Path"):
         find_inputs([Path("s3://bucket/x")])
@@ -731,7 +731,7 @@ def test_a_truncated_file_publishes_nothing(tmp_path, vocab, ending):
     path = write(tmp_path / f"cut.txt{ending}", PACK[ending](lines_of(40))[:-9])
     result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: {path} is not a complete ")
+    assert result.stderr.startswith(f"Error: {path} is not a complete ")
     assert result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
@@ -764,7 +764,7 @@ def test_bad_json_lines_are_left_out_counted_and_the_first_is_named(tmp_path, vo
     options = ["--tokenizer", vocab, "--validation", "0.2", "--test", "0.1", "--sentences", "line"]
     failed = invoke("build", path, "--out", tmp_path / "out", *options)
     assert failed.exit_code == 1
-    assert failed.stderr.startswith(f"error: {path}, line 4: {said}")
+    assert failed.stderr.startswith(f"Error: {path}, line 4: {said}")
     assert failed.stderr.endswith("fix the row, or use --on-error skip\n")
     assert not (tmp_path / "out").exists()
     done = invoke("build", path, "--out", tmp_path / "out", *options, "--on-error", "skip")
@@ -848,7 +848,7 @@ def test_nothing_but_bad_rows_is_one_sentence(tmp_path, vocab, name):
         result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab, "--on-error", "skip",
                         "--shard-size", size)  # fmt: skip
         assert result.exit_code == 1
-        assert result.stderr.startswith("error: no document to build from: ")
+        assert result.stderr.startswith("Error: no document to build from: ")
         assert "rows without text were skipped" in result.stderr
         assert result.stderr.count("\n") == 1
         assert not (tmp_path / "out").exists()
@@ -1107,7 +1107,7 @@ def test_finishing_where_there_is_nothing_is_one_sentence(tmp_path):
     for out in (tmp_path, tmp_path / "no"):
         result = invoke("build", "--finish", "--out", out)
         assert result.exit_code == 1
-        assert result.stderr.startswith(f"error: {out} has no finished part")
+        assert result.stderr.startswith(f"Error: {out} has no finished part")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -1207,7 +1207,7 @@ def test_a_killed_part_keeps_its_finished_units(tmp_path, corpus, vocab, whole_s
     out = tmp_path / "out"
     program = f"""
 import os, signal
-from bertdata.build import build
+from bertdata.write import build
 left = iter(range(2))
 def progress(done, total):
     if next(left, None) is None:
@@ -1310,7 +1310,7 @@ def test_finishing_goes_with_nothing_else_and_building_needs_an_input(tmp_path, 
     for arguments in ([corpus, "--finish"], ["--part", "1/2", "--finish"], []):
         result = invoke("build", *arguments, "--out", out)
         assert result.exit_code == 2
-        assert result.stderr.startswith("error: ")
+        assert result.stderr.startswith("Error: ")
         assert result.stderr.count("\n") == 1
     for arguments in (["--overwrite"], ["--max-documents", "3"], ["--tokenizer", vocab]):  # so its help says
         assert invoke("build", "--finish", *arguments, "--out", out).exit_code == 2, arguments
@@ -1372,7 +1372,7 @@ def test_compressed_parquet_is_refused(tmp_path, vocab, ending):
     result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab)
     assert result.exit_code == 1
     assert result.stderr.endswith(
-        f"error: {path}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first\n"
+        f"Error: {path}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first\n"
     )
     assert not (tmp_path / "out").exists()
 

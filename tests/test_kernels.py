@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from reference import keys
 
 from bertdata import Loader
-from bertdata.build import build
-from bertdata.build import kernels as build_kernels
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
+from bertdata.write import build
+from bertdata.write import kernels as build_kernels
 
 SEEDS = st.integers(0, 2**64 - 1)
 

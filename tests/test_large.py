@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import bertdata
 from bertdata import Loader
-from bertdata.build import build
 from bertdata.errors import DatasetError
 from bertdata.format import arrays, manifest, shard
 from bertdata.format.arrays import npy_header
@@ -24,6 +23,7 @@ from bertdata.format.records import canonical
 from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
 from bertdata.look.trace import documents_of
+from bertdata.write import build
 
 SMALL = {"shard_size": 1500, "validation": 0.2, "test": 0.1, "sentences": "line", "words": "conftest:in_pairs"}
 KINDS = ["windows", "documents", "packed", "pairs"]

@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers import BertForMaskedLM
 
 import bertdata
-from bertrain.feed import tensors
+from bertdata.torch import tensors
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = ("trainer", "accelerate_loop", "lightning_loop")

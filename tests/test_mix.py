@@ -13,12 +13,12 @@ from reference import keys
 
 import bertdata
 from bertdata import IGNORE_INDEX, Loader, Masking
-from bertdata.build import build
 from bertdata.errors import DatasetError, StateError, UsageError
 from bertdata.read import order
 from bertdata.read.mix import MAX_SUM, Mix, whole
 from bertdata.read.stream import TokenStream
 from bertdata.types import SpecialTokens
+from bertdata.write import build
 
 KINDS = [
     {},

@@ -13,9 +13,9 @@ from conftest import make_text
 from training import entries, flags, losses, on_ranks, train
 
 import bertdata
-from bertdata.build import build
 from bertdata.errors import UsageError
 from bertdata.look.trace import trace
+from bertdata.write import build
 from bertrain import config, doctor
 from bertrain import pretrain as pretraining
 from bertrain.config import Config

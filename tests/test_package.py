@@ -151,7 +151,7 @@ def test_a_shell_completes_the_options_that_a_command_has(name):
      ("transformers", "transformers, which is")],
 )  # fmt: skip
 def test_without_libraries_a_command_says_one_sentence(hiding, hide, missing):
-    sentence = f"error: training needs {missing} not installed; pip install 'bertdata[train]'\n"
+    sentence = f"Error: training needs {missing} not installed; pip install 'bertdata[train]'\n"
     for command in (["bertrain", "pretrain", "--help"], ["bertrain.pretrain", "--help"]):
         result = python("-m", *command, hide=hide, before=hiding)
         assert (result.returncode, result.stdout, result.stderr) == (1, "", sentence)

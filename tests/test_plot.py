@@ -262,7 +262,7 @@ def test_fine_tunings_have_no_page(tmp_path):
 def test_a_full_disk_is_named_with_the_file(run, tmp_path, full_disk, option, name):
     with full_disk(2000):
         done = CliRunner().invoke(plot.main, [str(run), option, str(tmp_path / name)])
-    assert (done.exit_code, f"error: {tmp_path / name}: File too large; make room" in done.output) == (1, True)
+    assert (done.exit_code, f"Error: {tmp_path / name}: File too large; make room" in done.output) == (1, True)
     assert not (tmp_path / name).exists()
 
 

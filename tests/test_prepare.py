@@ -14,11 +14,11 @@ from test_build import published
 
 import bertdata
 from bertdata import prepare
-from bertdata.build import build, finish
 from bertdata.cli import main
 from bertdata.errors import InputError, UsageError
 from bertdata.look.trace import documents_of, with_texts
 from bertdata.sources.maps import function_of
+from bertdata.write import build, finish
 
 TEXTS = [f"The  stone {number}\tunder the river {'x' * (number % 7)}" for number in range(300)]
 
@@ -177,10 +177,10 @@ def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
     path = rows(tmp_path / "a.jsonl", [text + " " * (number % 2) for number, text in enumerate(TEXTS * 2)])
     seen = []
     options = {"tokenizer": vocab, "dedup": True, "map": ["bertdata.prepare:clean"], "say": seen.append}
-    with patch("bertdata.build.dataset.publish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch("bertdata.write.dataset.publish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         build(path, tmp_path / "out", **options)
     assert sorted(each.name for each in (tmp_path / "out" / ".build").glob("*hashes*")) == []
-    with patch("bertdata.build.duplicates.in_order", None):  # the text is not read again
+    with patch("bertdata.write.duplicates.in_order", None):  # the text is not read again
         dataset = build(path, tmp_path / "out", **options).dataset
     assert seen.count("300 documents have the text of an earlier one and are left out") == 2
     assert (dataset.num_documents, dataset.manifest.counts["duplicate_documents"]) == (300, 300)

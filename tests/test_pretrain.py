@@ -11,8 +11,8 @@ from training import SMALL, entries, flags, losses, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
-from bertdata.build import build
 from bertdata.look.trace import stream_of
+from bertdata.write import build
 from bertrain.evaluate import main as evaluate_main
 from bertrain.pretrain import main as pretrain_main
 from bertrain.runtime import checkpoint
@@ -317,7 +317,7 @@ def test_a_full_disk_while_saving_keeps_the_last_checkpoint(finished, dataset, t
     monkeypatch.setattr(torch, "save", full)
     result = invoke(pretrain_main, flags(dataset.path, out, steps=6))
     assert result.exit_code == 1
-    assert "error: optimizer.pt: No space left on device; make room" in result.output
+    assert "Error: optimizer.pt: No space left on device; make room" in result.output
     assert not list(out.glob(".step*"))
     assert checkpoint.newest(out) == (out / "step-00000005", [])
 

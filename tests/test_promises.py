@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from training import SMALL, entries, flags, on_ranks, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from bertdata.build import build
 from bertdata.errors import DatasetError, UsageError
+from bertdata.write import build
 from bertrain import assemble, evaluate, finetune, pretrain, teacher
 from bertrain import plan as plans
 from bertrain.config import Config, read_options

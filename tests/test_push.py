@@ -147,7 +147,7 @@ def test_a_dry_run_lists_the_files_and_asks_nobody(hub, run, monkeypatch):
 def test_only_public_lets_everybody_see_a_model(hub, run):
     hub.private = False
     said = refused(run, "org/name")
-    assert said == "error: org/name is there and public; give --public if everybody may see this model"
+    assert said == "Error: org/name is there and public; give --public if everybody may see this model"
     assert hub.commits == []
     assert call(run, "org/name", "--public").exit_code == 0
     assert len(hub.commits) == 1

@@ -25,9 +25,6 @@ from hypothesis import strategies as st
 from test_build import published
 from test_split import made, parquet, write
 
-from bertdata.build import build, cluster, finish
-from bertdata.build.cluster import Job
-from bertdata.build.units import unit_name
 from bertdata.cli import main
 from bertdata.errors import BuildError, InputError
 from bertdata.sources import documents, tables
@@ -36,6 +33,9 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.split import split
 from bertdata.tokenize.load import load
+from bertdata.write import build, cluster, finish
+from bertdata.write.cluster import Job
+from bertdata.write.units import unit_name
 
 ROOT = Path(__file__).parent.parent
 # A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
@@ -77,14 +77,14 @@ def invoke(*arguments):
 def test_what_does_not_go_with_ray_is_one_sentence(tmp_path, corpus, vocab, options, said):
     result = invoke(*([] if "-" in options else [corpus]), "--out", tmp_path / "out", "--tokenizer", vocab, *options)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith(f"error: {said}")
+    assert result.stderr.startswith(f"Error: {said}")
     assert not (tmp_path / "out").exists()
 
 
 def test_without_the_library_one_sentence_says_what_to_install(tmp_path, corpus, vocab, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     result = invoke(corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray")
-    said = "error: --ray needs Ray, which is not installed; pip install 'bertdata[ray]'\n"
+    said = "Error: --ray needs Ray, which is not installed; pip install 'bertdata[ray]'\n"
     assert (result.exit_code, result.stderr) == (1, said)
     assert not (tmp_path / "out").exists()
 
@@ -97,7 +97,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence_at_once(tmp_path, corpus
         for given in ([], [address]):
             result = invoke(corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray", *given)
             assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-            said = f"error: {address} is no Ray cluster that can be joined ([Errno 111] Connection refused); start one"
+            said = f"Error: {address} is no Ray cluster that can be joined ([Errno 111] Connection refused); start one"
             assert result.stderr.startswith(said)
     assert not (tmp_path / "out").exists()
 

@@ -25,13 +25,13 @@ from training import entries, losses, train
 
 import bertdata
 from bertdata import files
-from bertdata.build import build
 from bertdata.errors import BertdataError, DatasetError, InputError
 from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.read.words import continuing_ids
 from bertdata.sources import documents
+from bertdata.write import build
 from bertrain.runtime import checkpoint
 
 ROOT = Path(bertdata.__file__).parents[1]
@@ -191,7 +191,7 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, voca
     before = f"import os\ndef no(*a, **k): raise OSError({number}, os.strerror({number}), a[0])\nos.mkdir = no\n"
     done = run(before + BUILD, corpus, "--out", tmp_path / "out", "--tokenizer", vocab)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("Error: ")
     assert os.strerror(number) in done.stderr
 
 
@@ -439,7 +439,7 @@ def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch
 
 def test_a_build_that_is_killed_as_it_tidies_up_leaves_a_dataset_that_opens(small, corpus, vocab, monkeypatch):
     monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
-    tidying = patch("bertdata.build.publish.shutil.rmtree", side_effect=KeyboardInterrupt)
+    tidying = patch("bertdata.write.publish.shutil.rmtree", side_effect=KeyboardInterrupt)
     with tidying, pytest.raises(KeyboardInterrupt):
         build(corpus, small, tokenizer=vocab, overwrite=True)
     assert bertdata.open(small).num_documents > 0

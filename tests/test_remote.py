@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_inputs import published
 
-from bertdata.build import build
 from bertdata.cli import main
 from bertdata.errors import InputError, RemoteError, UsageError
 from bertdata.remote import reader, requests, stores
 from bertdata.remote.reader import RemoteFile
+from bertdata.write import build
 
 ROWS = [f"the stone {number} under the river" for number in range(400)]
 TEXT = "\n\n".join(ROWS).encode()
@@ -208,7 +208,7 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
     result = CliRunner().invoke(main, ["build", urls[scheme], "--out", str(tmp_path / "out"), "--tokenizer", vocab])
     assert result.exit_code == 1
     assert said in result.stderr
-    assert result.stderr.startswith(f"error: {urls[scheme].partition('?')[0]}")
+    assert result.stderr.startswith(f"Error: {urls[scheme].partition('?')[0]}")
     assert result.stderr.count("\n") == 1
     assert "secret" not in result.output
     assert not (tmp_path / "out").exists()

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from conftest import write_dataset
 
 import bertdata
-from bertdata.build import build
 from bertdata.cli import main
 from bertdata.look import report as looking
 from bertdata.look.report import report
+from bertdata.write import build
 
 OPTIONS = {"length": 32, "global_batch_size": 8, "world_size": 2}
 

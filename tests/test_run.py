@@ -28,9 +28,10 @@ from transformers import (
 
 import bertdata
 from bertdata import Masking
-from bertdata.build import build
 from bertdata.errors import DatasetError, UsageError
 from bertdata.look.trace import stream_of
+from bertdata.torch import tensors
+from bertdata.write import build
 from bertrain import doctor, evaluate, feed, plot, pretrain
 from bertrain import run as runs
 from bertrain.config import Config
@@ -67,7 +68,7 @@ def test_losses_of_pairs_are_those_of_transformers(dataset):
     batch = next(bertdata.Loader(dataset, length=32, samples="pairs", global_batch_size=5))
     weights = model.build("bert-tiny", dataset.special_tokens, length=32, seed=0, nsp=True)[0]
     losses = learner(weights, "mlm", "nsp")(**next(feed.micro_batches(batch, size=5, count=1, device=CPU)))
-    given = feed.tensors(batch)
+    given = tensors(batch)
     theirs = weights(**given)
     targets = feed.num_targets(batch)
     torch.testing.assert_close(losses["mlm"].sum / targets + losses["nsp"].sum / 5, theirs.loss)

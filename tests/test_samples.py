@@ -18,13 +18,13 @@ from reference import keys, rows
 
 import bertdata
 from bertdata import Loader, Masking, files
-from bertdata.build import build
 from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.format.verify import verify
 from bertdata.read import index, kernels, order, pieces
 from bertdata.read.stream import TokenStream, Wanted, rows_of
 from bertdata.read.words import continuing_ids
 from bertdata.types import SpecialTokens
+from bertdata.write import build
 
 DERIVED = ["documents", "packed", "pairs"]
 

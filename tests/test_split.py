@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from reference import documents as twin
 from test_build import published
 
-from bertdata.build import build, finish
 from bertdata.errors import BuildError
 from bertdata.sources import documents
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.split import UNITS_PER_SIZE, split
+from bertdata.write import build, finish
 
 WORDS = st.text("ab é\n", max_size=12)
 FILES = st.lists(

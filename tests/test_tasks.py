@@ -582,7 +582,7 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(checkpoint, t
         ),
     ):
         done = invoke(*common, *more)
-        assert (done.exit_code, f"error: {place} was trained otherwise: {said}" in done.output) == (2, True), (
+        assert (done.exit_code, f"Error: {place} was trained otherwise: {said}" in done.output) == (2, True), (
             done.output
         )
         assert done.output.endswith("; give the same again, or another --out\n")

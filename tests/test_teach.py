@@ -20,9 +20,9 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata import cli
-from bertdata.build import build
 from bertdata.errors import DatasetError, StateError, UsageError
 from bertdata.format import answers
+from bertdata.write import build
 from bertrain import assemble, doctor, feed, teacher
 from bertrain.config import Config
 from bertrain.models import build as model

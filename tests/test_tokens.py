@@ -26,7 +26,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import bertdata
 from bertdata import Loader
-from bertdata.build import build, train_tokenizer, vocabulary
 from bertdata.errors import BuildError, InputError, TokenizerError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import documents, streams
@@ -35,6 +34,7 @@ from bertdata.sources.inputs import local
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.tokenize.train import train_wordpiece
+from bertdata.write import build, train_tokenizer, vocabulary
 
 WORDS = [
     "the", "Unaffable", "naïve", "don't", "水", "हिन्दी", "\U0001f600", "[MASK]", "[SEP]x", "[UNK]", "\n", "\r\n",

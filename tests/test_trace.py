@@ -17,13 +17,13 @@ from click.testing import CliRunner
 from conftest import WORDS, make_text
 
 import bertdata
-from bertdata.build import build, finish
 from bertdata.cli import main
 from bertdata.errors import DatasetError, StateError, UsageError
 from bertdata.format.origins import Record, array_name
 from bertdata.format.verify import verify
 from bertdata.look.trace import documents_of, stream_of, trace, with_texts
 from bertdata.tokenize.load import load
+from bertdata.write import build, finish
 
 SMALL = {"shard_size": 6000, "validation": 0.2}
 

@@ -13,11 +13,11 @@ from conftest import LETTERS, make_text
 from test_cli import invoke, refused
 
 import bertdata
-from bertdata.build import build, train_tokenizer
 from bertdata.choices import TOKENIZER_TYPES
 from bertdata.errors import BuildError, UsageError
 from bertdata.tokenize.load import load
 from bertdata.tokenize.train import TRAINERS
+from bertdata.write import build, train_tokenizer
 
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 TEXT = [

@@ -20,7 +20,6 @@ from click.testing import CliRunner
 from test_build import published
 
 import bertdata
-from bertdata.build import build
 from bertdata.cli import main
 from bertdata.errors import BuildError, DatasetError, RemoteError, UsageError
 from bertdata.format import transfer
@@ -28,6 +27,7 @@ from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
 from bertdata.remote import hub as hub_room
 from bertdata.remote import stores
+from bertdata.write import build
 
 
 @pytest.fixture(autouse=True)
@@ -267,7 +267,7 @@ def test_a_full_disk_is_named_with_the_file(bucket, dataset, tmp_path, full_disk
     with full_disk(1000):
         done = CliRunner().invoke(main, ["pull", f"{bucket.url}/shards", str(tmp_path / "copy")])
     assert done.exit_code == 1
-    assert re.search(rf"error: {tmp_path}/copy/[\w.-]+: File too large; make room and run the same", done.output)
+    assert re.search(rf"Error: {tmp_path}/copy/[\w.-]+: File too large; make room and run the same", done.output)
 
 
 def test_damage_is_found_on_the_way(bucket, dataset, tmp_path):
@@ -394,7 +394,7 @@ def test_a_build_to_a_url_that_could_not_be_reached_goes_on(bucket, corpus, voca
     build(corpus, tmp_path / "here", tokenizer=vocab)
     with patch.object(stores, "write", side_effect=RemoteError("no")), pytest.raises(RemoteError):
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
-    with patch("bertdata.build.dataset.encode_all", None):  # the text is not read again
+    with patch("bertdata.write.dataset.encode_all", None):  # the text is not read again
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
     assert under(bucket, "there") == published(tmp_path / "here")
 
@@ -415,7 +415,7 @@ def test_a_build_that_was_killed_after_its_manifest_was_there_ends(bucket, corpu
 def test_what_does_not_go_with_a_url_is_one_sentence(bucket, corpus, vocab, option):
     result = CliRunner().invoke(main, ["build", str(corpus), "--out", bucket.url, "--tokenizer", vocab, *option])
     assert result.exit_code == 2
-    said = f"error: {option[0]} does not go with a URL as --out; give a directory, and bertdata push it there\n"
+    said = f"Error: {option[0]} does not go with a URL as --out; give a directory, and bertdata push it there\n"
     assert result.stderr == said
 
 
@@ -439,7 +439,7 @@ def test_killed_at_random_it_ends_in_the_same_bytes(bucket, corpus, vocab, tmp_p
         return published(tmp_path / "copy") if (tmp_path / "copy").exists() else {}
 
     program = (
-        "import sys, obstore, bertdata.build.dataset, bertdata.format.transfer; from bertdata.cli import main; "
+        "import sys, obstore, bertdata.write.dataset, bertdata.format.transfer; from bertdata.cli import main; "
         "print('imported', flush=True); sys.stdin.readline(); main()"
     )
 

@@ -9,11 +9,11 @@ from conftest import write_dataset
 from reference import keys, rows
 
 import bertdata
-from bertdata.build import kernels as build_kernels
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
 from bertdata.read.mix import Mix
 from bertdata.types import Masking, SpecialTokens
+from bertdata.write import kernels as build_kernels
 
 PAGE = (Path(__file__).parent.parent / "docs" / "determinism.md").read_text()
 VECTORS = json.loads(PAGE.split("```json\n")[1].split("```")[0])

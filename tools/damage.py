@@ -29,7 +29,6 @@ import numpy as np
 from survive import content, write_text, write_vocab
 
 import bertdata
-from bertdata.build import build
 from bertdata.errors import BertdataError
 from bertdata.format import dataset, manifest, shard, table
 from bertdata.format import verify as verification
@@ -37,6 +36,7 @@ from bertdata.format.arrays import HEADER_BYTES, open_array
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import canonical
 from bertdata.format.verify import verify
+from bertdata.write import build
 
 WAYS = ("windows", "documents", "packed", "pairs")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from bertdata import Dataset, Loader
-from bertdata.build import build
 from bertdata.format import manifest
 from bertdata.look.trace import documents_of
+from bertdata.write import build
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "golden"
 VOCABULARY = "[PAD] [UNK] [CLS] [SEP] [MASK] . , a an and at by in of on the to bread house letter light morning river "
@@ -69,7 +69,7 @@ def main() -> None:
     version = manifest.VERSIONS[-1]
     out, record = FOLDER / f"v{version}", FOLDER / f"v{version}.json"
     if out.exists() or record.exists():
-        sys.exit(f"error: {out} is there already, and golden files never change; a new format version has new ones")
+        sys.exit(f"Error: {out} is there already, and golden files never change; a new format version has new ones")
     with tempfile.TemporaryDirectory() as scratch:
         text, vocabulary = Path(scratch) / "text", Path(scratch) / "vocab.txt"
         text.write_text(TEXT, encoding="utf-8")

@@ -73,7 +73,7 @@ AXES = """() => [...document.querySelectorAll("figure svg[tabindex]")].map(chart
 
 def require(holds: Any, said: str) -> None:
     if not holds:
-        sys.exit(f"error: {said}")
+        sys.exit(f"Error: {said}")
 
 
 @contextmanager

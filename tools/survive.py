@@ -34,8 +34,8 @@ import click
 import numpy as np
 
 import bertdata
-from bertdata.build import build
 from bertdata.format.manifest import MANIFEST
+from bertdata.write import build
 
 WORDS = ("the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt")
 

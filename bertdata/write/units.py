@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.build.duplicates import without_duplicates
-from bertdata.build.kernels import count_literals, hash_documents, literals
-from bertdata.build.threads import in_order
 from bertdata.errors import UsageError
 from bertdata.format.arrays import ArrayWriter, array_path
 from bertdata.format.manifest import SPLITS
@@ -30,6 +27,9 @@ from bertdata.sources.blocks import Block, FoundBlock, find_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.split import Plan
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
+from bertdata.write.duplicates import without_duplicates
+from bertdata.write.kernels import count_literals, hash_documents, literals
+from bertdata.write.threads import in_order
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 UNIT_COUNTS = ("special_ids_replaced", "skipped_rows", "text_bytes")  # of a unit over all splits

@@ -18,21 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bertdata.build.cluster import Job, connected, encode_on_cluster
-from bertdata.build.duplicates import find_duplicates
-from bertdata.build.publish import file_digests, publish
-from bertdata.build.staging import (
-    PLAN,
-    STAGING,
-    continue_or_start,
-    finished_units,
-    part_name,
-    planning,
-    require_rule,
-    staging_directory,
-)
-from bertdata.build.units import UnitWriter, encode_all, require_shares
-from bertdata.build.vocabulary import require_type, trained_tokenizer
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
@@ -50,6 +35,21 @@ from bertdata.sources.texts import load_kernels
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer, WordSplitter
 from bertdata.urls import is_remote
+from bertdata.write.cluster import Job, connected, encode_on_cluster
+from bertdata.write.duplicates import find_duplicates
+from bertdata.write.publish import file_digests, publish
+from bertdata.write.staging import (
+    PLAN,
+    STAGING,
+    continue_or_start,
+    finished_units,
+    part_name,
+    planning,
+    require_rule,
+    staging_directory,
+)
+from bertdata.write.units import UnitWriter, encode_all, require_shares
+from bertdata.write.vocabulary import require_type, trained_tokenizer
 
 _NAME = "tokenizer_name.json"  # in the staging directory
 Progress = Callable[[int, int], None]

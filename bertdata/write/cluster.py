@@ -28,8 +28,6 @@ from typing import Any
 from uuid import uuid4
 
 import bertdata
-from bertdata.build.staging import ATTEMPTS
-from bertdata.build.units import UnitWriter, encode_all, unit_name
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError
 from bertdata.files import fsync_directory, write_file
 from bertdata.format.records import read_record, write_record
@@ -38,6 +36,8 @@ from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.write.staging import ATTEMPTS
+from bertdata.write.units import UnitWriter, encode_all, unit_name
 
 _RETRIES = 3  # of a task whose process, node or disk fails
 _TASK_BYTES = 1 << 24  # of input on disk that one task reads at least, where there is enough for _TASKS_A_CPU

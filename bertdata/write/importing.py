@@ -15,21 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.build.dataset import Progress, missing_roles_warning
-from bertdata.build.kernels import count_special, hash_documents
-from bertdata.build.publish import file_digests, move_up, splits_of
-from bertdata.build.staging import continue_or_start, finished_units, staging_directory
-from bertdata.build.units import (
-    COUNTS,
-    SPLIT_COUNTS,
-    SPLITS_BY_HASH,
-    ends_of,
-    hash_bounds,
-    require_shares,
-    select,
-    shard_entry,
-    unit_name,
-)
 from bertdata.choices import IDS_FORMATS
 from bertdata.errors import InputError, UsageError
 from bertdata.files import write_file
@@ -45,6 +30,21 @@ from bertdata.sources.split import UNIT_RULE
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertdata.urls import is_remote, without_secrets
+from bertdata.write.dataset import Progress, missing_roles_warning
+from bertdata.write.kernels import count_special, hash_documents
+from bertdata.write.publish import file_digests, move_up, splits_of
+from bertdata.write.staging import continue_or_start, finished_units, staging_directory
+from bertdata.write.units import (
+    COUNTS,
+    SPLIT_COUNTS,
+    SPLITS_BY_HASH,
+    ends_of,
+    hash_bounds,
+    require_shares,
+    select,
+    shard_entry,
+    unit_name,
+)
 
 
 def import_ids(

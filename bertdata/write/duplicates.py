@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.build.threads import in_order
 from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
 from bertdata.format.origins import DTYPE, origins_of
 from bertdata.sources.blocks import Block, FoundBlock, find_blocks
 from bertdata.sources.split import Plan
+from bertdata.write.threads import in_order
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
 _FILES = 256  # one for each first byte of a hash

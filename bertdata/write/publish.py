@@ -9,8 +9,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bertdata.build.staging import PLAN
-from bertdata.build.units import COUNTS, OPTION_COUNTS
 from bertdata.errors import BuildError, InputError
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import array_path
@@ -18,6 +16,8 @@ from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, Shard
 from bertdata.format.origins import ORIGINS, NamedInput, array_name, prepare_directory, write_origins
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.write.staging import PLAN
+from bertdata.write.units import COUNTS, OPTION_COUNTS
 
 _SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
 

@@ -1,0 +1,98 @@
+"""Batches as tensors, for training loops of others: datasets for torch's DataLoader. No other file imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from bertdata.read.loader import Loader
+from bertdata.types import Batch
+
+Tensors = dict[str, torch.Tensor]
+
+
+def tensors(batch: Batch) -> Tensors:
+    """A batch as arguments of transformers' models: input_ids, attention_mask, labels, and what else its rows have."""
+    arrays = {
+        "input_ids": batch.input_ids,
+        "attention_mask": np.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask,
+        "labels": batch.labels,
+        "token_type_ids": batch.token_type_ids,
+        "position_ids": batch.position_ids,
+        "next_sentence_label": batch.next_sentence_label,
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+
+
+class SampleDataset(torch.utils.data.Dataset[Tensors]):
+    """The samples of one epoch of a Loader, by number, in the Loader's order: for samplers, Trainer and accelerate.
+
+    Sample i is dict(input_ids [T], attention_mask [T], labels [T], ...), int64: no collator has to mask, and the
+    default one stacks. It does not matter which process reads it, or when. `set_epoch(e)` goes to the order and masks
+    of epoch e, also in persistent workers of a DataLoader: they share the number. Pickles in under 4 KB.
+    """
+
+    def __init__(self, loader: Loader, *, epoch: int = 0) -> None:
+        self.loader = loader
+        self._epoch = torch.tensor(epoch).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def __len__(self) -> int:
+        return self.loader.num_samples
+
+    def __getitem__(self, index: int) -> Tensors:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensors]:
+        """Several at once, which is how DataLoader asks."""
+        numbers = np.asarray(indices, np.int64) % len(self)
+        whole = tensors(self.loader.read(self.epoch * len(self) + numbers))
+        return [{name: tensor[row] for name, tensor in whole.items()} for row in range(numbers.size)]
+
+
+class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
+    """The batches of a Loader as dicts of tensors [B, T]: `DataLoader(BatchDataset(loader), batch_size=None)`.
+
+    Of n DataLoader workers, worker w makes batches w, w + n, ..., so they come out in order, the same for any n. Each
+    iteration begins where the Loader stands, or where a state was taken. With several ranks each has its own Loader,
+    with its rank; do not shard the dataset again.
+
+    `state_dict(batches)` is the state after so many batches of the current iteration. Without a number it counts the
+    batches that this copy of the dataset made: all of them without workers, else those of one worker, which is what
+    torchdata's StatefulDataLoader keeps.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+        self._made = self._resumed = 0
+
+    def __iter__(self) -> Iterator[Tensors]:
+        worker = torch.utils.data.get_worker_info()
+        number, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        self._made, self._resumed = self._resumed, 0
+        while (batch := self.loader.batch(number + step * self._made)) is not None:
+            self._made += 1
+            yield tensors(batch)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        if batches is None:
+            return {"loader": self.loader.state_dict(), "made": self._made}
+        state = self.loader.state_dict()
+        return {"loader": state | {"position": self.loader.position_of(batches)}, "made": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises StateError if the state belongs to another stream."""
+        self.loader.load_state_dict(state["loader"])
+        self._resumed = state["made"]

@@ -1,0 +1,71 @@
+"""What tests share: commands that run in this process, and errors by their kind."""
+
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bertdata.errors import BertdataError, UsageError
+
+CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown", click.UsageError: "malformed"}
+"""click's own errors by the nearest kind of ours; the first class that fits is taken."""
+
+
+class Refusal(NamedTuple):
+    """Why a command ended: the kind of its error, the option that the error names, and its value."""
+
+    kind: str
+    option: str | None
+    given: Any
+    sentence: str
+
+
+def invoke(command, *arguments, **options):
+    """Runs a command of click in this process, to its end. An exception that is no planned end is raised."""
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], **options)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def succeeds(command, *arguments, **options):
+    """Runs a command that must end well; returns click's result."""
+    result = invoke(command, *arguments, **options)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def refused(command, *arguments, kind, option=None, **options):
+    """Runs a command that must end in one sentence, with an error of this kind about this option; returns the Refusal.
+
+    The exit code is 2 for an error of usage and else 1, and the last line of stderr is the sentence.
+    """
+    result = invoke(command, *arguments, **options)
+    error = result.exception
+    while error is not None and not isinstance(error, (BertdataError, click.ClickException)):
+        error = error.__context__
+    assert error is not None, result.output
+    refusal = refusal_of(error)
+    assert (refusal.kind, refusal.option) == (kind, option), refusal
+    assert result.exit_code == (2 if isinstance(error, (UsageError, click.UsageError)) else 1)
+    assert result.stderr.splitlines()[-1] == f"Error: {refusal.sentence}"
+    return refusal
+
+
+def refusal_of(error):
+    if isinstance(error, BertdataError):
+        return Refusal(error.kind, error.option, error.given, str(error))
+    kind = next(kind for fits, kind in CLICK_KINDS.items() if isinstance(error, fits))
+    option = error.param.name if getattr(error, "param", None) else getattr(error, "option_name", None)
+    return Refusal(kind, option, None, error.format_message())
+
+
+@contextmanager
+def refuses(kind, option=None, *, error=BertdataError):
+    """The block must raise an error of this class and kind about this option. Gives pytest's information about it."""
+    with pytest.raises(error) as caught:
+        yield caught
+    refusal = refusal_of(caught.value)
+    assert (refusal.kind, refusal.option) == (kind, option), refusal
