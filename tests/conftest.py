@@ -3,6 +3,7 @@
 # ruff: noqa: E402  (the environment must be set before numba is imported)
 import atexit
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import logging
@@ -11,17 +12,39 @@ import random
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import urllib.request
 import uuid
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
-# A stale cache must never hide a change: numba reads this when it is first imported, and subprocesses inherit it.
-# The workers of one run share the directory, so that each kernel is compiled once.
+ROOT = Path(__file__).parent.parent
+
+
+def digest_of_kernels():
+    """What compiled code depends on: the files with kernels, and the versions and settings that compile them.
+
+    numba looks only at the file of a kernel itself, so a stale cache could hide a change in a file that it imports.
+    """
+    digest = hashlib.sha256(repr([sys.version, *map(version, ("numba", "llvmlite", "numpy"))]).encode())
+    digest.update(repr(sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))).encode())
+    for path in sorted((ROOT / "bertdata").rglob("*.py")):
+        source = path.read_bytes()
+        if b"jit" in source:
+            digest.update(f"{path.relative_to(ROOT)} {len(source)}\n".encode() + source)
+    return digest.hexdigest()[:16]
+
+
+# Compiled kernels are kept between runs, and the workers of a run share them. numba reads the variable when it is first
+# imported, and subprocesses inherit it.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="bertdata-numba-")
-    atexit.register(shutil.rmtree, os.environ["NUMBA_CACHE_DIR"], ignore_errors=True)
+    cache = ROOT / ".pytest_cache" / f"kernels-{digest_of_kernels()}"
+    for older in cache.parent.glob("kernels-*"):
+        if older != cache:
+            shutil.rmtree(older, ignore_errors=True)
+    os.environ["NUMBA_CACHE_DIR"] = str(cache)
 os.environ["BERTDATA_CACHE"] = tempfile.mkdtemp(prefix="bertdata-cache-")
 atexit.register(shutil.rmtree, os.environ["BERTDATA_CACHE"], ignore_errors=True)
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run two at a time, and some start ranks
@@ -33,6 +56,7 @@ import numpy as np
 import pytest
 
 import bertdata
+from bertdata.files import locked
 from bertdata.format.manifest import Manifest, Shard, Split
 from bertdata.format.shard import ShardWriter
 from bertdata.remote import requests, stores
@@ -106,28 +130,67 @@ def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", t
 
 
 @pytest.fixture(scope="session")
-def vocab(tmp_path_factory):
+def once(tmp_path_factory):
+    """once(name, make): a directory that make(directory) filled, for all workers of this run; the first makes it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name, make):
+        directory = folder / f"once-{name}"
+        with locked(folder / f"once-{name}.lock", "is made", "wait", wait=True):
+            if not (directory / "made").exists():
+                directory.mkdir()
+                make(directory)
+                (directory / "made").touch()
+        return directory
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def vocab(once):
     """A WordPiece vocabulary of 5 specials and 78 tokens, as a vocab.txt."""
-    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     tokens = [*SPECIALS, *"-.0123456789", *LETTERS, *("##" + c for c in LETTERS), *WORDS]
-    path.write_text("\n".join(tokens) + "\n", encoding="utf-8")
-    return str(path)
+
+    def make(folder):
+        (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+
+    return str(once("vocab", make) / "vocab.txt")
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    """A text file of 120 documents."""
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    path.write_text(make_text(120), encoding="utf-8")
-    return path
+def corpus(once):
+    """A text file of 120 documents. Tests must not change it."""
+    return (
+        once("corpus", lambda folder: (folder / "corpus.txt").write_text(make_text(120), encoding="utf-8"))
+        / "corpus.txt"
+    )
 
 
 @pytest.fixture(scope="session")
-def dataset(tmp_path_factory, corpus, vocab):
+def dataset(once, corpus, vocab):
     """The corpus in several shards of three splits, with sentences. Tests must not change its files."""
-    out = tmp_path_factory.mktemp("dataset") / "shards"
-    build([corpus], out, tokenizer=vocab, sentences="line", validation=0.2, test=0.1, shard_size=8000)
-    return bertdata.open(out)
+
+    def make(folder):
+        build([corpus], folder / "shards", tokenizer=vocab, sentences="line", validation=0.2, test=0.1, shard_size=8000)
+
+    return bertdata.open(once("dataset", make) / "shards")
+
+
+@pytest.fixture(scope="session")
+def finished(once, dataset):
+    """The directory of a run of six steps, each with a checkpoint. Tests must not change its files."""
+    from training import train
+
+    return once("finished", lambda folder: train(dataset.path, folder / "run", steps=6)) / "run"
+
+
+@pytest.fixture(scope="session")
+def bert_run(once, dataset):
+    """The directory of a run of bert-tiny of two steps. Tests must not change its files."""
+    from training import train
+
+    return once("bert", lambda folder: train(dataset.path, folder / "run", model="bert-tiny", steps=2)) / "run"
 
 
 @pytest.fixture
@@ -195,3 +258,13 @@ def bert():
 def pytest_collection_modifyitems(items):
     """The campaigns first: where tests run beside each other, the longest must not be the last to begin."""
     items.sort(key=lambda item: item.path.name != "test_survive.py")
+
+
+def pytest_collection_finish(session):
+    """Objects of imports and of the collected tests are no garbage: a run's gc.collect() need not look at them.
+
+    With them it takes longer than the six steps of a run.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.unfreeze = lambda: None

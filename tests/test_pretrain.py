@@ -18,14 +18,6 @@ from bertrain.pretrain import main as pretrain_main
 from bertrain.runtime import checkpoint
 
 
-@pytest.fixture(scope="module")
-def finished(dataset, tmp_path_factory):
-    """An undisturbed run of six steps with a checkpoint after each."""
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    train(dataset.path, out, steps=6)
-    return out
-
-
 def invoke(command, arguments):
     result = CliRunner().invoke(command, arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
