@@ -39,7 +39,7 @@ def losses_of(runs: list[dict[str, Any]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    names = ("bertdata", "numpy", "numba", "tokenizers", "transformers", "torch")
+    names = ("bertrain", "numpy", "numba", "tokenizers", "transformers", "torch")
     packages = {}
     for name in names:
         try:

@@ -684,7 +684,7 @@ def bench(shards: str, as_json: bool, length: int, rows: int, seconds: float, pr
 def demo(out: str) -> None:
     """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.
 
-    The same as bertrain demo, which needs pip install 'bertdata[train]'. After Ctrl-C the same command continues.
+    The same as bertrain demo, which needs the extra train (docs/install.md). After Ctrl-C the same command continues.
     """
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "bertrain", "demo", "--out", out])  # this package never imports it

@@ -138,6 +138,11 @@ class StateError(BertdataError):
     """A saved loader state belongs to another stream."""
 
 
+def install(extra: str) -> str:
+    """The command that installs an extra of pyproject.toml, in a clone: no package index has the project yet."""
+    return f"pip install -e '.[{extra}]'"
+
+
 def damaged(path: object) -> DatasetError:
     """The error for a dataset, or a teacher's cache, that holds impossible numbers."""
     return DatasetError(f"{path} is damaged; bertdata verify {path} says where", "damaged")

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from bertdata.cli import OneSentence
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, install
 from bertdata.files import naming, write_file
 from bertrain.report import entries, report
 
@@ -47,7 +47,7 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError("drawing needs matplotlib; pip install 'bertdata[train]'") from None
+        raise UsageError(f"drawing needs matplotlib; {install('train')}") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

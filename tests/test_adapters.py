@@ -238,7 +238,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step(dataset, runs, tmp_p
 @pytest.mark.parametrize(
     ("library", "lora", "said"),
     [
-        ("peft", "r=2,alpha=4", "--lora needs peft; pip install 'bertdata[lora]'"),
+        ("peft", "r=2,alpha=4", "--lora needs peft; pip install -e '.[lora]'"),
         ("bitsandbytes", "r=2,alpha=4,bits=4", "needs bitsandbytes; pip install bitsandbytes, or leave bits=4 out"),
     ],
 )

@@ -151,7 +151,7 @@ def test_a_shell_completes_the_options_that_a_command_has(name):
      ("transformers", "transformers, which is")],
 )  # fmt: skip
 def test_without_libraries_a_command_says_one_sentence(hiding, hide, missing):
-    sentence = f"Error: training needs {missing} not installed; pip install 'bertdata[train]'\n"
+    sentence = f"Error: training needs {missing} not installed; pip install -e '.[train]'\n"
     for command in (["bertrain", "pretrain", "--help"], ["bertrain.pretrain", "--help"]):
         result = python("-m", *command, hide=hide, before=hiding)
         assert (result.returncode, result.stdout, result.stderr) == (1, "", sentence)
@@ -186,6 +186,29 @@ def test_without_torch_a_program_run_by_m_can_catch_it_too(hiding, tmp_path):
     (tmp_path / "other" / "tool.py").write_text("print('done')")
     result = python("-m", "other.tool", hide="torch", before=hiding, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "without\ndone\n"), result.stderr
+
+
+# --------------------------------------------------------------------------------------------- a bertdata of a stranger
+
+
+@pytest.mark.parametrize("command", ["-c import bertrain.plan", "-m bertrain doctor", "-m bertrain.pretrain --help"])
+def test_a_bertdata_that_is_not_ours_is_one_sentence(tmp_path, command):
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "bertrain").symlink_to(ROOT / "bertrain")
+    (theirs := tmp_path / "theirs" / "bertdata").mkdir(parents=True)
+    (theirs / "__init__.py").write_text("def load(): pass\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(theirs.parent), str(ours)])}
+    option, words = command.split(" ", 1)
+    words = [words] if option == "-c" else words.split()
+    result = subprocess.run(
+        [sys.executable, option, *words], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    *before, last = result.stderr.splitlines()
+    assert str(theirs) in last
+    assert last.startswith("ImportError: " if option == "-c" else "error: ")
+    assert option == "-c" or not before
 
 
 # ------------------------------------------------------------------------------------------------------------ metadata
@@ -303,6 +326,13 @@ def sources():
     return found - SETS_UP
 
 
+def build(kind, directory, out):
+    """Builds an archive of the project in a directory, as pip does."""
+    run = f"import sys; from setuptools.build_meta import build_{kind} as build; build(sys.argv[1])"
+    result = subprocess.run([sys.executable, "-c", run, out], cwd=directory, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
     """A source archive of the project's files, and a wheel made from what is in it."""
@@ -315,16 +345,11 @@ def archives(tmp_path_factory):
     for name in ("order.cpython-311.pyc", "order.slot-20.py311.nbi"):
         (cache / name).touch()
 
-    def made(kind, directory):
-        run = f"import sys; from setuptools.build_meta import build_{kind} as build; build(sys.argv[1])"
-        result = subprocess.run([sys.executable, "-c", run, out], cwd=directory, capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-
-    made("sdist", tree)
+    build("sdist", tree, out)
     (source,) = out.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         archive.extractall(out, filter="data")
-    made("wheel", out / source.name.removesuffix(".tar.gz"))
+    build("wheel", out / source.name.removesuffix(".tar.gz"), out)
     (wheel,) = out.glob("*.whl")
     return source, wheel
 
@@ -367,7 +392,22 @@ def test_a_wheel_holds_every_module_and_the_commands(archives):
     ]  # fmt: skip
 
 
-def test_every_extra_that_is_named_exists():
-    files = [ROOT / name for name in sources() if name.endswith((".py", ".md"))]
-    named = {extra for path in files for extra in re.findall(r"bertdata\[(\w+)\]", path.read_text(encoding="utf-8"))}
-    assert named == {"lora", "ray", "remote", "trackio", "train", "wandb"}
+@pytest.fixture(scope="module")
+def texts():
+    """Every Python file and page of the project, and the Makefile → its text."""
+    named = [name for name in sources() if name.endswith((".py", ".md", "Makefile"))]
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in named}
+
+
+def test_every_extra_that_is_named_exists(texts):
+    text = "\n".join(texts.values())
+    calls = set(re.findall(r"""\binstall\(["'](\w+)["']\)""", text))
+    commands = {extra for line in re.findall(r"pip install .*'\.\[([\w,]+)\]'", text) for extra in line.split(",")}
+    assert calls == {"lora", "ray", "remote", "train"}
+    assert calls <= commands <= set(PROJECT["optional-dependencies"])
+
+
+def test_nothing_asks_a_package_index_for_this_project(texts):
+    """An index has a bertdata of another project, and no bertrain yet."""
+    asks = re.compile(r"pip install (-\S+ )*['\"]?(bertdata|bertrain)\b|\b(bertdata|bertrain)\[[a-z]+\]'")
+    assert not [name for name, text in texts.items() if asks.search(text)]

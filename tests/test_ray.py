@@ -84,7 +84,7 @@ def test_what_does_not_go_with_ray_is_one_sentence(tmp_path, corpus, vocab, opti
 def test_without_the_library_one_sentence_says_what_to_install(tmp_path, corpus, vocab, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     result = invoke(corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray")
-    said = "Error: --ray needs Ray, which is not installed; pip install 'bertdata[ray]'\n"
+    said = "Error: --ray needs Ray, which is not installed; pip install -e '.[ray]'\n"
     assert (result.exit_code, result.stderr) == (1, said)
     assert not (tmp_path / "out").exists()
 

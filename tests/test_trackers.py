@@ -164,7 +164,7 @@ def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_p
     words = ["--data", dataset.path, "--out", tmp_path / "run", "--log-to", name, "--steps", 1, "--model", "bert-tiny"]
     done = CliRunner().invoke(pretrain_command, [str(word) for word in words])
     assert done.exit_code == 2
-    sentence = f"Error: --log-to {name} needs {name}, which is not installed; pip install 'bertdata[{extra}]'"
+    sentence = f"Error: --log-to {name} needs {name}, which is not installed; pip install -e '.[{extra}]'"
     assert done.stderr.splitlines()[-1] == sentence
     assert not (tmp_path / "run" / "log.jsonl").exists()
 

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from bertdata.errors import install
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("bertdata", "bertrain")
 
@@ -205,6 +207,8 @@ def _words(node: ast.AST, texts: dict[str, str]) -> str:
             return "".join(_words(part, texts) for part in parts)
         case ast.FormattedValue(value=value):
             return _words(value, texts)
+        case ast.Call(func=ast.Name(id="install"), args=[ast.Constant(value=str(extra))]):
+            return install(extra)
         case ast.BinOp(left=left, op=ast.Add(), right=right) if _is_text(left) or _is_text(right):
             return _words(left, texts) + _words(right, texts)
         case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Mult()):

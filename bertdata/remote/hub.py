@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import RemoteError, UsageError
+from bertdata.errors import RemoteError, UsageError, install
 from bertdata.remote import web
 from bertdata.remote.reader import RemoteFile
 from bertdata.remote.requests import patiently
@@ -69,5 +69,5 @@ def _hub() -> Any:
     try:
         import huggingface_hub
     except ImportError:
-        raise RemoteError("hf:// needs huggingface_hub; pip install 'bertdata[remote]'") from None
+        raise RemoteError(f"hf:// needs huggingface_hub; {install('remote')}") from None
     return huggingface_hub

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from bertdata.errors import RemoteError
+from bertdata.errors import RemoteError, install
 from bertdata.remote import requests
 from bertdata.remote.reader import RemoteFile
 from bertdata.remote.requests import NO_BUCKET, expected, patiently, sentence
@@ -89,7 +89,7 @@ def _obstore() -> Any:
     try:
         import obstore
     except ImportError:
-        raise RemoteError("s3://, gs:// and az:// need obstore; pip install 'bertdata[remote]'") from None
+        raise RemoteError(f"s3://, gs:// and az:// need obstore; {install('remote')}") from None
     if _first_process() != os.getpid():
         raise RemoteError(
             "an object store was used before this process was forked, and obstore would wait for ever in it; open the "

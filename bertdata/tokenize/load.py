@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bertdata.errors import TokenizerError, UsageError
+from bertdata.errors import TokenizerError, UsageError, install
 from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -101,7 +101,8 @@ def _load_hub(name: str) -> Tokenizer:
         from transformers import AutoTokenizer
     except ImportError:
         raise TokenizerError(
-            f"tokenizer {name} is not a file or directory; to look it up on the hub, install bertdata[train]"
+            f"tokenizer {name} is not a file or directory, and looking it up on the hub needs transformers; "
+            f"{install('train')}"
         ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)

@@ -28,7 +28,7 @@ from typing import Any
 from uuid import uuid4
 
 import bertdata
-from bertdata.errors import BertdataError, BuildError, InputError, UsageError
+from bertdata.errors import BertdataError, BuildError, InputError, UsageError, install
 from bertdata.files import fsync_directory, write_file
 from bertdata.format.records import read_record, write_record
 from bertdata.sources.inputs import Input
@@ -83,7 +83,7 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
     try:
         import ray
     except ImportError:
-        raise BuildError("--ray needs Ray, which is not installed; pip install 'bertdata[ray]'") from None
+        raise BuildError(f"--ray needs Ray, which is not installed; {install('ray')}") from None
     is_joined = ray.is_initialized()
     if not is_joined:
         only_here: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bertdata import key
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, install
 from bertrain.models import build
 from bertrain.models.families import layers_of
 
@@ -59,7 +59,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise UsageError("--lora needs peft; pip install 'bertdata[lora]'") from None
+        raise UsageError(f"--lora needs peft; {install('lora')}") from None
     return peft
 
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, install
 from bertdata.files import write_file
 
 ID = "record-id"  # the file of a run directory with the name of its record elsewhere, and the trackers that have it
@@ -95,16 +95,14 @@ def _trackio(record: Record) -> Writer:
 TRACKERS: dict[str, Callable[[Record], Writer]] = {"tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio}
 """A name for --log-to, which is that of a library, → what begins the record, in the thread of the tracker."""
 EXTRAS = {"tensorboard": "train", "wandb": "wandb", "trackio": "trackio"}
-"""The library of a tracker → the extra of bertdata that has it."""
+"""The library of a tracker → the extra that installs it."""
 
 
 def require(names: Sequence[str]) -> None:
     """Raises UsageError for a tracker whose library is not installed. Imports none."""
     for name in names:
         if sys.modules.get(name) is None and not find_spec(name):
-            raise UsageError(
-                f"--log-to {name} needs {name}, which is not installed; pip install 'bertdata[{EXTRAS[name]}]'"
-            )
+            raise UsageError(f"--log-to {name} needs {name}, which is not installed; {install(EXTRAS[name])}")
 
 
 class Tracker:
