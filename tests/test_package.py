@@ -383,13 +383,29 @@ def test_a_wheel_holds_every_module_and_the_commands(archives):
         commands = wheel.read(metadata["entry_points.txt"]).decode()
     packages = {name for name in sources() if name.startswith(("bertdata/", "bertrain/"))}
     assert held - set(metadata.values()) == packages
-    assert "bertdata/py.typed" in packages
+    assert {"bertdata/py.typed", "bertrain/py.typed"} <= packages
     assert "licenses/LICENSE" in metadata
     assert about["License-Expression"] == "Apache-2.0"
     assert about["Author"] == "the bertdata developers"
     assert commands.split() == [
         "[console_scripts]", "bertdata", "=", "bertdata.cli:main", "bertrain", "=", "bertrain.__main__:main",
     ]  # fmt: skip
+
+
+def test_an_editable_install_is_a_plain_path(tmp_path):
+    """mypy and editors read a path, and do not call the finder that setuptools installs otherwise."""
+    (tree := tmp_path / "tree").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for package in ("bertdata", "bertrain"):
+        (tree / package).mkdir()
+        (tree / package / "__init__.py").touch()
+    build("editable", tree, tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        paths = {name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" not in name}
+    assert [text.strip() for text in paths.values()] == [str(tree)]
+    assert [Path(name).suffix for name in paths] == [".pth"]
 
 
 @pytest.fixture(scope="module")
