@@ -9,7 +9,6 @@ from typing import Any
 from numba import njit
 from numba.core import event
 from numba.core.caching import FunctionCache
-from numba.core.runtime import rtsys
 
 
 class _Cache(FunctionCache):
@@ -19,6 +18,10 @@ class _Cache(FunctionCache):
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        # Imported here: a global rtsys cannot be pickled. The dill of Hugging Face datasets pickles all globals of a
+        # module of an editable install when a function names it.
+        from numba.core.runtime import rtsys
+
         rtsys.initialize(target_context)  # kernels make arrays
         with self._guard_against_spurious_io_errors():
             return self._load_overload(sig, target_context)

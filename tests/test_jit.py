@@ -1,8 +1,16 @@
 """Kernels come from the cache on disk without what only compiling needs, and kernels that are compiled go with them."""
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
+
+import pytest
+from ray import cloudpickle
+
+import bertdata
 
 KERNELS = """
 import numpy as np
@@ -64,3 +72,14 @@ def test_a_cache_on_a_full_disk_is_not_needed(tmp_path):
     text = f"import resource\nresource.setrlimit({limit}, (100, resource.getrlimit({limit})[1]))\n"
     assert program_of(tmp_path, text + "print(twice(np.arange(5)))") == "8\n"
     assert run(tmp_path, "twice") == ["8", "True"]  # compiled, as nothing was kept
+
+
+MODULES = [module.name for module in pkgutil.walk_packages(bertdata.__path__, "bertdata.")]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != "bertdata.__main__"])
+def test_every_global_can_be_pickled(name):
+    """datasets pickles the functions of `map` with dill, and so the globals of modules outside site-packages."""
+    for key, value in vars(importlib.import_module(name)).items():
+        if not (isinstance(value, ModuleType) or key.startswith("__")):
+            cloudpickle.dumps(value)

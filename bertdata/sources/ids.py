@@ -22,7 +22,7 @@ from bertdata.sources.kernels import find_token
 from bertdata.sources.tables import readable
 
 COLUMN = "input_ids"
-MEGATRON_HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype, number of sequences, number of document indices
+MEGATRON_HEADER = "<9sQBQQ"  # magic, version, dtype, number of sequences, number of document indices
 MEGATRON_MAGIC = b"MMIDIDX\0\0"
 MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
 _LLM_C_HEADER_BYTES = 1024
@@ -96,10 +96,10 @@ class _Index(NamedTuple):
 
 def _megatron_index(index: Input) -> _Index:
     """Raises InputError for a header that cannot be read, or does not fit the size of the file."""
-    content, size, begin = _mapped(index), index.size or 0, MEGATRON_HEADER.size
+    content, size, begin = _mapped(index), index.size or 0, struct.calcsize(MEGATRON_HEADER)
     if content[:9] != MEGATRON_MAGIC or size < begin:
         raise InputError(f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX")
-    _, version, code, num_sequences, num_documents = MEGATRON_HEADER.unpack_from(content)
+    _, version, code, num_sequences, num_documents = struct.unpack_from(MEGATRON_HEADER, content)
     if version != 1:
         raise InputError(f"{index} has version {version}, and only version 1 can be read")
     if code not in MEGATRON_DTYPES:

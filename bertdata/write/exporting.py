@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +75,7 @@ def _megatron(dataset: Dataset, split: str, prefix: str, advance: Advance) -> li
                     piece = tokens[start : start + _PIECE]
                     data_file.write(piece.astype(dtype).data)
                     advance(piece.size)
-        index_file.write(MEGATRON_HEADER.pack(MEGATRON_MAGIC, 1, code, num_sequences, num_documents + 1))
+        index_file.write(struct.pack(MEGATRON_HEADER, MEGATRON_MAGIC, 1, code, num_sequences, num_documents + 1))
         for _, sequences in _pieces(dataset, shards, stores):
             lengths = np.diff(sequences)
             _require_lengths(dataset, lengths)
