@@ -62,7 +62,7 @@ def _tensorboard(record: Record) -> Writer:
 def _wandb(record: Record) -> Writer:
     import wandb
 
-    options = {
+    options: dict[str, Any] = {
         "project": os.environ.get("WANDB_PROJECT", PROJECT), "name": os.environ.get("WANDB_NAME", record.name),
         "id": record.id, "dir": str(record.out), "config": record.options,
         "settings": wandb.Settings(console="off", init_timeout=ANSWER_S, finish_timeout=ANSWER_S),
