@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PINS   ?= constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
-.PHONY: help demo bench test test-all bounds gpu pages docs check fix golden wheel
+.PHONY: help demo bench test test-all oldest bounds gpu pages docs check fix golden wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -28,6 +29,9 @@ test: $(VENV)/.dev  ## the quick tests
 
 test-all: $(VENV)/.dev  ## all tests that need no GPU
 	$(PYTEST)
+
+oldest:  ## the quick tests with the oldest versions that pyproject.toml allows
+	$(MAKE) test VENV=$(VENV)-oldest PINS=constraints-oldest.txt
 
 # The kernels once more with their indices checked, which takes them compiled anew.
 bounds: $(VENV)/.dev  ## the tests of the kernels, with every index checked
@@ -80,14 +84,14 @@ wheel: | $(BIN)/python  ## a wheel in dist/, tried in an environment of its own
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.train: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.train: pyproject.toml $(PINS) | $(BIN)/python
 	$(INSTALL) -e '.[train]'
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.docs: pyproject.toml $(PINS) | $(BIN)/python
 	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml $(PINS) | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.train

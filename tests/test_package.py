@@ -239,16 +239,31 @@ def test_the_engine_needs_no_torch_and_the_extra_holds_what_training_needs():
     assert names(PROJECT["optional-dependencies"]["train"]) == needed
 
 
+def pins(file):
+    """Package → the version that a file of constraints names."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
 def test_every_requirement_is_pinned_to_a_version_it_allows():
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    pins = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    newest = pins("constraints.txt")
     extras = PROJECT["optional-dependencies"]
     for line in [*PROJECT["dependencies"], *(line for extra in extras.values() for line in extra)]:
         requirement = Requirement(line)
         if requirement.name == PROJECT["name"]:
             assert requirement.extras <= set(extras)
         else:
-            assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)], prereleases=True), line
+            assert requirement.specifier.contains(newest[canonicalize_name(requirement.name)], prereleases=True), line
+
+
+@pytest.mark.parametrize("extra", ["", "train", "ray", "lora", "remote", "test", "dev"])
+def test_every_lower_bound_is_a_version_that_is_tested(extra):
+    oldest = pins("constraints-oldest.txt")
+    for line in PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]:
+        requirement = Requirement(line)
+        if requirement.name not in (PROJECT["name"], "torch"):  # of torch, older ones than the tested one are allowed
+            bounds = {item.version for item in requirement.specifier if item.operator == ">="}
+            assert bounds == {oldest[canonicalize_name(requirement.name)]}, line
 
 
 def test_tokenizers_stays_below_the_next_major_version():
@@ -274,7 +289,7 @@ def workflow():
 
 def test_every_command_of_the_workflow_is_a_target_of_the_makefile(workflow, targets):
     commands = {step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step}
-    assert commands == {"make bounds", "make check", "make docs", "make test-all", "make wheel"}
+    assert commands == {"make bounds", "make check", "make docs", "make oldest", "make test-all", "make wheel"}
     assert {command.removeprefix("make ") for command in commands} <= targets
 
 
