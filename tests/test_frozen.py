@@ -1,5 +1,6 @@
-"""Builds give the bytes and short runs the losses that they gave before the code was last moved (tools/freeze.py)."""
+"""Builds give the bytes and short runs the figures that they gave when frozen.json was written (tools/freeze.py)."""
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -11,34 +12,92 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools"))
 import freeze  # noqa: E402
 
-FROZEN = json.loads((ROOT / "tests" / "golden" / "frozen.json").read_bytes())
+BUILDS = "wordpiece", "bpe", "chinese"
+RUNS = (
+    "bert",
+    "nsp",
+    "packed",
+    "lengths",
+    "mix",
+    "muon-bert",
+    "average",
+    "grow",
+    "elastic",
+    "lora",
+    "relations",
+    "logits",
+)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("frozen")
+def run(tmp_path_factory):
+    """Runs scenarios by name, once each, in one folder; returns their results, name → result."""
+    folder, results = tmp_path_factory.mktemp("frozen"), {}
+    freeze.write_inputs(folder)
+    lines = {name: line for stage in freeze.scenarios() for name, line in stage.items()}
+
+    def results_of(*names):
+        with contextlib.chdir(folder):
+            for name in names:
+                results[name] = results.get(name) or freeze.scenario(lines[name], ROOT)
+        return {name: results[name] for name in names}
+
+    return results_of
 
 
-@pytest.fixture(scope="module")
-def digests(folder):
-    return freeze.builds(folder)
-
-
-@pytest.mark.parametrize("build", ["wordpiece", "bpe", "chinese"])
-def test_a_build_gives_the_same_arrays_as_ever(digests, build):
-    def arrays(files):  # how the tokenizers library writes a tokenizer.json is not ours
-        return {name: digest for name, digest in files.items() if name.endswith(".npy")}
-
-    assert arrays(digests[build]) == arrays(FROZEN["builds"][build])
-    assert digests[build].keys() == FROZEN["builds"][build].keys()
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_build_gives_the_same_arrays_as_ever(run, build):
+    assert freeze.beyond(run(build)) == []
 
 
 @pytest.mark.slow
-def test_runs_give_the_same_losses_as_ever_but_for_rounding(digests, folder):
-    found = freeze.losses(folder)
-    assert found.keys() == FROZEN["losses"].keys()
-    for run, steps in FROZEN["losses"].items():
-        for step, (now, before) in enumerate(zip(found[run], steps, strict=True)):
-            for value, known in zip(now, before, strict=True):
-                assert value == (known if known is None else pytest.approx(known, rel=0.02, abs=0.002)), (run, step)
-    assert found["resumed"] == found["relations"]
+def test_runs_give_the_same_figures_as_ever_but_for_rounding(run):
+    run("wordpiece", "jsonl", "dedup", "bert", "modernbert")  # what the others read
+    assert freeze.beyond(run(*RUNS)) == []
+    assert run("relations, resumed")["relations, resumed"] == run("relations")["relations"]
+
+
+def test_scenarios_have_names_of_their_own_and_what_they_read_comes_earlier():
+    stages = freeze.scenarios()
+    names = [name for stage in stages for name in stage]
+    assert len(names) == len(set(names))
+    assert [list(stage) for stage in freeze.scenarios("ranks-grow, resumed") if stage] == [
+        ["wordpiece"], ["dedup"], ["ranks-grow"], ["ranks-grow, resumed"],
+    ]  # fmt: skip
+
+
+def test_a_figure_beyond_its_bound_is_named():
+    frozen = json.loads(freeze.FROZEN.read_bytes())
+    figures = frozen["runs"]["muon"]
+    steps = [dict(zip(figures, values, strict=True)) for values in zip(*figures.values(), strict=True)]
+    assert freeze.beyond({"muon": {"steps": steps, "files": {}}}) == []
+    allowed = freeze.bound(frozen["seen"]["muon"][1])
+    steps[4]["loss"] *= 1 + 2 * allowed
+    (line,) = freeze.beyond({"muon": {"steps": steps, "files": {}}})
+    assert "muon" in line
+    assert allowed < 2e-3  # rounding, and nothing that a mistake could hide in
+    del steps[4]["loss"]
+    assert len(freeze.beyond({"muon": {"steps": steps, "files": {}}})) == 1
+
+
+def test_the_first_differing_step_and_file_are_named():
+    before = {"one": {"steps": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], "files": {"a": "0"}}}
+    assert freeze.differences(before, json.loads(json.dumps(before))) == []
+    after = {"one": {"steps": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0000000000000002}], "files": {"a": "0"}}}
+    assert "step 2: loss 1.0 -> 1.0000000000000002" in freeze.differences(before, after)[0]
+    after = {"one": before["one"] | {"files": {"a": "1"}}}
+    assert freeze.differences(before, after) == ["one: a"]
+    assert len(freeze.differences(before, {})) == len(freeze.differences({"one": {"error": "no"}}, before)) == 1
+
+
+def test_a_commit_gets_the_spelling_that_it_knows(monkeypatch, tmp_path):
+    monkeypatch.setattr(freeze, "SPELLINGS", [("a.py", "deeper", "--deeper 2@0.5", "--grow 1,2 --grow-at 0.5")])
+    line = "bertrain pretrain --out run --init bert --deeper 2@0.5"
+    (tmp_path / "a.py").write_text("grow")
+    old = freeze.complete(line, tmp_path)
+    (tmp_path / "a.py").write_text("deeper")
+    new = freeze.complete(line, tmp_path)
+    assert "--grow-at" in old
+    assert "--deeper" in new
+    assert new.count("--init") == 1
+    assert "--model" not in new  # the default that --init replaces

@@ -1,54 +1,215 @@
-"""Shows that a change of structure changes no result: digests of three builds and the losses of seven short runs.
+"""Shows that a change of structure changes no result: bytes of builds, losses and weights of short runs.
 
-    python tools/freeze.py --out before.json      on the commit before
-    python tools/freeze.py --against before.json  on the commit after: exit code 1 if anything differs, to the bit
+    python tools/freeze.py --commits HEAD     a commit and this working tree, to the bit
+    python tools/freeze.py --commits A B      two commits, to the bit
+    python tools/freeze.py                    this working tree and tests/golden/frozen.json, within its bounds
+    python tools/freeze.py --write            writes frozen.json anew, and finds its bounds
 
-Builds give the same bytes on every machine, so tests/golden/frozen.json holds their digests for ever. Losses give the
-same bits only on one kind of machine with one version of torch; the tests compare them with a tolerance. Everything
-runs in this process on one thread and takes about a minute.
+It prints what differs, a run with its first differing step, and ends with exit code 1; else it says that all is the
+same. A scenario is a command line as users type it. Each commit is checked out into a worktree, and its scenarios run
+in processes that have imported its packages already, one thread each. All scenarios of a commit take about two minutes
+of CPU time, a quarter of which compiles kernels.
+
+Builds give the same bytes on every machine. Losses give the same bits only on one kind of machine with one version of
+torch; for other machines frozen.json has a bound for each run, found by what SETTINGS change.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import hashlib
 import importlib
 import io
+import itertools
 import json
+import math
+import multiprocessing
 import os
 import random
+import re
+import runpy
+import shlex
+import shutil
+import socket
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FROZEN = ROOT / "tests" / "golden" / "frozen.json"
+Result = dict[str, Any]  # of a scenario: "steps", a list of name → number; "files", name → SHA-256; or "error"
+
+SPELLINGS: list[tuple[str, str, str, str]] = []
+"""Where commits spell a command line differently: a file, a text in it, the spelling of the commits that have this text
+in this file, and the spelling of the others. Scenarios have the first spelling."""
+
+DEFAULTS = {  # options of each command line that does not give them itself
+    "bertdata build": "--shard-size 40000 --validation 0.05 --workers 1",
+    "bertdata import": "--shard-size 20000 --validation 0.05",
+    "bertrain pretrain": "--data wordpiece --model bert-tiny --optimizer adamw --length 32 --global-batch-size 8 "
+    "--steps 16 --lr 3e-3 --log-every 1 --eval-every 0 --save-every 8 --keep 9 --seed 3",
+    "bertrain teacher": "--model bert --data wordpiece --top-k 8 --max-samples 160 --length 32 --seed 3 --yes",
+    "bertrain finetune": "--train train.tsv --dev dev.tsv --seeds 1 --epochs 2 --batch-size 8 --lr 1e-3 --length 32",
+}
+INSTEAD = {"--init": "--model", "--epochs": "--steps", "--variants": "--max-samples"}
+"""An option, and the default that must not be beside it."""
+
+READS = {"--data", "--model", "--init", "--config", "--teacher", "--teacher-cache", "--checkpoint", "export", "resume"}
+"""What stands before the name of another scenario whose output is read."""
+
+BUILDS = {
+    "wordpiece": "english.txt --tokenizer vocab.txt --sentences line",
+    "bpe": "english.txt --tokenizer bpe.json --test 0.05",
+    "chinese": "chinese.txt --tokenizer characters.txt --words freeze:two_characters",
+    "jsonl": "english.jsonl --tokenizer vocab.txt --text-key body --on-error skip",
+    "parquet": "english.parquet --tokenizer bpe.json --text-key body",
+    "arrow": "english.arrow --tokenizer vocab.txt --text-key body",
+    "gz": "english.txt.gz --tokenizer vocab.txt --sentences line",
+    "zst": "english.jsonl.zst --tokenizer bpe.json --text-key body",
+    "lines": "english.txt --tokenizer vocab.txt --documents line --max-documents 900",
+    "folder": "pages --tokenizer vocab.txt --documents file --include '*.md' --exclude 'drafts/*' --validation 0.2",
+    "map": "english.txt --tokenizer vocab.txt --map bertdata.prepare:nfkc --map 'bertdata.prepare:length(100, 400)'",
+    "dedup": "english.txt english.jsonl --tokenizer vocab.txt --text-key body --on-error skip --dedup",
+    "trained": "english.txt --vocab-size 120 --cased",
+    "small": "english.txt --tokenizer vocab.txt --max-documents 25 --validation 0.3",
+}
+RAY = {"ray": "english.txt --tokenizer vocab.txt --sentences line --ray local"}
+MORE_BUILDS = {
+    "parts": "bertdata build english.txt --tokenizer vocab.txt --sentences line --out parts --part 1/2 ; "
+    "bertdata build english.txt --tokenizer vocab.txt --sentences line --out parts --part 2/2 ; "
+    "bertdata build --out parts --finish",
+    "megatron": "bertdata export wordpiece --format megatron --out megatron-ids ; "
+    "bertdata import megatron-ids --tokenizer vocab.txt --out megatron",
+    "rows": "bertdata export bpe --format parquet --out ids ; bertdata import ids/train-00000.parquet "
+    "ids/train-00001.parquet --tokenizer bpe.json --out rows",
+    "unigram": "bertdata train-tokenizer english.txt --type unigram --vocab-size 100 --out unigram",
+}
+
+FIRST_RUNS = {
+    "bert": "",
+    "modernbert": "--model modernbert-tiny --masking whole_word --schedule wsd",
+    "elastic": "--elastic layers=1:2,width=64:128:64,heads=1:2,feed_forward=256:512:128 --sub-networks 3",
+}
+CACHES = {
+    "answers": "",
+    "answers-pairs": "--samples pairs --mlm-probability 0.3:0.15 --max-samples 128",
+    "answers-packed": "--samples packed --masking span --model modernbert",
+    "answers-again": "--variants 2 --data small",
+}
+RUNS = {
+    # masks and rows
+    "bernoulli": "--masking bernoulli --shuffle blocks --data-seed 5",
+    "words": "--data chinese --masking whole_word",
+    "masks": "--mlm-probability 0.3:0.15 --masking span",
+    "nsp": "--objective mlm+nsp --schedule cosine",
+    "packed": "--model modernbert-tiny --isolate-documents --masking span --micro-batch-size 3",
+    "packed-bert": "--isolate-documents --length 48",
+    "lengths": "--long-length 64 --long-share 0.5",
+    "lengths-packed": "--long-length 64 --isolate-documents --global-batch-size 4:8 --model modernbert-tiny",
+    "mix": "--data wordpiece 0.7 --data dedup 0.3",
+    "mix-packed": "--data wordpiece 0.5 --data lines 0.5 --isolate-documents --masking bernoulli",
+    "epochs": "--data bpe --epochs 0.07",
+    # the schedule and the optimizer
+    "batch": "--global-batch-size 4:8@0.8 --mlm-probability 0.3:0.15@0.8",
+    "wsd": "--schedule wsd --decay-share 0.5 --warmup 3",
+    "cosine": "--schedule cosine --warmup 0",
+    "adamw": "--beta1 0.8 --beta2 0.95 --epsilon 1e-4 --weight-decay 0.3 --seed 4",
+    "scales": "--lr-scale embeddings=0.1 --lr-scale LayerNorm=0",
+    "muon": "--optimizer muon --model modernbert-tiny",
+    "muon-bert": "--optimizer muon --muon-rate 2 --muon-momentum 0.9 --schedule cosine --weight-decay 0.1",
+    "accumulation": "--micro-batch-size 3",
+    "clipped": "--clip-norm 0.1",
+    "average": "--average 0.5 --save-every 4",
+    # the model
+    "distilbert": "--model distilbert.json",
+    "albert": "--model albert.json",
+    "recomputed": "--model modernbert-tiny --gradient-checkpointing",
+    "init": "--init bert --seed 5",
+    "config": "--config bert/run.json --lr 1e-3 --model modernbert-tiny",
+    "lora": "--init bert --lora r=4,alpha=8",
+    "lora-muon": "--init modernbert --lora r=4,alpha=8,target=Wqkv --optimizer muon",
+    "grow": "--grow 1,2 --grow-at 0.4",
+    "grow-fresh": "--grow 1,2 --grow-at 0.25 --grow-by fresh --freeze-trunk --optimizer muon",
+    "elastic-modernbert": "--model modernbert-tiny --elastic layers=1:2 --optimizer muon --isolate-documents",
+    "side-channel": "--side-channel names.tsv",
+    "side-channel-muon": "--side-channel names.tsv --optimizer muon --grow 1,2 --grow-at 0.5 --average 0.3",
+    # a teacher
+    "cached": "--teacher-cache answers --alpha 0.5 --temperature 2",
+    "cached-pairs": "--teacher-cache answers-pairs --objective mlm+nsp --mlm-probability 0.3:0.15",
+    "cached-packed": "--teacher-cache answers-packed --isolate-documents --masking span --model modernbert-tiny",
+    "cached-again": "--teacher-cache answers-again --data small",
+    "logits": "--teacher modernbert --distil logits --temperature 2 --alpha 0.7",
+    "relations": "--model modernbert-tiny --teacher bert --distil relations",
+    "hidden": "--teacher bert --distil hidden --alpha 0.3 --micro-batch-size 5",
+    "hidden-last": "--model modernbert-tiny --teacher bert --distil hidden --distil-layers last --isolate-documents",
+    "elastic-relations": "--teacher bert --distil relations --elastic layers=1:2,feed_forward=256:512:256",
+    "grow-logits": "--teacher bert --distil logits --grow 1,2 --grow-at 0.5",
+    # number formats
+    "bf16": "--precision bf16",
+    "bf16-muon": "--precision bf16 --optimizer muon --steps 8 --save-every 4",
+    "fp16": "--precision fp16",
+}
+ON_TWO_RANKS = {
+    "ranks-bert": "--global-batch-size 7 --micro-batch-size 2",
+    "ranks-muon": "--optimizer muon --model modernbert-tiny",
+    "ranks-relations": "--teacher bert --distil relations",
+    "ranks-packed": "--model modernbert-tiny --isolate-documents --long-length 64",
+    "ranks-elastic": "--elastic layers=1:2 --objective mlm+nsp",
+    "ranks-grow": "--grow 1,2 --grow-at 0.5 --data wordpiece 0.7 --data dedup 0.3",
+}
+KEPT_SCENARIOS = [*BUILDS, *MORE_BUILDS, *FIRST_RUNS, *RUNS]  # of frozen.json
+RESUMED = [
+    "average", "batch", "bf16", "cached", "elastic", "fp16", "grow", "grow-fresh", "hidden", "lengths-packed", "lora",
+    "mix", "muon", "relations", "side-channel-muon", "ranks-bert", "ranks-muon", "ranks-grow",
+]  # fmt: skip
+RESUMES = ", resumed"  # the end of the names of runs that are killed and go on
+LAST = {
+    "dropout": "bertrain pretrain --out dropout --model bert.json",
+    "evaluate": "bertrain evaluate --checkpoint modernbert --data wordpiece --json",
+    "minimal-pairs": "bertrain evaluate --checkpoint bert --pairs pairs.jsonl --json",
+    "finetune": "bertrain finetune --checkpoint bert --out finetune",
+    "finetune-lora": "bertrain finetune --checkpoint modernbert --out finetune-lora --lora r=4,alpha=8 --test dev.tsv",
+    "extract": "bertrain extract --checkpoint elastic --layers 1 --width 64 --heads 1 --feed-forward 256 --out extract",
+}
+KEPT_DIGITS = 7  # of a figure in frozen.json
+PARTS = (1, 8, math.inf)  # ends of the parts of a run's entries that have bounds of their own
+SMALLEST = 0.01  # smaller figures are compared as if they were this large
+SLACK, LEAST_BOUND = 4, 2e-5  # a run may differ by SLACK times what was seen, or by LEAST_BOUND
+SETTINGS = [
+    {"ATEN_CPU_CAPABILITY": "default"},
+    {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41", "OPENBLAS_CORETYPE": "Prescott"},
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41", "OMP_NUM_THREADS": "2"},
+]
+"""Environments in which torch, MKL, oneDNN and OpenBLAS compute as they do on other processors. frozen.json has under
+"seen" the largest relative difference that any of them made to a run's figures, for each of the PARTS of its log."""
+SHOWN = re.compile(r"lr|tokens|grad_norm|agreement|.*loss|.*accuracy|.*targets|f1|matthews|bits_per_byte")  # figures
+KEPT = re.compile(r"grad_norm|(validation_|nsp_|distil_)?loss")  # figures of frozen.json
 
 WORDS = [
     "the", "of", "and", "stone", "river", "light", "under", "morning", "bread", "letter", "wind", "house", "salt",
     "Häuser", "naïve", "rivers", "12", "x-ray", "水",
 ]  # fmt: skip
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-RUN = {"model": "bert-tiny", "optimizer": "adamw", "length": 32, "global-batch-size": 8, "steps": 30, "lr": 3e-3,
-       "log-every": 1, "eval-every": 0, "save-every": 15, "keep": 9, "seed": 3}  # fmt: skip
-TEACHING = {"alpha": 0.5, "temperature": 2.0}
-RUNS: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "modernbert": {"model": "modernbert-tiny", "masking": "whole_word", "schedule": "wsd"},
-    "mlm+nsp": {"objective": "mlm+nsp", "schedule": "cosine"},
-    "isolated": {"model": "modernbert-tiny", "isolate-documents": True, "masking": "span", "micro-batch-size": 3},
-    "cached": {"teacher-cache": "answers", **TEACHING},
-    "relations": {"model": "modernbert-tiny", "teacher": "bert", "distil": "relations"},
-}
+
+
+def documents() -> list[str]:
+    """Of a few lines each, the same on every machine."""
+    draw = random.Random(7)
+    made = []
+    for number in range(400):
+        lines = [" ".join(draw.choices(WORDS, k=draw.randint(2, 12))) + "." for _ in range(draw.randint(1, 9))]
+        made.append(f"Document {number}.\n" + "\n".join(lines) + "\n")
+    return made
 
 
 def english() -> str:
-    """Documents of a few lines with a blank line between, the same on every machine."""
-    draw = random.Random(7)
-    documents = []
-    for number in range(400):
-        lines = [" ".join(draw.choices(WORDS, k=draw.randint(2, 12))) + "." for _ in range(draw.randint(1, 9))]
-        documents.append(f"Document {number}.\n" + "\n".join(lines) + "\n")
-    return "\n".join(documents)
+    return "\n".join(documents())
 
 
 def chinese() -> str:
@@ -93,96 +254,427 @@ def byte_level_bpe() -> str:
     return tokenizer.to_str()
 
 
-def call(module: str, *arguments: str) -> None:
-    """Runs a command line in this process and drops what it prints."""
-    command = importlib.import_module(module).main
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-        try:
-            command([str(argument) for argument in arguments], standalone_mode=False)
-        except SystemExit as error:
-            if error.code:
-                sys.__stderr__.write(said.getvalue())
-                raise
+def write_inputs(folder: Path) -> None:
+    """The files that scenarios read: text in many forms, vocabularies, models, names, pairs and labelled examples."""
+    import pyarrow as pa
+    from pyarrow import parquet
 
+    def write(name: str, text: str) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
 
-def digests(directory: Path) -> dict[str, str]:
-    files = sorted(path for path in directory.iterdir() if path.is_file())
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def builds(folder: Path) -> dict[str, dict[str, str]]:
-    """Three datasets in `folder`: wordpiece, bpe and chinese; file name → SHA-256."""
-    letters = sorted(set(english() + "abcdefghijklmnopqrstuvwxyz") - set(" \n"))
+    text, rows = english(), [{"number": number, "body": body} for number, body in enumerate(documents())]
+    letters = sorted(set(text + "abcdefghijklmnopqrstuvwxyz") - set(" \n"))
     vocabulary = [*SPECIALS, *letters, *("##" + letter for letter in letters), *sorted({w.lower() for w in WORDS[:13]})]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
-    characters = [*SPECIALS, *sorted(set(chinese()) - {"\n"})]
-    (folder / "characters.txt").write_text("\n".join(characters) + "\n", encoding="utf-8")
-    (folder / "bpe.json").write_text(byte_level_bpe(), encoding="utf-8")
-    (folder / "english.txt").write_text(english(), encoding="utf-8")
-    (folder / "chinese.txt").write_text(chinese(), encoding="utf-8")
-    shared = ["--shard-size", "40000", "--validation", "0.05", "--workers", "1"]
-    for name, text, tokenizer, more in (
-        ("wordpiece", "english.txt", "vocab.txt", ["--sentences", "line"]),
-        ("bpe", "english.txt", "bpe.json", ["--test", "0.05"]),
-        ("chinese", "chinese.txt", "characters.txt", ["--words", f"{Path(__file__).stem}:two_characters"]),
-    ):
-        call("bertdata.cli", "build", folder / text, "--out", folder / name, "--tokenizer", folder / tokenizer, *shared,
-             *more)  # fmt: skip
-    return {name: digests(folder / name) for name in ("wordpiece", "bpe", "chinese")}
+    write("vocab.txt", "\n".join(vocabulary) + "\n")
+    write("characters.txt", "\n".join([*SPECIALS, *sorted(set(chinese()) - {"\n"})]) + "\n")
+    write("bpe.json", byte_level_bpe())
+    write("english.txt", text)
+    write("chinese.txt", chinese())
+    lines = "".join(json.dumps(row, ensure_ascii=row["number"] % 2 == 0) + "\n" for row in rows)
+    write("english.jsonl", lines + '{"number": 400}\n{"number": 401, "body": null}\n')
+    for number, body in enumerate(documents()[:60]):
+        write(
+            ("pages/drafts/" if number % 5 == 0 else "pages/") + f"{number}" + (".txt" if number % 3 else ".md"), body
+        )
+    (folder / "english.txt.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+    with pa.CompressedOutputStream(str(folder / "english.jsonl.zst"), "zstd") as file:
+        file.write(lines.encode())
+    table = pa.Table.from_pylist(rows)
+    parquet.write_table(table, folder / "english.parquet", row_group_size=64)
+    with pa.ipc.new_file(str(folder / "english.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=100)
+
+    small = {"vocab_size": 100, "architectures": [], "max_position_embeddings": 80}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "embedding_size": 16}
+    write("bert.json", json.dumps(small | sizes | {"model_type": "bert"}))
+    write("albert.json", json.dumps(small | sizes | quiet | {"model_type": "albert"}))
+    parts = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0}
+    write("distilbert.json", json.dumps(small | parts | {"model_type": "distilbert", "tie_word_embeddings": False}))
+    draw = random.Random(9)
+    names = [f"{token}\t" + "\t".join(draw.sample("abcdefgh", k=2)) + "\n" for token in vocabulary[5::2]]
+    write("names.tsv", "".join(names))
+    for name, number in (("train.tsv", 48), ("dev.tsv", 24)):
+        texts = [draw.choices(WORDS, k=draw.randint(3, 14)) for _ in range(number)]
+        write(name, "".join(f"{' '.join(words)}\t{'river' in words}\n" for words in texts))
+    pairs = [draw.choices(WORDS[:13], k=6) for _ in range(20)]
+    write("pairs.jsonl", "".join(json.dumps({"sentence_good": " ".join(pair), "sentence_bad": " ".join(sorted(pair))})
+                                 + "\n" for pair in pairs))  # fmt: skip
 
 
-def flags(options: dict[str, Any]) -> list[str]:
-    pairs = [[f"--{name}"] if value is True else [f"--{name}", value] for name, value in options.items()]
-    return [item for pair in pairs for item in pair]
+def scenarios(only: str = "", *, ray: bool = False) -> list[dict[str, str]]:
+    """Name → command lines, joined by " ; ", in stages: a scenario needs only what earlier stages wrote.
+
+    only: a regular expression for names; the others are left out unless one of these needs them.
+    """
+
+    def lines(command: str, options: dict[str, str]) -> dict[str, str]:
+        return {name: f"{command} --out {name} {more}" for name, more in options.items()}
+
+    builds, caches = lines("bertdata build", BUILDS | (RAY if ray else {})), lines("bertrain teacher", CACHES)
+    first, runs = lines("bertrain pretrain", FIRST_RUNS), lines("bertrain pretrain", RUNS)
+    runs |= lines("torchrun bertrain pretrain", ON_TWO_RANKS) | LAST
+    resumed = {f"{name}{RESUMES}": f"resume {name} ; {(first | runs)[name]}" for name in RESUMED}
+    stages = [
+        {name: builds.pop(name) for name in ("wordpiece", "bpe")},  # first, and so "bert": they compile kernels
+        builds,
+        MORE_BUILDS,
+        {"bert": first.pop("bert")},
+        first,
+        caches,
+        runs,
+        resumed,
+    ]
+    every = {name: line for stage in stages for name, line in stage.items()}
+    wanted = [name for name in every if re.fullmatch(only or ".*", name)]
+    for name in wanted:  # which grows
+        words = [word for line in every[name].split(" ; ") for word in complete(line.removeprefix("torchrun "), ROOT)]
+        read = [value.split("/")[0] for option, value in itertools.pairwise(words) if option in READS]
+        read += [word for word, value in itertools.pairwise(words) if re.fullmatch(r"0?\.\d+", value)]  # of a mix
+        wanted += [value for value in dict.fromkeys(read) if value in every and value not in wanted]
+    return [{name: line for name, line in stage.items() if name in wanted} for stage in stages]
 
 
-def train(folder: Path, name: str, out: str, **changes: Any) -> list[list[float | None]]:
-    """The losses of one run, a row a step: loss, gradient norm, and those of next sentences and of a teacher."""
-    options = RUN | RUNS[name] | changes
-    for place in ("teacher-cache", "teacher"):
-        if place in options:
-            options[place] = folder / options[place]
-    call("bertrain.pretrain", "--data", folder / "wordpiece", "--out", folder / out, *flags(options))
-    entries = [json.loads(line) for line in (folder / out / "log.jsonl").read_text().splitlines()]
-    names = ("loss", "grad_norm", "nsp_loss", "distil_loss")
-    return [[entry.get(kind) for kind in names] for entry in entries if "loss" in entry]
+def complete(line: str, root: Path) -> list[str]:
+    """The words of a command line, with DEFAULTS, in the spelling of the commit that is checked out in `root`."""
+    words = shlex.split(line)
+    command = " ".join(words[:2])
+    given = set(words) | {INSTEAD[word] for word in words if word in INSTEAD}
+    if "--config" not in given and "--finish" not in given:
+        for option in re.findall(r"--[^ ]+(?: (?!--)[^ ]+)*", DEFAULTS.get(command, "")):
+            line += f" {option}" if option.split()[0] not in given else ""
+    for file, text, new, old in SPELLINGS:
+        if not ((root / file).exists() and text in (root / file).read_text(encoding="utf-8")):
+            line = line.replace(new, old)
+    return shlex.split(line)
 
 
-def losses(folder: Path) -> dict[str, list[list[float | None]]]:
-    """Of six runs, and of one that is stopped after 15 of its steps and goes on. Needs `builds` in `folder`."""
-    found = {"bert": train(folder, "bert", "bert")}
-    like_student = ["--length", RUN["length"], "--seed", RUN["seed"]]
-    call("bertrain.teacher", "--model", folder / "bert", "--data", folder / "wordpiece", "--out", folder / "answers",
-         "--top-k", "8", "--max-samples", "400", "--yes", *like_student)  # fmt: skip
-    for name in list(RUNS)[1:]:
-        found[name] = train(folder, name, name)
-    last = folder / "relations" / "step-00000030"
-    for path in last.iterdir():
-        path.unlink()
-    last.rmdir()
-    found["resumed"] = train(folder, "relations", "relations")
+def call(words: list[str]) -> str:
+    """Runs a command line in this process as `python -m` runs it; returns what it printed."""
+    before, sys.argv = sys.argv, words
+    sys.modules.pop(f"{words[0]}.__main__", None)  # or runpy warns that it runs twice
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            try:
+                runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            except SystemExit as error:
+                if error.code:
+                    raise RuntimeError(f"{shlex.join(words)}: {(err.getvalue() or out.getvalue()).strip()}") from None
+    finally:
+        sys.argv = before
+    return out.getvalue()
+
+
+def digests(paths: list[Path], start: Path) -> dict[str, str]:
+    return {str(path.relative_to(start)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(paths)}
+
+
+def weights(directory: Path) -> dict[str, str]:
+    """Of each file of weights below a directory the digest of its tensors, without what else stands in the file."""
+    import torch
+    from safetensors.torch import load_file
+
+    found = {}
+    for path in sorted(directory.rglob("*.safetensors")):
+        digest = hashlib.sha256()
+        for name, tensor in sorted(load_file(path).items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        found[str(path.relative_to(directory))] = digest.hexdigest()
     return found
+
+
+def figures(value: Any, name: str = "") -> dict[str, float]:
+    """The numbers in nested JSON whose names are SHOWN, each with the names that lead to it."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    shown: dict[str, float] = {}
+    for key, part in pairs:
+        if isinstance(part, (int, float)) and not isinstance(part, bool) and SHOWN.fullmatch(str(key)):
+            shown[f"{name}{key}"] = part
+        shown |= figures(part, f"{name}{key} ")
+    return shown
+
+
+def scenario(line: str, root: Path) -> Result:
+    """Runs the command lines of a scenario in this process and folder, and reads what the last one wrote."""
+    words: list[str] = []
+    for command in line.split(" ; "):
+        if command.startswith("resume "):
+            _kill_after_first_half(Path(command.removeprefix("resume ")))
+            continue
+        words = complete(command.removeprefix("torchrun "), root)
+        said = call(words)
+    if int(os.environ.get("RANK", "0")):
+        return {}
+    given = words[words.index("--out") + 1] if "--out" in words else ""
+    out = Path(given)
+    if words[0] == "bertdata" and words[1] == "build" and "--workers" in words:
+        two = [given + "-2" if word == given else word for word in words]
+        two[two.index("--workers") + 1] = "2"
+        call(two)
+        if _files(out) != _files(Path(given + "-2")):
+            return {"error": "--workers 2 gives other bytes than --workers 1"}
+    if words[0] == "bertdata" or words[1] == "teacher":
+        return {"steps": [], "files": _files(out)}
+    if words[1] == "pretrain":
+        log = [json.loads(entry) for entry in (out / "log.jsonl").read_text().splitlines()]
+        steps = [{"step": entry["step"]} | figures(entry) for entry in log if "stream" not in entry]
+        kept = sorted(out.glob("step-*"))[-1:] + sorted(out.glob("average-*"))[-1:]
+        return {"steps": steps, "files": {f"{path.name}/{k}": v for path in kept for k, v in weights(path).items()}}
+    if words[1] == "extract":
+        return {"steps": [], "files": weights(out)}
+    result = (out / "result.json").read_text() if words[1] == "finetune" else said.splitlines()[-1]
+    return {"steps": [figures(json.loads(result))], "files": weights(out) if words[1] == "finetune" else {}}
+
+
+def _files(out: Path) -> dict[str, str]:
+    return digests([path for path in out.rglob("*") if path.is_file()], out)
+
+
+def _kill_after_first_half(run: Path) -> None:
+    """Makes a run look as if it had been killed before its last checkpoint."""
+    for path in [*sorted(run.glob("step-*"))[1:], *run.glob("average-*")]:
+        shutil.rmtree(path)
+
+
+def _in_child(line: str, root: Path, folder: Path, out: Path, environment: dict[str, str]) -> None:
+    """A scenario in its own process; the result goes to a file."""
+    import torch
+
+    os.environ.update(environment)
+    os.chdir(folder)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    try:
+        result = scenario(line, root)
+    except Exception as error:  # a commit may not know an option
+        result = {"error": f"{type(error).__name__}: {error}"}
+    if not int(os.environ.get("RANK", "0")):
+        out.write_text(json.dumps(result))
+
+
+def collect(root: Path, folder: Path, *, only: str, ray: bool, jobs: int) -> dict[str, Result]:
+    """The results of all scenarios of the commit in `root`, whose packages python must import from there."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([
+        "bertdata.cli", "bertrain.pretrain", "bertrain.evaluate", "bertrain.finetune", "bertrain.teacher", "peft",
+        "transformers.models.bert.modeling_bert", "transformers.models.modernbert.modeling_modernbert",
+    ])  # fmt: skip
+
+    def run(name: str, line: str) -> Result:
+        ranks = 2 if "torchrun" in line else 1
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
+        out = folder / f"{name}.result.json"
+        processes = [
+            server.Process(
+                target=_in_child, args=(line, root, folder, out, shared | {"RANK": str(rank)} if ranks > 1 else {})
+            )
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(600)
+            process.kill()
+        return json.loads(out.read_text()) if out.exists() else {"error": "a process ended early, or not in 600 s"}
+
+    write_inputs(folder)
+    for path in folder.rglob("*"):
+        os.utime(path, (0, 0))  # a dataset has the times of its inputs
+    results: dict[str, Result] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        for stage in scenarios(only, ray=ray):
+            results |= zip(stage, pool.map(run, stage, stage.values()), strict=True)
+    for name in results:
+        other = "wordpiece" if name == "ray" else name.removesuffix(RESUMES)
+        lines = differences({name: results[other]}, {name: results[name]}) if other != name else []
+        if lines:
+            results[name] = {"error": f"differs from {other!r}, {lines[0]}"}
+    return results
+
+
+def results_of(root: Path, folder: Path, *options: str, **environment: str) -> dict[str, Result]:
+    """What `collect` returns, in a process that imports the packages from `root`.
+
+    folder: made for this call. It should have the same name for all that is compared, because a dataset says where its
+    text is.
+    """
+    fixed = {"PYTHONPATH": str(root), "BERTDATA_CACHE": f"{folder}/cache", "NUMBA_CACHE_DIR": f"{folder}/numba",
+             "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+             "OMP_NUM_THREADS": "1"}  # fmt: skip
+    folder.mkdir()
+    try:
+        command = [sys.executable, __file__, "--collect", str(root), str(folder), *options]
+        subprocess.run(command, env=os.environ | fixed | environment, check=True)
+        results: dict[str, Result] = json.loads((folder / "results.json").read_bytes())
+        return results
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def checked_out(commit: str) -> Iterator[Path]:
+    """A worktree of a commit, for as long as the context lasts; this one for an empty text."""
+    if not commit:
+        yield ROOT
+        return
+    with tempfile.TemporaryDirectory(prefix="freeze-") as name:
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", f"{name}/tree", commit], check=True)
+        try:
+            yield Path(name) / "tree"
+        finally:
+            subprocess.run([*git, "remove", "--force", f"{name}/tree"], check=True)
+
+
+def differences(before: dict[str, Result], after: dict[str, Result]) -> list[str]:
+    """A line for each scenario that differs: the first figure that does, or else the files."""
+    lines = []
+    for name in before | after:
+        one, two = (side.get(name, {"error": "not run"}) for side in (before, after))
+        if one == two and "error" not in one:
+            continue
+        if "error" in one or "error" in two:
+            lines += [
+                f"{name}: {side}: {what['error']}"
+                for side, what in (("before", one), ("after", two))
+                if "error" in what
+            ]
+            continue
+        lines.append(f"{name}: {_first_difference(one, two)}")
+    return lines
+
+
+def _first_difference(one: Result, two: Result) -> str:
+    for at, (first, second) in enumerate(zip(one["steps"], two["steps"], strict=False)):
+        if first != second:
+            apart = [key for key in first | second if first.get(key) != second.get(key)]
+            step = first.get("step", at + 1)
+            return f"step {step}: " + ", ".join(f"{key} {first.get(key)} -> {second.get(key)}" for key in apart)
+    if len(one["steps"]) != len(two["steps"]):
+        return f"{len(one['steps'])} entries of the log -> {len(two['steps'])}"
+    return ", ".join(file for file in one["files"] | two["files"] if one["files"].get(file) != two["files"].get(file))
+
+
+def kept(results: dict[str, Result]) -> dict[str, Any]:
+    """What frozen.json keeps of results: a digest of the arrays of each build, and the figures of each run."""
+    builds, runs = {}, {}
+    for name, result in results.items():
+        if "error" in result:
+            continue
+        if name in BUILDS | MORE_BUILDS:
+            arrays = sorted(pair for pair in result["files"].items() if re.fullmatch(r"[^/]+\.npy", pair[0]))
+            builds[name] = hashlib.sha256(json.dumps(arrays).encode()).hexdigest()
+        elif name in KEPT_SCENARIOS:
+            names = sorted({figure for step in result["steps"] for figure in step if KEPT.fullmatch(figure)})
+            runs[name] = {figure: [_rounded(step.get(figure)) for step in result["steps"]] for figure in names}
+    return {"builds": builds, "runs": runs}
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else float(f"{figure:.{KEPT_DIGITS}g}")
+
+
+def farthest(before: dict[str, list[float | None]], after: dict[str, list[float | None]]) -> list[float]:
+    """The largest relative difference of two runs' figures in each of the PARTS of their steps.
+
+    It is infinite where one has a figure that the other lacks.
+    """
+    most = [0.0] * len(PARTS)
+    for figure in before.keys() | after.keys():
+        one, two = (run.get(figure, []) for run in (before, after))
+        for at, (first, second) in enumerate(itertools.zip_longest(one, two)):
+            part = next(number for number, end in enumerate(PARTS) if at < end)
+            if first is None or second is None:
+                apart = 0.0 if first is second else math.inf
+            else:
+                apart = abs(first - second) / max(abs(first), SMALLEST)
+            most[part] = max(most[part], apart)
+    return most
+
+
+def _write(options: list[str], folder: Path) -> None:
+    """frozen.json, with the figures of this machine as it is, and bounds from all SETTINGS."""
+    shared = {"NUMBA_CACHE_DIR": f"{folder}-numba"}
+    plain = results_of(ROOT, folder, *options, **shared)
+    if errors := [f"{name}: {result['error']}" for name, result in plain.items() if "error" in result]:
+        sys.exit("\n".join(errors))
+    frozen = kept(plain)
+    seen = {name: [0.0] * len(PARTS) for name in frozen["runs"]}
+    for setting in SETTINGS:
+        other = kept(results_of(ROOT, folder, *options, **shared, **setting))["runs"]
+        for name, figures_ in frozen["runs"].items():
+            seen[name] = [max(pair) for pair in zip(seen[name], farthest(figures_, other[name]), strict=True)]
+    frozen["seen"] = {name: [float(f"{most:.2g}") for most in parts] for name, parts in seen.items()}
+    FROZEN.write_text(as_text(frozen))
+
+
+def as_text(frozen: dict[str, Any]) -> str:
+    """JSON with a line for each build and run."""
+    parts = []
+    for part, entries in frozen.items():
+        lines = [f"{json.dumps(name)}: {json.dumps(entry, separators=(',', ':'))}" for name, entry in entries.items()]
+        parts.append(f'"{part}": {{\n' + ",\n".join(lines) + "\n}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def bound(seen: float) -> float:
+    return max(SLACK * seen, LEAST_BOUND)
+
+
+def beyond(results: dict[str, Result]) -> list[str]:
+    """A line for each build and run among results that failed, or differs from frozen.json by more than its bound."""
+    frozen, now = json.loads(FROZEN.read_bytes()), kept(results)
+    lines = [f"{name}: {result['error']}" for name, result in results.items() if "error" in result]
+    lines += [f"{name}: other arrays" for name, digest in now["builds"].items() if digest != frozen["builds"].get(name)]
+    for name, run in now["runs"].items():
+        if name not in frozen["runs"]:
+            lines.append(f"{name}: is not in {FROZEN.name}")
+            continue
+        for end, apart, seen in zip(PARTS, farthest(frozen["runs"][name], run), frozen["seen"][name], strict=True):
+            if apart > bound(seen):
+                lines.append(f"{name}: entries up to {end} differ by {apart:.2g}, more than {bound(seen):.2g}")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="JSON file to write the results to.")
-    parser.add_argument("--against", help="JSON file of an earlier run to compare with.")
+    parser.add_argument("--commits", nargs="+", metavar="COMMIT", help="Compare one with this working tree, or two.")
+    parser.add_argument("--write", action="store_true", help="Write frozen.json.")
+    parser.add_argument("--ray", action="store_true", help="Also build on a Ray cluster of this machine.")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Scenarios at the same time.")
+    parser.add_argument(
+        "--only", default="", help="Regular expression for names of scenarios; those that they need run too."
+    )
+    parser.add_argument("--collect", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    import torch
-
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        os.environ["BERTDATA_CACHE"] = f"{name}/cache"
-        found = {"builds": builds(Path(name)), "losses": losses(Path(name))}
-    found = json.loads(json.dumps(found))
-    if given.out:
-        Path(given.out).write_text(json.dumps(found, indent=1) + "\n")
-    if given.against:
-        before = json.loads(Path(given.against).read_bytes())
-        differing = [f"{part}: {key}" for part in found for key in found[part] if found[part][key] != before[part][key]]
-        print("\n".join(f"differs: {what}" for what in differing) or "the same to the bit")
-        sys.exit(bool(differing))
+    if given.collect:
+        root, folder = map(Path, given.collect)
+        for package in ("bertdata", "bertrain"):
+            if not Path(str(importlib.import_module(package).__file__)).is_relative_to(root):
+                sys.exit(f"error: {package} is not imported from {root}")
+        (folder / "work").mkdir()
+        results = collect(root, folder / "work", only=given.only, ray=given.ray, jobs=given.jobs)
+        (folder / "results.json").write_text(json.dumps(results))
+        return
+    if len(given.commits or []) > 2:
+        parser.error(f"--commits has {len(given.commits)} commits; give one or two")
+    options = ["--jobs", str(given.jobs), *["--ray"] * given.ray]
+    options += ["--only", given.only or ("" if given.commits else "|".join(map(re.escape, KEPT_SCENARIOS)))]
+    with tempfile.TemporaryDirectory(prefix="freeze-") as name:
+        folder = Path(name) / "run"
+        if given.write:
+            _write(options, folder)
+            return
+        both = []
+        for commit in (given.commits + [""])[:2] if given.commits else [""]:
+            with checked_out(commit) as root:
+                both.append(results_of(root, folder, *options))
+    lines = differences(*both) if given.commits else beyond(both[0])
+    print("\n".join(lines) or ("the same to the bit" if given.commits else "the same but for rounding"))
+    sys.exit(bool(lines))
 
 
 if __name__ == "__main__":
