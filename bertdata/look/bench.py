@@ -36,7 +36,12 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
         "length": length, "rows": rows, "seconds": seconds, "cores": len(os.sched_getaffinity(0)),
     }  # fmt: skip
     if "train" not in dataset.splits:
-        raise UsageError(f"{path} has no split train, which bench reads; build it again with a smaller --validation")
+        raise UsageError(
+            f"{path} has no split train, which bench reads; build it again with a smaller --validation",
+            "no-split",
+            option="shards",
+            given=path,
+        )
     del dataset
     if cold:  # first, because the other measurements bring the dataset into memory
         measured["cold"] = {shuffle: _alone(_cold, path, options, shuffle, seconds) for shuffle in ("blocks", "full")}

@@ -72,12 +72,17 @@ def trace(
     state = stream_of(run, step)
     first, rows = state["position"], state["global_batch_size"]
     if row is not None and not 0 <= row < rows:
-        raise UsageError(f"--row is {row}; give a row of the batch, from 0 to {rows - 1}")
+        raise UsageError(
+            f"--row is {row}; give a row of the batch, from 0 to {rows - 1}", "out-of-range", option="row", given=row
+        )
     ids = [name for name, _ in state["sources"]] if "sources" in state else [state["dataset_id"]]
     if dataset.dataset_id not in ids:
         raise StateError(
             f"{run} was trained on dataset {' and '.join(name[:16] for name in ids)}, and {dataset.path} is "
-            f"{dataset.dataset_id[:16]}; give the dataset of the run"
+            f"{dataset.dataset_id[:16]}; give the dataset of the run",
+            "other-dataset",
+            option="shards",
+            given=dataset.path,
         )
     names = ("length", "seed", "split", "samples", "shuffle")
     loader = Loader(
@@ -90,7 +95,12 @@ def trace(
         places = Mix(tuple(weight for _, weight in state["sources"]), seed=state["seed"]).places(positions)
         mine = places.rows()[ids.index(dataset.dataset_id)]
         if row is not None and not mine.size:
-            raise UsageError(f"--row {row} is from another dataset of the mix than {dataset.path}; give that one")
+            raise UsageError(
+                f"--row {row} is from another dataset of the mix than {dataset.path}; give that one",
+                "other-dataset",
+                option="row",
+                given=row,
+            )
         wanted, positions = wanted[mine], places.positions[mine]
     found = documents_of(loader, positions)
     found = [replace(each, row=int(wanted[each.row])) for each in found]
@@ -106,7 +116,12 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}); give the directory of a run of bertrain") from None
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}); give the directory of a run of bertrain",
+            "not-a-run",
+            option="run",
+            given=run,
+        ) from None
     for line in lines:
         try:
             entry = json.loads(line)
@@ -118,14 +133,27 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
         if "stream" in entry:
             streams.append((entry["step"], entry["stream"]))
     if not streams:
-        raise UsageError(f"{path} does not say what the run read: an older version of bertrain wrote it")
+        raise UsageError(
+            f"{path} does not say what the run read: an older version of bertrain wrote it",
+            "other-version",
+            option="run",
+            given=run,
+        )
     if not 1 <= step <= last:
-        raise UsageError(f"--step is {step}; give a step from 1 to {last}, the last one in {path}")
+        raise UsageError(
+            f"--step is {step}; give a step from 1 to {last}, the last one in {path}",
+            "out-of-range",
+            option="step",
+            given=step,
+        )
     before = [each for each in streams if each[0] < step]
     if not before:
         raise UsageError(
             f"{path} says what the run read only from step {streams[0][0] + 1} on: an older version of bertrain took "
-            "the steps before"
+            "the steps before",
+            "other-version",
+            option="step",
+            given=step,
         )
     after, stream = before[-1]
     return stream | {"position": stream["position"] + (step - 1 - after) * stream["global_batch_size"]}
@@ -190,7 +218,10 @@ class _Origins:
         if record is None:
             raise DatasetError(
                 f"{dataset.path} has no origins ({dataset.path}/origins), so nothing says where its documents came "
-                "from; an import stores none, and a dataset of an older version has to be built again"
+                "from; an import stores none, and a dataset of an older version has to be built again",
+                "not-stored",
+                option="shards",
+                given=dataset.path,
             )
         self._dataset, self._record = dataset, record
         self._inputs = record.named_inputs(dataset.path)
@@ -262,7 +293,7 @@ def _now(name: str) -> Input:
     """An input by its name. Raises InputError or RemoteError if it cannot be read."""
     found = find_inputs([name]).files[0] if is_remote(name) else local(name)
     if name == STANDARD_INPUT or found.is_stream:
-        raise DatasetError(f"{name} was a pipe, which can be read only once")
+        raise DatasetError(f"{name} was a pipe, which can be read only once", "read-once", given=name)
     return found
 
 

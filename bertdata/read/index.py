@@ -75,7 +75,9 @@ def open_index(
     except OSError as error:
         raise BuildError(
             f"the sampling index cannot be written to {directory}: {error.strerror or error}; "
-            "set BERTDATA_CACHE to a directory with room"
+            "set BERTDATA_CACHE to a directory with room",
+            "unwritable",
+            given=directory,
         ) from None
     return _read(directory, name, dtypes)
 

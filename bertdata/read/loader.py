@@ -82,22 +82,56 @@ class Loader:
         numbers = length, global_batch_size, seed, rank, world_size  # may be numpy's, and a state must be JSON-able
         length, global_batch_size, seed, rank, world_size = map(operator.index, numbers)
         if not 0 <= seed < 1 << 64:
-            raise UsageError(f"seed is {seed}; give an integer from 0 to 2**64 - 1")
+            raise UsageError(
+                f"seed is {seed}; give an integer from 0 to 2**64 - 1", "out-of-range", option="seed", given=seed
+            )
         if global_batch_size < 1:
-            raise UsageError(f"global_batch_size is {global_batch_size}; give at least 1")
+            raise UsageError(
+                f"global_batch_size is {global_batch_size}; give at least 1",
+                "out-of-range",
+                option="global_batch_size",
+                given=global_batch_size,
+            )
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank is {rank} of world_size {world_size}; give a rank from 0 to world_size - 1")
+            raise UsageError(
+                f"rank is {rank} of world_size {world_size}; give a rank from 0 to world_size - 1",
+                "out-of-range",
+                option="rank",
+                given=rank,
+            )
         for name, value, kinds in (("shuffle", shuffle, SHUFFLES), ("samples", samples, SAMPLE_KINDS)):
             if value not in kinds:
-                raise UsageError(f"{name} is {value!r}; give one of {', '.join(kinds)}")
+                raise UsageError(
+                    f"{name} is {value!r}; give one of {', '.join(kinds)}", "unknown", option=name, given=value
+                )
         if not 0 <= short_seq_prob <= 1:
-            raise UsageError(f"short_seq_prob is {short_seq_prob}; give a share of the documents from 0 to 1")
+            raise UsageError(
+                f"short_seq_prob is {short_seq_prob}; give a share of the documents from 0 to 1",
+                "out-of-range",
+                option="short_seq_prob",
+                given=short_seq_prob,
+            )
         if not (masking is None or isinstance(masking, Masking)):
-            raise UsageError(f"masking is {masking!r}; give a Masking, such as Masking(policy='span'), or None")
+            raise UsageError(
+                f"masking is {masking!r}; give a Masking, such as Masking(policy='span'), or None",
+                "malformed",
+                option="masking",
+                given=masking,
+            )
         if epochs is not None and epochs < 1:
-            raise UsageError(f"epochs is {epochs}; give at least 1, or None for an endless stream")
+            raise UsageError(
+                f"epochs is {epochs}; give at least 1, or None for an endless stream",
+                "out-of-range",
+                option="epochs",
+                given=epochs,
+            )
         if variants is not None and variants < 1:
-            raise UsageError(f"variants is {variants}; give at least 1, or None for new masks in every epoch")
+            raise UsageError(
+                f"variants is {variants}; give at least 1, or None for new masks in every epoch",
+                "out-of-range",
+                option="variants",
+                given=variants,
+            )
         pairs: tuple[Any, ...] = ((shards, 1),) if isinstance(shards, Dataset) else tuple(shards)
         are_pairs = (
             isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs
@@ -105,13 +139,18 @@ class Loader:
         if not pairs or not all(are_pairs):
             raise UsageError(
                 "what was given to read is no dataset; give an opened one, or several with their weights, such as "
-                "[(a, 0.7), (b, 0.3)]"
+                "[(a, 0.7), (b, 0.3)]",
+                "not-a-dataset",
+                option="shards",
+                given=shards,
             )
         datasets, self._weights = [dataset for dataset, _ in pairs], whole([weight for _, weight in pairs])
         if len(pairs) > 1 and (variants is not None or teacher_cache):
             raise UsageError(
                 f"{'variants' if variants is not None else 'teacher_cache'} does not go with a mix of {len(pairs)} "
-                "datasets: a teacher's answers are to the samples of one dataset; give one"
+                "datasets: a teacher's answers are to the samples of one dataset; give one",
+                "conflict",
+                option="variants" if variants is not None else "teacher_cache",
             )
         require_alike(datasets)
         self._answers = TeacherCache(teacher_cache) if teacher_cache else None
@@ -334,8 +373,18 @@ class Loader:
                 was, now = ({key: side[key] for key in side if key not in same} for side in (was, now))
             differing.append(f"{name} was {was!r} and is {now!r}")
         if differing:
-            raise StateError(f"this state belongs to another stream: {'; '.join(differing)}")
+            raise StateError(
+                f"this state belongs to another stream: {'; '.join(differing)}",
+                "other-stream",
+                option="state",
+                given=state,
+            )
         position = state.get("position")
         if type(position) is not int or not 0 <= position < 1 << 62:
-            raise StateError(f"position is {position!r} in this state; expected a number of samples")
+            raise StateError(
+                f"position is {position!r} in this state; expected a number of samples",
+                "damaged",
+                option="state",
+                given=position,
+            )
         self.position = position

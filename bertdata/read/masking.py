@@ -47,7 +47,9 @@ class Masker:
         if special.mask is None:
             raise UsageError(
                 "the tokenizer of the dataset has no [MASK], so nothing can be masked; make the dataset again with "
-                "--special-tokens, which adds the special tokens that are missing"
+                "--special-tokens, which adds the special tokens that are missing",
+                "tokenizer-lacks-token",
+                option="masking",
             )
         self.num_slots = masking.num_slots(length)
         ordinary = np.ones(special.vocab_size, np.bool_)
@@ -55,7 +57,11 @@ class Masker:
         if special.unk is not None:
             ordinary[special.unk] = False
         if not ordinary.any():
-            raise UsageError("the vocabulary has only special tokens, so there is nothing to mask or to draw")
+            raise UsageError(
+                "the vocabulary has only special tokens, so there is nothing to mask or to draw",
+                "unsupported",
+                option="masking",
+            )
         kinds = ordinary * kernels.MASKABLE
         if continuing_ids is not None:
             kinds |= continuing_ids * kernels.CONTINUES

@@ -91,14 +91,22 @@ def whole(weights: Sequence[Weight]) -> tuple[int, ...]:
         except (ValueError, ZeroDivisionError):
             exact.append(Fraction(0))
         if exact[-1] <= 0:
-            raise UsageError(f"the weight of a dataset is {weight}; give a number above 0, such as 0.7")
+            raise UsageError(
+                f"the weight of a dataset is {weight}; give a number above 0, such as 0.7",
+                "out-of-range",
+                option="shards",
+                given=weight,
+            )
     common = lcm(*(fraction.denominator for fraction in exact))
     numbers = [int(fraction * common) for fraction in exact]
     numbers = [number // gcd(*numbers) for number in numbers]
     if sum(numbers) > MAX_SUM:
         raise UsageError(
             f"the weights {', '.join(map(str, weights))} have too many digits; give decimals such as 0.25, or whole "
-            f"numbers in the same ratio with a sum of at most {MAX_SUM:,}"
+            f"numbers in the same ratio with a sum of at most {MAX_SUM:,}",
+            "malformed",
+            option="shards",
+            given=weights,
         )
     return tuple(numbers)
 
@@ -109,7 +117,10 @@ def require_alike(datasets: Sequence[Dataset]) -> None:
         if one.dataset_id == other.dataset_id:
             raise UsageError(
                 f"{one.path} and {other.path} are the same dataset, {one.dataset_id}; give it once, with the sum of "
-                "the weights"
+                "the weights",
+                "conflict",
+                option="shards",
+                given=other.path,
             )
     first = datasets[0]
     for other in datasets[1:]:
@@ -117,13 +128,19 @@ def require_alike(datasets: Sequence[Dataset]) -> None:
         if digests[0] != digests[1]:
             raise UsageError(
                 f"{first.path} and {other.path} have different tokenizers (tokenizer.json {' and '.join(digests)}), so "
-                f"their rows cannot share a batch; make {other.path} again with --tokenizer {first.path}"
+                f"their rows cannot share a batch; make {other.path} again with --tokenizer {first.path}",
+                "tokenizer-differs",
+                option="shards",
+                given=other.path,
             )
         if _ids_of(first) != _ids_of(other):
             raise UsageError(
                 f"{first.path} and {other.path} have one tokenizer but different special tokens or separators of "
                 "documents, so their rows cannot share a batch; make one of them again as the other was made, both by "
-                "bertdata build or both by bertdata import"
+                "bertdata build or both by bertdata import",
+                "tokenizer-differs",
+                option="shards",
+                given=other.path,
             )
 
 

@@ -41,16 +41,25 @@ class Pairs:
         if not dataset.splits[split].stores("sentences"):
             raise UsageError(
                 f"{dataset.path} does not store where sentences begin, and pairs are made of sentences; build it again "
-                "with --sentences line"
+                "with --sentences line",
+                "not-stored",
+                option="samples",
+                given="pairs",
             )
         if dataset.splits[split].num_documents < 2:
             raise UsageError(
                 f"split {split} of {dataset.path} has one document; pairs need at least two, because half of them "
-                "join segments of two documents"
+                "join segments of two documents",
+                "empty",
+                option="split",
+                given=split,
             )
         if stream.length < 5:
             raise UsageError(
-                f"length is {stream.length}; give at least 5, for [CLS], two [SEP] and a token of each segment"
+                f"length is {stream.length}; give at least 5, for [CLS], two [SEP] and a token of each segment",
+                "out-of-range",
+                option="length",
+                given=stream.length,
             )
         self.stream, self._seed, self._short_seq_prob = stream, np.uint64(seed), short_seq_prob
         identity = index_identity(stream, "pairs") | {"seed": seed, "short_seq_prob": short_seq_prob}

@@ -84,10 +84,18 @@ class TokenStream:
         if split not in dataset.splits:
             raise UsageError(
                 f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}; a small corpus can leave "
-                "a split without documents, so build with --validation 0 to put all into train"
+                "a split without documents, so build with --validation 0 to put all into train",
+                "no-split",
+                option="split",
+                given=split,
             )
         if length < 3:
-            raise UsageError(f"length is {length}; give at least 3, for [CLS], one token of text and [SEP]")
+            raise UsageError(
+                f"length is {length}; give at least 3, for [CLS], one token of text and [SEP]",
+                "out-of-range",
+                option="length",
+                given=length,
+            )
         special = dataset.special_tokens
         if special.cls is None or special.sep is None:
             missing = " and ".join(
@@ -95,7 +103,10 @@ class TokenStream:
             )
             raise UsageError(
                 f"the tokenizer of {dataset.path} has no {missing}, and every row begins with [CLS] and ends with "
-                "[SEP]; make the dataset again with --special-tokens, which adds the special tokens that are missing"
+                "[SEP]; make the dataset again with --special-tokens, which adds the special tokens that are missing",
+                "tokenizer-lacks-token",
+                option="shards",
+                given=dataset.path,
             )
         self.dataset, self.split, self.length = dataset, split, length
         self.shards, self.starts = dataset.splits[split].shards, dataset.splits[split].first_tokens
@@ -126,7 +137,10 @@ class TokenStream:
             if isinstance(tokens, Unmapped) == self._mapped:
                 raise DatasetError(
                     f"{self.dataset.path}: some of its files can be mapped into memory and others not; put all of them "
-                    "on one file system"
+                    "on one file system",
+                    "unsupported",
+                    option="shards",
+                    given=self.dataset.path,
                 )
             if self._is_random:
                 pages_of(tokens).madvise(mmap.MADV_RANDOM)
@@ -201,7 +215,10 @@ def _require_room(dataset: Dataset, num_arrays: int) -> None:
     if num_arrays > most:
         raise DatasetError(
             f"{dataset.path}: reading this split opens up to {num_arrays:,} files, and this system allows a process "
-            f"{most:,}; raise ulimit -Hn and vm.max_map_count, or build with a larger --shard-size"
+            f"{most:,}; raise ulimit -Hn and vm.max_map_count, or build with a larger --shard-size",
+            "too-many-files",
+            option="shards",
+            given=dataset.path,
         )
 
 
@@ -240,5 +257,6 @@ def require_sound(count: int) -> None:
     if count < 0:
         raise DatasetError(
             "the sampling index is damaged; delete its directory, which is $BERTDATA_CACHE or else ~/.cache/bertdata, "
-            "and it will be made again"
+            "and it will be made again",
+            "damaged",
         )

@@ -23,16 +23,28 @@ def load(spec: str) -> Tokenizer:
     """
     path = Path(spec)
     if not spec:
-        raise UsageError("--tokenizer is empty; give a path or a hub name, or leave --tokenizer out to train one")
+        raise UsageError(
+            "--tokenizer is empty; give a path or a hub name, or leave --tokenizer out to train one",
+            "missing",
+            option="tokenizer",
+            given=spec,
+        )
     try:
         if path.is_dir():
             return _load_directory(path)
         if path.exists():
             return _load_file(path, {})
     except OSError as error:
-        raise TokenizerError(f"{spec} cannot be read: {error.strerror}") from None
-    if spec.startswith((".", "/", "~")) or spec.endswith((".json", ".txt")) or spec.count("/") > 1:
-        raise TokenizerError(f"tokenizer {spec} does not exist; give a tokenizer.json, a vocab.txt or their directory")
+        raise TokenizerError(
+            f"{spec} cannot be read: {error.strerror}", "unreadable", option="tokenizer", given=spec
+        ) from None
+    if spec.startswith((".", "/", "~")) or spec.endswith((".json", ".txt", "/")) or spec.count("/") > 1:
+        raise TokenizerError(
+            f"tokenizer {spec} does not exist; give a tokenizer.json, a vocab.txt or their directory",
+            "tokenizer-not-found",
+            option="tokenizer",
+            given=spec,
+        )
     return _load_hub(spec)
 
 
@@ -53,11 +65,18 @@ def _load_directory(path: Path) -> Tokenizer:
             try:
                 config |= json.loads((path / name).read_bytes())
             except (ValueError, TypeError):
-                raise TokenizerError(f"{path / name} is not a JSON object") from None
+                raise TokenizerError(
+                    f"{path / name} is not a JSON object; correct it or remove it", "tokenizer-unreadable", option="tokenizer", given=path
+                ) from None
     for name in (TOKENIZER, "vocab.txt"):
         if (path / name).is_file():
             return _load_file(path / name, config)
-    raise TokenizerError(f"directory {path} has neither a {TOKENIZER} nor a vocab.txt")
+    raise TokenizerError(
+        f"directory {path} has neither a {TOKENIZER} nor a vocab.txt; give one that has",
+        "tokenizer-not-found",
+        option="tokenizer",
+        given=path,
+    )
 
 
 def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
@@ -65,7 +84,12 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
-        raise TokenizerError(f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text") from None
+        raise TokenizerError(
+            f"{path} is neither a {TOKENIZER} nor a vocab.txt: it is not UTF-8 text",
+            "tokenizer-unreadable",
+            option="tokenizer",
+            given=path,
+        ) from None
     roles = {}
     for role in ROLE_SPELLINGS:
         token = config.get(f"{role}_token")
@@ -88,41 +112,79 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
             tokenizer = bert_tokenizer(wordpiece, lowercase=bool(lower))
             return Tokenizer(tokenizer.to_str(), roles, config.get("model_input_names"))
     except TokenizerError as error:
-        raise TokenizerError(f"{path}: {error}") from None
+        raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
     raise TokenizerError(
         f"{path} is neither a {TOKENIZER} (a JSON object) nor a vocab.txt (one token a line, all different, [UNK] "
-        "among them)"
+        "among them)",
+        "tokenizer-unreadable",
+        option="tokenizer",
+        given=path,
     )
 
 
 def _load_hub(name: str) -> Tokenizer:
-    """From the local Hugging Face cache, else from the hub, which is first asked whether it has the tokenizer."""
+    """From the local Hugging Face cache, else from the hub, which is first asked whether it has the repository."""
+    path = _from_hub(name, only_cache=True)
+    if path is None:
+        _require_on_hub(name)
+        path = _from_hub(name, only_cache=False)
+    return _load_directory(path.parent) if path else _convert(name)
+
+
+def _from_hub(name: str, *, only_cache: bool) -> Path | None:
+    """The tokenizer.json or vocab.txt of a repository, with tokenizer_config.json beside it if there is one."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    def download(file: str) -> Path | None:
+        try:
+            return Path(hf_hub_download(name, file, local_files_only=only_cache))
+        except (EntryNotFoundError, HFValidationError):  # not there, or not in the cache
+            return None
+
+    path = download(TOKENIZER) or download("vocab.txt")
+    if path:
+        download(TOKENIZER_CONFIG)
+    return path
+
+
+def _convert(name: str) -> Tokenizer:
+    """A tokenizer whose repository has neither file, as transformers converts it: of SentencePiece, for example."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise TokenizerError(
-            f"tokenizer {name} is not a file or directory, and looking it up on the hub needs transformers; "
-            f"{install('train')}"
+            f"tokenizer {name} has no {TOKENIZER} on the hub, and transformers, which could convert it, is not "
+            f"installed; {install('train')}",
+            "not-installed",
+            option="tokenizer",
+            given=name,
         ) from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except Exception:  # transformers raises many kinds; whatever it is, the hub may have a tokenizer that works
-        _require_on_hub(name)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        except Exception as error:
-            raise TokenizerError(f"the hub has {name}, but its tokenizer cannot be loaded: {_first(error)}") from None
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds
+        raise TokenizerError(
+            f"the hub has {name}, but its tokenizer cannot be loaded: {_first(error)}",
+            "tokenizer-unreadable",
+            option="tokenizer",
+            given=name,
+        ) from None
     if not getattr(tokenizer, "backend_tokenizer", None):
-        raise TokenizerError(f"tokenizer {name} has no {TOKENIZER}, and slow tokenizers are not supported")
+        raise TokenizerError(
+            f"tokenizer {name} has no {TOKENIZER}, and transformers cannot make one; give another tokenizer",
+            "tokenizer-unreadable",
+            option="tokenizer",
+            given=name,
+        )
     roles = {role: getattr(tokenizer, f"{role}_token", None) for role in ROLE_SPELLINGS}
-    given = {role: token for role, token in roles.items() if token}
-    return Tokenizer(tokenizer.backend_tokenizer.to_str(), given, tokenizer.model_input_names)
+    present = {role: token for role, token in roles.items() if token}
+    return Tokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names)
 
 
 def _require_on_hub(name: str) -> None:
     """Asks the hub once, without retries, whether it has the repository.
 
-    transformers itself retries for half a minute where no hub can be reached. huggingface_hub honours HF_ENDPOINT,
+    A download retries for half a minute where no hub can be reached. huggingface_hub honours HF_ENDPOINT,
     HF_HUB_OFFLINE, HF_TOKEN and the proxy variables. Raises TokenizerError if the hub does not answer, or not with yes.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
@@ -154,7 +216,10 @@ def _require_on_hub(name: str) -> None:
             "local path"
         )
     raise TokenizerError(
-        f"tokenizer {name} is not a file or directory, nor in the local Hugging Face cache, and {problem}"
+        f"tokenizer {name} is not a file or directory, nor in the local Hugging Face cache, and {problem}",
+        "tokenizer-not-found",
+        option="tokenizer",
+        given=name,
     )
 
 

@@ -83,11 +83,13 @@ class Tokenizer:
             tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
         except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"not a tokenizer the tokenizers library can read: {error}") from None
+            raise TokenizerError(
+                f"not a tokenizer the tokenizers library can read: {error}", "tokenizer-unreadable", option="tokenizer"
+            ) from None
         self._tokenizer.encode_special_tokens = True
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
-            raise TokenizerError("the tokenizer's vocabulary is empty")
+            raise TokenizerError("the tokenizer's vocabulary is empty", "tokenizer-unreadable", option="tokenizer")
         added = self._tokenizer.get_added_tokens_decoder()
         spelled = {token_id: token.content for token_id, token in added.items() if token.special}
         names = {
@@ -269,12 +271,18 @@ class Tokenizer:
             except Exception as error:  # whatever the function of a user raises
                 raise UsageError(
                     f"--words failed ({type(error).__name__}: {error}) on the text that begins with {text[:40]!r}; fix "
-                    "the function, which must give the words of a text as texts"
+                    "the function, which must give the words of a text as texts",
+                    "function-failed",
+                    option="words",
+                    given=text,
                 ) from None
             if joined != text:
                 raise UsageError(
                     f"the words that --words gives, joined, are not the text that begins with {text[:40]!r}; the "
-                    "function must give all characters of the text, spaces too"
+                    "function must give all characters of the text, spaces too",
+                    "bad-function",
+                    option="words",
+                    given=text,
                 )
             ends = np.cumsum([len(word) for word in words])
             word = np.searchsorted(ends, [start for start, _ in encoding.offsets], side="right")
@@ -287,7 +295,7 @@ class Tokenizer:
         try:
             encodings = encode(texts, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"the tokenizer fails on this text: {error}") from None
+            raise TokenizerError(f"the tokenizer fails on this text: {error}", "tokenizer-failed") from None
         documents = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(encoding) for encoding in encodings], out=documents[1:])
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), self.token_dtype, int(documents[-1]))
@@ -301,7 +309,10 @@ class Tokenizer:
                 token = self._tokenizer.id_to_token(int(ids[replaced[0]]))
                 raise TokenizerError(
                     f"the text contains the special token {token!r}, and this tokenizer has no unknown token to store "
-                    "in its place; remove it from the text"
+                    "in its place; remove it from the text",
+                    "tokenizer-lacks-token",
+                    option="tokenizer",
+                    given=token,
                 )
             ids[replaced] = self.special.unk
         if self.special.separator is not None:

@@ -53,9 +53,16 @@ def train_tokenizer(
     form, directory = form or TextFormat(documents="line"), Path(out)
     selected = find_inputs(inputs, include=include, exclude=exclude, any_ending=form.kind is not None)
     if directory.is_file():
-        raise BuildError(f"{directory} is a file; give an empty directory, or one that does not exist yet")
+        raise BuildError(
+            f"{directory} is a file; give an empty directory, or one that does not exist yet",
+            "out-exists",
+            option="out",
+            given=directory,
+        )
     if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
-        raise BuildError(f"{directory} already holds a tokenizer; give another --out")
+        raise BuildError(
+            f"{directory} already holds a tokenizer; give another --out", "out-exists", option="out", given=directory
+        )
     for line in selected.notes():
         say(line)
     sample = _sample(selected.files, form, progress)
@@ -69,7 +76,12 @@ def train_tokenizer(
 
 def require_type(type: str) -> None:
     if type not in TOKENIZER_TYPES:
-        raise UsageError(f"type of tokenizer is {type!r}; give one of {', '.join(TOKENIZER_TYPES)}")
+        raise UsageError(
+            f"type of tokenizer is {type!r}; give one of {', '.join(TOKENIZER_TYPES)}",
+            "unknown",
+            option="type",
+            given=type,
+        )
 
 
 def named(type: str, cased: bool) -> str:
@@ -116,7 +128,7 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
         progress(bytes_read, sum(on_disk))
     if not any(texts):
         why = "--map left out all documents" if form.maps else "there is nothing but blank lines"
-        raise InputError(f"no document to build from: {why}; give a file with text in it")
+        raise InputError(f"no document to build from: {why}; give a file with text in it", "empty", option="inputs")
     if is_all_text or form.max_documents is not None or any(file.is_stream for file in files):
         return texts
     texts.clear()
