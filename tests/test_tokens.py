@@ -305,47 +305,36 @@ def hub(bert, monkeypatch):
 
 
 def from_hub(name, home, **environment):
-    """What loading by name gives in a process of its own: vocabulary size and time in seconds, or the error."""
+    """What loading by name gives in a process of its own without transformers: vocabulary size, or kind of error."""
     program = (
-        "import sys, time, transformers; from bertdata.tokenize.load import load; from bertdata.errors import *\n"
-        "start = time.monotonic()\n"
+        "import sys; sys.modules['transformers'] = None; from bertdata.tokenize.load import load\n"
+        "from bertdata.errors import TokenizerError\n"
         "try: print(load(sys.argv[1]).special.vocab_size)\n"
-        "except TokenizerError as error: print(error)\n"
-        "print(time.monotonic() - start)"
+        "except TokenizerError as error: print(error.kind)"
     )
     variables = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "NO_PROXY": "", "no_proxy": ""} | environment
-    done = subprocess.run(
-        [sys.executable, "-c", program, name], env=os.environ | variables, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", program, name]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
-    said, seconds = done.stdout.splitlines()
-    return said, float(seconds)
+    return done.stdout.strip()
 
 
 def test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_path):
-    assert from_hub("some-model", tmp_path, HF_ENDPOINT=hub)[0] == "30522"
-    said, _ = from_hub("no-such-model", tmp_path, HF_ENDPOINT=hub)
-    assert said.startswith("tokenizer no-such-model is not a file or directory, nor in the local Hugging Face cache, ")
-    assert f"{hub} has no repository of this name" in said
-    assert from_hub("some-model", tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")[0] == "30522"  # it is in the cache now
+    assert from_hub("some-model", tmp_path, HF_ENDPOINT=hub) == "30522"
+    assert from_hub("no-such-model", tmp_path, HF_ENDPOINT=hub) == "tokenizer-not-found"
+    assert from_hub("some-model", tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1") == "30522"  # it is in the cache now
 
 
 def test_a_hub_behind_a_proxy_is_asked_through_the_proxy(hub, tmp_path):
     proxied = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub, "http_proxy": hub}
-    assert from_hub("some-model", tmp_path, **proxied)[0] == "30522"
+    assert from_hub("some-model", tmp_path, **proxied) == "30522"
     assert all(path.startswith("http://hub.invalid/") for path in _Hub.asked)
 
 
 def test_without_a_hub_the_answer_comes_at_once(tmp_path):
-    said, seconds = from_hub("no-such-model", tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    assert "http://127.0.0.1:9 cannot be reached (" in said
-    assert seconds < 10
-    said, seconds = from_hub("no-such-model", tmp_path, HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE is set" in said
-    assert seconds < 10
-
-
-# --------------------------------------------------------------------------------------------- other kinds, and back
+    """The library itself would try for half a minute; the process is given 20 s."""
+    assert from_hub("no-such-model", tmp_path, HF_ENDPOINT="http://127.0.0.1:9") == "server-failed"
+    assert from_hub("no-such-model", tmp_path, HF_HUB_OFFLINE="1") == "tokenizer-not-found"
 
 
 def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_level, tmp_path):

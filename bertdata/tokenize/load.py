@@ -66,7 +66,10 @@ def _load_directory(path: Path) -> Tokenizer:
                 config |= json.loads((path / name).read_bytes())
             except (ValueError, TypeError):
                 raise TokenizerError(
-                    f"{path / name} is not a JSON object; correct it or remove it", "tokenizer-unreadable", option="tokenizer", given=path
+                    f"{path / name} is not a JSON object; correct it or remove it",
+                    "tokenizer-unreadable",
+                    option="tokenizer",
+                    given=path,
                 ) from None
     for name in (TOKENIZER, "vocab.txt"):
         if (path / name).is_file():
@@ -196,31 +199,41 @@ def _require_on_hub(name: str) -> None:
         RepositoryNotFoundError,
     )
 
-    hub = constants.ENDPOINT
+    hub, options = constants.ENDPOINT, {"option": "tokenizer", "given": name}
+    nowhere = f"tokenizer {name} is not a file or directory, nor in the local Hugging Face cache, and"
     try:
         get_hf_file_metadata(hf_hub_url(name, TOKENIZER), timeout=_HUB_TIMEOUT_S)
-        return
     except EntryNotFoundError:
-        return  # the repository is there; its tokenizer may have other files, such as a vocab.txt
+        pass  # the repository is there; its tokenizer may have other files, such as a vocab.txt
     except OfflineModeIsEnabled:
-        problem = "HF_HUB_OFFLINE is set; unset it, or give a local path"
+        raise TokenizerError(
+            f"{nowhere} HF_HUB_OFFLINE is set; unset it, or give a local path", "tokenizer-not-found", **options
+        ) from None
     except GatedRepoError:
-        problem = f"{hub} gives it only to users who were granted access; log in with an access token (HF_TOKEN)"
+        raise TokenizerError(
+            f"{nowhere} {hub} gives it only to users who were granted access; log in with an access token (HF_TOKEN)",
+            "access-denied",
+            **options,
+        ) from None
     except RepositoryNotFoundError:
-        problem = f"{hub} has no repository of this name, or a private one; check the name, or set HF_TOKEN"
+        raise TokenizerError(
+            f"{nowhere} {hub} has no repository of this name, or a private one; check the name, or set HF_TOKEN",
+            "tokenizer-not-found",
+            **options,
+        ) from None
     except HFValidationError as error:
-        problem = f"it cannot be a name on the hub: {_first(error)}"
+        raise TokenizerError(
+            f"{nowhere} it cannot be a name on the hub ({_first(error)}); give a path or the name of a repository",
+            "tokenizer-not-found",
+            **options,
+        ) from None
     except Exception as error:  # the HTTP library's own errors differ between versions of huggingface_hub
-        problem = (
-            f"{hub} cannot be reached ({_first(error)}); check the network, HTTPS_PROXY and HF_ENDPOINT, or give a "
-            "local path"
-        )
-    raise TokenizerError(
-        f"tokenizer {name} is not a file or directory, nor in the local Hugging Face cache, and {problem}",
-        "tokenizer-not-found",
-        option="tokenizer",
-        given=name,
-    )
+        raise TokenizerError(
+            f"{nowhere} {hub} cannot be reached ({_first(error)}); check the network, HTTPS_PROXY and HF_ENDPOINT, or "
+            "give a local path",
+            "server-failed",
+            **options,
+        ) from None
 
 
 def _first(error: Exception) -> str:
