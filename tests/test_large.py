@@ -10,6 +10,7 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+from helpers import refuses
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,11 +149,13 @@ def test_a_shard_that_is_missing_or_wrong_is_a_sentence_when_it_is_used(large):
     os.truncate(large.path / f"{name}.tokens.npy", 150)
     dataset = bertdata.open(large.path)
     loader = Loader(dataset, length=20, masking=None)
-    with pytest.raises(DatasetError, match=f"{name}.tokens.npy has 150 bytes and should have"):
+    with pytest.raises(DatasetError) as refused:
         loader.read(np.arange(loader.num_samples))
+    assert (name in str(refused.value), refused.value.kind) == (True, "damaged")
     (large.path / f"{name}.tokens.npy").unlink()
-    with pytest.raises(DatasetError, match=f"{name}.tokens.npy cannot be opened: No such file"):
+    with pytest.raises(DatasetError) as refused:
         loader.read(np.arange(loader.num_samples))
+    assert name in str(refused.value)
     assert any(name in fault for fault in verify(large.path))
 
 
@@ -160,9 +163,9 @@ def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpu
     loader = Loader(large, length=20, masking=None)
     monkeypatch.setattr(manifest, "MOST_LISTED", 5)
     build(corpus, large.path, tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
-    with pytest.raises(DatasetError, match="large was replaced by a build while it was read; open it again"):
+    with refuses("replaced"):
         loader.read(np.arange(loader.num_samples))
-    with pytest.raises(DatasetError, match="large was replaced by a build while it was read; open it again"):
+    with refuses("replaced"):
         large.document(0)
     assert verify(large.path) == []
     monkeypatch.setattr(manifest, "MOST_LISTED", 1000)
@@ -182,7 +185,7 @@ def test_it_comes_back_from_a_bucket_as_it_went(bucket, large, tmp_path):
         if path.is_file()
     }
     bucket.put("large/shards.npy", b"no")
-    with pytest.raises(DatasetError, match=r"large/shards.npy is not the file that manifest.json names"):
+    with pytest.raises(DatasetError, check=lambda error: "large/shards.npy" in str(error)):
         pull(f"{bucket.url}/large", tmp_path / "other")
 
 
@@ -193,11 +196,13 @@ def test_damaged_tables_are_found(large):
         if opens:
             assert any(f"{large.path / name} is damaged" in fault for fault in verify(large.path))
         else:
-            with pytest.raises(DatasetError, match=rf"manifest.json is damaged: .*{name} is not the file"):
+            with pytest.raises(DatasetError) as refused:
                 bertdata.open(large.path)
+            assert name in str(refused.value)
         (large.path / name).unlink()
-        with pytest.raises(DatasetError, match=f"{name} cannot be opened"):
+        with pytest.raises(DatasetError) as refused:
             bertdata.open(large.path).splits["train"].shards[0]  # noqa: B018
+        assert name in str(refused.value)
         (large.path / name).write_bytes(content)
     digests = bytearray((large.path / "digests.npy").read_bytes())
     digests[-1] ^= 1
@@ -242,17 +247,14 @@ def test_a_dataset_with_the_id_of_another_is_not_taken_for_it(bucket, large, tmp
     """A copy in the cache has the name of the id."""
     push(large.path, f"{bucket.url}/large")
     reseal(large.path, lambda record: record.__setitem__("dataset_id", "0" * 64))
-    said = "states dataset_id 0000000000000000, which is not that of its arrays"
-    with pytest.raises(DatasetError, match=said):
+    with refuses("damaged"):
         push(large.path, f"{bucket.url}/other")
     bucket.put("large/manifest.json", (large.path / "manifest.json").read_bytes())
-    with pytest.raises(DatasetError, match=said):
+    with refuses("damaged"):
         pull(f"{bucket.url}/large", tmp_path / "copy")
 
 
 def test_more_files_than_a_process_may_open_are_refused_at_once(large, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (5, 5))
-    with pytest.raises(
-        DatasetError, match=r"opens up to \d+ files, and this system allows a process 5; raise ulimit -Hn"
-    ):
+    with refuses("too-many-files", "shards"):
         Loader(large, length=16)

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIAL, write_dataset
+from helpers import refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
 
 import bertdata
 from bertdata import Loader, Masking, files
-from bertdata.errors import BuildError, DatasetError, UsageError
+from bertdata.errors import BuildError, DatasetError
 from bertdata.format.verify import verify
 from bertdata.read import index, kernels, order, pieces
 from bertdata.read.stream import TokenStream, Wanted, rows_of
@@ -346,12 +347,12 @@ def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
             numbers[:] = value
             path.write_bytes(good[:128] + numbers.tobytes())
             for how in DERIVED:
-                said = ""
+                kind = ""
                 try:
                     Loader(dataset, length=16, samples=how).read(np.arange(50))
                 except DatasetError as error:
-                    said = str(error)
-                assert "damaged" in said or not said
+                    kind = error.kind
+                assert kind in ("", "damaged")
         path.write_bytes(good)
 
 
@@ -368,15 +369,16 @@ def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
         path.write_bytes(content[:128] + numbers.tobytes())
     samples, zero = Loader(dataset, length=1000, samples="packed").sources[0].samples, np.zeros(1, np.int64)
     assert 3 * (room + 1) < 1000
-    with pytest.raises(DatasetError, match="the sampling index is damaged; delete its directory"):
+    with refuses("damaged"):
         rows_of([(samples, Wanted(zero, zero, zero))])
 
 
 def test_a_cache_that_cannot_be_written_is_named(dataset, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(BuildError, match=r"cannot be written to .*file/cache: Not a directory; set BERTDATA_CACHE"):
+    with refuses("unwritable", error=BuildError) as refused:
         Loader(dataset, length=16, samples="packed")
+    assert "file/cache" in str(refused.value.given)
 
 
 def test_processes_that_make_an_index_together_end_in_one(dataset, cache):
@@ -407,32 +409,32 @@ def test_where_the_cache_is(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "kind", "option"),
     [
-        ({"samples": "rows"}, "samples is 'rows'; give one of windows, documents, packed, pairs"),
-        ({"samples": "pairs", "length": 4}, "length is 4; give at least 5"),
-        ({"samples": "pairs", "short_seq_prob": 1.5}, "short_seq_prob is 1.5"),
-        ({"samples": "packed", "length": 70000}, "length is 70000; give at most 65536"),
+        ({"samples": "rows"}, "unknown", "samples"),
+        ({"samples": "pairs", "length": 4}, "out-of-range", "length"),
+        ({"samples": "pairs", "short_seq_prob": 1.5}, "out-of-range", "short_seq_prob"),
+        ({"samples": "packed", "length": 70000}, "too-long", "length"),
     ],
 )
-def test_wrong_arguments_are_named(dataset, change, said):
-    with pytest.raises(UsageError, match=said):
+def test_wrong_arguments_are_named(dataset, change, kind, option):
+    with refuses(kind, option):
         Loader(dataset, **change)
 
 
 def test_pairs_need_sentences_and_two_documents(tmp_path):
     without = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3], [2, 4], None)]))
-    with pytest.raises(UsageError, match="build it again with --sentences line"):
+    with refuses("not-stored", "samples"):
         Loader(without, length=8, samples="pairs")
     alone = bertdata.open(write_dataset(tmp_path / "b", [([7, 8, 3], [3], [1, 3])]))
-    with pytest.raises(UsageError, match="has one document; pairs need at least two"):
+    with refuses("empty", "split"):
         Loader(alone, length=8, samples="pairs")
 
 
 def test_damage_in_the_dataset_is_found_while_an_index_is_made(tmp_path, cache):
     damaged = bertdata.open(write_dataset(tmp_path / "a", [([7, 3, 8, 3, 9, 3], [4, 2, 6], [4, 2, 6])]))
     for how in DERIVED:
-        with pytest.raises(DatasetError, match="is damaged; bertdata verify .* says where"):
+        with refuses("damaged"):
             Loader(damaged, length=8, samples=how)
     assert names(cache) == []
 
@@ -471,7 +473,7 @@ def test_marks_of_words_in_other_vocabularies(tmp_path, vocabulary, expected):
 )  # fmt: skip
 def test_a_tokenizer_that_tells_no_words_is_named(tmp_path, tokenizer):
     dataset = bertdata.open(write_dataset(tmp_path / "shards", [([7, 3], [2], None)], tokenizer=tokenizer))
-    with pytest.raises(DatasetError, match=r"tokenizer\.json is not a tokenizer"):
+    with refuses("damaged"):
         Loader(dataset, length=8, masking=Masking(policy="whole_word"))
 
 
@@ -672,24 +674,21 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "kind"),
     [
-        ("nothing", "--words nothing is not a function"),
-        ("json:nothing", "--words json:nothing is not a function"),
-        ("nowhere.at.all:f", "--words nowhere.at.all:f is not a function"),
+        ("nothing", "bad-function"),
+        ("json:nothing", "bad-function"),
+        ("nowhere.at.all:f", "bad-function"),
         ("builtins:list", None),
-        (
-            "builtins:len",
-            "--words failed .TypeError: 'int' object is not iterable. on the text that begins with 'one two'",
-        ),
-        ("shlex:split", "joined, are not the text that begins with 'one two'"),
+        ("builtins:len", "function-failed"),
+        ("shlex:split", "bad-function"),
     ],
 )
-def test_segmenters_that_do_not_fit_are_named(tmp_path, vocab, words, said):
+def test_segmenters_that_do_not_fit_are_named(tmp_path, vocab, words, kind):
     (tmp_path / "corpus.txt").write_text("one two\n")
     build_it = functools.partial(build, [tmp_path / "corpus.txt"], tmp_path / "shards", tokenizer=vocab, validation=0.0)
-    if said:
-        with pytest.raises(UsageError, match=said):
+    if kind:
+        with refuses(kind, "words"):
             build_it(words=words)
     else:
         assert "words" in build_it(words=words).dataset.splits["train"].shards[0].arrays

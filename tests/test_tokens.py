@@ -20,13 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from conftest import SPECIALS, make_text
+from helpers import refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import bertdata
 from bertdata import Loader
-from bertdata.errors import BuildError, InputError, TokenizerError, UsageError
+from bertdata.errors import TokenizerError
 from bertdata.format.verify import verify
 from bertdata.sources import documents, streams
 from bertdata.sources.documents import TextFormat
@@ -174,13 +175,14 @@ def test_a_special_id_given_for_text_is_stored_as_unknown_and_counted(tmp_path):
 def test_a_tokenizer_without_an_unknown_token_says_so():
     ours = word_level(["hello", "[MASK]"])
     assert ids_of(ours, ["hello hello"]) == [[0, 0]]
-    with pytest.raises(TokenizerError, match=r"special token '\[MASK\]'"):
+    with refuses("tokenizer-lacks-token", "tokenizer") as refused:
         encode(ours, ["hello [MASK]"])
+    assert refused.value.given == "[MASK]"
 
 
 def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
     ours = word_level([*SPECIALS, "hello"], unk_token="<none>")
-    with pytest.raises(TokenizerError, match="WordLevel"):
+    with refuses("tokenizer-failed"):
         encode(ours, ["hello nobody"])
 
 
@@ -230,37 +232,37 @@ def test_special_tokens_may_be_named_beside_the_tokenizer(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "kind"),
     [
-        ("t", b"\xff\xfe", "not UTF-8 text"),
-        ("t", b"", "neither a tokenizer.json .* nor a vocab.txt"),
-        ("t", b"just\nwords", "neither a tokenizer.json .* nor a vocab.txt"),
-        ("t", b"[UNK]\nsame\nsame", "neither a tokenizer.json .* nor a vocab.txt"),
-        ("t", b"[1, 2]", "neither a tokenizer.json .* nor a vocab.txt"),
-        ("t", b"{}", "not a tokenizer the tokenizers library can read"),
-        ("t", b'{"model": {"type": "Magic"}}', "not a tokenizer the tokenizers library can read"),
-        ("special_tokens_map.json", b"[1]", "is not a JSON object"),
-        ("tokenizer_config.json", b"{", "is not a JSON object"),
-        ("readme", b"x", "has neither a tokenizer.json nor a vocab.txt"),
+        ("t", b"\xff\xfe", "tokenizer-unreadable"),
+        ("t", b"", "tokenizer-unreadable"),
+        ("t", b"just\nwords", "tokenizer-unreadable"),
+        ("t", b"[UNK]\nsame\nsame", "tokenizer-unreadable"),
+        ("t", b"[1, 2]", "tokenizer-unreadable"),
+        ("t", b"{}", "tokenizer-unreadable"),
+        ("t", b'{"model": {"type": "Magic"}}', "tokenizer-unreadable"),
+        ("special_tokens_map.json", b"[1]", "tokenizer-unreadable"),
+        ("tokenizer_config.json", b"{", "tokenizer-unreadable"),
+        ("readme", b"x", "tokenizer-not-found"),
     ],
 )
-def test_what_is_no_tokenizer_is_named(tmp_path, name, content, said):
+def test_what_is_no_tokenizer_is_named(tmp_path, name, content, kind):
     (tmp_path / name).write_bytes(content)
     path = tmp_path / name if name == "t" else tmp_path
-    with pytest.raises(TokenizerError, match=said) as refused:
+    with refuses(kind, "tokenizer", error=TokenizerError) as refused:
         load(str(path))
     assert str(tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_an_empty_vocabulary_is_refused():
-    with pytest.raises(TokenizerError, match="vocabulary is empty"):
+    with refuses("tokenizer-unreadable", "tokenizer"):
         Tokenizer(tokenizers.Tokenizer(models.BPE()).to_str())
 
 
-@pytest.mark.parametrize("spec", ["./no", "/no/such", "no.json", "no/vocab.txt", "a/b/c", "x" * 5000])
+@pytest.mark.parametrize("spec", ["./no", "/no/such", "no.json", "no/vocab.txt", "a/b/c", "no/", "a/no/", "x" * 5000])
 def test_a_path_that_does_not_exist_is_not_looked_up(spec):
-    with pytest.raises(TokenizerError, match="does not exist|cannot be read"):
+    with refuses("tokenizer-not-found" if len(spec) < 100 else "unreadable", "tokenizer"):
         load(spec)
 
 
@@ -346,7 +348,7 @@ def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_leve
     assert dataset.special_tokens.separator == 0
     decode = load(str(dataset.path)).decode
     assert [decode(document.tolist()) for document in dataset] == text.removesuffix("\n").split("\n\n")
-    with pytest.raises(UsageError, match=r"no \[CLS\] and \[SEP\]"):
+    with refuses("tokenizer-lacks-token", "shards"):
         Loader(dataset)
 
 
@@ -405,10 +407,8 @@ def test_a_build_warns_of_special_tokens_that_are_missing(byte_level, tmp_path, 
     (tmp_path / "text").write_text("the river\n")
     said = []
     build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "gpt"), validation=0.0, say=said.append)
-    assert said[-1] == (
-        "warning: the tokenizer has no [PAD], [CLS], [SEP] and [MASK] tokens, so the Loader will refuse this dataset "
-        "for masked language modelling; --special-tokens adds what is missing"
-    )
+    assert "[PAD], [CLS], [SEP] and [MASK]" in said[-1]
+    assert "--special-tokens" in said[-1]
     said.clear()
     build([tmp_path / "text"], tmp_path / "out2", tokenizer=vocab, validation=0.0, say=said.append)
     assert said == []
@@ -516,7 +516,7 @@ def test_a_trained_vocabulary_is_ordered():
 
 
 def test_a_vocabulary_without_room_for_words_is_refused():
-    with pytest.raises(UsageError, match="a vocabulary of 9 has no room for words; give at least 10"):
+    with refuses("out-of-range", "vocab_size"):
         train_wordpiece(["some words"], 9)
     assert train_wordpiece(["some words"], 10).special.vocab_size <= 10
 
@@ -535,10 +535,10 @@ def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
     again = load(str(tmp_path / "t"))
     assert again.special == trained.special
     assert again.files == trained.files
-    with pytest.raises(BuildError, match="already holds a tokenizer"):
+    with refuses("out-exists", "out"):
         train_tokenizer([corpus], tmp_path / "t")
     (tmp_path / "blank").write_text("\n \n")
-    with pytest.raises(InputError, match="nothing but blank lines"):
+    with refuses("empty", "inputs"):
         train_tokenizer([tmp_path / "blank"], tmp_path / "u")
 
 
@@ -614,7 +614,6 @@ def test_training_tells_how_far_it_is(tmp_path, corpus):
     said, told = [], []
     train_tokenizer([corpus], tmp_path / "t", vocab_size=150, say=said.append, progress=lambda *done: told.append(done))
     size = corpus.stat().st_size
-    assert said == [
-        f"training a lower-casing WordPiece vocabulary of 150 tokens on {len(corpus.read_text()) / 1e6:.1f} MB of text"
-    ]
+    assert len(said) == 1
+    assert f"{len(corpus.read_text()) / 1e6:.1f} MB" in said[0]
     assert told[-1] == (size, size)

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from conftest import WORDS, make_text
+from helpers import refuses
 
 import bertdata
 from bertdata.cli import main
-from bertdata.errors import DatasetError, StateError, UsageError
+from bertdata.errors import StateError
 from bertdata.format.origins import Record, array_name
 from bertdata.format.verify import verify
 from bertdata.look.trace import documents_of, stream_of, trace, with_texts
@@ -176,10 +177,7 @@ def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
     shutil.rmtree(made[0].path / "origins")
     assert verify(made[0].path) == []
     loader = bertdata.Loader(bertdata.open(made[0].path), length=16, masking=None)
-    with pytest.raises(
-        DatasetError,
-        match=r"a.txt.out has no origins .*; an import stores none, and a dataset of an older",
-    ):
+    with refuses("not-stored", "shards"):
         documents_of(loader, np.arange(2))
     shutil.copytree(made[1].path / "origins", made[0].path / "origins")  # of the same dataset, from the other input
     assert {each.input for each in documents_of(loader, np.arange(9))} == {str(tmp_path / "b.jsonl")}
@@ -301,9 +299,7 @@ def test_the_position_of_a_step_follows_from_the_last_change_before_it(tmp_path,
     assert [stream_of(run, step)["position"] for step in (1, 2, 7, 8, 9, 10)] == [0, 4, 24, 28, 36, 44]
     assert [stream_of(run, step)["global_batch_size"] for step in (7, 8)] == [4, 8]
     for step in (0, -1, 11):
-        with pytest.raises(
-            UsageError, match=f"--step is {step}; give a step from 1 to 10, the last one in .*log.jsonl"
-        ):
+        with refuses("out-of-range", "step"):
             stream_of(run, step)
     loader = bertdata.Loader(dataset, length=16, masking=None)
     expected = documents_of(loader, np.arange(28, 36))
@@ -315,18 +311,18 @@ def test_the_position_of_a_step_follows_from_the_last_change_before_it(tmp_path,
 
 
 def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset):
-    with pytest.raises(UsageError, match=r"log.jsonl cannot be read .*; give the directory of a run of bertrain"):
+    with refuses("not-a-run", "run"):
         stream_of(tmp_path / "none", 1)
-    with pytest.raises(UsageError, match="does not say what the run read: an older version of bertrain wrote it"):
+    with refuses("other-version", "run"):
         stream_of(log(tmp_path / "old", {"step": 1, "loss": 1.0}), 1)
     run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4, dataset_id="0" * 64), {"step": 1})
-    with pytest.raises(StateError, match="was trained on dataset 0000000000000000, and .* give the dataset of the run"):
+    with refuses("other-dataset", "shards", error=StateError):
         trace(dataset, run, 1)
     resumed = log(tmp_path / "resumed", {"step": 1}, {"step": 5} | state(dataset, 20, 4), {"step": 6})
-    with pytest.raises(UsageError, match="says what the run read only from step 6 on: an older version"):
+    with refuses("other-version", "step"):
         stream_of(resumed, 5)
     run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4), {"step": 1})
-    with pytest.raises(UsageError, match="--row is 4; give a row of the batch, from 0 to 3"):
+    with refuses("out-of-range", "row"):
         trace(dataset, run, 1, row=4)
 
 

@@ -31,6 +31,14 @@ from bertdata.types import IGNORE_INDEX, Batch, Masking
 STATE_VERSION = 1
 
 
+def _integer(name: str, value: Any) -> int:
+    """An integer of Python, as a state must be JSON-able; numpy's are taken. Raises UsageError for others."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name} is {value!r}; give an integer", "out-of-range", option=name, given=value) from None
+
+
 class Loader:
     """A stream of batches for one rank.
 
@@ -79,8 +87,9 @@ class Loader:
         variants: int | None = None,
         teacher_cache: str | None = None,
     ) -> None:
-        numbers = length, global_batch_size, seed, rank, world_size  # may be numpy's, and a state must be JSON-able
-        length, global_batch_size, seed, rank, world_size = map(operator.index, numbers)
+        length, seed = _integer("length", length), _integer("seed", seed)
+        global_batch_size = _integer("global_batch_size", global_batch_size)
+        rank, world_size = _integer("rank", rank), _integer("world_size", world_size)
         if not 0 <= seed < 1 << 64:
             raise UsageError(
                 f"seed is {seed}; give an integer from 0 to 2**64 - 1", "out-of-range", option="seed", given=seed
@@ -230,6 +239,17 @@ class Loader:
         """K: masked places that a row has room for, at most: a batch where less is masked has fewer."""
         return max((masker.num_slots for masker in self._maskers), default=0)
 
+    def __repr__(self) -> str:
+        paths = ", ".join(str(source.dataset.path) for source in self._sources)
+        rows = f"{self.samples} of {self.length} tokens, {self.global_batch_size} rows a batch"
+        return f"<Loader of {paths}: split {self.split}, {rows}, position {self.position}>"
+
+    def __len__(self) -> int:
+        raise TypeError("a Loader has no length; for torch's DataLoader use bertdata.torch.BatchDataset(loader)")
+
+    def __bool__(self) -> bool:
+        return True
+
     def __iter__(self) -> Iterator[Batch]:
         return self
 
@@ -358,12 +378,9 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to the position of a state. Rank, world size and batch size may be others than when it was taken.
 
-        Raises StateError, which names both values, if anything else is different.
+        Raises StateError if anything else is different. Its `given` is name → (value in the state, value here).
         """
-        state = {"shuffle": "full", "short_seq_prob": None} | state  # an older state lacks options that are newer
-        if isinstance(state.get("masking"), dict):
-            state["masking"] = Masking().state() | state["masking"]
-        differing = []
+        differing: dict[str, tuple[Any, Any]] = {}
         for name, now in ({"variants": None, "sources": None, "dataset_id": None} | self._identity()).items():
             was = state.get(name)
             if was == now:
@@ -371,13 +388,14 @@ class Loader:
             if isinstance(was, dict) and isinstance(now, dict):  # of masking, what is equal is left out
                 same = {key for key in was.keys() & now.keys() if was[key] == now[key]}
                 was, now = ({key: side[key] for key in side if key not in same} for side in (was, now))
-            differing.append(f"{name} was {was!r} and is {now!r}")
+            differing[name] = was, now
         if differing:
+            words = "; ".join(f"{name} was {was!r} and is {now!r}" for name, (was, now) in differing.items())
             raise StateError(
-                f"this state belongs to another stream: {'; '.join(differing)}",
+                f"this state belongs to another stream: {words}; give the Loader the same options",
                 "other-stream",
                 option="state",
-                given=state,
+                given=differing,
             )
         position = state.get("position")
         if type(position) is not int or not 0 <= position < 1 << 62:

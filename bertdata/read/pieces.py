@@ -43,7 +43,7 @@ class Pieces:
     def __init__(self, stream: TokenStream, *, packed: bool) -> None:
         if stream.length > MAX_LENGTH:
             raise UsageError(
-                f"length is {stream.length}; give at most {MAX_LENGTH}, which is the longest row of documents or packed",
+                f"length is {stream.length}; give at most {MAX_LENGTH}, the longest row of documents or packed",
                 "too-long",
                 option="length",
                 given=stream.length,

@@ -43,6 +43,6 @@ def continuing_ids(dataset: Dataset) -> NDArray[np.bool_]:
         return continuing(dataset.tokenizer_file(_TOKENIZER), dataset.special_tokens.vocab_size)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise DatasetError(
-            f"{dataset.path / _TOKENIZER} is not a tokenizer ({type(error).__name__}: {error}); build the dataset again",
+            f"{dataset.path / _TOKENIZER} is not a tokenizer ({type(error).__name__}: {error}); build it again",
             "damaged",
         ) from None
