@@ -6,6 +6,7 @@ import contextlib
 import gc
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import random
@@ -191,6 +192,31 @@ def bert_run(once, dataset):
     from training import train
 
     return once("bert", lambda folder: train(dataset.path, folder / "run", model="bert-tiny", steps=2)) / "run"
+
+
+@pytest.fixture(scope="session")
+def configs(once):
+    """name → a configuration file of every family of models, and of variants of some (families.py)."""
+    from families import EVERY, VARIANTS
+
+    def make(folder):
+        for name, values in (EVERY | VARIANTS).items():
+            (folder / f"{name}.json").write_text(json.dumps({"model_type": name.split()[0]} | values))
+
+    folder = once("configs", make)
+    return {name: str(folder / f"{name}.json") for name in EVERY | VARIANTS}
+
+
+@pytest.fixture(scope="session")
+def roberta_dataset(once, corpus, vocab):
+    """The corpus with RoBERTa's special ids: all are others than BERT's, and MPNet knows no other padding id."""
+
+    def make(folder):
+        words = Path(vocab).read_text().splitlines()[5:]
+        (folder / "vocab.txt").write_text("\n".join(["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", *words]) + "\n")
+        build([corpus], folder / "shards", tokenizer=str(folder / "vocab.txt"), validation=0.2)
+
+    return bertdata.open(once("roberta", make) / "shards")
 
 
 @pytest.fixture

@@ -1,12 +1,19 @@
-"""A small configuration of each family of models, without dropout, and of some that are in no table."""
+"""A small configuration of each family of models, without dropout, and of some that are in no table; rows for them."""
 
 import os
 import time
 from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
 from training import flags
 
-from bertrain import pretrain
+import bertdata
+from bertrain import feed, optim, pretrain
+from bertrain.models import build
+from bertrain.models.families import FAMILIES
+from bertrain.objectives import OBJECTIVES
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
          "max_position_embeddings": 80, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
@@ -73,17 +80,60 @@ UNLISTED = {
     "layoutlm": SIZES,
     "big_bird": SIZES | {"attention_type": "original_full"},
 }  # fmt: skip
+EVERY = SMALL | UNLISTED
+LONGFORMER = {"model_type": "longformer"} | UNLISTED["longformer"]
+FAST = ["bert", "modernbert", "deberta-v2", "xlm", "longformer"]
+"""So different that they stand for all where time is short; the last is in no table."""
+LENGTHS = [13, 11, 8]  # of three documents in a row of 32
+TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES)
+"""Where a program adds entries of its own."""
+
+
+def fast(names, *more, among=FAST):
+    """Parameters of a test: those of `names` that are not among the fast ones, or `more`, are slow."""
+    return [name if name in (*among, *more) else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def model_of(config, dataset, *, seed=0):
+    """The model of a configuration file, with random weights, for rows of 32 tokens."""
+    return build.build(config, dataset.special_tokens, length=32, seed=seed)[0]
+
+
+def four_rows(dataset, first=0, *, device="cpu", **options):
+    """A batch of four rows of 32 tokens, and it as a micro-batch on a device. options: of the Loader."""
+    batch = bertdata.Loader(dataset, length=32, **options).read(np.arange(first, first + 4))
+    return batch, next(feed.micro_batches(batch, size=4, count=1, device=torch.device(device)))
+
+
+def packed_rows():
+    """Two rows of three documents each: ids and positions, int64 [2, 32]."""
+    ids = torch.randint(5, 80, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    return ids, torch.cat([torch.arange(n) for n in LENGTHS]).expand(2, -1)
+
+
+@torch.no_grad()
+def hidden_one_by_one(weights, ids):
+    """The hidden states of packed rows, each document computed alone."""
+    return torch.cat([weights.base_model(input_ids=part).last_hidden_state for part in ids.split(LENGTHS, 1)], 1)
+
+
+def with_other_documents(ids):
+    """For each document of packed rows: where it begins and ends, and rows in which it alone is another."""
+    for end, length in zip(np.cumsum(LENGTHS), LENGTHS, strict=True):
+        changed = ids.clone()
+        changed[:, end - length : end] = (ids[:, end - length : end] + 7) % 70 + 5
+        yield end - length, end, changed
 
 
 def main(arguments):
-    """Trains models for two steps each, on the ranks that call it: a dataset, a place, configuration files."""
+    """Trains models for two steps each, on the ranks that call it: a dataset, a directory, configuration files."""
     data, out, *files = map(str, arguments)
     for file in files:
-        place = Path(out, Path(file).stem)
+        run = Path(out, Path(file).stem)
         options = {"model": file, "steps": 2, "eval_every": 0}
-        pretrain.main(flags(data, place, **options), standalone_mode=False)
+        pretrain.main(flags(data, run, **options), standalone_mode=False)
         # All ranks leave one group before any enters the next, as both are at the same port.
-        done = [Path(out, f"{place.name}-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))]
+        done = [Path(out, f"{run.name}-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))]
         done[int(os.environ["RANK"])].touch()
         while not all(path.exists() for path in done):
             time.sleep(0.01)

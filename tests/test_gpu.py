@@ -15,18 +15,14 @@ import subprocess
 
 import numpy as np
 import pytest
-import test_families
 import torch
 import torch.nn.attention.varlen
-from click.testing import CliRunner
 from conftest import make_text
-from families import SMALL
-from test_families import LENGTHS
-from test_finetune import write_tsv
+from families import SMALL, four_rows, hidden_one_by_one, model_of, packed_rows, with_other_documents
+from helpers import succeeds
 from training import entries, flags, launch, learner, train
 from transformers import CONFIG_MAPPING
 
-from bertdata import Loader
 from bertdata.write import build as build_dataset
 from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
 from bertrain.config import Config
@@ -45,7 +41,10 @@ QUIET = {"log_every": 1000, "save_every": 1000, "eval_every": 0}  # a log entry 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]  # drivers and kinds of GPUs have their own
 
-configs, dataset = test_families.configs, test_families.dataset  # fixtures: all families, and shards that suit all
+
+@pytest.fixture(scope="module")
+def dataset(roberta_dataset):
+    return roberta_dataset
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,7 +55,7 @@ def _gpu():
 
 @pytest.fixture(scope="module")
 def big(dataset, configs, tmp_path_factory):
-    """A run directory with a teacher in it."""
+    """The directory of a run of the small bert."""
     out = tmp_path_factory.mktemp("gpu") / "big"
     train(dataset.path, out, model=configs["bert"], steps=4, precision="fp32", compile="off", **QUIET)
     return out
@@ -67,18 +66,11 @@ def steps_of(data, out, **options):
     return [entry for entry in train(data, out, **options) if "lr" in entry]
 
 
-def command(main, *arguments):
-    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, (done.output, done.exception)
-    return done.stdout
-
-
 def step(config, dataset, device, precision, *, samples=None):
     """The losses of four rows by objective, and the whole gradient as float32 [N] on the CPU."""
     weights, _ = assemble.model(config, dataset)
     module = assemble.learner(config, weights, dataset, World(0, 1, device), precision)
-    batch = Loader(dataset, length=config.length, samples=samples or assemble.samples(config)).read(np.arange(40, 44))
-    piece = next(feed.micro_batches(batch, size=4, count=1, device=device))
+    _, piece = four_rows(dataset, 40, device=device, samples=samples or assemble.samples(config))
     with assemble.autocast(device, precision)():
         losses = module(**module.prepare(piece))
     sum(loss.sum for loss in losses.values()).backward()
@@ -86,10 +78,10 @@ def step(config, dataset, device, precision, *, samples=None):
     return {name: loss.sum.item() for name, loss in losses.items()}, gradient
 
 
-def compare(found, expected, precision):
-    (losses, gradient), (plain, whole), (near, close) = found, expected, PRECISIONS[precision]
+def compare(one, expected, precision):
+    (losses, gradient), (plain, exact), (near, close) = one, expected, PRECISIONS[precision]
     assert losses == pytest.approx(plain, rel=near)
-    assert (gradient - whole).norm() < close * whole.norm()
+    assert (gradient - exact).norm() < close * exact.norm()
 
 
 # -------------------------------------------------------------------------------------------------------------- steps
@@ -123,11 +115,8 @@ def test_packed_documents_do_not_see_each_other(configs, dataset, monkeypatch, n
     """In the kernel for sequences of unequal length: near to what they are apart, and to the bit without the others."""
     calls, kernel = [], torch.nn.attention.varlen.varlen_attn
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", lambda *a, **k: calls.append(1) or kernel(*a, **k))
-    weights = test_families.built(configs, name, dataset).eval()
-    ids = torch.randint(5, 80, (2, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
-    positions = torch.cat([torch.arange(n) for n in LENGTHS]).expand(2, -1)
-    with torch.no_grad():
-        apart = torch.cat([weights.base_model(input_ids=part).last_hidden_state for part in ids.split(LENGTHS, 1)], 1)
+    weights, (ids, positions) = model_of(configs[name], dataset).eval(), packed_rows()
+    apart = hidden_one_by_one(weights, ids)
     module = learner(weights, isolate=True).to(DEVICE)
     bounds = {"cu_seqlens": feed.cu_seqlens_of(positions).to(DEVICE)} if feed.has_kernel(DEVICE) else {}
 
@@ -139,12 +128,10 @@ def test_packed_documents_do_not_see_each_other(configs, dataset, monkeypatch, n
     together = encode(ids)
     assert len(calls) == (2 if bounds else 0)
     assert (together - apart).norm() < 2e-2 * apart.norm()
-    for start, length in zip(np.cumsum([0, *LENGTHS]), LENGTHS, strict=False):
-        changed = ids.clone()
-        changed[:, start : start + length] = (ids[:, start : start + length] + 7) % 70 + 5
+    for start, end, changed in with_other_documents(ids):
         same = (encode(changed) == together).all(-1)
-        assert not same[:, start : start + length].any()
-        same[:, start : start + length] = True
+        assert not same[:, start:end].any()
+        same[:, start:end] = True
         assert same.all()
 
 
@@ -220,20 +207,20 @@ def test_the_host_never_waits_for_the_gpu_and_each_shape_is_compiled_once(datase
         assert graphs[-1][0] == graphs[-1][1]
     assert not counters["graph_break"]
     (plain,) = on_cpu(monkeypatch, data, tmp_path / "plain", **options)
-    for found, expected in zip(parts_of(entry), parts_of(plain), strict=True):
-        names = [name for name in found if name.endswith("loss")]
-        assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=2e-2)
+    for part, expected in zip(parts_of(entry), parts_of(plain), strict=True):
+        names = [name for name in part if name.endswith("loss")]
+        assert [part[name] for name in names] == pytest.approx([expected[name] for name in names], rel=2e-2)
 
 
 @pytest.mark.parametrize("more", [{"compile": "on"}, {"compile": "off", "optimizer": "muon"}])
 def test_a_resumed_run_goes_on_as_it_would_have(dataset, tmp_path, more):
     """Not to the bit, as gradients are added with atomic operations; the first loss is that of the same weights."""
     options = {"model": "bert-tiny", "steps": 6, "save_every": 3, "eval_every": 3, **more}
-    whole = [entry["loss"] for entry in steps_of(dataset.path, tmp_path / "run", **options)]
+    straight = [entry["loss"] for entry in steps_of(dataset.path, tmp_path / "run", **options)]
     shutil.rmtree(tmp_path / "run" / "step-00000006")
     again = [entry["loss"] for entry in steps_of(dataset.path, tmp_path / "run", **options)]
-    assert again[:4] == pytest.approx(whole[:4], rel=1e-5)
-    assert again[4:] == pytest.approx(whole[4:], rel=2e-3)
+    assert again[:4] == pytest.approx(straight[:4], rel=1e-5)
+    assert again[4:] == pytest.approx(straight[4:], rel=2e-3)
 
 
 def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
@@ -257,9 +244,7 @@ ON_RANKS = [{"compile": "off"}, {"compile": "on"}, {"compile": "on", "gradient_c
 def test_all_gpus_learn_what_one_does(dataset, tmp_path, options):
     """Two ranks where there are two GPUs, else one under torchrun."""
     options = {"model": "bert-tiny", "steps": 3, "precision": "fp32", **QUIET, "log_every": 1, **options}
-    bare = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is True]
-    arguments = flags(dataset.path, tmp_path / "ranks", **{k: v for k, v in options.items() if v is not True})
-    with launch(RANKS, "bertrain.pretrain", [*arguments, *bare]) as process:
+    with launch(RANKS, "bertrain.pretrain", flags(dataset.path, tmp_path / "ranks", **options)) as process:
         try:
             _, err = process.communicate(timeout=400)
         except subprocess.TimeoutExpired:
@@ -267,19 +252,19 @@ def test_all_gpus_learn_what_one_does(dataset, tmp_path, options):
             raise
     assert process.returncode == 0, err
     steps_of(dataset.path, tmp_path / "alone", **options)
-    found, alone = (
+    together, alone = (
         [(entry["loss"], entry["grad_norm"]) for entry in entries(tmp_path / out) if "lr" in entry]
         for out in ("ranks", "alone")
     )
-    assert len(found) == 3
-    np.testing.assert_allclose(found, alone, rtol=1e-4)
+    assert len(together) == 3
+    np.testing.assert_allclose(together, alone, rtol=1e-4)
 
 
 def test_numbers_are_read_one_step_late():
     readings = Readings()
-    found = [readings.read(torch.tensor([n, -n], dtype=torch.float64, device=DEVICE)) for n in range(1, 5)]
+    read = [readings.read(torch.tensor([n, -n], dtype=torch.float64, device=DEVICE)) for n in range(1, 5)]
     late = [[0, 0], [1, -1], [2, -2], [3, -3]]
-    assert found == (late if ON_GPU else [*late[1:], [4, -4]])
+    assert read == (late if ON_GPU else [*late[1:], [4, -4]])
 
 
 # ------------------------------------------------------------------------------------------------------ other commands
@@ -288,39 +273,39 @@ def test_numbers_are_read_one_step_late():
 @pytest.mark.parametrize("options", [{}, {"isolate_documents": True}])
 def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
     log = train(dataset.path, tmp_path / "run", steps=2, compile="off", **options)
-    said = command(evaluate.main, "--checkpoint", tmp_path / "run", "--data", dataset.path, "--json", "--show", 1)
-    found = json.loads(said.splitlines()[-1])
-    assert found["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)
+    command = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--json", "--show", 1]
+    result = json.loads(succeeds(evaluate.main, *command).stdout.splitlines()[-1])
+    assert result["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)
     weights = learner(build.load(tmp_path / "run" / "step-00000002"), isolate=bool(options))
     plain = evaluate.evaluate(weights, dataset, World(0, 1, CPU), split="validation", length=32)
-    assert found["loss"] == pytest.approx(plain["loss"], rel=1e-4)
-    assert (found["targets"], found["samples"]) == (plain["targets"], plain["samples"])
+    assert result["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+    assert (result["targets"], result["samples"]) == (plain["targets"], plain["samples"])
 
 
 def test_a_task_is_learned(big, tmp_path):
-    data = write_tsv(tmp_path / "train.tsv")
-    said = command(finetune.main, "--checkpoint", big, "--train", data, "--dev", data, "--out", tmp_path / "out",
-                   "--seeds", 1, "--epochs", 12, "--lr", 3e-3, "--batch-size", 4, "--json")  # fmt: skip
-    assert json.loads(said.splitlines()[-1])["dev_accuracy"]["min"] == 1.0
+    data = tmp_path / "train.tsv"
+    data.write_text("the river is light\t1\na river\t1\nthe salt is dark\t0\nsalt\t0\n" * 6)
+    done = succeeds(finetune.main, "--checkpoint", big, "--train", data, "--dev", data, "--out", tmp_path / "out",
+                    "--seeds", 1, "--epochs", 12, "--lr", 3e-3, "--batch-size", 4, "--json")  # fmt: skip
+    assert json.loads(done.stdout.splitlines()[-1])["dev_accuracy"]["min"] == 1.0
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("method", ["logits", "relations", "hidden"])
 def test_a_teacher_teaches_what_it_would_on_the_cpu(configs, dataset, big, method, precision):
-    named = {"model": configs["modernbert"], "teacher": str(big), "distil": method, "distil_layers": "uniform"}
-    config = Config(data=str(dataset.path), out="x", length=32, seed=1, **named)
+    teaching = {"model": configs["modernbert"], "teacher": str(big), "distil": method, "distil_layers": "uniform"}
+    config = Config(data=str(dataset.path), out="x", length=32, seed=1, **teaching)
     compare(step(config, dataset, DEVICE, precision), step(config, dataset, CPU, "fp32"), precision)
 
 
 def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_path):
-    command(teacher.main, "--model", big, "--data", dataset.path, "--out", tmp_path / "cache", "--length", 32,
-            "--max-samples", 12, "--top-k", 20)  # fmt: skip
+    succeeds(teacher.main, "--model", big, "--data", dataset.path, "--out", tmp_path / "cache", "--length", 32,
+             "--max-samples", 12, "--top-k", 20)  # fmt: skip
     log = steps_of(dataset.path, tmp_path / "run", steps=2, teacher_cache=str(tmp_path / "cache"))
     assert [entry["step"] for entry in log] == [1, 2]
     assert all(0 < entry["distil_loss"] < 5 for entry in log)
 
 
 def test_the_doctor_sees_the_gpu(dataset, tmp_path):
-    said = command(doctor.main, "--data", dataset.path, "--out", tmp_path / "run", "--steps", 100)
+    said = succeeds(doctor.main, "--data", dataset.path, "--out", tmp_path / "run", "--steps", 100).stdout
     assert ("1 × " in said or " × NVIDIA" in said) == ON_GPU
-    assert "FAIL" not in said

@@ -1,16 +1,16 @@
+import itertools
 import json
 import shutil
 
 import pytest
 import torch
-from click.testing import CliRunner
-from families import SMALL
+from families import SMALL, fast
+from helpers import refuses, succeeds
 from reference import muon as reference
 from safetensors.torch import load_file
-from training import entries, flags, losses, on_ranks, train
+from training import entries, flags, losses, on_ranks, refused_run, train, train_twice
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from bertdata.errors import UsageError
 from bertrain import evaluate, optim, run
 from bertrain.config import Config
 from bertrain.optim import learning_rate, muon
@@ -22,17 +22,16 @@ def rates(schedule, steps, warmup_steps):
     return [learning_rate(step, **options) for step in range(steps)]
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
-@pytest.mark.parametrize("steps", [1, 2, 3, 10, 1000])
-@pytest.mark.parametrize("warmup", [0, 1, 2, 60])
-def test_rate_rises_to_the_peak_then_falls_and_is_never_zero(schedule, steps, warmup):
-    found = rates(schedule, steps, min(warmup, steps))
-    assert all(0 < rate <= 2.0 for rate in found)
-    top = found.index(max(found))
-    assert found[: top + 1] == sorted(found[: top + 1])
-    assert found[top:] == sorted(found[top:], reverse=True)
-    if warmup < steps:
-        assert found[warmup] == pytest.approx(2.0)
+@pytest.mark.parametrize("schedule", optim.SCHEDULES)
+def test_rate_rises_to_the_peak_then_falls_and_is_never_zero(schedule):
+    for steps, warmup in itertools.product([1, 2, 3, 10, 1000], [0, 1, 2, 60]):
+        values = rates(schedule, steps, min(warmup, steps))
+        assert all(0 < rate <= 2.0 for rate in values)
+        top = values.index(max(values))
+        assert values[: top + 1] == sorted(values[: top + 1])
+        assert values[top:] == sorted(values[top:], reverse=True)
+        if warmup < steps:
+            assert values[warmup] == pytest.approx(2.0)
 
 
 def test_rates_of_the_first_and_last_step():
@@ -59,68 +58,57 @@ def test_only_matrices_are_decayed():
 # ------------------------------------------------------------------------------------------------ the mean of weights
 
 
+def weights_in(directory):
+    return load_file(directory / "model.safetensors")
+
+
 def test_the_mean_of_the_last_weights_is_a_checkpoint_of_its_own(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "EVERY", 2)
-    options = {"steps": 12, "average": 0.5, "model": "bert-tiny", "eval_every": 0, "lr": 1e-2}  # its decoder is tied
-    log = train(dataset.path, tmp_path / "run", **options)
-
-    def weights(name):
-        return load_file(tmp_path / "run" / name / "model.safetensors")
-
-    found, last = weights("average-00000012"), weights("step-00000012")
-    some = [weights(f"step-{step:08d}") for step in (8, 10, 12)]  # after the first half, every second one
-    assert found.keys() == last.keys()
-    for name, mean in found.items():
-        torch.testing.assert_close(mean, sum(one[name] for one in some) / 3, rtol=1e-5, atol=1e-6)
-    assert any(not torch.equal(found[name], last[name]) for name in found)
-    assert not (tmp_path / "run" / "average-00000012" / "optimizer.pt").exists()
+    options = {"steps": 8, "average": 0.5, "model": "bert-tiny", "eval_every": 0, "lr": 1e-2}  # its decoder is tied
+    options["save_every"] = 2
+    out = tmp_path / "run"
+    log = train(dataset.path, out, **options)
+    last, average = out / "step-00000008", out / "average-00000008"
+    mean, some = weights_in(average), [weights_in(out / f"step-0000000{step}") for step in (6, 8)]  # every second one
+    assert mean.keys() == some[0].keys()
+    for name, weight in mean.items():
+        torch.testing.assert_close(weight, sum(one[name] for one in some) / 2, rtol=1e-5, atol=1e-6)
+    assert any(not torch.equal(mean[name], some[1][name]) for name in mean)
+    assert not (average / "optimizer.pt").exists()
     entry = next(entry for entry in log if "validation_loss" in entry)
-    for path, stated in (("average-00000012", entry["average_loss"]), ("step-00000012", entry["validation_loss"])):
-        told = CliRunner().invoke(
-            evaluate.main, ["--checkpoint", str(tmp_path / "run" / path), "--data", str(dataset.path), "--json"]
-        )
-        assert json.loads(told.output.splitlines()[-1])["loss"] == pytest.approx(stated, rel=1e-5)
-    for step in (10, 11, 12):
-        shutil.rmtree(tmp_path / "run" / f"step-{step:08d}")
-    shutil.rmtree(tmp_path / "run" / "average-00000012")
-    assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(log)
-    assert all(torch.equal(weights("average-00000012")[name], mean) for name, mean in found.items())
-    assert checkpoint.find(tmp_path / "run").name == "step-00000012"
+    for path, stated in ((average, entry["average_loss"]), (last, entry["validation_loss"])):
+        done = succeeds(evaluate.main, "--checkpoint", path, "--data", dataset.path, "--json")
+        assert json.loads(done.stdout.splitlines()[-1])["loss"] == pytest.approx(stated, rel=1e-5)
+    shutil.rmtree(last)
+    shutil.rmtree(average)
+    assert losses(train(dataset.path, out, **options)) == losses(log)
+    assert all(torch.equal(weights_in(average)[name], weight) for name, weight in mean.items())
+    assert checkpoint.find(out) == last
 
 
 def test_a_mean_that_is_missing_is_made_at_the_end(dataset, tmp_path):
-    """After a kill between two directories, or asked for when the run had ended."""
-    options = {"steps": 10, "eval_every": 0}
-    train(dataset.path, tmp_path / "run", **options)
-    log = tmp_path / "run" / "log.jsonl"
+    """After a kill between two directories, or asked for when the run had ended; of the last weights if that is all."""
+    options, out = {"steps": 3, "eval_every": 0}, tmp_path / "run"
+    train(dataset.path, out, **options)
+    log = out / "log.jsonl"
     kept = [line for line in log.read_text().splitlines(keepends=True) if "validation" not in line]
     log.write_text("".join(kept))  # as if a signal had ended it before its evaluation
-    train(dataset.path, tmp_path / "run", **options, average=0.5)
-    one, other = (
-        load_file(tmp_path / "run" / f"{kind}-00000010" / "model.safetensors") for kind in ("step", "average")
-    )
-    assert all(torch.equal(one[name], other[name]) for name in one)
-    shutil.rmtree(tmp_path / "run" / "average-00000010")
-    train(dataset.path, tmp_path / "run", **options, average=0.5)
-    assert (tmp_path / "run" / "average-00000010" / "model.safetensors").exists()
+    for _ in range(2):
+        train(dataset.path, out, **options, average=0.3)
+        one, other = (weights_in(out / f"{kind}-00000003") for kind in ("step", "average"))
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        shutil.rmtree(out / "average-00000003")
 
 
 def test_a_mean_begins_anew_where_a_run_gets_longer(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "EVERY", 2)
-    train(dataset.path, tmp_path / "run", steps=8, average=0.5, eval_every=0)
-    train(dataset.path, tmp_path / "run", steps=20, average=0.2, eval_every=0)
-    mean = load_file(tmp_path / "run" / "average-00000020" / "model.safetensors")
-    some = [load_file(tmp_path / "run" / f"step-{step:08d}" / "model.safetensors") for step in (18, 20)]
+    options = {"eval_every": 0, "save_every": 2}
+    train(dataset.path, tmp_path / "run", steps=4, average=0.5, **options)
+    train(dataset.path, tmp_path / "run", steps=10, average=0.3, **options)
+    mean = weights_in(tmp_path / "run" / "average-00000010")
+    some = [weights_in(tmp_path / "run" / f"step-{step:08d}") for step in (8, 10)]
     for name in mean:
         torch.testing.assert_close(mean[name], (some[0][name] + some[1][name]) / 2, rtol=1e-5, atol=1e-6)
-
-
-def test_a_run_too_short_for_a_mean_has_its_last_weights(dataset, tmp_path):
-    train(dataset.path, tmp_path / "run", steps=3, average=0.3, eval_every=0)
-    one, other = (
-        load_file(tmp_path / "run" / f"{kind}-00000003" / "model.safetensors") for kind in ("step", "average")
-    )
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 # ---------------------------------------------------------------------------------------------------------------- Muon
@@ -177,45 +165,54 @@ def test_muon_is_torchs_own():
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", fast(SMALL, "squeezebert"))
 def test_muon_takes_the_matrices_of_layers(name):
-    kind = name.split()[0]
     ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
-    config = AutoConfig.for_model(kind, vocab_size=50, **SMALL[name] | ids)
+    config = AutoConfig.for_model(name, vocab_size=50, **SMALL[name] | ids)
     model = AutoModelForMaskedLM.from_config(config)
-    found = muon.hidden_matrices(model)
+    matrices = muon.hidden_matrices(model)
     names = {parameter: path for path, parameter in model.named_parameters()}
-    paths = [names[parameter] for parameter, _ in found]
-    assert (paths == []) == (kind == "squeezebert")  # whose layers are convolutions
+    paths = [names[parameter] for parameter, _ in matrices]
+    assert (paths == []) == (name == "squeezebert")  # whose layers are convolutions
     assert not [path for path in paths if "word_embeddings" in path or "head" in path or "predictions" in path]
-    assert all(parameter.ndim == 2 and parameter.shape[0] % parts == 0 for parameter, parts in found)
-    assert {parts for parameter, parts in found} == {"modernbert": {1, 2, 3}, "squeezebert": set()}.get(kind, {1})
+    assert all(parameter.ndim == 2 and parameter.shape[0] % parts == 0 for parameter, parts in matrices)
+    assert {parts for parameter, parts in matrices} == {"modernbert": {1, 2, 3}, "squeezebert": set()}.get(name, {1})
     assert all(any(part.isdigit() for part in path.split(".")) for path in paths)  # in the layers, not beside them
 
 
 def test_a_run_with_muon_resumes_to_the_same_bits(dataset, tmp_path):
-    whole = train(dataset.path, tmp_path / "run", optimizer="muon", steps=4, eval_every=0)
-    last = tmp_path / "run" / "step-00000004"
-    weights = (last / "model.safetensors").read_bytes()
-    for step in (3, 4):
-        shutil.rmtree(tmp_path / "run" / f"step-{step:08d}")
-    assert losses(train(dataset.path, tmp_path / "run", optimizer="muon", steps=4, eval_every=0)) == losses(whole)
-    assert (last / "model.safetensors").read_bytes() == weights
-    with pytest.raises(SystemExit):  # its moments are not AdamW's
-        train(dataset.path, tmp_path / "run", steps=5)
+    options = {"optimizer": "muon", "steps": 4, "eval_every": 0, "save_every": 2}
+    train_twice(dataset.path, tmp_path / "run", 2, **options)
+    refused_run(dataset.path, tmp_path / "run", steps=5, kind="other-settings", option="optimizer")
 
 
+@pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_muon_on_ranks_is_muon_on_one(dataset, tmp_path, ranks):
-    """Three ranks share eight matrices of one shape unequally."""
-    options = {"optimizer": "muon", "muon_rate": 4.0, "mlm_probability": 0.15, "steps": 4, "eval_every": 0}
-    one = train(dataset.path, tmp_path / "one", **options)
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"muon_rate": 4.0}),
+        (3, {"muon_rate": 4.0}),  # which share eight matrices of one shape unequally
+        (2, {"grow": "1,2", "grow_at": "0.5"}),
+        (2, {"model": "bert-tiny", "grow": "1,2", "grow_at": "0.5", "optimizer": "adamw"}),
+        (2, {"side_channel": "a\tvowel\nb\tother\nc\tother\n", "optimizer": "adamw"}),
+        (2, {"lora": "r=2,alpha=6", "lr": 2e-2, "eval_every": 2}),
+    ],
+)
+def test_ranks_learn_what_one_does(dataset, bert_run, tmp_path, ranks, options):
+    """With Muon, in a growth, with a side channel, and with an adapter."""
+    options = {"optimizer": "muon", "mlm_probability": 0.15, "steps": 4, "eval_every": 0} | options
+    if "lora" in options:
+        options["init"] = str(bert_run)
+    if "side_channel" in options:
+        (tmp_path / "table.tsv").write_text(options["side_channel"])
+        options["side_channel"] = str(tmp_path / "table.tsv")
+    alone = train(dataset.path, tmp_path / "one", **options)
     code, _, err = on_ranks(ranks, "bertrain.pretrain", flags(dataset.path, tmp_path / "more", **options))
     assert code == 0, err
-    assert [x["loss"] for x in entries(tmp_path / "more") if "loss" in x] == pytest.approx(
-        [x["loss"] for x in one if "loss" in x], rel=2e-5
-    )
+    for one, entry in zip(alone, entries(tmp_path / "more"), strict=True):
+        for name in {"step", "loss", "loss_before", "loss_after", "validation_loss", "layers"} & (one.keys() | entry):
+            assert entry[name] == pytest.approx(one[name], rel=5e-4)
 
 
 @pytest.mark.slow
@@ -230,5 +227,5 @@ def test_muon_computes_in_bf16_and_compiled(dataset, tmp_path):
 
 
 def test_muon_options_belong_to_muon():
-    with pytest.raises(UsageError, match="--muon-rate 2.0 needs --optimizer muon"):
+    with refuses("needs-option", "muon_rate"):
         Config(data="x", out="y", muon_rate=2.0)

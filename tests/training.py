@@ -4,6 +4,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,10 +12,11 @@ import tempfile
 from pathlib import Path
 
 import torch
+from helpers import refused
 
 from bertrain.config import Config
 from bertrain.objectives import OBJECTIVES, Learner
-from bertrain.pretrain import pretrain
+from bertrain.pretrain import main, pretrain
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
 
@@ -43,9 +45,32 @@ def learner(weights, *names, isolate=False):
     return Learner(weights, objectives, isolate=isolate)
 
 
+def train_twice(data, out, step, **options):
+    """Pre-trains, and again from the checkpoint of a step, to the same losses and weights; returns the entries."""
+    log, newest = train(data, out, **options), sorted(out.glob("step-*"))[-1]
+    weights = (newest / "model.safetensors").read_bytes()
+    for later in {*out.glob("step-*"), *out.glob("average-*")} - {out / f"step-{step:08d}"}:
+        shutil.rmtree(later)
+    assert losses(train(data, out, **options)) == losses(log)
+    assert (newest / "model.safetensors").read_bytes() == weights
+    return log
+
+
 def flags(data, out, **options):
+    """The arguments of a run. A list is an option that is given several times, True one that has no value."""
     pairs = {"data": data, "out": out} | SMALL | options
-    return [item for name, value in pairs.items() for item in ("--" + name.replace("_", "-"), str(value))]
+    lists = {name: value if isinstance(value, list) else [value] for name, value in pairs.items()}
+    return [
+        item
+        for name, values in lists.items()
+        for value in values
+        for item in ("--" + name.replace("_", "-"), *([] if value is True else [str(value)]))
+    ]
+
+
+def refused_run(data, out, *, kind, option=None, **options):
+    """Pre-trains in this process, which must end in an error of this kind about this option; returns the Refusal."""
+    return refused(main, *flags(data, out, **options), kind=kind, option=option)
 
 
 def launch(num_ranks, module, arguments, *, before=(), port=0, **more):

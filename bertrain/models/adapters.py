@@ -26,7 +26,7 @@ from bertdata.errors import UsageError, install
 from bertrain.models import build
 from bertrain.models.families import layers_of
 
-ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", "adapter_config.json"
+ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", build.ADAPTER_CONFIG
 _NAME = "default"  # peft's own for a model's first adapter
 _PREFIX = "base_model.model."  # of each tensor in a file of peft's
 
@@ -45,13 +45,17 @@ def parse(given: str) -> Lora:
     match = re.fullmatch(r"r=(\d+),alpha=(\d+)(,bits=4)?(?:,target=(.+))?", given)
     if not match or not int(match[1]) or not int(match[2]):
         raise UsageError(
-            f"--lora is {given}; write it like r=8,alpha=16, with whole numbers above 0, and behind them bits=4 or "
-            "target=query|value if you need them, in this order"
-        )
+            f"--lora is {given}; write it like r=8,alpha=16, with integers above 0, and behind them bits=4 or "
+            "target=query|value if you need them, in this order",
+            "malformed", option="lora", given=given,
+        )  # fmt: skip
     try:
         re.compile(match[4] or "")
     except re.error as error:
-        raise UsageError(f"--lora {given}: target is no regular expression ({error}); correct it") from None
+        raise UsageError(
+            f"--lora {given}: target is no regular expression ({error}); correct it",
+            "malformed", option="lora", given=given,
+        ) from None  # fmt: skip
     return Lora(int(match[1]), int(match[2]), bool(match[3]), match[4] or "")
 
 
@@ -59,7 +63,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError:
-        raise UsageError(f"--lora needs peft; {install('lora')}") from None
+        raise UsageError(f"--lora needs peft; {install('lora')}", "not-installed", option="lora") from None
     return peft
 
 
@@ -89,26 +93,29 @@ def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list
     }
     if not pattern:
         inside = {part for layer in layers_of(model) for part in layer.modules()}
-        found = [name for name, module in maps.items() if module in inside]
-        if not found:
+        targets = [name for name, module in maps.items() if module in inside]
+        if not targets:
             raise UsageError(
                 f"--lora finds no linear maps in the layers of {model.config.model_type}; name some by "
-                "target=PATTERN, or leave --lora out"
-            )
-        return found
-    found = [name for name in maps if re.search(pattern, name)]
-    if not found:
+                "target=PATTERN, or leave --lora out",
+                "no-match", option="lora",
+            )  # fmt: skip
+        return targets
+    targets = [name for name in maps if re.search(pattern, name)]
+    if not targets:
         raise UsageError(
             f"--lora: target={pattern} matches none of the {len(maps)} linear maps, such as {next(iter(maps), '-')}; "
-            "correct the pattern, or leave it out"
-        )
+            "correct the pattern, or leave it out",
+            "no-match", option="lora", given=pattern,
+        )  # fmt: skip
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    if tied := [name for name in found if maps[name].weight in embeddings]:
+    if tied := [name for name in targets if maps[name].weight in embeddings]:
         raise UsageError(
             f"--lora: target={pattern} matches {tied[0]}, whose weights are those of the embeddings; correct the "
-            "pattern so that it does not"
-        )
-    return found
+            "pattern so that it does not",
+            "conflict", option="lora", given=pattern,
+        )  # fmt: skip
+    return targets
 
 
 def heads_of(model: PreTrainedModel) -> list[str]:
@@ -174,12 +181,13 @@ def read(model: PreTrainedModel, directory: Path) -> None:
     except RuntimeError:
         raise UsageError(
             f"{directory / ADAPTER} was trained on weights of other sizes than those of {model.name_or_path}; put the "
-            "weights back that it was trained on, or give another --out"
-        ) from None
+            "weights back that it was trained on, or give another --out",
+            "other-settings", option="init",
+        ) from None  # fmt: skip
 
 
 def start_of(directory: Path, given: str) -> str:
-    """The weights that the adapter of a checkpoint was put on, if they are still in the same place; else `given`."""
+    """The weights that the adapter of a checkpoint was put on, if that directory still exists; else `given`."""
     known = json.loads((directory / ADAPTER / CONFIG).read_bytes())["base_model_name_or_path"]
     return known if Path(known).is_dir() else given
 
@@ -213,22 +221,24 @@ def _bitsandbytes() -> Any:
         import bitsandbytes
     except ImportError:
         raise UsageError(
-            "--lora with bits=4 needs bitsandbytes; pip install bitsandbytes, or leave bits=4 out"
-        ) from None
+            "--lora with bits=4 needs bitsandbytes; pip install bitsandbytes, or leave bits=4 out",
+            "not-installed", option="lora",
+        ) from None  # fmt: skip
     return bitsandbytes
 
 
 def _quantize(model: PreTrainedModel, names: Sequence[str]) -> None:
     """Linear maps keep their weights as 4-bit NormalFloats (QLoRA, Dettmers et al., 2023), and multiply as before."""
-    made = _bitsandbytes().nn
+    layers = _bitsandbytes().nn
     for name in names:
-        place, _, last = name.rpartition(".")
+        parent, _, last = name.rpartition(".")
         old: Any = model.get_submodule(name)
-        new = made.Linear4bit(old.in_features, old.out_features, old.bias is not None, quant_type="nf4", device="meta")
-        weight = made.Params4bit(old.weight.detach().clone(), requires_grad=False, quant_type="nf4", module=new)
+        shape = old.in_features, old.out_features, old.bias is not None
+        new = layers.Linear4bit(*shape, quant_type="nf4", device="meta")
+        weight = layers.Params4bit(old.weight.detach().clone(), requires_grad=False, quant_type="nf4", module=new)
         new.weight, new.bias = weight.to("cpu"), old.bias  # which quantizes
         new.support_avx512bf16_for_cpu = False  # an evaluation would pack the weights so that no gradient passes
-        setattr(model.get_submodule(place), last, new)
+        setattr(model.get_submodule(parent), last, new)
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # for peft; torch types all attributes as modules
 
 

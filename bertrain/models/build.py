@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
-import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
@@ -38,8 +43,9 @@ transformers.utils.logging.disable_progress_bar()  # the trainer shows its own
 SHORT = 512  # tokens of a row up to which bf16 attention on CPUs is faster as plain products than torch's kernel
 HUB_TIMEOUT_S = 10
 MISSPELT = 0.85  # how alike two names of settings are, by difflib, if one is probably the other
-COMPARED = 8  # places of a row at which the head of a family is compared with the model's own
+COMPARED = 8  # tokens of a row for which the head of a family is compared with the model's own
 UNBOUNDED = 1 << 20  # tokens of a row, where a configuration does not say how many positions there are
+ADAPTER_CONFIG = "adapter_config.json"  # in a directory that peft wrote
 VOCABULARY_PADDING = 128  # a configuration may have fewer ids than this beyond the shards', for faster products
 
 
@@ -53,22 +59,22 @@ def build(
     prediction. layers: only so many, the first; None for all. Raises UsageError if the name is none of these, or is no
     masked language model.
     """
-    given = f"--model {name}"
     warnings: list[str] = []
     if name in PRESETS:
         config = preset(name, special, length=length)
     else:
         config, values = _read_config(name)
-        check_kind(config, given)
-        warnings += [f"{given}: {fault}" for fault in _misspelt(config, values)]
-        if changes := _fit(config, values, special, length=length, nsp=nsp, given=given):
-            warnings.append(f"{given} is changed to fit the data: {', '.join(changes)}")
+        _check_is_encoder(config, name, "model")
+        warnings += [f"--model {name}: {fault}" for fault in _misspelt(config, values)]
+        if changes := _fit(config, values, special, length=length, nsp=nsp, name=name):
+            warnings.append(f"--model {name} is changed to fit the data: {', '.join(changes)}")
     family = family_of(config)
     if nsp and family.next_sentence is None:
         raise UsageError(
             f"--objective nsp needs a model with a head for next sentences, such as bert-base; --model {name} is a "
-            f"{config.model_type}"
-        )
+            f"{config.model_type}",
+            "unsupported", option="objective", given="nsp",
+        )  # fmt: skip
     if layers:
         grow.shorten(config, layers)
     torch.manual_seed(key(seed, "init") >> 1)
@@ -79,19 +85,23 @@ def build(
     except (ValueError, TypeError, RuntimeError, AssertionError, AttributeError, ImportError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         reason = f"transformers does not know {reason}" if isinstance(error, KeyError) else reason
-        raise UsageError(f"--model {name} describes no model that can be built: {reason}") from None
+        raise UsageError(
+            f"--model {name} describes no model that can be built: {reason}; correct it",
+            "model-unreadable", option="model", given=name,
+        ) from None  # fmt: skip
 
 
 def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """A configuration, and the values that its file states."""
     path = Path(name)
-    path = path / "config.json" if path.is_dir() else path
-    neither = (
-        f"--model {name} is neither a preset ({', '.join(PRESETS)}), nor a configuration file, nor a directory with a "
-        "config.json"
-    )
-    if not path.is_file() and not _may_be_on_hub(name):
-        raise UsageError(neither)
+    instead = f"give a preset ({', '.join(PRESETS)}), a configuration file, or a directory with a config.json"
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise UsageError(
+                f"--model {name} is a directory without a config.json; {instead}",
+                "model-not-found", option="model", given=name,
+            )  # fmt: skip
     try:
         if path.is_file():
             values = json.loads(path.read_bytes())
@@ -100,7 +110,7 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
             if values.get("model_type") not in CONFIG_MAPPING:
                 raise ValueError(f"its model_type is {values.get('model_type')}, which transformers does not know")
             return AutoConfig.for_model(**values), values
-        local = not _must_download(name, neither, "give one of these")
+        local = not _must_download(name, "model", instead)
         config = AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
         return config, config.to_dict()
     except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError, StrictDataclassError) as error:
@@ -108,7 +118,10 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
             raise
         known = {UnicodeDecodeError: "it is not UTF-8 text", RecursionError: "it is nested too deeply"}
         reason = known.get(type(error), " ".join(str(error).split()))
-        raise UsageError(f"--model {name} is not a transformers configuration: {reason}") from None
+        raise UsageError(
+            f"--model {name} is not a transformers configuration: {reason}; correct it, or give another",
+            "model-unreadable", option="model", given=name,
+        ) from None  # fmt: skip
 
 
 def _misspelt(config: PreTrainedConfig, values: dict[str, Any]) -> list[str]:
@@ -126,8 +139,11 @@ def _misspelt(config: PreTrainedConfig, values: dict[str, Any]) -> list[str]:
     return faults
 
 
-def check_kind(config: PreTrainedConfig, given: str) -> None:
-    """Raises UsageError for a configuration of anything but an encoder with a masked language model."""
+def _check_is_encoder(config: PreTrainedConfig, name: str, option: str | None) -> None:
+    """Raises UsageError for a configuration of anything but an encoder with a masked language model.
+
+    name: of the model, as it was given; option: for what, if it is known.
+    """
     if getattr(config, "is_encoder_decoder", False):
         kind = "an encoder and a decoder"
     elif getattr(config, "is_decoder", False) or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
@@ -136,36 +152,45 @@ def check_kind(config: PreTrainedConfig, given: str) -> None:
     else:
         return
     raise UsageError(
-        f"{given} is {kind} ({config.model_type}); give an encoder that predicts masked tokens, such as a bert, a "
-        "modernbert or a roberta"
-    )
+        f"{_spelled(name, option)} is {kind} ({config.model_type}); give an encoder that predicts masked tokens, such "
+        "as a bert, a modernbert or a roberta",
+        "unsupported", option=option, given=name,
+    )  # fmt: skip
+
+
+def _spelled(name: str, option: str | None) -> str:
+    """A model with the option that it was given for, if it is known."""
+    return f"--{option} {name}" if option else name
 
 
 def _fit(
-    config: PreTrainedConfig, values: dict[str, Any], special: SpecialTokens, *, length: int, nsp: bool, given: str
+    config: PreTrainedConfig, values: dict[str, Any], special: SpecialTokens, *, length: int, nsp: bool, name: str
 ) -> list[str]:
     """Gives a configuration the vocabulary's size and special ids, and positions enough. Returns what was changed.
 
-    values: what its file states; a default is changed without a word.
+    values: what its file states; a default is changed without a word. name: of --model.
     """
     changes = []
 
-    def change(name: str, value: int | None) -> None:
-        if name in values and values[name] != value:
-            changes.append(f"{name} {values[name]} → {value}")
-        setattr(config, name, value)
+    def change(setting: str, value: int | None) -> None:
+        if setting in values and values[setting] != value:
+            changes.append(f"{setting} {values[setting]} → {value}")
+        setattr(config, setting, value)
 
     family = family_of(config)
     if family.positions_after_padding and special.pad is None:
         raise UsageError(
-            f"{given} is of type {config.model_type}, whose positions begin after the padding id, and the tokenizer of "
-            "the shards has no padding token; give another model, or shards of a tokenizer with a padding token"
-        )
+            f"--model {name} is of type {config.model_type}, whose positions begin after the padding id, and the "
+            "tokenizer of the shards has no padding token; give another model, or shards of a tokenizer with a padding "
+            "token",
+            "unsupported", option="model", given=name,
+        )  # fmt: skip
     if family.padding_id is not None and special.pad != family.padding_id:
         raise UsageError(
-            f"{given} is of type {config.model_type}, whose padding id is always {family.padding_id}, and that of the "
-            f"shards is {special.pad}; give another model, or shards of a tokenizer with this padding id"
-        )
+            f"--model {name} is of type {config.model_type}, whose padding id is always {family.padding_id}, and that "
+            f"of the shards is {special.pad}; give another model, or shards of a tokenizer with this padding id",
+            "unsupported", option="model", given=name,
+        )  # fmt: skip
     size = config.attribute_map.get("vocab_size", "vocab_size")
     is_padded = size in values and special.vocab_size <= config.vocab_size < special.vocab_size + VOCABULARY_PADDING
     if not is_padded:
@@ -174,10 +199,10 @@ def _fit(
     ids: dict[str, int | None] = dict.fromkeys(("pad", "cls", "sep", "mask", "unk"))
     ids = {"bos": roles.get("cls"), "eos": roles.get("sep"), **ids, **roles}
     for role, value in ids.items():
-        for name in (f"{role}_token_id", f"{role}_index"):  # the second in XLM and FlauBERT
-            needed = role in ("pad", "mask") and hasattr(config, name)
-            if needed or getattr(config, name, None) is not None:
-                change(name, value)
+        for setting in (f"{role}_token_id", f"{role}_index"):  # the second in XLM and FlauBERT
+            is_needed = role in ("pad", "mask") and hasattr(config, setting)
+            if is_needed or getattr(config, setting, None) is not None:
+                change(setting, value)
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and length > max_length(config):
         change("max_position_embeddings", length + first_position(config))
@@ -189,15 +214,21 @@ def _fit(
 def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
     """A checkpoint as transformers wrote it, in float32. directory: of it, or its name on the hub.
 
-    Raises DatasetError if the checkpoint is not whole, UsageError if it belongs to no family in FAMILIES.
+    Raises DatasetError if transformers cannot load the checkpoint or it lacks weights, and UsageError if it is no
+    masked language model.
     """
     model, info = _from_pretrained(directory, nsp=nsp, local_files_only=Path(directory).is_dir())
-    family_of(model)
     if missing := info["missing_keys"]:
-        why = f"lacks {len(missing)} weights, such as {min(missing)}"
-        if not any(name.startswith(f"{model.base_model_prefix}.") for name in missing):
-            why += "; it has no head that predicts masked tokens, as after fine-tuning; give one that was pre-trained"
-        raise DatasetError(f"{directory} {why}")
+        if any(name.startswith(f"{model.base_model_prefix}.") for name in missing):
+            raise DatasetError(
+                f"{directory} lacks weights of its model, such as {min(missing)}; give a complete checkpoint",
+                "weights-missing", given=str(directory),
+            )  # fmt: skip
+        raise DatasetError(
+            f"{directory} has no head that predicts masked tokens ({min(missing)}), as after fine-tuning; give a "
+            "checkpoint of pre-training",
+            "weights-missing", given=str(directory),
+        )  # fmt: skip
     return model
 
 
@@ -216,71 +247,151 @@ def start_from(
     encoder. Heads that it lacks are initialised at random; a warning names them, and weights that are not used. whole:
     raises UsageError for them too, as nothing would train them.
     """
-    if Path(spec).is_file() and Path(spec).name == "config.json":
-        spec = str(Path(spec).parent)
-    local = Path(spec).is_dir()
-    if not local and (Path(spec).exists() or spec in PRESETS or not _may_be_on_hub(spec)):
-        raise UsageError(f"--init {spec} is no directory; give one with config.json and weights, or a hub name")
-    local = local or not _must_download(
-        spec, f"--init {spec} is no directory here", "give a directory with config.json and weights"
-    )
-    model, info = _from_pretrained(spec, nsp=nsp, local_files_only=local)
+    path = Path(spec)
+    if path.is_file() and path.name == "config.json":
+        path, spec = path.parent, str(path.parent)
+    instead = "give a run, or a directory with config.json and weights"
+    if path.is_file():
+        raise UsageError(f"--init {spec} is a file; {instead}", "wrong-file-type", option="init", given=spec)
+    if spec in PRESETS and not path.is_dir():
+        raise UsageError(
+            f"--init {spec} is a preset of --model, which has no weights; {instead}, or --model {spec}",
+            "model-not-found", option="init", given=spec,
+        )  # fmt: skip
+    local = path.is_dir() or not _must_download(spec, "init", instead)
+    model, info = _from_pretrained(spec, nsp=nsp, local_files_only=local, option="init")
     check_fits(spec, shards, model)
     if length > max_length(model.config):
-        raise UsageError(f"--length {length} is more than the {max_length(model.config)} positions of --init {spec}")
+        raise UsageError(
+            f"--length {length} is more than the {max_length(model.config)} positions of --init {spec}; give a smaller "
+            "length, or another model",
+            "too-long", option="length", given=length,
+        )  # fmt: skip
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if lacking := [name for name in needed(model, missing) if name.startswith(f"{model.base_model_prefix}.")]:
-        raise UsageError(f"--init {spec} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
+        raise UsageError(
+            f"--init {spec} lacks weights of the encoder, such as {lacking[0]}; give a complete checkpoint",
+            "weights-missing", option="init", given=spec,
+        )  # fmt: skip
     if whole and (lacking := needed(model, missing)):
         raise UsageError(
             f"--init {spec} has no weights for {lacking[0]}, and --lora would not train them; train some steps without "
-            "--lora first"
-        )
+            "--lora first",
+            "weights-missing", option="init", given=spec,
+        )  # fmt: skip
     warnings = [f"--init {spec} has no weights for {', '.join(missing)}, which begin at random"] if missing else []
     if unexpected:
         warnings.append(f"--init {spec} has weights that are not used: {', '.join(unexpected)}")
     return model, warnings
 
 
+def refuse_adapter(directory: Path) -> None:
+    """Raises UsageError if the directory of --init holds an adapter that peft wrote, and no model."""
+    if not (directory / ADAPTER_CONFIG).is_file() or (directory / "config.json").is_file():
+        return
+    if (directory.parent / "config.json").is_file():
+        raise UsageError(
+            f"--init {directory} is an adapter of peft; give {directory.parent}, whose weights it is merged into",
+            "weights-missing", option="init", given=str(directory),
+        )  # fmt: skip
+    raise UsageError(
+        f"--init {directory} is an adapter of peft without the weights that it belongs to; merge the two by peft's "
+        "merge_and_unload, save them by save_pretrained, and give that directory (docs/adapters.md)",
+        "weights-missing", option="init", given=str(directory),
+    )  # fmt: skip
+
+
 def _may_be_on_hub(name: str) -> bool:
-    return not name.startswith((".", "/", "~")) and not name.endswith(".json") and name.count("/") < 2
+    """Whether a model can have this name: not nothere/, ./nothere or nothere.json."""
+    try:
+        huggingface_hub.utils.validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not name.endswith(".json")
 
 
-def _must_download(name: str, given: str, instead: str) -> bool:
+def _must_download(name: str, option: str, instead: str) -> bool:
     """Whether a model of the hub is not on this machine yet. Asks the hub once, and not for long.
 
-    Raises UsageError if the hub does not answer or does not have it; given, instead: how its sentence begins and ends.
+    Raises UsageError, which ends in `instead`, if there is no such model, or nobody can say so.
     """
+    hub = huggingface_hub.constants.ENDPOINT
+    if not _may_be_on_hub(name):
+        raise UsageError(
+            f"--{option} {name} does not exist; {instead}, or a name on the hub",
+            "model-not-found", option=option, given=name,
+        )  # fmt: skip
     if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
         return False
     try:
         huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except Exception as error:  # of the network, of the hub, or of the name
-        hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    except GatedRepoError:
+        raise UsageError(
+            f"{hub} gives --{option} {name} only to users who were granted access; set HF_TOKEN, or {instead}",
+            "access-denied", option=option, given=name,
+        ) from None  # fmt: skip
+    except RepositoryNotFoundError:
+        raise UsageError(
+            f"--{option} {name} exists neither here nor on {hub}, at least not for all; {instead}, or set HF_TOKEN",
+            "model-not-found", option=option, given=name,
+        ) from None  # fmt: skip
+    except Exception as error:  # of the network
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError(f"{given}, and {hub} does not give it ({reason}); {instead}, or connect to the hub") from None
+        raise UsageError(
+            f"--{option} {name} does not exist here, and {hub} cannot be asked ({reason}); {instead}, or connect to "
+            "the hub",
+            "model-not-found", option=option, given=name,
+        ) from None  # fmt: skip
     return True
 
 
-def _from_pretrained(spec: Path | str, *, nsp: bool, local_files_only: bool) -> tuple[PreTrainedModel, dict[str, Any]]:
+def _from_pretrained(
+    spec: Path | str, *, nsp: bool, local_files_only: bool, option: str | None = None
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model, and what transformers says about its loading. option: what it was given for, if that is known."""
     options: dict[str, Any] = {"local_files_only": local_files_only, "trust_remote_code": False}
+    more: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    given = _spelled(str(spec), option)
     try:
         config = AutoConfig.from_pretrained(spec, **options)
-        check_kind(config, str(spec))
+        _check_is_encoder(config, str(spec), option)
         auto: Any = (nsp and family_of(config).next_sentence) or AutoModelForMaskedLM
-        model, info = auto.from_pretrained(spec, dtype=torch.float32, output_loading_info=True, **options)
+        with _without_warnings():
+            model, info = auto.from_pretrained(spec, dtype=torch.float32, **options, **more)
     except (OSError, ValueError, RuntimeError, SafetensorError, StrictDataclassError) as error:
         if isinstance(error, UsageError):
             raise
         reason = str(error).partition("\n")[0]
-        if not Path(spec).exists():
-            raise DatasetError(f"{spec} is no directory here, and the hub does not give it: {reason}") from None
-        raise DatasetError(f"{spec} holds no masked language model that transformers can load: {reason}") from None
+        raise DatasetError(
+            f"{given} holds no masked language model that transformers can load ({reason}); give another checkpoint",
+            "model-unreadable", option=option, given=str(spec),
+        ) from None  # fmt: skip
+    if info["mismatched_keys"]:
+        name, stored, wanted = min(info["mismatched_keys"])
+        raise DatasetError(
+            f"{given} has {name} of shape {list(stored)}, and its config.json asks for {list(wanted)}; give a "
+            "checkpoint whose files belong together",
+            "model-unreadable", option=option, given=str(spec),
+        )  # fmt: skip
     for tensor in (*model.parameters(), *model.buffers()):
         # A loaded tensor lies where it lay in the file. Matrix products round differently by alignment, and a resumed
         # run must give the same bits, so each gets memory of torch's allocator.
         tensor.data = tensor.data.clone()
     return _freeze(model), info
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keeps transformers from printing tables of weights that are missing or not used: `start_from` names them.
+
+    `load` need not name the head for next sentences, which is not used where masked tokens alone are predicted.
+    """
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
 
 
 def _freeze(model: PreTrainedModel) -> PreTrainedModel:
@@ -309,13 +420,15 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
     if not same:
         raise UsageError(
             f"the tokenizer of {directory} is not the one that {shards.path} was built with (SHA-256 {stated[:16]}…); "
-            f"use shards built with --tokenizer {directory}"
-        )
+            f"use shards built with --tokenizer {directory}",
+            "tokenizer-differs", given=str(directory),
+        )  # fmt: skip
     if model.config.vocab_size < shards.special_tokens.vocab_size:
         raise UsageError(
-            f"{directory} has a vocabulary of {model.config.vocab_size}, and {shards.path} one of "
-            f"{shards.special_tokens.vocab_size}"
-        )
+            f"{directory} has a vocabulary of {model.config.vocab_size} tokens, and {shards.path} one of "
+            f"{shards.special_tokens.vocab_size}; use shards built with the tokenizer of the model",
+            "tokenizer-differs", given=str(directory),
+        )  # fmt: skip
 
 
 def fingerprint(model: PreTrainedModel, *, without: Collection[str] = ()) -> str:
@@ -341,7 +454,7 @@ def choose_attention(model: PreTrainedModel, *, bf16: bool, on_gpu: bool, length
 def check_runs(model: PreTrainedModel, *, length: int) -> None:
     """Calls a model on one row. Raises UsageError if it does not turn ids alone into logits of the vocabulary.
 
-    Or if the head that its family has in FAMILIES gives other logits at the first places.
+    Or if the head that its family has in FAMILIES gives other logits at the first positions.
     """
     was_training, ids = model.training, torch.arange(length)[None] % model.config.vocab_size
     try:
@@ -351,27 +464,31 @@ def check_runs(model: PreTrainedModel, *, length: int) -> None:
             raise ValueError(f"{length} ids give logits of shape {list(logits.shape)}")
     except Exception as error:  # of any code
         reason = " ".join(str(error).split())
-        raise UsageError(f"{model.config.model_type} cannot predict tokens from tokens alone: {reason}") from None
+        raise UsageError(
+            f"{model.config.model_type} cannot predict tokens from tokens alone ({reason}); give another model",
+            "unsupported", option="model", given=model.config.model_type,
+        ) from None  # fmt: skip
     if not family_of(model).dense:
         _check_head(model, ids, logits[:, :COMPARED])
     model.train(was_training)
 
 
 def _check_head(model: PreTrainedModel, ids: torch.Tensor, expected: torch.Tensor) -> None:
-    """expected: the model's own logits [1, K, V] at the first K places."""
+    """expected: the model's own logits [1, K, V] at the first K positions."""
     try:
         with torch.no_grad():
-            found = Encoder(model).logits(input_ids=ids, masked_positions=torch.arange(expected.shape[1])[None])
-        if found.shape != expected.shape:
-            raise ValueError(f"it gives logits of shape {list(found.shape)} instead of {list(expected.shape)}")
-        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3, equal_nan=True):
+            logits = Encoder(model).logits(input_ids=ids, masked_positions=torch.arange(expected.shape[1])[None])
+        if logits.shape != expected.shape:
+            raise ValueError(f"it gives logits of shape {list(logits.shape)} instead of {list(expected.shape)}")
+        if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3, equal_nan=True):
             raise ValueError("it gives other logits")
     except Exception as error:  # of any code
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UsageError(
             f"the head that FAMILIES has for {model.config.model_type} is not that of the model's own forward pass "
-            f"({reason}); correct the entry, or leave it out (docs/extending.md)"
-        ) from None
+            f"({reason}); correct the entry, or leave it out (docs/extending.md)",
+            "bad-entry", given=model.config.model_type,
+        ) from None  # fmt: skip
 
 
 def slower(model: PreTrainedModel) -> list[str]:
@@ -399,5 +516,6 @@ def recompute_activations(model: PreTrainedModel) -> None:
     except ValueError:
         raise UsageError(
             f"transformers cannot compute the activations of {model.config.model_type} again; leave "
-            "--gradient-checkpointing out"
-        ) from None
+            "--gradient-checkpointing out",
+            "unsupported", option="gradient_checkpointing",
+        ) from None  # fmt: skip

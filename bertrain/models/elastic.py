@@ -39,7 +39,9 @@ class Sizes(NamedTuple):
     feed_forward: int  # width inside a layer
 
     def __str__(self) -> str:
-        return f"{self.layers} layers, width {self.width}, {self.heads} heads, feed-forward {self.feed_forward}"
+        layers, heads = (f"{number} {kind}{'s' * (number != 1)}"
+                         for number, kind in ((self.layers, "layer"), (self.heads, "head")))  # fmt: skip
+        return f"{layers}, width {self.width}, {heads}, feed-forward {self.feed_forward}"
 
 
 class Values(NamedTuple):
@@ -52,21 +54,28 @@ class Values(NamedTuple):
 
 
 def sizes_of(config: PreTrainedConfig) -> Sizes:
-    """The sizes of a whole model. Raises UsageError for a family without sub-networks."""
+    """The sizes of a complete model. Raises UsageError for a family without sub-networks."""
     if family_of(config).elastic is None:
         can = " or ".join(name for name, family in FAMILIES.items() if family.elastic)
-        raise UsageError(f"{config.model_type} has no sub-networks; give {can}")
+        raise UsageError(
+            f"{config.model_type} has no sub-networks; give a {can}", "unsupported", given=config.model_type
+        )
     return Sizes(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
 
 
 def check(config: PreTrainedConfig, sizes: Sizes) -> None:
     """Raises UsageError for sizes that no sub-network of a model has."""
-    whole = sizes_of(config)
-    for name, size, most in zip(Sizes._fields, sizes, whole, strict=True):
+    for name, size, most in zip(Sizes._fields, sizes, sizes_of(config), strict=True):
         if not 1 <= size <= most:
-            raise UsageError(f"{_flag(name)} is {size}, and the model has {most}; give 1 to {most}")
+            raise UsageError(
+                f"{_flag(name)} is {size}, and the model has {most}; give 1 to {most}",
+                "out-of-range", option=name, given=size,
+            )  # fmt: skip
     if not _heads_fit(config, sizes.width, sizes.heads):
-        raise UsageError(f"width {sizes.width} does not go with {sizes.heads} heads: {_rule(config)}")
+        raise UsageError(
+            f"--width {sizes.width} does not go with --heads {sizes.heads}: {_rule(config)}; give others",
+            "conflict", option="heads", given=sizes.heads,
+        )  # fmt: skip
 
 
 def _flag(name: str) -> str:
@@ -87,7 +96,7 @@ def _heads_fit(config: PreTrainedConfig, width: int, heads: int) -> bool:
 def _rule(config: PreTrainedConfig) -> str:
     most = _head_width(config)
     narrower = f"at most the {most} of the model" if family_of(config).elastic == "any" else f"the {most} of the model"
-    return f"a head has width / heads dimensions, and these are a whole number, {narrower}"
+    return f"a head has width / heads dimensions, an integer, {narrower}"
 
 
 # --------------------------------------------------------------------------------------------------------------- space
@@ -101,12 +110,15 @@ class Space:
     """
 
     def __init__(self, text: str, config: PreTrainedConfig) -> None:
-        self.whole = sizes_of(config)
-        self.values = Values(*([size] for size in self.whole))
+        full = sizes_of(config)
+        self.values = Values(*([size] for size in full))
         for name, numbers in _ranges(text).items():
-            most = getattr(self.whole, name)
+            most = getattr(full, name)
             if numbers[-1] != most:
-                raise UsageError(f"--elastic {name} ends with {numbers[-1]}, and the model has {most}; end with {most}")
+                raise UsageError(
+                    f"--elastic {name} ends with {numbers[-1]}, and the model has {most}; end with {most}",
+                    "out-of-range", option="elastic", given=text,
+                )  # fmt: skip
             self.values = self.values._replace(**{name: numbers})
         heads = self.values.heads
         self._pairs = [(w, h) for w in self.values.width for h in heads if _heads_fit(config, w, h)]
@@ -114,8 +126,9 @@ class Space:
             if width not in dict(self._pairs):
                 raise UsageError(
                     f"--elastic: width {width} goes with none of the heads {', '.join(map(str, heads))}: "
-                    f"{_rule(config)}; name other heads or widths"
-                )
+                    f"{_rule(config)}; name other heads or widths",
+                    "conflict", option="elastic", given=text,
+                )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.values.layers) * len(self._pairs) * len(self.values.feed_forward)
@@ -139,21 +152,24 @@ class Space:
 
 def _ranges(text: str) -> dict[str, list[int]]:
     """--elastic by name, in its order. Raises UsageError for what is no range, or names no size."""
-    found: dict[str, list[int]] = {}
+    ranges: dict[str, list[int]] = {}
     for part in text.split(","):
         match = re.fullmatch(r"(\w+)=(\d+)(?::(\d+)(?::(\d+))?)?", part.strip())
-        if not match or match[1] not in Sizes._fields or match[1] in found:
+        if not match or match[1] not in Sizes._fields or match[1] in ranges:
             raise UsageError(
                 f"--elastic {text}: {part.strip() or 'an empty part'} is not one of {', '.join(Sizes._fields)}, each "
-                f"named once with numbers first:last or first:last:step; write it like {EXAMPLE}"
-            )
+                f"named once with numbers first:last or first:last:step; write it like {EXAMPLE}",
+                "malformed", option="elastic", given=text,
+            )  # fmt: skip
         first, last, step = int(match[2]), int(match[3] or match[2]), int(match[4] or 1)
         if not 1 <= first <= last or step < 1 or (last - first) % step:
             raise UsageError(
-                f"--elastic {part.strip()}: steps of {step} do not lead from {first} to {last}; write it like {EXAMPLE}"
-            )
-        found[match[1]] = list(range(first, last + 1, step))
-    return found
+                f"--elastic {part.strip()}: steps of {step} do not lead from {first} to {last}; write it like "
+                f"{EXAMPLE}",
+                "malformed", option="elastic", given=text,
+            )  # fmt: skip
+        ranges[match[1]] = list(range(first, last + 1, step))
+    return ranges
 
 
 # ------------------------------------------------------------------------------------------------------------- slicing
@@ -178,8 +194,8 @@ def slices(model: PreTrainedModel, small: PreTrainedModel) -> dict[str, torch.Te
     Gradients reach the model's parameters through them. small: the sub-network, or its `skeleton`.
     """
     heads = model.config.num_attention_heads, small.config.num_attention_heads
-    whole = dict(_tensors(model))
-    return {name: _first(whole[name], tensor.shape, _groups(name, heads)) for name, tensor in _tensors(small)}
+    full = dict(_tensors(model))
+    return {name: _first(full[name], tensor.shape, _groups(name, heads)) for name, tensor in _tensors(small)}
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:

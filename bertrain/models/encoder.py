@@ -1,4 +1,4 @@
-"""A masked language model as the trainer calls it: rows → hidden states → logits of the masked places alone."""
+"""A masked language model as the trainer calls it: rows → hidden states → logits of the masked positions alone."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Encoder(Module):
             can = ", ".join(name for name, other in FAMILIES.items() if other.isolation)
             raise UsageError(
                 f"{model.config.model_type} cannot keep packed documents apart, as --isolate-documents and --samples "
-                f"packed ask; {can} can"
-            )
+                f"packed ask; leave them out, or give one of {can}",
+                "unsupported", option="isolate_documents",
+            )  # fmt: skip
         self.model, self.isolate = model, isolate
         self.is_dense = family.dense
         self._head = functools.partial(family.head, model) if family.head else _own_head(model)
@@ -87,8 +88,8 @@ class Encoder(Module):
     def predict(self, hidden: torch.Tensor, masked_positions: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, T, H], masked_positions int64 [B, K] → logits [B, K, V].
 
-        Only the K masked places of a row reach the vocabulary projection. That is exact, as the head works place by
-        place, and saves 85 % of the largest matrix product of a small model.
+        Only the K masked positions of a row reach the vocabulary projection. That is exact, as the head works on each
+        position alone, and saves 85 % of the largest matrix product of a small model.
         """
         return self._head(_at(hidden, masked_positions))
 
@@ -113,9 +114,9 @@ class Encoder(Module):
         return logits
 
 
-def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _at(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """[B, T, H], int64 [B, K] → [B, K, H]."""
-    return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+    return states.gather(1, positions.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
 
 
 class _Given(Module):

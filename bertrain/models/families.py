@@ -2,8 +2,8 @@
 
 Where a fact can be read off a model, it is: the head is the model's own forward pass (encoder.py), and layers,
 projections and widths are found in its modules. The table holds the rest. docs/models.md shows it, and
-docs/extending.md adds a family. A family that is not in it trains through its own forward pass, in which all places of
-a row reach the vocabulary projection.
+docs/extending.md adds a family. A family that is not in it trains through its own forward pass, in which all positions
+of a row reach the vocabulary projection.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Family:
 
     head: Callable[[PreTrainedModel, torch.Tensor], torch.Tensor] | None = None
     """model, hidden states [B, K, H] → logits [B, K, V]. None: the model's own forward pass after its encoder."""
-    dense: bool = False  # no head for some places alone: all places of a row go through the vocabulary projection
+    dense: bool = False  # no head for some positions alone: all of a row go through the vocabulary projection
     positions_after_padding: bool = False  # the first token of a row has position padding id + 1, as in RoBERTa
     padding_id: int | None = None  # the only one that transformers' code of it takes; None: that of the configuration
     isolation: Literal["kernel", "mask"] | None = None
@@ -48,8 +48,8 @@ class Family:
     layers: Callable[[PreTrainedModel], Sequence[Module]] | None = None
     """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
     untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model has and does not train
-    scores: Callable[[PreTrainedConfig, int], float] = lambda config, places: 2 * places
-    """Configuration, places that a token attends to → how many vectors of a layer a token is multiplied with there."""
+    scores: Callable[[PreTrainedConfig, int], float] = lambda config, tokens: 2 * tokens
+    """Configuration, tokens that a token attends to → how many vectors of a layer a token is multiplied with there."""
     half: bool = True  # whether it computes in bf16 and fp16 too
     next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
     elastic: Literal["any", "same"] | None = None
@@ -68,13 +68,13 @@ def _albert_layers(model: PreTrainedModel) -> list[Module]:
     return [groups[layer * len(groups) // number] for layer in range(number)]
 
 
-def _deberta_scores(config: PreTrainedConfig, places: int) -> float:
+def _deberta_scores(config: PreTrainedConfig, tokens: int) -> float:
     """Keys and values; and for each kind of relative attention a table of relative positions, to both sides."""
     furthest = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
-    table = getattr(config, "position_buckets", 0)  # only DeBERTa-v2 has the whole table in each product
+    table = getattr(config, "position_buckets", 0)  # only DeBERTa-v2 multiplies with the complete table each time
     if table <= 0:
-        table = min(places, furthest) if config.model_type == "deberta" else furthest
-    return 2 * places + 2 * table * len(config.pos_att_type or ()) * config.relative_attention
+        table = min(tokens, furthest) if config.model_type == "deberta" else furthest
+    return 2 * tokens + 2 * table * len(config.pos_att_type or ()) * config.relative_attention
 
 
 _ROBERTA = Family(positions_after_padding=True, isolation="kernel")
@@ -98,7 +98,7 @@ FAMILIES: dict[str, Family] = {
     "jina_embeddings_v3": Family(isolation="kernel"),
     "ultrabert": Family(isolation="kernel"),
     "esmc": Family(isolation="kernel"),
-    "esm": Family(positions_after_padding=True, untrained=("contact_head",)),  # token dropout looks at the whole row
+    "esm": Family(positions_after_padding=True, untrained=("contact_head",)),  # token dropout looks at the full row
     "mpnet": Family(positions_after_padding=True, padding_id=1, isolation="mask"),
     "megatron-bert": Family(isolation="mask"),
     "rembert": Family(isolation="mask"),
@@ -108,7 +108,7 @@ FAMILIES: dict[str, Family] = {
     "mobilebert": Family(),  # its embeddings look at neighbouring tokens
     "convbert": Family(taps="hidden"),  # as do its convolutions; attention has fewer heads than the configuration says
     "nystromformer": Family(),
-    "fnet": Family(taps="hidden", untrained=("pooler",), scores=lambda config, places: 0),  # Fourier transforms
+    "fnet": Family(taps="hidden", untrained=("pooler",), scores=lambda config, tokens: 0),  # Fourier transforms
     "squeezebert": Family(taps=None, untrained=("pooler",)),  # its layers have hidden states as [B, H, T]
     "flaubert": Family(taps=None),  # a layer is not one module
     "xlm": Family(taps=None),
@@ -189,7 +189,7 @@ def preset(name: str, special: SpecialTokens, *, length: int) -> PreTrainedConfi
             **_vocabulary(special),
         )
     layers, width, feed_forward = _MODERN[name]
-    small = name != "modernbert-base"  # every layer sees the whole row, which is shorter than a local window
+    small = name != "modernbert-base"  # every layer sees the full row, which is shorter than a local window
     return ModernBertConfig(
         num_hidden_layers=layers,
         hidden_size=width,

@@ -8,7 +8,7 @@ and the optimizer's moments of the tensor that it comes from:
     layer i ≥ L, stack      layer i mod L (StackBERT, Gong et al., 2019; G_stack, Du et al., 2024)
     layer i ≥ L, fresh      none: random weights, and moments that begin at 0
 
-So weights and moments always come from one place (as in Shen et al., 2022), and growth is a function of a checkpoint.
+So weights and moments always come from one tensor (as in Shen et al., 2022), and growth is a function of a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,43 +26,59 @@ _SHARES_PARTS = ("deberta", "deberta-v2", "mpnet")  # such as embeddings of dist
 def shorten(config: PreTrainedConfig, layers: int) -> None:
     """Makes a configuration that of a model's first layers. Raises UsageError if it has fewer."""
     if layers > (number := getattr(config, "num_hidden_layers", 0)):
-        raise UsageError(f"--grow asks for {layers} layers, and --model has {number}; end with {number}")
+        raise UsageError(
+            f"--grow begins with {layers}, and the number of layers of --model is {number}; end with {number}",
+            "out-of-range", option="grow", given=layers,
+        )  # fmt: skip
     kinds = getattr(config, "layer_types", None)  # of attention, one for each layer
     try:
         config.num_hidden_layers = layers
     except NotImplementedError:
-        raise UsageError(f"--grow cannot give {config.model_type} another number of layers; leave it out") from None
+        raise UsageError(
+            f"--grow cannot give {config.model_type} another number of layers; leave it out",
+            "unsupported", option="grow",
+        ) from None  # fmt: skip
     if kinds:
         config.layer_types = list(kinds[:layers])
 
 
-def check_depth(whole: PreTrainedModel, grow: str, layers: int, *, freezes: bool) -> None:
+def check_depth(full: PreTrainedModel, grow: str, layers: int, *, freezes: bool) -> None:
     """Raises UsageError for a model that cannot grow, or whose number of layers is not `layers`, the last of --grow.
 
     freezes: whether --freeze-trunk was given.
     """
-    kind = whole.config.model_type
+    kind = full.config.model_type
     if freezes and kind in _SHARES_PARTS:
-        raise UsageError(f"--freeze-trunk cannot freeze the parts that the layers of {kind} share; leave it out")
-    if _prefix(whole) is None:
-        raise UsageError(f"--grow cannot tell the layers of {kind} apart, or they share weights; leave it out")
-    number = len(layers_of(whole))
+        raise UsageError(
+            f"--freeze-trunk cannot freeze the parts that the layers of {kind} share; leave it out",
+            "unsupported", option="freeze_trunk",
+        )  # fmt: skip
+    if _prefix(full) is None:
+        raise UsageError(
+            f"--grow cannot tell the layers of {kind} apart, or they share weights; leave it out",
+            "unsupported", option="grow", given=grow,
+        )  # fmt: skip
+    number = len(layers_of(full))
     if layers != number:
-        raise UsageError(f"--grow {grow} ends with {layers} layers, and --model has {number}; end with {number}")
+        raise UsageError(
+            f"--grow {grow} ends with {layers}, and the number of layers of --model is {number}; end with {number}",
+            "out-of-range", option="grow", given=grow,
+        )  # fmt: skip
 
 
-def check_outside(whole: PreTrainedModel, first: PreTrainedModel) -> None:
+def check_outside(full: PreTrainedModel, first: PreTrainedModel) -> None:
     """Raises UsageError for a model that has tensors outside its layers for each of them. first: its first stage."""
-    prefix = str(_prefix(whole))
+    prefix = str(_prefix(full))
     shapes = [
         {name: tensor.shape for name, tensor in model.named_parameters() if not name.startswith(prefix)}
-        for model in (whole, first)
+        for model in (full, first)
     ]
     if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
         raise UsageError(
-            f"--grow cannot add layers to {whole.config.model_type}: {differing[0]}, which is outside its layers, "
-            "depends on their number; leave it out"
-        )
+            f"--grow cannot add layers to {full.config.model_type}: {differing[0]}, which is outside its layers, "
+            "depends on their number; leave it out",
+            "unsupported", option="grow",
+        )  # fmt: skip
 
 
 @torch.no_grad()
@@ -80,8 +96,9 @@ def carry(
         if parameter.shape != source.shape:
             raise UsageError(
                 f"--model has changed since the run began: {name} was {list(source.shape)} and is now "
-                f"{list(parameter.shape)}; put the file back as it was"
-            )
+                f"{list(parameter.shape)}; put the file back as it was",
+                "other-settings", option="model",
+            )  # fmt: skip
         parameter.copy_(source)
         if moments := old.state.get(source):
             new.state[parameter] = {
@@ -95,8 +112,9 @@ def carry(
             was = list(buffers[name].shape) if name in buffers else "not there"
             raise UsageError(
                 f"--grow cannot keep the buffer {name}, which was {was} and is {list(buffer.shape)} in the larger "
-                "model; make it independent of the number of layers, or leave --grow out"
-            )
+                "model; make it independent of the number of layers, or leave --grow out",
+                "bad-entry", option="grow",
+            )  # fmt: skip
         buffer.copy_(buffers[name])
 
 

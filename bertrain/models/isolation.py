@@ -2,10 +2,10 @@
 
 transformers calls an attention function by name, so ours is registered beside its own. It has no mask function for our
 name, so it makes no mask. On CUDA, in half precision, the documents go to torch's kernel for sequences of unequal
-length, elsewhere to scaled dot-product attention with a mask of the places that share a document. (position_ids alone
+length, elsewhere to scaled dot-product attention with a mask of the tokens that share a document. (position_ids alone
 isolate nothing: without flash attention transformers does not look at them.)
 
-Families that compute attention themselves take a mask of all pairs of places instead ("mask" in the table of families).
+Families that compute attention themselves take a mask of all pairs of tokens instead ("mask" in the table of families).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """query, key, value [B, heads, T, D] → [B, T, heads, D]. Several heads may share a key and a value.
 
-    sliding_window: a token attends to places at a smaller distance than this. document_ids int64 [B, T].
+    sliding_window: a token attends to tokens at a smaller distance than this. document_ids int64 [B, T].
     """
     width = query.shape[-1]
     if (sharing := query.shape[1] // key.shape[1]) > 1:
@@ -76,8 +76,8 @@ def attend(
         raise RuntimeError("a model that isolates documents was called without document_ids; call it through Encoder")
     mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     if sliding_window is not None:
-        places = torch.arange(query.shape[2], device=query.device)
-        mask = mask & ((places[:, None] - places[None, :]).abs() < sliding_window)
+        positions = torch.arange(query.shape[2], device=query.device)
+        mask = mask & ((positions[:, None] - positions[None, :]).abs() < sliding_window)
     attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling)
     return attended.transpose(1, 2).contiguous(), None
 

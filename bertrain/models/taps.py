@@ -20,8 +20,9 @@ def check(model: PreTrainedModel, *, hidden: bool) -> None:
     if taps is None or not (hidden or has_attention(model)):
         raise UsageError(
             f"--distil {'hidden' if hidden else 'relations'} cannot read the layers of {model.config.model_type} "
-            f"(docs/models.md); give --distil logits{' or hidden' if taps else ''}"
-        )
+            f"(docs/models.md); give --distil logits{' or hidden' if taps else ''}",
+            "unsupported", option="distil", given="hidden" if hidden else "relations",
+        )  # fmt: skip
 
 
 def has_attention(model: PreTrainedModel) -> bool:
@@ -44,7 +45,10 @@ class Taps:
         all_layers = layers_of(model)
         self.has_attention = has_attention(model)
         if len(layers) > 1 and len({id(layer) for layer in all_layers}) < len(all_layers):
-            raise UsageError(f"the layers of {model.config.model_type} share their weights; give --distil-layers last")
+            raise UsageError(
+                f"the layers of {model.config.model_type} share their weights; give --distil-layers last",
+                "unsupported", option="distil_layers",
+            )  # fmt: skip
         for number in layers:
             if number == EMBEDDINGS:
                 all_layers[0].register_forward_pre_hook(_keep_input_in(self.hidden), with_kwargs=True)
@@ -81,7 +85,7 @@ def _keep_in(store: dict[Any, torch.Tensor], name: Any) -> Callable[..., None]:
 
 
 def _keep_input_in(store: dict[int, torch.Tensor]) -> Callable[..., None]:
-    def keep(module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> None:
-        store[EMBEDDINGS] = inputs[0] if inputs else named["hidden_states"]
+    def keep(module: torch.nn.Module, inputs: Any, named_inputs: dict[str, Any]) -> None:
+        store[EMBEDDINGS] = inputs[0] if inputs else named_inputs["hidden_states"]
 
     return keep

@@ -21,7 +21,7 @@ class Outputs(NamedTuple):
     """What the model computed for a micro-batch, once for all objectives."""
 
     hidden: torch.Tensor | None  # [B, T, H]: the last hidden states; None for some families that are not in FAMILIES
-    logits: torch.Tensor | None  # [B, K, V]: at the masked places; None if no objective uses them
+    logits: torch.Tensor | None  # [B, K, V]: at the masked positions; None if no objective uses them
 
 
 class Objective(torch.nn.Module):
@@ -147,5 +147,8 @@ def _is_number(value: object) -> bool:
 
 def _broken(name: str, method: str, given: Any, expected: str) -> UsageError:
     """The error for a method of an objective that gives what it must not."""
-    kind = f"a tensor of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(type(given).__name__)
-    return UsageError(f"--objective {name}: its {method} gives {kind}; it must give {expected} (docs/extending.md)")
+    what = f"a tensor of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(type(given).__name__)
+    return UsageError(
+        f"--objective {name}: its {method} gives {what}; it must give {expected} (docs/extending.md)",
+        "bad-entry", option="objective", given=name,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from bertrain.objectives.losses import LossSum
 class Elastic(Learner):
     """A Learner whose loss is the mean over K sub-networks: the same in all micro-batches of a step, on all ranks.
 
-    Whoever calls it for logits, as evaluation does, sees the whole model. Activations of all K are kept until the
+    Whoever calls it for logits, as evaluation does, sees the complete model. Activations of all K are kept until the
     backward pass. No part of a sub-network is a part of this module: its tensors are slices of the model's.
     """
 
@@ -46,12 +46,12 @@ class Elastic(Learner):
         return Learner(small, own, isolate=self.isolate)
 
     def forward(self, **piece: torch.Tensor) -> dict[str, LossSum]:
-        found = []
+        of_parts = []
         for part in self._parts:
-            tensors = elastic.slices(self.model, part.model)
-            named = {f"model.{name}": tensor for name, tensor in tensors.items()}
-            found.append(functional_call(part, named, kwargs=piece))
-        return {name: _mean([losses[name] for losses in found]) for name in self.objectives}
+            slices = elastic.slices(self.model, part.model)
+            tensors = {f"model.{name}": tensor for name, tensor in slices.items()}
+            of_parts.append(functional_call(part, tensors, kwargs=piece))
+        return {name: _mean([losses[name] for losses in of_parts]) for name in self.objectives}
 
     def check_trained(self, scales: Sequence[str]) -> None:
         """Raises UsageError if `scales`, those of --lr-scale, freeze all of the sub-network of the fewest layers."""
@@ -61,8 +61,9 @@ class Elastic(Learner):
         if not any(name in own or name.startswith("objectives.") for name in trained):
             raise UsageError(
                 f"--lr-scale {' '.join(scales)} freezes all parameters of the sub-networks with the fewest layers, "
-                f"{self.space[0].layers}; leave some to train, or begin the layers of --elastic with more"
-            )
+                f"{self.space[0].layers}; leave some to train, or begin the layers of --elastic with more",
+                "nothing-to-train", option="lr_scale", given=list(scales),
+            )  # fmt: skip
 
     def facts(self) -> dict[str, Any]:
         """How many sub-networks there are, and how many parameters the smallest and the largest of them have."""

@@ -31,7 +31,7 @@ class Average:
     @contextlib.contextmanager
     @torch.no_grad()
     def applied(self) -> Iterator[None]:
-        """Puts the mean in the place of the weights, and the weights back at the end."""
+        """Puts the mean into the module, and its weights back at the end."""
         kept = {name: weight.detach().clone() for name, weight in self._weights.items()}
         self._set(self._means)
         try:

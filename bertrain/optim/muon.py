@@ -95,9 +95,9 @@ class Muon(torch.optim.Optimizer):
             updates = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov's
             pieces = [update.view(parts, -1, update.shape[1]) for update, (_, parts) in zip(updates, some, strict=True)]
             stacked = torch.cat([piece if piece.shape[1] == rows else piece.mT for piece in pieces])
-            made = self._orthogonal(stacked).split([parts for _, parts in some])
+            orthogonals = self._orthogonal(stacked).split([parts for _, parts in some])
             factor = -group["lr"] * RMS * columns**0.5
-            for (parameter, parts), piece in zip(some, made, strict=True):
+            for (parameter, parts), piece in zip(some, orthogonals, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 matrix = parameter.view(parts, -1, parameter.shape[1])
                 matrix.add_(piece if matrix.shape[1] == rows else piece.mT, alpha=factor)
@@ -129,10 +129,10 @@ def hidden_matrices(model: PreTrainedModel) -> list[tuple[torch.Tensor, int]]:
     """The trained matrices of linear maps in a model's layers, each with the number of matrices in it."""
     parts = list(layers_of(model)) or [model.base_model]  # without its pooler, embeddings and head
     tied = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    found = {
+    matrices = {
         module.weight: FUSED.get(name.rpartition(".")[2], 1)
         for part in parts
         for name, module in part.named_modules()
         if isinstance(module, nn.Linear) and module.weight.requires_grad and module.weight not in tied
     }
-    return list(found.items())
+    return list(matrices.items())

@@ -21,8 +21,9 @@ def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"--optimizer {config.optimizer}: its entry in OPTIMIZERS gives {type(optimizer).__name__!r}; it must give "
-            "a torch.optim.Optimizer (docs/extending.md)"
-        )
+            "a torch.optim.Optimizer (docs/extending.md)",
+            "bad-entry", option="optimizer", given=config.optimizer,
+        )  # fmt: skip
     if config.lr_scale:
         _scale_rates(optimizer, module, config)
     if channel := getattr(module, "side_channel", None):
@@ -42,7 +43,10 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     model: Any = module.model
     matrices = hidden_matrices(model)
     if not matrices:
-        raise UsageError(f"--optimizer muon: {model.config.model_type} has no linear maps in its layers; give adamw")
+        raise UsageError(
+            f"--optimizer muon: {model.config.model_type} has no linear maps in its layers; give adamw",
+            "unsupported", option="optimizer", given="muon",
+        )  # fmt: skip
     theirs = {parameter for parameter, _ in matrices}
     others = parameter_groups(module, config.weight_decay)
     for group in others:
@@ -83,8 +87,7 @@ def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, conf
     module: a Learner. Raises UsageError if nothing is left to train.
     """
     named = {name.removeprefix("model."): parameter for name, parameter in module.named_parameters()}
-    numbers = _deciding(named, config)
-    factors = {named[name]: config.rate_scales[number][1] for name, number in numbers.items()}
+    factors = {named[name]: config.rate_scales[index][1] for name, index in _deciding(named, config).items()}
     groups = []
     for group in optimizer.param_groups:
         parts: dict[float, list[torch.nn.Parameter]] = {}
@@ -97,13 +100,17 @@ def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, conf
         if factor == 0:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in named.values()):
-        raise UsageError(f"--lr-scale {' '.join(config.lr_scale)} freezes all parameters; leave some to train")
+        raise UsageError(
+            f"--lr-scale {' '.join(config.lr_scale)} freezes all parameters; leave some to train",
+            "nothing-to-train", option="lr_scale", given=config.lr_scale,
+        )  # fmt: skip
 
 
 def _deciding(names: Iterable[str], config: Config) -> dict[str, int]:
-    """Name of a parameter → number of the --lr-scale that decides its factor: the last one that matches."""
-    return {name: number for number, (pattern, _) in enumerate(config.rate_scales) for name in names
-            if pattern.search(name)}  # fmt: skip
+    """Name of a parameter → index of the --lr-scale that decides its factor: the last one that matches."""
+    scales = [*enumerate(config.rate_scales)][::-1]
+    indices = {name: next((index for index, (pattern, _) in scales if pattern.search(name)), None) for name in names}
+    return {name: index for name, index in indices.items() if index is not None}
 
 
 def check_scales(names: Iterable[str], config: Config) -> None:
@@ -113,8 +120,9 @@ def check_scales(names: Iterable[str], config: Config) -> None:
         if not any(pattern.search(name) for name in names):
             raise UsageError(
                 f"--lr-scale {given} matches none of the {len(names)} parameters, such as {names[0]} and {names[-1]}; "
-                "correct the pattern, or leave it out"
-            )
+                "correct the pattern, or leave it out",
+                "no-match", option="lr_scale", given=given,
+            )  # fmt: skip
 
 
 def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any]]:
@@ -122,10 +130,10 @@ def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any
 
     sizes: number of elements by name of a tensor.
     """
-    numbers = _deciding(sizes, config)
+    indices = _deciding(sizes, config)
     table = []
-    for number, (pattern, factor) in enumerate(config.rate_scales):
-        own = [sizes[name] for name, other in numbers.items() if other == number]
+    for index, (pattern, factor) in enumerate(config.rate_scales):
+        own = [sizes[name] for name, deciding in indices.items() if deciding == index]
         table.append({"pattern": pattern.pattern, "factor": factor, "tensors": len(own), "parameters": sum(own)})
     return table
 

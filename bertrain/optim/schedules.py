@@ -24,8 +24,9 @@ def learning_rate(
     if not (isinstance(factor, Real) and 0 <= factor < math.inf):
         raise UsageError(
             f"--schedule {schedule} gives {factor!r} at step {step} of {steps}; it must give a number of 0 or more "
-            "(docs/extending.md)"
-        )
+            "(docs/extending.md)",
+            "bad-entry", option="schedule", given=schedule,
+        )  # fmt: skip
     return peak * factor
 
 

@@ -8,7 +8,7 @@ parts in fastText (Bojanowski et al., 2017), or of a Chinese character and its r
 Only the sum is kept, as the word embeddings of the model. The gradient of a structure's vector is the sum of the
 gradients of its tokens. The optimizer takes its step for the vector as for any parameter, and the step is added to the
 word embeddings of these tokens. So the model is an ordinary one at any time, its output is tied to the sum where it is
-tied to the embeddings, and it takes ids alone: the structure of a place is that of the id that the model sees, [MASK]
+tied to the embeddings, and it takes ids alone: the structure of a token is that of the id that the model sees, [MASK]
 or a random token where the text is hidden. docs/side-channels.md has the rules.
 """
 
@@ -48,41 +48,52 @@ def read(path: str, vocabulary: Mapping[str, int]) -> Structures:
     """
     ids, structures, numbers = list[int](), list[int](), dict[str, int]()
     first_line = dict[str, int]()
-    try:
-        lines = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"--side-channel {path} cannot be read: {error.strerror}") from None
-    for number, line in enumerate(reading.decoded(lines, f"--side-channel {path}").split("\n"), 1):
+    text = reading.decoded(_bytes(path), f"--side-channel {path}")
+    for number, line in enumerate(text.split("\n"), 1):
         token, *names = line.removesuffix("\r").split("\t")
         if not token and not names:
             continue
         if not token or not names or not all(names):
             raise UsageError(
                 f"--side-channel {path}, line {number}, is {line[:40]!r}; write a token, a tab and the names of its "
-                "structures, with tabs between"
-            )
+                "structures, with tabs between",
+                "bad-row", option="side_channel", given=path,
+            )  # fmt: skip
         if first_line.setdefault(token, number) != number:
             raise UsageError(
-                f"--side-channel {path} has the token {token!r} in lines {first_line[token]} and {number}; put all its "
-                "structures into one line"
-            )
+                f"--side-channel {path} has the token {token!r} in line {first_line[token]} and line {number}; put all "
+                "its structures into one line",
+                "bad-row", option="side_channel", given=path,
+            )  # fmt: skip
         for name in names if token in vocabulary else ():
             ids.append(vocabulary[token])
             structures.append(numbers.setdefault(name, len(numbers)))
     if not ids:
         raise UsageError(
             f"--side-channel {path} names none of the {len(vocabulary)} tokens of the vocabulary; write them as "
-            "tokenizer.json of the shards does"
-        )
+            "tokenizer.json of the shards does",
+            "no-match", option="side_channel", given=path,
+        )  # fmt: skip
     return Structures(torch.tensor(ids), torch.tensor(structures), tuple(numbers))
 
 
 def identity(path: str) -> str:
     """What a resumed run must have again: the digest of the file; nothing without one."""
+    return f"of SHA-256 {hashlib.sha256(_bytes(path)).hexdigest()[:16]}" if path else ""
+
+
+def _bytes(path: str) -> bytes:
     try:
-        return f"of SHA-256 {hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]}" if path else ""
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UsageError(
+            f"--side-channel {path} does not exist; check the name", "not-found", option="side_channel", given=path
+        ) from None
     except OSError as error:
-        raise UsageError(f"--side-channel {path} cannot be read: {error.strerror}") from None
+        raise UsageError(
+            f"--side-channel {path} cannot be read ({error.strerror}); give a file that can",
+            "unreadable", option="side_channel", given=path,
+        ) from None  # fmt: skip
 
 
 class SideChannel(Module):
@@ -112,8 +123,9 @@ class SideChannel(Module):
         if not embeddings.requires_grad:
             raise UsageError(
                 "--side-channel learns with the word embeddings, and something else, such as --lr-scale, freezes them; "
-                "leave one of the two out"
-            )
+                "leave one of the two out",
+                "conflict", option="side_channel",
+            )  # fmt: skip
         self.weight.requires_grad_(False)  # its gradient comes from `gather`, on every rank the same
         ids, structures = self.table.ids.to(embeddings.device), self.table.structures.to(embeddings.device)
         of_structures = _members(structures, ids, len(self.weight))
