@@ -127,7 +127,10 @@ def model(
 
 def _found(init: str) -> str:
     """The directory of --init, the newest checkpoint of a run; a name on the hub as it is."""
-    return str(checkpoint.find(Path(init))) if Path(init).is_dir() else init
+    if not Path(init).is_dir():
+        return init
+    build.refuse_adapter(Path(init))
+    return str(checkpoint.find(Path(init)))
 
 
 def _with_adapter(

@@ -212,6 +212,16 @@ def test_products_are_counted_and_less_memory_is_expected(dataset, configs, runs
     assert gigabytes[1] < 0.6 * gigabytes[0]
 
 
+@pytest.mark.parametrize("is_merged", [True, False])
+def test_an_adapter_alone_is_no_start(dataset, runs, tmp_path, is_merged):
+    """Of one that stands beside merged weights, their directory is named."""
+    _, adapted = runs("bert")
+    adapter = last(adapted) / "adapter" if is_merged else shutil.copytree(last(adapted) / "adapter", tmp_path / "alone")
+    refusal = refused_run(dataset.path, tmp_path / "run", init=adapter, kind="weights-missing", option="init")
+    assert refusal.given == str(adapter)
+    assert (f"{last(adapted)}," in refusal.sentence) == is_merged
+
+
 # ------------------------------------------------------------------------------------------------------- fine-tuning
 
 
