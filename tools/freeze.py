@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import gzip
 import hashlib
-import importlib
 import io
 import itertools
 import json
@@ -168,6 +167,7 @@ RESUMED = [
     "average", "batch", "bf16", "cached", "elastic", "fp16", "grow", "grow-fresh", "hidden", "lengths-packed", "lora",
     "mix", "muon", "relations", "side-channel-muon", "ranks-bert", "ranks-muon", "ranks-grow",
 ]  # fmt: skip
+PACKAGES = re.compile(r"(bertdata|bertrain)(\.|$)")  # modules of the commit
 RESUMES = ", resumed"  # the end of the names of runs that are killed and go on
 LAST = {
     "dropout": "bertrain pretrain --out dropout --model bert.json",
@@ -184,7 +184,7 @@ SLACK, LEAST_BOUND = 4, 2e-5  # a run may differ by SLACK times what was seen, o
 SETTINGS = [
     {"ATEN_CPU_CAPABILITY": "default"},
     {"MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41", "OPENBLAS_CORETYPE": "Prescott"},
-    {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41", "OMP_NUM_THREADS": "2"},
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"},
 ]
 """Environments in which torch, MKL, oneDNN and OpenBLAS compute as they do on other processors. frozen.json has under
 "seen" the largest relative difference that any of them made to a run's figures, for each of the PARTS of its log."""
@@ -447,6 +447,11 @@ def _in_child(line: str, root: Path, folder: Path, out: Path, environment: dict[
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
         result = scenario(line, root)
+        files = [
+            getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if PACKAGES.match(name)
+        ]
+        if strays := [file for file in files if file and not Path(file).is_relative_to(root)]:
+            result = {"error": f"{strays[0]} was imported, which is not below {root}"}
     except Exception as error:  # a commit may not know an option
         result = {"error": f"{type(error).__name__}: {error}"}
     if not int(os.environ.get("RANK", "0")):
@@ -507,7 +512,8 @@ def results_of(root: Path, folder: Path, *options: str, **environment: str) -> d
     folder.mkdir()
     try:
         command = [sys.executable, __file__, "--collect", str(root), str(folder), *options]
-        subprocess.run(command, env=os.environ | fixed | environment, check=True)
+        # Not in the present folder, whose packages the forkserver would prefer.
+        subprocess.run(command, env=os.environ | fixed | environment, cwd=folder, check=True)
         results: dict[str, Result] = json.loads((folder / "results.json").read_bytes())
         return results
     finally:
@@ -652,15 +658,14 @@ def main() -> None:
     given = parser.parse_args()
     if given.collect:
         root, folder = map(Path, given.collect)
-        for package in ("bertdata", "bertrain"):
-            if not Path(str(importlib.import_module(package).__file__)).is_relative_to(root):
-                sys.exit(f"error: {package} is not imported from {root}")
         (folder / "work").mkdir()
         results = collect(root, folder / "work", only=given.only, ray=given.ray, jobs=given.jobs)
         (folder / "results.json").write_text(json.dumps(results))
         return
     if len(given.commits or []) > 2:
         parser.error(f"--commits has {len(given.commits)} commits; give one or two")
+    if not any(scenarios(given.only, ray=given.ray)):
+        parser.error(f"--only {given.only} matches the name of no scenario; the first are {', '.join(BUILDS)}")
     options = ["--jobs", str(given.jobs), *["--ray"] * given.ray]
     options += ["--only", given.only or ("" if given.commits else "|".join(map(re.escape, KEPT_SCENARIOS)))]
     with tempfile.TemporaryDirectory(prefix="freeze-") as name:
