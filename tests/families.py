@@ -1,16 +1,11 @@
 """A small configuration of each family of models, without dropout, and of some that are in no table; rows for them."""
 
-import os
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from training import flags
 
 import bertdata
-from bertrain import feed, optim, pretrain
+from bertrain import feed, optim
 from bertrain.models import build
 from bertrain.models.families import FAMILIES
 from bertrain.objectives import OBJECTIVES
@@ -123,17 +118,3 @@ def with_other_documents(ids):
         changed = ids.clone()
         changed[:, end - length : end] = (ids[:, end - length : end] + 7) % 70 + 5
         yield end - length, end, changed
-
-
-def main(arguments):
-    """Trains models for two steps each, on the ranks that call it: a dataset, a directory, configuration files."""
-    data, out, *files = map(str, arguments)
-    for file in files:
-        run = Path(out, Path(file).stem)
-        options = {"model": file, "steps": 2, "eval_every": 0}
-        pretrain.main(flags(data, run, **options), standalone_mode=False)
-        # All ranks leave one group before any enters the next, as both are at the same port.
-        done = [Path(out, f"{run.name}-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))]
-        done[int(os.environ["RANK"])].touch()
-        while not all(path.exists() for path in done):
-            time.sleep(0.01)

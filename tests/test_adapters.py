@@ -12,7 +12,7 @@ from families import fast, model_of
 from helpers import refused, refuses, succeeds
 from peft import PeftModel
 from safetensors.torch import load_file
-from training import SMALL, entries, learner, losses, refused_run, train
+from training import SMALL, entries, last_checkpoint, learner, losses, refused_run, remove_after, train
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from bertrain import doctor, evaluate, finetune
@@ -52,13 +52,9 @@ def logits(model):
         return model.eval()(input_ids=ids).logits
 
 
-def last(run):
-    return sorted(run.glob("step-*"))[-1]
-
-
 @pytest.mark.parametrize("name", fast(NUMBER, "bert untied"))
 def test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_of_training(dataset, runs, name):
-    start, adapted = (last(run) for run in runs(name))
+    start, adapted = (last_checkpoint(run) for run in runs(name))
     before, after = (load_file(step / "model.safetensors") for step in (start, adapted))
     assert {name: value.shape for name, value in before.items()} == {name: value.shape for name, value in after.items()}
     merged, plain, training = (AutoModelForMaskedLM.from_pretrained(step) for step in (adapted, start, start))
@@ -101,16 +97,16 @@ def test_a_run_goes_on_to_the_bit_and_what_is_frozen_stays(dataset, runs, tmp_pa
     straight = train(dataset.path, out, **options)
     shutil.copytree(out, tmp_path / "kept")
     kept = {path.name: path for path in (tmp_path / "kept" / "step-00000004").rglob("*") if path.is_file()}
-    for later in {*out.glob("step-*"), *out.glob("average-*")} - {out / "step-00000002"}:
-        shutil.rmtree(later)
+    remove_after(out, 2)
     train(dataset.path, start, model=json.loads((start / "run.json").read_bytes())["config"]["model"], steps=3)
     again = train(dataset.path, out, **options)  # on the checkpoint it began with, not on the newest
-    shutil.rmtree(last(start))
+    shutil.rmtree(last_checkpoint(start))
     assert losses(again) == losses(straight)
     for name in ("model.safetensors", "adapter_model.safetensors"):
-        assert next(last(out).rglob(name)).read_bytes() == kept[name].read_bytes()
+        assert next(last_checkpoint(out).rglob(name)).read_bytes() == kept[name].read_bytes()
     one, two = (
-        torch.load(path, weights_only=True)["state"] for path in (kept["optimizer.pt"], last(out) / "optimizer.pt")
+        torch.load(path, weights_only=True)["state"]
+        for path in (kept["optimizer.pt"], last_checkpoint(out) / "optimizer.pt")
     )
     assert one.keys() == two.keys()
     for number, moments in one.items():
@@ -121,7 +117,9 @@ def test_a_run_goes_on_to_the_bit_and_what_is_frozen_stays(dataset, runs, tmp_pa
     if "average" in more:
         assert not any(own[name].any() for name in own if "layer.0" in name and "lora_B" in name)
         mean = out / "average-00000004"
-        beside = PeftModel.from_pretrained(AutoModelForMaskedLM.from_pretrained(last(start)), mean / "adapter")
+        beside = PeftModel.from_pretrained(
+            AutoModelForMaskedLM.from_pretrained(last_checkpoint(start)), mean / "adapter"
+        )
         merged = AutoModelForMaskedLM.from_pretrained(mean)
         torch.testing.assert_close(logits(merged), logits(beside), rtol=0, atol=1e-6)
         assert (mean / "model.safetensors").read_bytes() != kept["model.safetensors"].read_bytes()
@@ -132,10 +130,10 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
     options = LORA | {"steps": 5, "init": json.loads((adapted / "run.json").read_bytes())["config"]["init"]}
     for lora in ("r=2,alpha=8", ""):
         refused_run(dataset.path, adapted, **options | {"lora": lora}, kind="other-settings", option="lora")
-    path = last(adapted) / "adapter" / "adapter_config.json"
-    index = json.loads((last(adapted) / "checkpoint.json").read_bytes())
+    path = last_checkpoint(adapted) / "adapter" / "adapter_config.json"
+    index = json.loads((last_checkpoint(adapted) / "checkpoint.json").read_bytes())
     index["files"].pop("adapter/adapter_config.json")
-    (last(adapted) / "checkpoint.json").write_text(json.dumps(index))
+    (last_checkpoint(adapted) / "checkpoint.json").write_text(json.dumps(index))
     model_of("modernbert-tiny", dataset).save_pretrained(tmp_path / "larger")
     for other in (sorted(start.glob("step-*"))[0], tmp_path / "larger"):
         path.write_text(json.dumps(json.loads(path.read_bytes()) | {"base_model_name_or_path": str(other)}))
@@ -143,18 +141,6 @@ def test_a_run_goes_on_with_the_same_adapter_and_weights_alone(dataset, runs, tm
         assert "adapter" in refusal.sentence
         findings = dict(doctor.check(Config(**SMALL | options | {"data": str(dataset.path), "out": str(adapted)}), 1))
         assert findings["run"] == ("FAIL", refusal.sentence)
-
-
-@pytest.mark.parametrize(
-    ("given", "kind", "option"),
-    [
-        ({"lora": "r=2,alpha=4"}, "needs-option", "lora"),
-        ({"lora": "r=2,alpha=4", "init": "x", "grow": "1,2", "grow_at": "0.5"}, "conflict", "lora"),
-    ],
-)
-def test_wrong_options_are_refused(given, kind, option):
-    with refuses(kind, option):
-        Config(data="x", out="y", **given)
 
 
 @pytest.mark.parametrize(
@@ -216,24 +202,23 @@ def test_products_are_counted_and_less_memory_is_expected(dataset, configs, runs
 def test_an_adapter_alone_is_no_start(dataset, runs, tmp_path, is_merged):
     """Of one that stands beside merged weights, their directory is named."""
     _, adapted = runs("bert")
-    adapter = last(adapted) / "adapter" if is_merged else shutil.copytree(last(adapted) / "adapter", tmp_path / "alone")
+    adapter = (
+        last_checkpoint(adapted) / "adapter"
+        if is_merged
+        else shutil.copytree(last_checkpoint(adapted) / "adapter", tmp_path / "alone")
+    )
     refusal = refused_run(dataset.path, tmp_path / "run", init=adapter, kind="weights-missing", option="init")
     assert refusal.given == str(adapter)
-    assert (f"{last(adapted)}," in refusal.sentence) == is_merged
+    assert (f"{last_checkpoint(adapted)}," in refusal.sentence) == is_merged
 
 
 # ------------------------------------------------------------------------------------------------------- fine-tuning
 
 
-def write_examples(path):
-    rows = [(text, label) for label, texts in ((1, ["river light", "light"]), (0, ["salt", "stone"])) for text in texts]
-    path.write_text("".join(f"{text}\t{label}\n" for text, label in rows * 6))
-    return path
-
-
 @pytest.mark.parametrize("name", fast(["bert", "modernbert"], among=["bert"]))
 def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
-    start, data = last(runs(name)[0]), write_examples(tmp_path / "train.tsv")
+    start, data = last_checkpoint(runs(name)[0]), tmp_path / "train.tsv"
+    data.write_text("river light\t1\nlight\t1\nsalt\t0\nstone\t0\n" * 6)
     command = [finetune.main, "--checkpoint", start, "--train", data, "--dev", data, "--out", tmp_path / "out", "--lr",
                2e-2, "--batch-size", 4, "--epochs", 10, "--json", "--lora", "r=4,alpha=8"]  # fmt: skip
     result = json.loads(succeeds(*command, "--seeds", 1).stdout.splitlines()[-1])
@@ -267,7 +252,7 @@ def test_sentence_embeddings(dataset, runs, tmp_path):
     script = script.replace("STEPS, ROWS, RATE = 500, 32, 5e-5", "STEPS, ROWS, RATE = 50, 4, 1e-3")
     names = {"__name__": "embeddings"}
     exec(compile(script, "x", "exec"), names)  # noqa: S102
-    start = last(runs("bert")[0])
+    start = last_checkpoint(runs("bert")[0])
     model = names["main"](str(dataset.path), str(start), str(tmp_path / "embeddings"))
     texts = ["river light", "the bread of morning and the wind", "salt"]
     one, two = (SentenceTransformer(str(tmp_path / "embeddings")).encode(texts) for _ in range(2))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from families import hidden_one_by_one, model_of, packed_rows, with_other_documents
+from families import model_of, packed_rows, with_other_documents
 from training import learner
 
 from bertdata import Loader
@@ -81,15 +81,6 @@ def test_bounds_for_the_gpu_are_those_of_the_batch(model, dataset):
 def test_isolation_needs_packed_rows(model):
     with pytest.raises(RuntimeError, match="document_ids"):
         learner(model, isolate=True).model(input_ids=packed_rows()[0])
-
-
-@BOTH
-def test_position_ids_alone_isolate_nothing(model):
-    """If this fails transformers has learned to pack by position_ids, and isolation.py may be simpler."""
-    ids, positions = packed_rows()
-    with torch.no_grad():
-        leaking = model.base_model(input_ids=ids, position_ids=positions).last_hidden_state
-    assert (leaking - hidden_one_by_one(model, ids)).abs().max() > 1e-4
 
 
 @BERT

@@ -5,6 +5,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from families import model_of
 from helpers import refuses
 from huggingface_hub import errors
 from training import learner
@@ -27,7 +28,7 @@ def test_padding_is_inert(dataset, attention):
     """What stands in padding changes no loss, also in the attention that bf16 has on CPUs."""
     loader = bertdata.Loader(dataset, length=64, global_batch_size=256, epochs=1)
     batch = next(b for b in loader if b.attention_mask is not None)
-    module = learner(model.build("modernbert-tiny", dataset.special_tokens, length=64, seed=0)[0]).eval()
+    module = learner(model_of("modernbert-tiny", dataset)).eval()
     module.model.set_attn_implementation(attention)
     piece = next(feed.micro_batches(batch, size=1024, count=1, device=CPU))
     before = module(**piece)["mlm"].sum
@@ -41,13 +42,13 @@ def test_pieces_hold_every_row_once_and_the_rest_have_no_targets(dataset):
     assert [len(piece["input_ids"]) for piece in pieces] == [2, 2, 1, 1]
     assert torch.equal(torch.cat([p["input_ids"] for p in pieces[:3]]), torch.from_numpy(batch.input_ids))
     assert (pieces[3]["targets"] == bertdata.IGNORE_INDEX).all()
-    module = learner(model.build("bert-tiny", dataset.special_tokens, length=24, seed=0)[0])
+    module = learner(model_of("bert-tiny", dataset))
     assert module(**pieces[3])["mlm"].sum.item() == 0.0
 
 
 def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
     batch = bertdata.Loader(dataset, length=32).read(np.array([0]))
-    module = learner(model.build("bert-tiny", dataset.special_tokens, length=32, seed=0)[0])
+    module = learner(model_of("bert-tiny", dataset))
     optimizer = optim.build(module, Config(data="x", out="y"))
     optim.set_learning_rate(optimizer, 3e-3)
     count = feed.num_targets(batch)
@@ -64,17 +65,8 @@ def test_one_sample_with_a_fixed_mask_is_learned_by_heart(dataset):
 
 
 def test_same_seed_same_weights_and_another_seed_others(dataset):
-    one, same, other = (
-        torch.cat(
-            [
-                p.flatten()
-                for p in model.build("bert-tiny", dataset.special_tokens, length=32, seed=seed)[0].parameters()
-            ]
-        )
-        for seed in (5, 5, 6)
-    )
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    one, same, other = (model.fingerprint(model_of("bert-tiny", dataset, seed=seed)) for seed in (5, 5, 6))
+    assert one == same != other
 
 
 TINY = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2,
@@ -196,7 +188,7 @@ def test_what_the_hub_says_of_a_model_is_passed_on(dataset, monkeypatch, answer,
 
 def test_weights_are_a_start_from_a_directory_or_its_configuration_and_nothing_else_is(dataset, tmp_path):
     """A preset has no weights, and a decoder predicts no masked tokens."""
-    weights = model.build("bert-tiny", dataset.special_tokens, length=32, seed=0)[0]
+    weights = model_of("bert-tiny", dataset)
     weights.save_pretrained(tmp_path / "bert")
     for given in (tmp_path / "bert", tmp_path / "bert" / "config.json"):
         started, _ = model.start_from(str(given), dataset, length=32)
@@ -220,7 +212,7 @@ def test_weights_are_a_start_from_a_directory_or_its_configuration_and_nothing_e
 
 def test_a_checkpoint_whose_parts_do_not_fit_is_refused(dataset, tmp_path):
     """Its weights have other shapes than its configuration says, or another vocabulary than the shards."""
-    weights = model.build("bert-tiny", dataset.special_tokens, length=32, seed=0)[0]
+    weights = model_of("bert-tiny", dataset)
     weights.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()) | {"intermediate_size": 256}))
@@ -244,7 +236,7 @@ def test_a_model_with_two_heads_is_loaded_with_one_in_silence(dataset, tmp_path,
 
 
 def test_an_untrained_model_is_as_good_as_guessing(dataset):
-    module = learner(model.build("bert-tiny", dataset.special_tokens, length=32, seed=0)[0])
+    module = learner(model_of("bert-tiny", dataset))
     result = evaluate(module, dataset, ALONE, split="validation", length=32)
     assert result["loss"] == pytest.approx(np.log(dataset.special_tokens.vocab_size), rel=0.1)
     assert result["samples"] == bertdata.Loader(dataset, length=32, split="validation").num_samples

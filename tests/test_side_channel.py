@@ -1,7 +1,6 @@
 """--side-channel: equal to two tables that are added, ordinary checkpoints, to the bit."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from bertrain.config import Config
 from bertrain.models import build
 from bertrain.optim import side_channel
 
-ROOT = Path(__file__).parent.parent
 EMBEDDINGS = "model.bert.embeddings.word_embeddings.weight"
 SHORT = {"steps": 5, "eval_every": 0}
 
@@ -42,19 +40,15 @@ def table(tmp_path_factory, dataset):
 
 
 @pytest.fixture(scope="module")
-def with_table(tmp_path_factory, dataset, bert, table):
+def with_table(once, dataset, bert, table):
     """The directory of a run with the table."""
-    out = tmp_path_factory.mktemp("side") / "run"
-    train(dataset.path, out, model=bert, side_channel=table, **SHORT)
-    return out
+    return once("with", lambda out: train(dataset.path, out / "run", model=bert, side_channel=table, **SHORT)) / "run"
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory, dataset, bert):
+def without(once, dataset, bert):
     """The directory of the same run without the table."""
-    out = tmp_path_factory.mktemp("side") / "run"
-    train(dataset.path, out, model=bert, **SHORT)
-    return out
+    return once("without", lambda out: train(dataset.path, out / "run", model=bert, **SHORT)) / "run"
 
 
 def vocabulary(dataset):

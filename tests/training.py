@@ -47,12 +47,13 @@ def learner(weights, *names, isolate=False):
 
 def train_twice(data, out, step, **options):
     """Pre-trains, and again from the checkpoint of a step, to the same losses and weights; returns the entries."""
-    log, newest = train(data, out, **options), sorted(out.glob("step-*"))[-1]
-    weights = (newest / "model.safetensors").read_bytes()
-    for later in {*out.glob("step-*"), *out.glob("average-*")} - {out / f"step-{step:08d}"}:
-        shutil.rmtree(later)
+    log = train(data, out, **options)
+    weights = (last_checkpoint(out) / "model.safetensors").read_bytes()
+    remove_after(out, step)
+    for average in out.glob("average-*"):
+        shutil.rmtree(average)
     assert losses(train(data, out, **options)) == losses(log)
-    assert (newest / "model.safetensors").read_bytes() == weights
+    assert (last_checkpoint(out) / "model.safetensors").read_bytes() == weights
     return log
 
 
@@ -71,6 +72,17 @@ def flags(data, out, **options):
 def refused_run(data, out, *, kind, option=None, **options):
     """Pre-trains in this process, which must end in an error of this kind about this option; returns the Refusal."""
     return refused(main, *flags(data, out, **options), kind=kind, option=option)
+
+
+def last_checkpoint(run):
+    return max(run.glob("step-*"))
+
+
+def remove_after(run, step):
+    """Removes the checkpoints of a run after a step, as if it had been stopped there."""
+    for path in run.glob("step-*"):
+        if path.name > f"step-{step:08d}":
+            shutil.rmtree(path)
 
 
 def launch(num_ranks, module, arguments, *, before=(), port=0, **more):
