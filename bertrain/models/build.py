@@ -332,7 +332,7 @@ def _must_download(name: str, option: str, instead: str) -> bool:
         ) from None  # fmt: skip
     except RepositoryNotFoundError:
         raise UsageError(
-            f"--{option} {name} exists neither here nor on {hub}, at least not for all; {instead}, or set HF_TOKEN",
+            f"--{option} {name} exists neither here nor on {hub}, or is private there; {instead}, or set HF_TOKEN",
             "model-not-found", option=option, given=name,
         ) from None  # fmt: skip
     except Exception as error:  # of the network
