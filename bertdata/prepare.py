@@ -45,8 +45,8 @@ def cjk(least: float) -> Map:
     White space does not count as a character, and punctuation is of no language.
     """
 
-    def map(text: str) -> str | None:
+    def kept(text: str) -> str | None:
         num_characters = sum(len(word) for word in text.split())
         return text if sum(len(run) for run in _CJK.findall(text)) >= least * num_characters else None
 
-    return map
+    return kept

@@ -1,7 +1,11 @@
 """What tests share: commands that run in this process, and errors by their kind."""
 
-from contextlib import contextmanager
+import os
+import shutil
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import click
 import pytest
@@ -69,3 +73,34 @@ def refuses(kind, option=None, *, error=BertdataError):
         yield caught
     refusal = refusal_of(caught.value)
     assert (refusal.kind, refusal.option) == (kind, option), refusal
+
+
+def published(out):
+    """Name → bytes of every file of a dataset, in whose directory nothing else is left."""
+    assert [path.name for path in out.iterdir() if path.is_dir()] in ([], ["origins"])
+    return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def without_origins(out):
+    """The same without the numbers of the inputs, which depend on how many these are."""
+    return {name: content for name, content in published(out).items() if not name.startswith("origins/")}
+
+
+@contextmanager
+def failing(number, error):
+    """Raises `error()` instead of the given call of those that change the disk; gives the calls so far."""
+    calls = []
+
+    def watched(function):
+        def call(*args, **kwargs):
+            calls.append(function)
+            if len(calls) - 1 == number:
+                raise error()
+            return function(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as patched:
+        for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (shutil, "rmtree")):
+            patched.enter_context(patch.object(owner, name, watched(getattr(owner, name))))
+        yield calls

@@ -10,91 +10,55 @@ import json
 import lzma
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
-from conftest import make_text
+from helpers import invoke, refused, refuses, succeeds
+from helpers import without_origins as published
 from hypothesis import example, given
 from hypothesis import strategies as st
-from reference import documents as twin
+from sources import (
+    BYTES,
+    COMPRESSED,
+    CONTENTS,
+    ENDING,
+    FEW,
+    MAKE,
+    PACK,
+    ROWS,
+    TABLES,
+    as_arrow,
+    as_arrow_file,
+    as_jsonl,
+    as_parquet,
+    as_text,
+    blocks_of,
+    every_unit,
+    read,
+    write,
+    zstd,
+)  # fmt: skip
 
 import bertdata
 from bertdata.cli import main
 from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import documents, streams
-from bertdata.sources.blocks import read_blocks
-from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
-from bertdata.sources.inputs import local
-from bertdata.sources.split import split
 from bertdata.write import build, finish
 
 SMALL = {"shard_size": 3000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
-ROWS = [raw.decode() for _, raw in twin.documents(make_text(40, seed=5).encode(), "blank")]
-
-
-def zstd(data):
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
-        stream.write(data)
-    return sink.getvalue().to_pybytes()
-
-
-PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": partial(lzma.compress, preset=0), ".zst": zstd}
-COMPRESSED = [ending for ending in PACK if ending]
-
-
-def as_text(rows):
-    return "\n\n".join(rows).encode() + b"\n"
-
-
-def as_jsonl(rows):
-    return "".join(json.dumps({"n": number, "text": row}) + "\n" for number, row in enumerate(rows)).encode()
-
-
-def table(rows, kind=None):
-    return pa.table({"n": range(len(rows)), "text": pa.array(rows, kind or pa.string())})
-
-
-def as_arrow(rows, kind=None, new=pa.ipc.new_stream):
-    sink, rows = pa.BufferOutputStream(), table(rows, kind)
-    with new(sink, rows.schema) as writer:
-        writer.write_table(rows, max_chunksize=7)
-    return sink.getvalue().to_pybytes()
-
-
-def as_arrow_file(rows, kind=None):
-    return as_arrow(rows, kind, pa.ipc.new_file)
-
-
-def as_parquet(rows, kind=None):
-    sink = pa.BufferOutputStream()
-    pq.write_table(table(rows, kind), sink, row_group_size=9)
-    return sink.getvalue().to_pybytes()
-
-
-MAKE = {"text": as_text, "jsonl": as_jsonl, "arrow": as_arrow}
-ENDING = {"text": ".txt", "jsonl": ".jsonl", "arrow": ".arrow", "parquet": ".parquet"}
-
-
-def published(out):
-    assert [path.name for path in out.iterdir() if path.is_dir()] == ["origins"]
-    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+FLAGS = ["--validation", "0.2", "--test", "0.1", "--sentences", "line"]
 
 
 def documents_of(dataset):
@@ -104,20 +68,36 @@ def documents_of(dataset):
     }
 
 
-def write(path, content):
-    path.write_bytes(content)
-    return path
+def without_manifest(files):
+    return {name: content for name, content in files.items() if name != "manifest.json"}
 
 
-def stop_after(blocks):
-    """A progress callback that is a Ctrl-C after some blocks."""
+def stopped(inputs, out, blocks, **options):
+    """A build that ends with Ctrl-C after some blocks. Returns the numbers of the units that are finished."""
     left = iter(range(blocks))
 
     def progress(done, total):
         if next(left, None) is None:
             raise KeyboardInterrupt
 
-    return progress
+    with pytest.raises(KeyboardInterrupt):
+        build(inputs, out, workers=1, progress=progress, **options)
+    return units_in(out)
+
+
+def units_in(out):
+    return {int(path.stem[5:]) for path in (out / ".build").glob("unit-*.json")}
+
+
+def records_of(out):
+    """The files that record finished units, and which these are on the disk."""
+    return {path: path.stat().st_ino for path in (out / ".build").glob("unit-*.json")}
+
+
+def build_parts(inputs, out, total, numbers=None, **options):
+    """Makes parts of a build, counted from 0; all of them, or these."""
+    for number in range(total) if numbers is None else numbers:
+        assert build(inputs, out, part=(number, total), **options) is None
 
 
 @contextmanager
@@ -137,44 +117,20 @@ def standard_input(path):
         yield "-"
 
 
-def invoke(*arguments):
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def command(*arguments, **options):
-    """The command line in a process of its own."""
-    arguments = [sys.executable, "-m", "bertdata", *map(str, arguments)]
-    return subprocess.run(arguments, capture_output=True, text="input" not in options, timeout=120, **options)
-
-
-def units_in(out):
-    return {int(path.stem[5:]) for path in (out / ".build").glob("unit-*.json")}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("inputs")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, vocab):
-    """The files of ROWS built from plain text, in one shard per split."""
-    out = tmp_path_factory.mktemp("whole") / "shards"
-    build([write(out.parent / "text", as_text(ROWS))], out, tokenizer=vocab, **SPLIT)
-    return published(out)
+def plain(tmp_path_factory, vocab):
+    """ROWS built from plain text, in one shard per split."""
+    out = tmp_path_factory.mktemp("plain") / "shards"
+    return build(write(out.parent / "text", as_text(ROWS)), out, tokenizer=vocab, **SPLIT).dataset
 
 
 @pytest.fixture(scope="module")
-def whole_tokens(tmp_path_factory, vocab):
-    """The tokens of ROWS built from plain text, by split."""
-    out = tmp_path_factory.mktemp("tokens") / "shards"
-    return documents_of(build([write(out.parent / "text", as_text(ROWS))], out, tokenizer=vocab, **SPLIT).dataset)
-
-
-@pytest.fixture(scope="module")
-def whole_small(tmp_path_factory, corpus, vocab):
+def straight(tmp_path_factory, corpus, vocab):
     """The files of the corpus built in one go with SMALL."""
     out = tmp_path_factory.mktemp("small") / "shards"
     build([corpus], out, tokenizer=vocab, **SMALL)
@@ -183,11 +139,14 @@ def whole_small(tmp_path_factory, corpus, vocab):
 
 # --------------------------------------------------------------------------------- the same, whatever it comes in
 
+WAYS = ["file", "members", "pipe", "standard input"]
 
-@pytest.mark.parametrize("ending", PACK)
-@pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("way", ["file", "members", "pipe", "standard input"])
-def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, whole, way, kind, ending):
+
+@pytest.mark.parametrize(
+    ("way", "ending", "kind"),
+    [(way, ending, list(MAKE)[(i + j) % 3]) for i, way in enumerate(WAYS) for j, ending in enumerate(PACK)],
+)
+def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, plain, way, ending, kind):
     pack, data, path = PACK[ending], MAKE[kind](ROWS), tmp_path / f"rows{ENDING[kind]}{ending}"
     options = SPLIT | {"tokenizer": vocab}
     content = pack(data[:1000]) + pack(data[1000:]) if way == "members" else pack(data)
@@ -195,111 +154,109 @@ def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, whole, way, ki
         with written_to(path, content):
             build(path, tmp_path / "out", **options)
     elif way == "standard input":
-        with standard_input(write(tmp_path / "any", content)) as named:
-            build(named, tmp_path / "out", format=kind, **options)
+        with standard_input(write(tmp_path / "any", content)) as name:
+            build(name, tmp_path / "out", format=kind, **options)
     else:
         build(write(path, content), tmp_path / "out", **options)
-    assert published(tmp_path / "out") == whole
+    assert published(tmp_path / "out") == published(plain.path)
 
 
-@pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("way", ["files", "directory", "pattern"])
-def test_files_of_every_compression_give_the_same_tokens(tmp_path, vocab, whole_tokens, way, kind):
+@pytest.mark.parametrize(("way", "kind"), [("files", "text"), ("directory", "jsonl"), ("pattern", "arrow")])
+def test_files_of_every_compression_give_the_same_tokens(tmp_path, vocab, plain, way, kind):
     folder, cuts = tmp_path / "in", (0, 1, 9, 20, 33, 40)
     folder.mkdir()
     paths = [folder / f"{number}{ENDING[kind]}{ending}" for number, ending in enumerate(PACK)]
     for path, pack, (a, b) in zip(paths, PACK.values(), itertools.pairwise(cuts), strict=True):
         path.write_bytes(pack(MAKE[kind](ROWS[a:b])))
-    named = {"files": paths, "directory": folder, "pattern": f"{tmp_path}/i?/*{ENDING[kind]}*"}[way]
-    assert documents_of(build(named, tmp_path / "out", tokenizer=vocab, **SPLIT).dataset) == whole_tokens
+    inputs = {"files": paths, "directory": folder, "pattern": f"{tmp_path}/i?/*{ENDING[kind]}*"}[way]
+    assert documents_of(build(inputs, tmp_path / "out", tokenizer=vocab, **SPLIT).dataset) == documents_of(plain)
 
 
-@pytest.mark.parametrize("way", ["file", "files", "directory"])
-@pytest.mark.parametrize("make", [as_parquet, as_arrow_file])
-def test_parquet_and_arrow_files_give_the_same_tokens(tmp_path, vocab, whole_tokens, make, way):
-    ending = ".parquet" if make is as_parquet else ".feather"
+@pytest.mark.parametrize(("way", "ending"), [("file", ".parquet"), ("files", ".feather"), ("directory", ".parquet")])
+def test_parquet_and_arrow_files_give_the_same_tokens(tmp_path, vocab, plain, way, ending):
+    make = as_parquet if ending == ".parquet" else as_arrow_file
     folder = tmp_path / "in"
     folder.mkdir()
-    cuts = (0, 40) if way == "file" else (0, 1, 25, 40)
-    paths = [
-        write(folder / f"{number}{ending}", make(ROWS[a:b])) for number, (a, b) in enumerate(itertools.pairwise(cuts))
-    ]
+    cuts = itertools.pairwise((0, 40) if way == "file" else (0, 1, 25, 40))
+    paths = [write(folder / f"{number}{ending}", make(ROWS[a:b])) for number, (a, b) in enumerate(cuts)]
     report = build(folder if way == "directory" else paths, tmp_path / "out", tokenizer=vocab, **SPLIT)
-    assert documents_of(report.dataset) == whole_tokens
+    assert documents_of(report.dataset) == documents_of(plain)
 
 
-def test_kinds_can_be_mixed(tmp_path, vocab, whole_tokens):
+def test_kinds_can_be_mixed(tmp_path, vocab, plain):
     made = [("0.txt.xz", lzma.compress(as_text(ROWS[:9]))), ("1.json", as_jsonl(ROWS[9:20])),
             ("2.parquet", as_parquet(ROWS[20:28])), ("3.ARROW.ZST", zstd(as_arrow(ROWS[28:33]))),
             ("4", as_text(ROWS[33:36])), ("5.ndjson.bz2", bz2.compress(as_jsonl(ROWS[36:])))]  # fmt: skip
-    for name, content in made:
-        (tmp_path / name).write_bytes(content)
-    report = build([tmp_path / name for name, _ in made], tmp_path / "out", tokenizer=vocab, **SPLIT)
-    assert documents_of(report.dataset) == whole_tokens
+    paths = [write(tmp_path / name, content) for name, content in made]
+    assert documents_of(build(paths, tmp_path / "out", tokenizer=vocab, **SPLIT).dataset) == documents_of(plain)
 
 
-def test_the_named_format_goes_before_the_ending(tmp_path, vocab, whole):
+def test_the_named_format_goes_before_the_ending(folder):
+    rows = [(0, row.encode(), 0) for row in ROWS]
     for kind, content in (("jsonl", as_jsonl(ROWS)), ("parquet", as_parquet(ROWS)), ("text", as_text(ROWS))):
-        path = write(tmp_path / f"rows.{'jsonl' if kind == 'text' else 'txt'}", content)
-        build(path, tmp_path / kind, tokenizer=vocab, format=kind, **SPLIT)
-        assert published(tmp_path / kind) == whole
+        path = write(folder / f"named.{'jsonl' if kind == 'text' else 'txt'}", content)
+        assert read([path], kind=kind) == rows
 
 
-@pytest.mark.parametrize("kind", MAKE)
-def test_shards_are_cut_at_decompressed_bytes(tmp_path, vocab, kind):
+@pytest.mark.parametrize(("kind", "endings"), [("text", [".gz", ".zst"]), ("jsonl", [".bz2"]), ("arrow", [".xz"])])
+def test_shards_are_cut_at_decompressed_bytes(tmp_path, vocab, plain, kind, endings):
     """Small shards have the same bytes however they are packed, and the same ids in whatever kind."""
     content, options = MAKE[kind](ROWS), SPLIT | {"tokenizer": vocab, "shard_size": 2000}
-    build(write(tmp_path / f"a{ENDING[kind]}", content), tmp_path / "plain", **options)
-    for ending in COMPRESSED:
-        path = write(tmp_path / f"a{ENDING[kind]}{ending}", PACK[ending](content))
-        build(path, tmp_path / ending, **options)
-        assert published(tmp_path / ending) == published(tmp_path / "plain")
+    dataset = build(write(tmp_path / f"a{ENDING[kind]}", content), tmp_path / "plain", **options).dataset
+    expected = published(tmp_path / "plain")
+    for ending in endings:
+        build(write(tmp_path / f"a{ENDING[kind]}{ending}", PACK[ending](content)), tmp_path / ending, **options)
+        assert published(tmp_path / ending) == expected
     with written_to(tmp_path / f"pipe{ENDING[kind]}", content) as pipe:
         build(pipe, tmp_path / "piped", **options)
-    assert published(tmp_path / "piped") == published(tmp_path / "plain")
-    dataset = bertdata.open(tmp_path / "plain")
+    assert published(tmp_path / "piped") == expected
     assert len(dataset.splits["train"].shards) > 2
-    one = build(write(tmp_path / "text", as_text(ROWS)), tmp_path / "one", tokenizer=vocab, **SPLIT).dataset
-    assert documents_of(dataset) == documents_of(one)
+    assert documents_of(dataset) == documents_of(plain)
 
 
-@pytest.mark.parametrize("documents", ["line", "file"])
-def test_lines_and_files_are_documents_however_they_are_packed(tmp_path, vocab, documents):
-    content, options = as_text(ROWS).replace(b"\n\n", b"\r\n"), SPLIT | {"tokenizer": vocab, "documents": documents}
-    build(write(tmp_path / "a.txt", content), tmp_path / "plain", shard_size=2000, **options)
-    for ending in COMPRESSED:
-        path = write(tmp_path / f"a{ending}", PACK[ending](content[:5000]) + PACK[ending](content[5000:]))
-        build(path, tmp_path / ending, shard_size=2000, **options)
-        assert published(tmp_path / ending) == published(tmp_path / "plain")
+@pytest.mark.parametrize(("ends", "endings"), [("line", [".bz2", ".zst"]), ("file", [".gz", ".xz"])])
+def test_lines_and_files_are_documents_however_they_are_packed(folder, ends, endings):
+    content, form = as_text(ROWS).replace(b"\n\n", b"\r\n"), {"documents": ends, "shard_size": 2000}
+    expected = read([write(folder / "a.txt", content)], **form)
+    for ending in endings:
+        path = write(folder / f"a{ending}", PACK[ending](content[:5000]) + PACK[ending](content[5000:]))
+        assert read([path], **form) == expected
 
 
 def test_zstd_frames_that_are_to_be_skipped_are(folder):
     frame = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"
     for number, content in enumerate([frame + zstd(b"a\n\nb"), zstd(b"a\n\nb") + frame,
                                       zstd(b"a\n") + frame + zstd(b"\nb")]):  # fmt: skip
-        path = write(folder / f"skip{number}.zst", content)
-        assert [document for _, document, _ in read([path])] == [b"a", b"b"]
+        assert texts_of(write(folder / f"skip{number}.zst", content)) == [b"a", b"b"]
+
+
+def texts_of(*paths, **form):
+    return [text for _, text, _ in read(paths, **form)]
 
 
 # ------------------------------------------------------------------------------------------------- standard input
 
 
-def test_the_command_reads_standard_input(tmp_path, vocab, whole):
-    """From a file, through a pipe, and compressed; what it is must be said, how it is compressed not."""
-    options = ["--tokenizer", vocab, "--validation", "0.2", "--test", "0.1", "--sentences", "line"]
-    write(tmp_path / "a", as_jsonl(ROWS))
-    with open(tmp_path / "a", "rb") as file:
-        done = command("build", "-", "--format", "jsonl", "--out", tmp_path / "1", *options, stdin=file)
-    assert (done.returncode, done.stderr) == (0, "")
-    write(tmp_path / "b", zstd(as_arrow(ROWS)))
-    with open(tmp_path / "b", "rb") as file:
-        done = command("build", "-", "--format", "arrow", "--out", tmp_path / "2", *options, stdin=file)
-    assert (done.returncode, done.stderr) == (0, "")
-    with subprocess.Popen(["cat", write(tmp_path / "c", gzip.compress(as_text(ROWS)))], stdout=subprocess.PIPE) as cat:
-        done = command("build", "-", "--out", tmp_path / "3", *options, stdin=cat.stdout)
-    assert (done.returncode, done.stderr) == (0, "")
-    for number in "123":
-        assert published(tmp_path / number) == whole
+def test_the_command_reads_standard_input(tmp_path, vocab, plain):
+    """What it is must be said, how it is compressed not."""
+    options = ["--tokenizer", vocab, *FLAGS, "--format", "jsonl", "--out", tmp_path / "out"]
+    succeeds(main, "build", "-", *options, input=zstd(as_jsonl(ROWS)))
+    assert published(tmp_path / "out") == published(plain.path)
+
+
+@pytest.mark.slow  # starts Python three times
+def test_a_process_reads_standard_input(tmp_path, vocab, plain):
+    """From a file, through a pipe, and compressed."""
+    program = [sys.executable, "-m", "bertdata", "build", "-", "--tokenizer", vocab, *FLAGS, "--out"]
+    contents = {"jsonl": as_jsonl(ROWS), "arrow": zstd(as_arrow(ROWS)), "text": gzip.compress(as_text(ROWS))}
+    for kind, content in contents.items():
+        path = write(tmp_path / f"{kind}-in", content)
+        with open(path, "rb") as file, subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as cat:
+            command = [*program, str(tmp_path / kind), "--format", kind]
+            stdin = cat.stdout if kind == "text" else file
+            done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert published(tmp_path / kind) == published(plain.path)
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
@@ -311,71 +268,51 @@ def test_compression_is_known_though_the_first_bytes_come_one_by_one(ending):
         with suppress(BrokenPipeError), open(sender, "wb", buffering=0) as file:
             for byte in content[:6]:
                 file.write(bytes([byte]))
-                time.sleep(0.02)
+                time.sleep(0.002)
             file.write(content[6:])
 
     thread = threading.Thread(target=slowly)
     thread.start()
     try:
         with standard_input(receiver):
-            assert [document for _, document, _ in read([Path("-")])] == [b"the stone", b"river"]
+            assert texts_of(Path("-")) == [b"the stone", b"river"]
     finally:
         thread.join()
 
 
-def test_standard_input_needs_a_tokenizer(tmp_path, vocab):
-    result = invoke("build", "-", "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(
-        "Error: - can be read only once, so it cannot also train a vocabulary; give a --tok"
-    )
+def test_standard_input_and_pipes_need_a_tokenizer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    result = invoke("build", tmp_path / "pipe", "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert result.stderr.startswith(f"Error: {tmp_path / 'pipe'} can be read only once")
+    for name in ("-", tmp_path / "pipe"):
+        with pytest.raises(UsageError, match=f"^{name} "):
+            build(name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("second", ["the same", "other text"])
-def test_an_interrupted_build_from_standard_input_starts_anew(tmp_path, vocab, whole, second):
+def test_an_interrupted_build_from_standard_input_starts_anew(tmp_path, vocab):
     options = SPLIT | {"tokenizer": vocab, "shard_size": 2000}
-    rows = ROWS if second == "the same" else ROWS[::-1]
     path = write(tmp_path / "text", as_text(ROWS))
-    with standard_input(path), pytest.raises(KeyboardInterrupt):
-        build("-", tmp_path / "out", workers=1, progress=stop_after(2), **options)
-    assert len(units_in(tmp_path / "out")) == 2
-    said = []
-    with standard_input(write(tmp_path / "text", as_text(rows))):
-        report = build("-", tmp_path / "out", say=said.append, **options)
-    assert report.reused_units == 0
-    assert said == []
+    with standard_input(path):
+        assert len(stopped("-", tmp_path / "out", 2, **options)) == 2
+    with standard_input(write(tmp_path / "text", as_text(ROWS[::-1]))):
+        assert build("-", tmp_path / "out", **options).reused_units == 0
     build(path, tmp_path / "straight", **options)
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
 def test_empty_standard_input_is_one_sentence(tmp_path, vocab):
-    with standard_input(write(tmp_path / "empty", b"")), pytest.raises(InputError, match="nothing but blank lines"):
+    with standard_input(write(tmp_path / "empty", b"")), pytest.raises(InputError):
         build("-", tmp_path / "out", tokenizer=vocab)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_bad_row_of_standard_input_is_named(tmp_path, vocab):
     content = b'{"text": "a"}\n{"body": "a"}\n{"text": "b"}\n'
-    with (
-        standard_input(write(tmp_path / "rows", content)),
-        pytest.raises(InputError, match="^-, byte 14: no key 'text' in this row; give --text-key, fix"),
-    ):
+    with standard_input(write(tmp_path / "rows", content)), refuses("bad-row", "inputs") as caught:
         build("-", tmp_path / "out", tokenizer=vocab, format="jsonl")
+    assert str(caught.value).startswith("-, byte 14: ")
     with standard_input(write(tmp_path / "rows", gzip.compress(content))):
         report = build("-", tmp_path / "out", tokenizer=vocab, format="jsonl", on_error="skip")
-    assert report.first_skipped.startswith("-, byte 14: no key 'text'")
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_truncated_standard_input_is_one_sentence(tmp_path, vocab, ending):
-    content = PACK[ending](as_text(ROWS))[:-9]
-    with standard_input(write(tmp_path / "cut", content)), pytest.raises(InputError, match="^- is not a complete"):
-        build("-", tmp_path / "out", tokenizer=vocab)
+    assert report.first_skipped.startswith("-, byte 14: ")
 
 
 # ------------------------------------------------------------------------------------------------ finding the inputs
@@ -392,8 +329,8 @@ def tree(tmp_path, monkeypatch):
     return tmp_path
 
 
-def names(*named):
-    return [str(path) for path in find_inputs(named).files]
+def names(*inputs, **selection):
+    return [str(file) for file in find_inputs(inputs, **selection).files]
 
 
 def test_a_directory_is_its_files_in_order_without_hidden_and_underscored_ones(tree):
@@ -414,13 +351,14 @@ def test_links_that_are_not_followed_are_named(tree):
     (tree / "e" / "gone.txt").symlink_to("nowhere")
     (tree / "e" / "one.txt").symlink_to(tree / "z.txt")
     (tree / "e" / ".git").symlink_to(tree / "d")
-    found = find_inputs(["e"])
-    assert [str(file) for file in found.files] == ["e/c.txt", "e/one.txt"]
-    assert found.notes()[1:] == ["note: left out 2 files: 2 linked to a directory or to nothing (e/far, e/gone.txt)"]
+    inputs = find_inputs(["e"])
+    assert [str(file) for file in inputs.files] == ["e/c.txt", "e/one.txt"]
+    assert list(inputs.left_out.values()) == [["e/far", "e/gone.txt"]]
     for name in ("c.txt", "one.txt"):
         (tree / "e" / name).unlink()
-    with pytest.raises(InputError, match=r"without files; its links are not followed \(e/far, e/gone.txt\); name"):
+    with refuses("empty", "inputs") as caught:
         find_inputs(["e"])
+    assert "(e/far, e/gone.txt)" in str(caught.value)
 
 
 @pytest.fixture
@@ -429,7 +367,7 @@ def mixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     contents = {
         "d/a.txt": b"the stone\n", "d/b.jsonl.gz": gzip.compress(as_jsonl(["river"])), "d/AA/wiki_00": b"light\n",
-        "d/c.TXT.BZ2": bz2.compress(b"wind\n"), "d/README.md": b"# notes\n", "d/logo.png": bytes(range(256)) * 9,
+        "d/c.TXT.BZ2": bz2.compress(b"wind\n"), "d/README.md": b"# notes\n", "d/table.csv": b"a,b\n",
         "d/AA/notes.md": b"more\n", "d/.git/config": b"x", "d/_SUCCESS": b"", "d/news.2007.en": b"salt\n",
     }  # fmt: skip
     for name, content in contents.items():
@@ -439,17 +377,16 @@ def mixed(tmp_path, monkeypatch):
 
 
 def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, vocab):
-    result = invoke("build", "d", "--out", "out", "--tokenizer", vocab, "--validation", 0)
-    assert result.exit_code == 0, result.stderr
+    options = ["--tokenizer", vocab, "--validation", 0]
+    reading, left_out = succeeds(main, "build", "d", "--out", "out", *options).stderr.splitlines()
     assert bertdata.open("out").num_documents == 4
-    reading, left_out = result.stderr.splitlines()
     size = sum((mixed / "d" / name).stat().st_size for name in ("a.txt", "b.jsonl.gz", "AA/wiki_00", "c.TXT.BZ2"))
-    assert reading == f"reading 4 files: 3 text, 1 jsonl; {size} bytes on disk"
-    assert left_out == (
-        "note: left out 6 files: 4 with an unknown ending (d/AA/notes.md, d/README.md, d/logo.png, ...); 2 hidden "
-        "(d/.git/config, d/_SUCCESS); --include PATTERN reads files with other endings"
-    )
-    assert invoke("build", "d/a.txt", "--out", "out2", "--tokenizer", vocab, "--validation", 0).stderr == ""
+    assert "4 files: 3 text, 1 jsonl; " in reading
+    assert str(size) in reading
+    assert "6 files: 4 " in left_out
+    assert "(d/AA/notes.md, d/README.md, d/news.2007.en, ...); 2 " in left_out
+    assert "(d/.git/config, d/_SUCCESS)" in left_out
+    assert succeeds(main, "build", "d/a.txt", "--out", "out2", *options).stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -460,64 +397,31 @@ def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, v
         ({"include": ["**/*.md"]}, ["AA/notes.md", "README.md"]),
         ({"include": ["AA/wiki_*"]}, ["AA/wiki_00"]),
         ({"exclude": ["*.gz", "AA/*"]}, ["a.txt", "c.TXT.BZ2"]),
-        ({"include": ["*"], "exclude": ["*.png"]},
+        ({"include": ["*"], "exclude": ["*.csv"]},
          ["AA/notes.md", "AA/wiki_00", "README.md", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"]),
-        ({"any_ending": True, "exclude": ["*.png", "*.md"]},
+        ({"any_ending": True, "exclude": ["*.csv", "*.md"]},
          ["AA/wiki_00", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"]),
     ],
 )  # fmt: skip
 def test_patterns_select_files_of_a_directory(mixed, options, files):
-    found = find_inputs(["d"], **options)
-    assert [str(path) for path in found.files] == [f"d/{name}" for name in files]
+    inputs = find_inputs(["d"], **options)
+    assert [str(file) for file in inputs.files] == [f"d/{name}" for name in files]
     every = {str(path) for path in Path("d").rglob("*") if path.is_file()}
-    assert every - {f"d/{name}" for name in files} == {name for names in found.left_out.values() for name in names}
-    by_name = find_inputs(["d/logo.png", "d"], **options).files
-    assert [str(path) for path in by_name] == ["d/logo.png", *(f"d/{name}" for name in files)]
+    assert every - {f"d/{name}" for name in files} == {name for left in inputs.left_out.values() for name in left}
+    assert names("d/table.csv", "d", **options) == ["d/table.csv", *(f"d/{name}" for name in files)]
 
 
 def test_patterns_select_files_of_a_pattern(mixed):
     assert names("d/*") == [f"d/{name}" for name in ("README.md", "_SUCCESS", "a.txt", "b.jsonl.gz", "c.TXT.BZ2",
-                                                     "logo.png", "news.2007.en")]  # fmt: skip
-    found = find_inputs(["d/**/*"], include=["*.md"], exclude=["AA/*"])
-    assert [str(path) for path in found.files] == ["d/README.md"]
+                                                     "news.2007.en", "table.csv")]  # fmt: skip
+    assert names("d/**/*", include=["*.md"], exclude=["AA/*"]) == ["d/README.md"]
 
 
-def test_selecting_nothing_or_from_nothing_is_an_error(mixed):
-    with pytest.raises(InputError, match=r"d: none of its 10 files is read \(.*\); select files with --include, for"):
-        find_inputs(["d"], include=["*.rst"])
-    with pytest.raises(UsageError, match="--include and --exclude select files of a directory or a pattern, and no IN"):
-        find_inputs(["d/a.txt"], exclude=["*.md"])
-    result = invoke("train-tokenizer", "d", "--include", "*.md", "--exclude", "AA/*", "--out", "t", "--vocab-size", 40)
-    assert result.exit_code == 0, result.stderr
-    assert "reading 1 file: 1 text; 8 bytes on disk" in result.stderr
-    assert "9 files: 7 not selected by --include and --exclude (" in result.stderr
-
-
-@pytest.mark.parametrize("url", ["hdfs://n:9/d/", "file:///x"])
-def test_a_url_of_another_kind_is_one_sentence(tmp_path, monkeypatch, vocab, url):
-    monkeypatch.chdir(tmp_path)
-    kind = url.partition(":")[0]
-    said = f"an input is a URL of the kind {kind}; give a path, or a URL of s3, gs, az, hf, http or https"
-    with pytest.raises(UsageError, match=said):
-        find_inputs([Path(url)])
-    result = invoke("build", url, "--out", "out", "--tokenizer", vocab)
-    assert (result.exit_code, result.stderr) == (2, f"Error: {said}\n")
-    assert os.listdir() == []
-
-
-def test_a_dataset_is_not_written_to_a_url_of_another_kind(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").write_text("the stone\n")
-    for command, url in (("build", "hdfs://n:9/d/"), ("train-tokenizer", "s3://bucket/x")):
-        assert (
-            invoke(command, "text", "--out", url).stderr == "Error: --out is a URL; give a directory of this machine\n"
-        )
-    assert invoke("build", "--finish", "--out", "s3://b/x").stderr.startswith("Error: --out is a URL; give a directory")
-    said = "Error: https://host/x is no place for a dataset; give a URL of s3, gs, az or hf, such as s3://bucket/name\n"
-    assert invoke("build", "text", "--out", "https://u:secret@host/x?y=secret").stderr == said
-    with pytest.raises(UsageError, match="an input has s3:/ where a URL has s3://; give it as text, not as a Path"):
-        find_inputs([Path("s3://bucket/x")])
-    assert os.listdir() == ["text"]
+def test_the_commands_select_files(mixed, vocab):
+    selection = ["--include", "*.md", "--exclude", "AA/*"]
+    result = succeeds(main, "train-tokenizer", "d", *selection, "--out", "t", "--vocab-size", 40)
+    assert "1 file: 1 text; 8 bytes" in result.stderr
+    assert "9 files: 7 " in result.stderr
 
 
 def test_a_pattern_is_the_files_that_match_in_order(tree):
@@ -526,25 +430,58 @@ def test_a_pattern_is_the_files_that_match_in_order(tree):
     assert names("[de]/[bc].txt", "d/?.txt") == ["d/b.txt", "e/c.txt", "d/9.txt", "d/a.txt", "d/b.txt"]
 
 
-def test_what_gives_no_file_is_named(tree):
+@pytest.mark.parametrize(
+    ("inputs", "kind", "option", "given"),
+    [
+        (["z.txt", "d/*.gz"], "no-match", "inputs", "d/*.gz"),
+        (["z.txt", "?"], "no-match", "inputs", "?"),
+        (["z.txt", "g"], "empty", "inputs", "g"),
+        (["z.txt", "f"], "no-match", "inputs", "f"),
+        (["z.txt", ""], "malformed", "inputs", None),
+        (["-", "z.txt", "-"], "read-once", "inputs", None),
+        ([Path("hdfs://n:9/d/")], "bad-url", "inputs", None),
+        ([Path("file:///x")], "bad-url", "inputs", None),
+        ([Path("s3://bucket/x")], "bad-url", "inputs", None),
+        (["d", {"include": ["*.rst"]}], "no-match", "inputs", "d"),
+        (["z.txt", {"include": ["*.rst"]}], "needs-option", "include", ["*.rst"]),
+        (["z.txt", {"exclude": ["*.rst"]}], "needs-option", "exclude", ["*.rst"]),
+    ],
+)
+def test_what_gives_no_file_is_named(tree, inputs, kind, option, given):
     (tree / "g").mkdir()
-    for name, said in (
-        ("d/*.gz", r"d/\*.gz matches no file; check the pattern"),
-        ("?", r"\? matches no file"),
-        ("g", "g is a directory without files"),
-        ("f", "f: none of its 1 file is read .f/.only.; select files with --include, for example"),
-    ):
-        with pytest.raises(InputError, match=said):
-            find_inputs(["z.txt", name])
-    with pytest.raises(UsageError, match="empty string"):
-        find_inputs([""])
+    selection = inputs.pop() if isinstance(inputs[-1], dict) else {}
+    with refuses(kind, option) as caught:
+        find_inputs(inputs, **selection)
+    assert caught.value.given == given
 
 
-def test_standard_input_can_be_named_once(tree):
+@pytest.mark.parametrize("of_several", [False, True])
+def test_a_directory_of_save_to_disk_is_named(tree, of_several):
+    """Its files of JSON are no documents; its data can be selected."""
+    for name in ("dataset_dict.json",) if of_several else ("state.json", "dataset_info.json"):
+        (tree / "d" / name).write_text("{}")
+    write(tree / "d" / "sub" / "data.arrow", as_arrow(ROWS))
+    refusal = refused(main, "build", "d", "--out", "out", kind="wrong-file-type", option="inputs")
+    assert refusal.given == "d"
+    assert names("d", include=["*.arrow"]) == ["d/sub/data.arrow"]
+    assert not Path("out").exists()
+
+
+def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "text", b"the stone\n")
+    refused(main, "build", "hdfs://n:9/d/", "--out", "out", "--tokenizer", vocab, kind="bad-url", option="inputs")
+    for command, *arguments in (("build", "text", "--out", "hdfs://n:9/d/"), ("build", "--finish", "--out", "s3://b/x"),
+                                ("train-tokenizer", "text", "--out", "s3://bucket/x")):  # fmt: skip
+        refused(main, command, *arguments, kind="bad-url", option="out")
+    result = invoke(main, "build", "text", "--out", "https://u:secret@host/x?y=secret")
+    assert result.exit_code == 2
+    assert "secret" not in result.stderr
+    assert os.listdir() == ["text"]
+
+
+def test_standard_input_is_an_input_like_others(tree):
     assert names("z.txt", "-") == ["z.txt", "-"]
-    with pytest.raises(UsageError, match="named twice"):
-        find_inputs(["-", "z.txt", "-"])
-    assert invoke("build", "-", "-", "--out", "out").exit_code == 2
 
 
 def test_a_file_whose_name_is_a_pattern_is_that_file(tree):
@@ -556,20 +493,17 @@ def test_a_file_whose_name_is_a_pattern_is_that_file(tree):
     assert names("what?") == ["what?/x"]
 
 
-def test_a_file_called_dash_is_not_standard_input(tree, vocab):
+def test_a_file_called_dash_is_not_standard_input(tree):
     (tree / "-").write_text("the stone")
     with standard_input(write(tree / "other", b"river\n\nwind")):
-        dataset = build(tree / "-", tree / "out", tokenizer=vocab, validation=0).dataset
-        assert dataset.num_documents == 1
-        dataset = build("./-", tree / "out2", tokenizer=vocab, validation=0).dataset
-        assert dataset.num_documents == 1
+        for name in (tree / "-", "./-"):
+            assert texts_of(*names(name)) == [b"the stone"]
 
 
-def test_links_to_files_are_files_and_the_kinds_are_told_by_the_link(tree, vocab):
+def test_links_to_files_are_files_and_the_kinds_are_told_by_the_link(tree):
     (tree / "real").write_bytes(as_jsonl(ROWS[:3]))
     (tree / "e" / "link.jsonl").symlink_to(tree / "real")
-    dataset = build("e/link.jsonl", tree / "out", tokenizer=vocab).dataset
-    assert dataset.num_documents == 3
+    assert texts_of("e/link.jsonl") == [row.encode() for row in ROWS[:3]]
     assert names("e") == ["e/c.txt", "e/link.jsonl"]
 
 
@@ -579,29 +513,26 @@ WESTERN = ["Häuser im Grünen", "naïve café – “quoted” €5", "plain"]
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "gb18030", "utf-8-sig"])
-@pytest.mark.parametrize("kind", ["text", "jsonl"])
-@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize(("kind", "ending"), [("text", ""), ("jsonl", ".gz")])
 def test_text_in_other_encodings_gives_the_ids_of_utf8(tmp_path, vocab, encoding, kind, ending):
     text = MAKE[kind](WESTERN).decode()
     if kind == "jsonl":
         text = "".join(json.dumps({"text": row}, ensure_ascii=False) + "\n" for row in WESTERN)
     options = {"tokenizer": vocab, "validation": 0, "shard_size": 40}
-    plain = build(write(tmp_path / f"a{ENDING[kind]}", text.encode()), tmp_path / "plain", **options).dataset
+    utf8 = build(write(tmp_path / f"a{ENDING[kind]}", text.encode()), tmp_path / "utf8", **options).dataset
     path = write(tmp_path / f"b{ENDING[kind]}{ending}", PACK[ending](text.encode(encoding)))
     other = build(path, tmp_path / "other", encoding=encoding, **options).dataset
-    assert {name: content for name, content in published(tmp_path / "other").items() if name != "manifest.json"} == {
-        name: content for name, content in published(tmp_path / "plain").items() if name != "manifest.json"
-    }
-    assert other.manifest.counts == plain.manifest.counts
-    assert other.manifest.settings == plain.manifest.settings | {"encoding": codecs.lookup(encoding).name}
+    assert without_manifest(published(other.path)) == without_manifest(published(utf8.path))
+    assert other.manifest.counts == utf8.manifest.counts
+    assert other.manifest.settings == utf8.manifest.settings | {"encoding": codecs.lookup(encoding).name}
     assert verify(other.path) == []
 
 
-def test_utf8_by_any_name_is_the_default(tmp_path, vocab, whole):
+def test_utf8_by_any_name_is_the_default(tmp_path, vocab, plain):
+    path = write(tmp_path / "text", as_text(ROWS))
     for number, name in enumerate(("utf-8", "UTF8", "u8")):
-        out = tmp_path / str(number)
-        build(write(tmp_path / "text", as_text(ROWS)), out, tokenizer=vocab, encoding=name, **SPLIT)
-        assert published(out) == whole
+        build(path, tmp_path / str(number), tokenizer=vocab, encoding=name, **SPLIT)
+        assert published(tmp_path / str(number)) == published(plain.path)
 
 
 def test_bytes_that_an_encoding_does_not_have_are_counted_or_refused(tmp_path, vocab):
@@ -609,44 +540,29 @@ def test_bytes_that_an_encoding_does_not_have_are_counted_or_refused(tmp_path, v
     report = build(path, tmp_path / "out", tokenizer=vocab, encoding="cp1252", validation=0)
     assert report.dataset.manifest.counts["replaced_characters"] == 3
     assert report.first_replaced == f"{path}, line 1"
-    with pytest.raises(InputError, match=f"^{path}, line 1 is not valid cp1252; fix the file"):
+    with refuses("not-text", "inputs") as caught:
         build(path, tmp_path / "strict", tokenizer=vocab, encoding="cp1252", strict=True)
-    result = invoke("build", path, "--out", tmp_path / "cli", "--tokenizer", vocab, "--encoding", "cp1252")
-    assert "warning: 3 invalid cp1252 sequences were replaced by U+FFFD" in result.stderr
-    assert "name its encoding" not in result.stderr
-
-
-@pytest.mark.parametrize("name", ["latin-99", "base64", "rot13", "", "utf-8\0"])
-def test_an_unknown_encoding_is_one_sentence(tmp_path, corpus, name):
-    with pytest.raises(UsageError, match="which is not a text encoding that Python knows; give one such as utf-8, lat"):
-        build(corpus, tmp_path / "out", encoding=name)
-    result = invoke("train-tokenizer", corpus, "--out", tmp_path / "out", f"--encoding={name}")
-    assert result.exit_code == 2
-    assert not (tmp_path / "out").exists()
+    assert str(caught.value).startswith(f"{path}, line 1 ")
 
 
 def test_the_warning_of_many_invalid_bytes_names_the_option(tmp_path, vocab):
     write(tmp_path / "german", "Häuser und Bäume\n".encode("latin-1") * 100)
     write(tmp_path / "english", b"the stone\n" * 5000 + b"\xff\n")
-    for name, is_told in (("german", True), ("english", False)):
-        result = invoke(
-            "build", tmp_path / name, "--out", tmp_path / f"{name}.out", "--tokenizer", vocab, "--validation", 0
-        )
-        assert (
-            "; if the text is not UTF-8, name its encoding, for example --encoding latin-1" in result.stderr
-        ) == is_told
-        assert "--strict fails instead" in result.stderr
+    write(tmp_path / "western", b"the st\x81ne\n")
+    for name, count, options in (("german", 200, []), ("english", 1, []), ("western", 1, ["--encoding", "cp1252"])):
+        arguments = ["--out", tmp_path / f"{name}.out", "--tokenizer", vocab, "--validation", 0, *options]
+        stderr = succeeds(main, "build", tmp_path / name, *arguments).stderr
+        assert f" {count} invalid " in stderr
+        assert ("--encoding" in stderr) == (name == "german")
+        assert "--strict" in stderr
 
 
 def test_an_interrupted_build_of_another_encoding_is_not_continued_as_utf8(tmp_path, vocab):
     path = write(tmp_path / "text", as_text(ROWS))
     options = SPLIT | {"tokenizer": vocab, "shard_size": 1000}
     build(path, tmp_path / "straight", encoding="latin-1", **options)
-    with pytest.raises(KeyboardInterrupt):
-        build(path, tmp_path / "out", workers=1, progress=stop_after(2), encoding="latin-1", **options)
-    with pytest.raises(
-        BuildError, match="unfinished build with other settings: encoding was 'iso8859-1' and is now None"
-    ):
+    assert len(stopped(path, tmp_path / "out", 2, encoding="latin-1", **options)) == 2
+    with pytest.raises(BuildError, match="iso8859-1"):
         build(path, tmp_path / "out", **options)
     assert build(path, tmp_path / "out", encoding="iso-8859-1", **options).reused_units == 2
     assert published(tmp_path / "out") == published(tmp_path / "straight")
@@ -661,206 +577,164 @@ def lines_of(size, seed=0):
     return "".join(f"{rng.randbytes(1000).hex()}\n\n" for _ in range(size)).encode()
 
 
-def refused(path, content, ending):
+def require_cut_short(path, content):
     """Reading the damaged file beside a sound one is one sentence that names it."""
     sound = write(path.parent / "sound.txt", b"the stone\n")
-    write(path, content)
-    name = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}[ending]
-    with pytest.raises(
-        InputError, match=f"^{re.escape(str(path))} is not a complete {name} file .*; get the file again$"
-    ):
-        read([sound, path])
+    with refuses("cut-short") as caught:
+        read([sound, write(path, content)])
+    assert caught.value.given == str(path)
+
+
+def flipped(content, index):
+    return content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :]
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
-@pytest.mark.parametrize("size", [1, 40, 600])
+@pytest.mark.parametrize("size", [1, 150])
 def test_a_truncated_file_is_named(folder, ending, size):
     content = PACK[ending](lines_of(size))
-    for cut in {1, 2, 5, 11, len(content) // 3, len(content) // 2, len(content) - 9, len(content) - 4,
+    for cut in {0, 1, 2, 5, 11, len(content) // 3, len(content) // 2, len(content) - 9, len(content) - 4,
                 len(content) - 1}:  # fmt: skip
-        if cut > 0:
-            refused(folder / f"cut{ending}", content[:cut], ending)
+        require_cut_short(folder / f"cut{ending}", content[:cut])
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_file_truncated_to_nothing_is_named(folder, ending):
-    refused(folder / f"nothing{ending}", b"", ending)
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_file_truncated_in_a_later_member_is_named(folder, ending):
-    first, second = PACK[ending](lines_of(20)), PACK[ending](lines_of(20, seed=1))
-    for cut in (1, 3, 7, 15, len(second) // 2, len(second) - 4, len(second) - 1):
-        refused(folder / f"later{ending}", first + second[:cut], ending)
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-@pytest.mark.parametrize("size", [1, 40])
-def test_a_later_member_that_is_damaged_is_named(folder, ending, size):
+def test_a_later_member_that_is_truncated_or_damaged_is_named(folder, ending):
     """In its magic bytes, in its middle (zstd has no check there), or replaced by something else."""
-    first, second = PACK[ending](lines_of(size)), PACK[ending](lines_of(size, seed=1))
-    damaged = [bytes([second[0] ^ 1]) + second[1:], b"junk" * 100]
-    if ending != ".zst":
-        middle = len(second) // 2
-        damaged.append(second[:middle] + bytes([second[middle] ^ 1]) + second[middle + 1 :])
-    for member in damaged:
-        refused(folder / f"damaged{ending}", first + member, ending)
+    first, second = PACK[ending](lines_of(20)), PACK[ending](lines_of(20, seed=1))
+    damaged = [flipped(second, 0), b"junk" * 100]
+    damaged += [] if ending == ".zst" else [flipped(second, len(second) // 2)]
+    cuts = (1, 3, 7, 15, len(second) // 2, len(second) - 4, len(second) - 1)
+    for member in [*damaged, *(second[:cut] for cut in cuts)]:
+        require_cut_short(folder / f"later{ending}", first + member)
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
 def test_a_corrupted_file_is_named(folder, ending):
     content = PACK[ending](lines_of(40))
-    places = [0, 2] if ending == ".zst" else [0, 2, len(content) // 2, len(content) - 5]  # the last: a checksum
-    for place in places:
-        refused(folder / f"bad{ending}", content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :], ending)
-    refused(folder / f"bad{ending}", b"plain text\n" * 9, ending)
+    for index in [0, 2] if ending == ".zst" else [0, 2, len(content) // 2, len(content) - 5]:  # the last: a checksum
+        require_cut_short(folder / f"bad{ending}", flipped(content, index))
+    require_cut_short(folder / f"bad{ending}", b"plain text\n" * 9)
 
 
-@pytest.mark.parametrize("ending", COMPRESSED)
-@pytest.mark.parametrize("kind", ["jsonl", "arrow"])
+@pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow"] * 2, strict=True)])
 def test_truncated_rows_are_named(folder, ending, kind):
-    content = PACK[ending](MAKE[kind]([f"{number * 7919} stone" for number in range(5000)]))
+    content = PACK[ending](MAKE[kind]([f"{number * 7919} stone" for number in range(2000)]))
     for cut in (5, len(content) // 2, len(content) * 9 // 10):
         path = write(folder / f"cut{ENDING[kind]}{ending}", content[:cut])
-        with pytest.raises(InputError, match=re.escape(str(path))):
+        with pytest.raises(InputError) as caught:
             read([path])
+        assert caught.value.given == str(path)
 
 
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_truncated_file_publishes_nothing(tmp_path, vocab, ending):
-    path = write(tmp_path / f"cut.txt{ending}", PACK[ending](lines_of(40))[:-9])
-    result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab)
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {path} is not a complete ")
-    assert result.stderr.count("\n") == 1
+def test_a_truncated_file_publishes_nothing(tmp_path, vocab):
+    path = write(tmp_path / "cut.txt.gz", gzip.compress(lines_of(40))[:-9])
+    refusal = refused(main, "build", path, "--out", tmp_path / "out", "--tokenizer", vocab, kind="cut-short")
+    assert refusal.given == str(path)
+    with standard_input(path), refuses("cut-short") as caught:
+        build("-", tmp_path / "out", tokenizer=vocab)
+    assert caught.value.given == "-"
     assert not (tmp_path / "out").exists()
 
 
 # ------------------------------------------------------------------------------------------------------- bad rows
 
-BAD = [
-    (b'{"text": "a"', "not JSON"),
-    (b'{"body": "a"}', "no key 'text' in this row"),
-    (b'{"text": 7}', "the value of key 'text' is not a string"),
-    (b'{"text": null}', "the value of key 'text' is not a string"),
-    (b"plain words", "not JSON"),
-    (b'["text"]', "no key 'text' in this row"),
-]
+BAD = [b'{"text": "a"', b'{"body": "a"}', b'{"text": 7}', b'{"text": null}', b"plain words", b'["text"]']
 
 
 def bad_jsonl(bad):
-    """ROWS with bad lines at line 4 and every fifth one after."""
+    """ROWS with bad lines at line 4 and every fifth one after, and how many these are."""
     lines, left = [], itertools.cycle(bad)
     for number, line in enumerate(as_jsonl(ROWS).splitlines()):
         lines += [next(left), line] if number % 4 == 3 else [line]
     return b"\n".join(lines) + b"\n", len(lines) - len(ROWS)
 
 
-@pytest.mark.parametrize(("bad", "said"), BAD)
-@pytest.mark.parametrize("ending", ["", ".zst"])
-def test_bad_json_lines_are_left_out_counted_and_the_first_is_named(tmp_path, vocab, whole, bad, said, ending):
+@pytest.mark.parametrize(("bad", "ending"), [*zip(BAD, ["", ".zst"] * 3, strict=True)])
+def test_bad_json_lines_are_left_out_counted_and_the_first_is_named(tmp_path, vocab, plain, bad, ending):
     content, count = bad_jsonl([bad, b"{"])
     path = write(tmp_path / f"rows.jsonl{ending}", PACK[ending](content))
-    options = ["--tokenizer", vocab, "--validation", "0.2", "--test", "0.1", "--sentences", "line"]
-    failed = invoke("build", path, "--out", tmp_path / "out", *options)
-    assert failed.exit_code == 1
-    assert failed.stderr.startswith(f"Error: {path}, line 4: {said}")
-    assert failed.stderr.endswith("fix the row, or use --on-error skip\n")
+    arguments = ["build", path, "--out", tmp_path / "out", "--tokenizer", vocab, *FLAGS]
+    assert refused(main, *arguments, kind="bad-row", option="inputs").sentence.startswith(f"{path}, line 4: ")
     assert not (tmp_path / "out").exists()
-    done = invoke("build", path, "--out", tmp_path / "out", *options, "--on-error", "skip")
-    assert done.exit_code == 0, done.stderr
-    assert f"warning: {count} rows without text were skipped, the first: {path}, line 4: {said}" in done.stderr
+    assert f" {path}, line 4: " in succeeds(main, *arguments, "--on-error", "skip").stderr
     dataset = bertdata.open(tmp_path / "out")
     assert dataset.manifest.counts["skipped_rows"] == count
     assert verify(tmp_path / "out") == []
-    assert {k: v for k, v in published(tmp_path / "out").items() if k != "manifest.json"} == {
-        k: v for k, v in whole.items() if k != "manifest.json"
-    }
-    assert dataset.dataset_id == json.loads(whole["manifest.json"])["dataset_id"]
+    assert without_manifest(published(dataset.path)) == without_manifest(published(plain.path))
+    assert dataset.dataset_id == plain.dataset_id
 
 
-@pytest.mark.parametrize("make", [as_parquet, as_arrow, as_arrow_file])
-@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int8(), pa.string())])
-def test_null_rows_are_left_out_counted_and_the_first_is_named(tmp_path, vocab, whole, make, kind):
+@pytest.mark.parametrize("name", TABLES)
+def test_null_rows_are_left_out_counted_and_the_first_is_named(tmp_path, vocab, plain, name):
+    kind = pa.dictionary(pa.int8(), pa.string()) if name == "a.arrow" else None
     rows = [*ROWS[:24], None, *ROWS[24:30], None, None, *ROWS[30:], None]
-    path = write(tmp_path / ("a.parquet" if make is as_parquet else "a.arrow"), make(rows, kind))
+    path = write(tmp_path / name, TABLES[name](rows, kind))
     options = SPLIT | {"tokenizer": vocab}
-    with pytest.raises(InputError, match=f"^{path}, row 25: the text is null; fix the row, or use --on-error skip$"):
+    with refuses("bad-row", "inputs") as caught:
         build(path, tmp_path / "out", **options)
+    assert str(caught.value).startswith(f"{path}, row 25: ")
     report = build(path, tmp_path / "out", on_error="skip", **options)
-    assert report.first_skipped == f"{path}, row 25: the text is null"
+    assert report.first_skipped.startswith(f"{path}, row 25: ")
     assert report.dataset.manifest.counts["skipped_rows"] == 4
-    assert report.dataset.dataset_id == json.loads(whole["manifest.json"])["dataset_id"]
+    assert report.dataset.dataset_id == plain.dataset_id
 
 
 def test_the_first_bad_row_of_a_later_file_is_named(tmp_path, vocab):
     good = write(tmp_path / "a.jsonl", as_jsonl(ROWS))
     bad = write(tmp_path / "b.jsonl", b'\n\n{"text": "a"}\r\n \n7\n8\n')
     report = build([good, bad], tmp_path / "out", tokenizer=vocab, on_error="skip")
-    assert report.first_skipped == f"{bad}, line 5: no key 'text' in this row"
+    assert report.first_skipped.startswith(f"{bad}, line 5: ")
     assert report.dataset.manifest.counts["skipped_rows"] == 2
 
 
 @pytest.fixture(scope="module")
 def skipping(tmp_path_factory, vocab):
-    """Options and inputs of a build in small units with many bad rows, whole units of them too, and what it gives."""
+    """Options and inputs of a build in small units with many bad rows, complete units of them too, and its report."""
     folder = tmp_path_factory.mktemp("skipping")
-    content, count = bad_jsonl([bad for bad, _ in BAD])
-    desert = b'{"body": "nothing at all"}\n' * 100
+    content, count = bad_jsonl(BAD)
+    desert = b'{"body": "nothing at all"}\n' * 150
     paths = [write(folder / "a.jsonl", content + desert + content), write(folder / "b.jsonl.gz", gzip.compress(desert))]
     rows = [*ROWS[:9], *[None] * 1500, *ROWS[9:]]
     paths.append(write(folder / "c.parquet", as_parquet(rows)))
-    options = SPLIT | {"tokenizer": vocab, "shard_size": 1000, "on_error": "skip"}
+    options = SPLIT | {"tokenizer": vocab, "shard_size": 1500, "on_error": "skip"}
     report = build(paths, folder / "out", **options)
-    assert report.dataset.manifest.counts["skipped_rows"] == 2 * count + 200 + 1500
-    assert report.first_skipped.startswith(f"{paths[0]}, line 4: not JSON")
-    return paths, options, published(folder / "out"), report.first_skipped
+    assert report.dataset.manifest.counts["skipped_rows"] == 2 * count + 300 + 1500
+    assert report.first_skipped.startswith(f"{paths[0]}, line 4: ")
+    return paths, options, report
 
 
-@pytest.mark.parametrize("blocks", [1, 4, 15])
+@pytest.mark.parametrize("blocks", [1, 9])
 def test_a_build_with_bad_rows_can_be_interrupted(tmp_path, skipping, blocks):
-    paths, options, expected, first = skipping
-    with pytest.raises(KeyboardInterrupt):
-        build(paths, tmp_path / "out", workers=1, progress=stop_after(blocks), **options)
-    assert 0 < len(units_in(tmp_path / "out")) <= blocks
-    with pytest.raises(KeyboardInterrupt):
-        build(paths, tmp_path / "out", workers=1, progress=stop_after(5), **options)
+    paths, options, expected = skipping
+    assert 0 < len(stopped(paths, tmp_path / "out", blocks, **options)) <= blocks
+    stopped(paths, tmp_path / "out", 5, **options)
     report = build(paths, tmp_path / "out", **options)
     assert report.reused_units > blocks
-    assert published(tmp_path / "out") == expected
-    assert report.first_skipped == first
+    assert published(tmp_path / "out") == published(expected.dataset.path)
+    assert report.first_skipped == expected.first_skipped
 
 
 def test_a_build_with_bad_rows_can_be_made_in_parts(tmp_path, skipping):
-    paths, options, expected, first = skipping
-    for number in (2, 0, 1):
-        assert build(paths, tmp_path / "out", part=(number, 3), **options) is None
+    paths, options, expected = skipping
+    build_parts(paths, tmp_path / "out", 3, (2, 0, 1), **options)
     report = finish(tmp_path / "out")
-    assert published(tmp_path / "out") == expected
-    assert report.first_skipped == first
+    assert published(tmp_path / "out") == published(expected.dataset.path)
+    assert report.first_skipped == expected.first_skipped
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow"])
 def test_nothing_but_bad_rows_is_one_sentence(tmp_path, vocab, name):
     content = {"a.jsonl": b"{\n7\n", "a.parquet": as_parquet([None] * 9), "a.arrow": as_arrow([None] * 9)}[name]
     path = write(tmp_path / name, content)
-    for size in ("1", "1GiB"):
-        result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab, "--on-error", "skip",
-                        "--shard-size", size)  # fmt: skip
-        assert result.exit_code == 1
-        assert result.stderr.startswith("Error: no document to build from: ")
-        assert "rows without text were skipped" in result.stderr
-        assert result.stderr.count("\n") == 1
+    for size in (1, 1 << 30):
+        with pytest.raises(InputError):
+            build(path, tmp_path / "out", tokenizer=vocab, on_error="skip", shard_size=size)
         assert not (tmp_path / "out").exists()
 
 
 # ------------------------------------------------------------------------------------- units, and seeking over them
 
-PIECES = [
-    b"a", b"bc ", b" ", b"\t", b"\n", b"\n\n", b"\r\n", b"\r", b"\0", b"\xff", b"\xe2\x82", b"\xc3\xa9",
-    b"\xf0\x9f\x98\x80", b"\xf0\x9f", b"\xed\xa0\x80", b"\x0b", b"\n \t\r\n", b"abc\nabc\nabc\n",
-]  # fmt: skip
-BYTES = st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join)
 LINE = st.sampled_from([b"a", b"bcd", b"\xc3\xa9 x", b" y", b"", b"z\r", b"\xff"])
 LINES = st.lists(LINE, max_size=30).map(b"\n".join)
 SIZES = st.one_of(st.sampled_from([1, 2, 7]), st.integers(1, 40))
@@ -868,25 +742,17 @@ BLOCKS = st.sampled_from([1, 3, 64, 1 << 20])
 WANTED = st.one_of(st.integers(0, 2**16 - 1), st.just(2**15)).map(lambda mask: lambda unit: bool(mask >> unit % 16 & 1))
 
 
-def read(paths, wanted=lambda unit: True, **form):
-    """(unit, text, replaced) of each document."""
-    found = []
-    for block in read_blocks(split([local(path) for path in paths], TextFormat(**form)), wanted):
-        for a, b, replaced in zip(block.offsets, block.offsets[1:], block.replaced, strict=False):
-            found.append((block.unit, block.data[a : b - 1], int(replaced)))
-    return found
-
-
-def first_replaced(paths, wanted=lambda unit: True, **form):
-    """Unit → place of its first invalid byte."""
-    found = {}
-    for block in read_blocks(split([local(path) for path in paths], TextFormat(**form)), wanted):
+def first_replaced(paths, wanted=every_unit, **form):
+    """Unit → input and byte of its first invalid byte."""
+    first = {}
+    for block in blocks_of(paths, wanted, **form):
         if block.first_replaced:
-            found.setdefault(block.unit, block.first_replaced)
-    return found
+            first.setdefault(block.unit, block.first_replaced)
+    return first
 
 
-@given(st.lists(BYTES, min_size=1, max_size=3), st.sampled_from(["blank", "line", "file"]), BLOCKS, SIZES, WANTED)
+@FEW
+@given(CONTENTS, st.sampled_from(["blank", "line", "file"]), BLOCKS, SIZES, WANTED)
 @example([b"\n\n\na\n\nb\r\n\r\n \n\n\n\nc"], "blank", 1, 2, lambda unit: unit in (1, 6))
 @example([b"ab\ncd\nef", b"\n\ngh\n"], "line", 64, 4, lambda unit: unit == 1)
 @example([b" \n" * 9 + b"a"], "line", 3, 4, lambda unit: unit == 4)
@@ -897,9 +763,10 @@ def test_wanted_units_are_read_as_if_all_were(folder, contents, kind, block_byte
         with patch.object(documents, "BLOCK_BYTES", block_bytes):
             assert read(paths, wanted, **form) == [each for each in read(paths, **form) if wanted(each[0])]
             every = first_replaced(paths, **form)
-            assert first_replaced(paths, wanted, **form) == {u: place for u, place in every.items() if wanted(u)}
+            assert first_replaced(paths, wanted, **form) == {u: first for u, first in every.items() if wanted(u)}
 
 
+@FEW
 @given(st.lists(st.sampled_from(["", "a", "\ud800", "bc\n", None]), max_size=12), st.sampled_from([b"\n", b"\r\n \n"]),
        BLOCKS, st.integers(1, 60), WANTED)  # fmt: skip
 def test_wanted_units_of_json_lines_are_read_as_if_all_were(folder, rows, line_end, block_bytes, shard_size, wanted):
@@ -908,12 +775,12 @@ def test_wanted_units_of_json_lines_are_read_as_if_all_were(folder, rows, line_e
     form = {"on_error": "skip", "shard_size": shard_size}
     with patch.object(documents, "BLOCK_BYTES", block_bytes):
         assert read(paths, wanted, **form) == [each for each in read(paths, **form) if wanted(each[0])]
-        plan = split([local(path) for path in paths], TextFormat(**form))
-        skipped = sum(block.skipped for block in read_blocks(plan, wanted))
-        rest = sum(block.skipped for block in read_blocks(plan, lambda unit: not wanted(unit)))
+        skipped = sum(block.skipped for block in blocks_of(paths, wanted, **form))
+        rest = sum(block.skipped for block in blocks_of(paths, lambda unit: not wanted(unit), **form))
     assert skipped + rest == 2 * rows.count(None)
 
 
+@FEW
 @given(st.lists(st.one_of(LINES, BYTES), min_size=1, max_size=3), BLOCKS, SIZES, WANTED,
        st.one_of(st.none(), st.integers(1, 20)))  # fmt: skip
 @example([b"a\nb\nc\nd\n"], 1 << 20, 2, lambda unit: unit % 2 == 1, None)
@@ -923,12 +790,10 @@ def test_max_documents_counts_those_of_units_that_are_not_wanted(
     folder, contents, block_bytes, shard_size, wanted, limit
 ):
     paths = [write(folder / f"{n}.txt", content) for n, content in enumerate(contents)]
-    form = {"documents": "line", "shard_size": shard_size, "max_documents": limit}
+    form = {"documents": "line", "shard_size": shard_size}
     with patch.object(documents, "BLOCK_BYTES", block_bytes):
-        found, whole = read(paths, wanted, **form), read(paths, **form)
-        everything = read(paths, documents="line", shard_size=shard_size)
-    assert whole == everything[:limit]
-    assert found == [each for each in whole if wanted(each[0])]
+        some = read(paths, wanted, max_documents=limit, **form)
+        assert some == [each for each in read(paths, **form)[:limit] if wanted(each[0])]
 
 
 def test_valid_lines_are_never_decoded(folder):
@@ -945,8 +810,8 @@ def bytes_asked_for(paths, wanted, **form):
         return sizes[-1]
 
     with patch.object(streams.InputStream, "readinto", counted):
-        found = read(paths, wanted, **form)
-    return sum(sizes), found
+        texts = read(paths, wanted, **form)
+    return sum(sizes), texts
 
 
 @pytest.mark.parametrize(
@@ -962,19 +827,19 @@ def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
     line = line % (b"stone " * 300) + b"\n"
     content = line * (8_000_000 // len(line))
     path, form = write(folder / name, content), form | {"shard_size": 1_000_000}
-    total, every = bytes_asked_for([path], lambda unit: True, **form)
+    total, every = bytes_asked_for([path], every_unit, **form)
     assert 8_000_000 - 2000 < total <= 8_000_000
     for unit, most in ((7, 3_000_000), (0, 3_000_000), (4, 3_500_000)):
-        asked, found = bytes_asked_for([path], lambda each, unit=unit: each == unit, **form)
+        asked, texts = bytes_asked_for([path], lambda each, unit=unit: each == unit, **form)
         assert asked < most
-        assert found == [each for each in every if each[0] == unit]
+        assert texts == [each for each in every if each[0] == unit]
     assert bytes_asked_for([path], lambda unit: False, **form) == (0, [])
 
 
 def test_an_input_of_units_that_are_not_wanted_is_not_opened(folder):
     path, after = write(folder / "big.txt", b"the stone\n\n" * 1000), write(folder / "after.txt", b"river")
-    asked, found = bytes_asked_for([path, after], lambda unit: unit == 11, shard_size=1000)
-    assert found == [(11, b"river", 0)]
+    asked, texts = bytes_asked_for([path, after], lambda unit: unit == 11, shard_size=1000)
+    assert texts == [(11, b"river", 0)]
     assert asked < 100
 
 
@@ -982,35 +847,36 @@ def test_a_document_of_many_units_is_not_read_once_for_each(folder):
     """Only the bytes at which a document could start decide; those of a unit without a start need no end."""
     path = write(folder / "long.txt", b"the stone under the river\n" * 40_000)  # one document of 1 MB
     with patch.object(documents, "BLOCK_BYTES", 1000):
-        asked, found = bytes_asked_for([path], lambda unit: unit % 2 == 1, shard_size=10_000)
-    assert found == []
+        asked, texts = bytes_asked_for([path], lambda unit: unit % 2 == 1, shard_size=10_000)
+    assert texts == []
     assert asked < 4 * path.stat().st_size
 
 
 # ----------------------------------------------------------------------------------------------- stopped and resumed
 
 
-@pytest.mark.parametrize("limit", [35, 60])
-def test_an_interrupted_build_of_the_first_documents_has_as_many(tmp_path, corpus, vocab, limit):
-    options = SMALL | {"tokenizer": vocab, "max_documents": limit}
+def test_an_interrupted_build_of_the_first_documents_has_as_many(tmp_path, corpus, vocab):
+    options = SMALL | {"tokenizer": vocab, "max_documents": 35}
     build(corpus, tmp_path / "straight", **options)
-    with pytest.raises(KeyboardInterrupt):
-        build(corpus, tmp_path / "out", workers=1, progress=stop_after(2), **options)
-    assert len(units_in(tmp_path / "out")) == 2
-    report = build(corpus, tmp_path / "out", **options)
-    assert report.dataset.num_documents == limit
+    assert len(stopped(corpus, tmp_path / "out", 2, **options)) == 2
+    assert build(corpus, tmp_path / "out", **options).dataset.num_documents == 35
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.xz", "a.parquet", "a.arrow", "a.arrow.gz", "a.txt.bz2"])
-def test_an_interrupted_build_of_any_kind_continues(tmp_path, vocab, name):
-    make = {"jsonl": as_jsonl, "parquet": as_parquet, "arrow": as_arrow_file, "txt": as_text}[name.split(".")[1]]
-    make = as_arrow if name == "a.arrow.gz" else make
-    path = write(tmp_path / name, PACK[Path(name).suffix if Path(name).suffix in PACK else ""](make(ROWS)))
-    options = SPLIT | {"tokenizer": vocab, "shard_size": 2000}
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl.xz", lzma.compress(as_jsonl(ROWS))),
+        ("a.parquet", as_parquet(ROWS)),
+        ("a.arrow", as_arrow_file(ROWS)),
+        ("a.arrow.gz", gzip.compress(as_arrow(ROWS))),
+    ],
+    ids=["jsonl.xz", "parquet", "arrow", "arrow.gz"],
+)
+def test_an_interrupted_build_of_any_kind_continues(tmp_path, vocab, name, content):
+    path, options = write(tmp_path / name, content), SPLIT | {"tokenizer": vocab, "shard_size": 2000}
     build(path, tmp_path / "straight", **options)
-    with pytest.raises(KeyboardInterrupt):
-        build(path, tmp_path / "out", workers=1, progress=stop_after(2), **options)
+    stopped(path, tmp_path / "out", 2, **options)
     assert build(path, tmp_path / "out", **options).reused_units == 2
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
@@ -1018,192 +884,197 @@ def test_an_interrupted_build_of_any_kind_continues(tmp_path, vocab, name):
 # -------------------------------------------------------------------------------------------------------------- parts
 
 
-@pytest.mark.parametrize("total", [1, 3, 15])
-def test_parts_give_the_bytes_of_a_whole_build(tmp_path, corpus, vocab, whole_small, total):
+@pytest.mark.parametrize("total", [1, 15])
+def test_parts_give_the_bytes_of_an_undivided_build(tmp_path, corpus, vocab, straight, total):
     """In any order, more of them than there are units too."""
     out = tmp_path / "out"
     for number in random.Random(total).sample(range(total), total):
-        assert build(corpus, out, tokenizer=vocab, part=(number, total), **SMALL) is None
+        build_parts(corpus, out, total, [number], tokenizer=vocab, **SMALL)
         assert not (out / "manifest.json").exists()
-    report = finish(out)
-    assert report.reused_units == 0
-    assert published(out) == whole_small
+    assert finish(out).reused_units == 0
+    assert published(out) == straight
     assert verify(out) == []
 
 
-def test_a_part_makes_its_units_only(tmp_path, corpus, vocab, whole_small):
-    every = {int(name.split("-")[1][:5]) for name in whole_small if name.startswith("train-")}
+def test_a_part_makes_its_units_only(tmp_path, corpus, vocab, straight):
+    every = {int(name.split("-")[1][:5]) for name in straight if name.startswith("train-")}
     assert len(every) > 6
     for number in range(3):
-        build(corpus, tmp_path / str(number), tokenizer=vocab, part=(number, 3), **SMALL)
+        build_parts(corpus, tmp_path / str(number), 3, [number], tokenizer=vocab, **SMALL)
         assert units_in(tmp_path / str(number)) == {unit for unit in every if unit % 3 == number}
 
 
 def test_parts_of_compressed_rows_and_several_inputs(tmp_path, vocab):
     paths = [write(tmp_path / "a.jsonl.zst", zstd(as_jsonl(ROWS))), write(tmp_path / "b.txt", as_text(ROWS)),
              write(tmp_path / "c.parquet", as_parquet(ROWS)), write(tmp_path / "d.arrow", as_arrow(ROWS))]  # fmt: skip
-    options = SPLIT | {"tokenizer": vocab, "shard_size": 2500}
+    options = SPLIT | {"tokenizer": vocab, "shard_size": 4000}
     build(paths, tmp_path / "straight", **options)
-    for number in range(3):
-        build(paths, tmp_path / "out", part=(number, 3), **options)
+    build_parts(paths, tmp_path / "out", 3, **options)
     finish(tmp_path / "out")
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
 def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
-    options = SMALL | {"vocab_size": 120}
+    options, said = SMALL | {"vocab_size": 120}, []
     build(corpus, tmp_path / "straight", **options)
-    said = []
-    for number in range(2):
-        build(corpus, tmp_path / "out", part=(number, 2), say=said.append, **options)
-    assert sum("training a" in line for line in said) == 1
+    build_parts(corpus, tmp_path / "out", 2, say=said.append, **options)
+    assert sum("training" in line for line in said) == 1
     finish(tmp_path / "out")
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
 
-def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, whole_small):
+def test_the_command_makes_parts_and_finishes_them(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
-    settings = ["--shard-size", "3000", "--validation", "0.2", "--test", "0.1", "--sentences", "line"]
-    arguments = [sys.executable, "-m", "bertdata", "build", corpus, "--out", out, "--tokenizer", vocab, *settings]
+    for number in (1, 2, 3):
+        options = ["--shard-size", 3000, *FLAGS, "--tokenizer", vocab, "--part", f"{number}/3"]
+        assert f" {number}/3" in succeeds(main, "build", corpus, "--out", out, *options).stdout
+    printed = succeeds(main, "build", "--finish", "--out", out).stdout
+    assert bertdata.open(out).dataset_id in printed
+    assert published(out) == straight
+
+
+@pytest.mark.slow  # three processes
+def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, straight):
+    out = tmp_path / "out"
+    program = [sys.executable, "-m", "bertdata", "build", corpus, "--out", out, "--tokenizer", vocab, *FLAGS]
     parts = [
-        subprocess.Popen([*arguments, "--part", f"{n}/3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*program, "--shard-size", "3000", "--part", f"{n}/3"], stderr=subprocess.PIPE, text=True)
         for n in (1, 2, 3)
     ]
-    for number, part in enumerate(parts, 1):
-        told, errors = part.communicate(timeout=120)
+    for part in parts:
+        _, errors = part.communicate(timeout=120)
         assert (part.returncode, errors) == (0, "")
-        assert told == f"{out}: made part {number}/3; when all are made, run bertdata build --finish --out {out}\n"
-    done = invoke("build", "--finish", "--out", out)
-    assert done.exit_code == 0, done.stderr
-    dataset = bertdata.open(out)
-    assert done.stdout == (
-        f"{out}: {dataset.num_documents} documents, {dataset.num_tokens:,} tokens\ndataset_id {dataset.dataset_id}\n"
-    )
-    assert published(out) == whole_small
+    finish(out)
+    assert published(out) == straight
 
 
-def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, whole_small):
+def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
-    with pytest.raises(BuildError, match=f"^{out} has no finished part; run bertdata build --part 1/n"):
+    with pytest.raises(BuildError):
         finish(out)
     assert not out.exists()
-    build(corpus, out, tokenizer=vocab, part=(1, 3), **SMALL)
+    build_parts(corpus, out, 3, [1], tokenizer=vocab, **SMALL)
     before = sorted(path.name for path in (out / ".build").iterdir())
-    with pytest.raises(BuildError, match=f"^{out} lacks part 1/3, 3/3; run bertdata build --part for each of them"):
+    with pytest.raises(BuildError, match="1/3, 3/3"):
         finish(out)
     assert sorted(path.name for path in (out / ".build").iterdir()) == before
-    for number in (0, 2):
-        build(corpus, out, tokenizer=vocab, part=(number, 3), **SMALL)
+    build_parts(corpus, out, 3, (0, 2), tokenizer=vocab, **SMALL)
     finish(out)
-    assert published(out) == whole_small
-    with pytest.raises(BuildError, match="has no finished part"):
+    assert published(out) == straight
+    with pytest.raises(BuildError):
         finish(out)
-    with pytest.raises(BuildError, match="already holds a dataset"):
+    with pytest.raises(BuildError):
         build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)
-    assert published(out) == whole_small
+    assert published(out) == straight
 
 
 def test_finishing_where_there_is_nothing_is_one_sentence(tmp_path):
     for out in (tmp_path, tmp_path / "no"):
-        result = invoke("build", "--finish", "--out", out)
-        assert result.exit_code == 1
-        assert result.stderr.startswith(f"Error: {out} has no finished part")
+        with pytest.raises(BuildError):
+            finish(out)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_unfinished_undivided_build_is_not_finished_as_parts(tmp_path, corpus, vocab):
-    with pytest.raises(KeyboardInterrupt):
-        build(corpus, tmp_path / "out", tokenizer=vocab, workers=1, progress=stop_after(3), **SMALL)
-    with pytest.raises(BuildError, match="has no finished part"):
+    stopped(corpus, tmp_path / "out", 3, tokenizer=vocab, **SMALL)
+    with pytest.raises(BuildError):
         finish(tmp_path / "out")
     assert len(units_in(tmp_path / "out")) == 3
 
 
-def test_parts_of_different_numbers_are_told_and_those_that_are_whole_are_enough(tmp_path, corpus, vocab, whole_small):
+def test_parts_of_different_numbers_are_told_and_those_that_are_complete_are_enough(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
-    build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)
-    build(corpus, out, tokenizer=vocab, part=(0, 2), **SMALL)
-    with pytest.raises(BuildError, match="parts of 2 and of 3, and none of these is complete"):
+    build_parts(corpus, out, 3, [0], tokenizer=vocab, **SMALL)
+    build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
+    with pytest.raises(BuildError, match="of 2 and of 3"):
         finish(out)
-    build(corpus, out, tokenizer=vocab, part=(1, 2), **SMALL)
+    build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
     finish(out)
-    assert published(out) == whole_small
+    assert published(out) == straight
 
 
 @pytest.mark.parametrize("part", [(3, 3), (-1, 3), (0, 0)])
 def test_parts_that_cannot_be_are_refused(tmp_path, corpus, vocab, part):
-    with pytest.raises(UsageError, match="part is .*; give"):
+    with pytest.raises(UsageError):
         build(corpus, tmp_path / "out", tokenizer=vocab, part=part)
     assert not (tmp_path / "out").exists()
 
 
-def test_what_does_not_go_with_parts_is_refused(tmp_path, corpus, vocab):
-    out = tmp_path / "out"
+@pytest.mark.parametrize("part", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", ""])
+def test_a_part_that_is_written_wrong_is_wrong_usage(tmp_path, corpus, part):
+    assert invoke(main, "build", corpus, "--out", tmp_path / "out", f"--part={part}").exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["pipe", "-", "overwrite", "max_documents"])
+def test_what_does_not_go_with_parts_is_refused(tmp_path, corpus, vocab, name):
     os.mkfifo(tmp_path / "pipe")
-    for path, options, said in (
-        (tmp_path / "pipe", {}, "a pipe"),
-        ("-", {}, "a pipe"),
-        (corpus, {"overwrite": True}, "--overwrite"),
-        (corpus, {"max_documents": 5}, "--max-documents"),
-    ):
-        with pytest.raises(UsageError, match=f"--part does not go with {said}"):
-            build(path, out, tokenizer=vocab, part=(0, 3), **options)
-        assert not out.exists()
+    options = {"overwrite": {"overwrite": True}, "max_documents": {"max_documents": 5}}.get(name, {})
+    path = corpus if options else {"pipe": tmp_path / "pipe", "-": "-"}[name]
+    with pytest.raises(UsageError):
+        build(path, tmp_path / "out", tokenizer=vocab, part=(0, 3), **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_finishing_goes_with_nothing_else_and_building_needs_an_input(tmp_path, corpus, vocab):
+    out = tmp_path / "out"
+    for arguments in ([corpus, "--finish"], ["--part", "1/2", "--finish"], [], ["--finish", "--overwrite"],
+                      ["--finish", "--max-documents", "3"], ["--finish", "--tokenizer", vocab]):  # fmt: skip
+        assert invoke(main, "build", *arguments, "--out", out).exit_code == 2, arguments
+    assert not out.exists()
 
 
 def test_parts_have_the_same_settings_and_inputs(tmp_path, corpus, vocab):
     out = tmp_path / "out"
-    build(corpus, out, tokenizer=vocab, part=(0, 2), **SMALL)
+    build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
     for change in ({"shard_size": 4000}, {"validation": 0.0}, {"documents": "line"}, {"on_error": "skip"}):
-        with pytest.raises(BuildError, match=f"unfinished build with other settings: {next(iter(change))} was"):
+        with pytest.raises(BuildError, match=next(iter(change))):
             build(corpus, out, part=(1, 2), **SMALL | {"tokenizer": vocab} | change)
-    with pytest.raises(BuildError, match="the input was"):
+    with pytest.raises(BuildError, match=corpus.name):
         build([corpus, corpus], out, tokenizer=vocab, part=(1, 2), **SMALL)
-    with pytest.raises(BuildError, match="lacks part 2/2"):
+    with pytest.raises(BuildError, match="2/2"):
         finish(out)
 
 
 def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab):
     rows = as_jsonl(ROWS).splitlines(keepends=True)
-    place = sum(len(row) for row in rows[:20])
+    start, size = sum(len(row) for row in rows[:20]), 1000
     path = write(tmp_path / "a.jsonl", b"".join([*rows[:20], b"{\n", *rows[20:]]))
-    size = 1000
-    bad = place // size % 2
+    bad = start // size % 2
     options = {"tokenizer": vocab, "shard_size": size}
-    build(path, tmp_path / "out", part=(1 - bad, 2), **options)
-    with pytest.raises(InputError, match="line 21: not JSON"):
+    build_parts(path, tmp_path / "out", 2, [1 - bad], **options)
+    with refuses("bad-row", "inputs") as caught:
         build(path, tmp_path / "out", part=(bad, 2), **options)
-    with pytest.raises(BuildError, match=f"lacks part {bad + 1}/2"):
+    assert f"{path}, line 21: " in str(caught.value)
+    with pytest.raises(BuildError, match=f"{bad + 1}/2"):
         finish(tmp_path / "out")
     assert {unit for unit in units_in(tmp_path / "out") if unit % 2 != bad}
 
 
-def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_a_whole_build(tmp_path, corpus, vocab, whole_small):
-    out = tmp_path / "out"
-    build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)
+def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_build(tmp_path, corpus, vocab, straight):
+    out, options = tmp_path / "out", SMALL | {"tokenizer": vocab}
+    build_parts(corpus, out, 3, [0], **options)
 
-    def refused_with(said, lock_name, kind, **options):
+    def require_busy(lock_name, kind, call):
         with open(out / ".build" / lock_name, "r+") as lock:
             lock.write("12345")
             lock.truncate()
             lock.flush()
             fcntl.flock(lock, kind)
-            with pytest.raises(BuildError, match=said):
-                options.pop("call", build)(*options.pop("given", [corpus]), out, **options)
+            with pytest.raises(BuildError, match="process 12345"):
+                call()
 
-    whole = SMALL | {"tokenizer": vocab}
-    refused_with(f"part 1/3 of {out} is being built by process 12345; wait", "part-1-of-3.lock", fcntl.LOCK_EX,
-                 part=(0, 3), **whole)  # fmt: skip
-    refused_with(f"{out} is being built by process 12345", "lock", fcntl.LOCK_EX, part=(1, 3), **whole)
-    refused_with(f"{out} is being built by process 12345", "lock", fcntl.LOCK_SH, **whole)
-    for number in (1, 2):
-        build(corpus, out, part=(number, 3), **whole)
-    refused_with(f"{out} is being built by process 12345", "lock", fcntl.LOCK_SH, call=finish, given=[])
+    require_busy("part-1-of-3.lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(0, 3), **options))
+    require_busy("lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(1, 3), **options))
+    require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, **options))
+    build_parts(corpus, out, 3, (1, 2), **options)
+    require_busy("lock", fcntl.LOCK_SH, lambda: finish(out))
     finish(out)
-    assert published(out) == whole_small
+    assert published(out) == straight
 
 
-def test_a_killed_part_keeps_its_finished_units(tmp_path, corpus, vocab, whole_small):
+@pytest.mark.slow  # a process that is killed
+def test_a_killed_part_keeps_its_finished_units(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
     program = f"""
 import os, signal
@@ -1214,111 +1085,80 @@ def progress(done, total):
         os.kill(os.getpid(), signal.SIGKILL)
 build([{str(corpus)!r}], {str(out)!r}, tokenizer={vocab!r}, progress=progress, part=(1, 2), **{SMALL!r})
 """
-    build(corpus, out, tokenizer=vocab, part=(0, 2), **SMALL)
+    build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
     assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == -signal.SIGKILL
-    kept = {path: path.stat().st_ino for path in (out / ".build").glob("unit-*.json")}
+    kept = records_of(out)
     assert {unit for unit in units_in(out) if unit % 2} == {1, 3}
-    with pytest.raises(BuildError, match="lacks part 2/2"):
+    with pytest.raises(BuildError, match="2/2"):
         finish(out)
-    assert {path: path.stat().st_ino for path in (out / ".build").glob("unit-*.json")} == kept
-    build(corpus, out, tokenizer=vocab, part=(1, 2), **SMALL)
-    assert {path: path.stat().st_ino for path in kept} == kept
+    assert records_of(out) == kept
+    build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
+    assert kept.items() <= records_of(out).items()
     assert finish(out).reused_units == 0
-    assert published(out) == whole_small
+    assert published(out) == straight
 
 
-def test_a_part_made_again_redoes_nothing(tmp_path, corpus, vocab, whole_small):
-    out = tmp_path / "out"
-    for number in (0, 1):
-        build(corpus, out, tokenizer=vocab, part=(number, 2), **SMALL)
-    kept = {path: path.stat().st_ino for path in (out / ".build").glob("unit-*.json")}
-    asked = []
-    with patch.object(streams.InputStream, "read", side_effect=asked.append):
-        build(corpus, out, tokenizer=vocab, part=(1, 2), **SMALL)
+def test_a_part_made_again_redoes_nothing(tmp_path, corpus, vocab, straight):
+    out, asked = tmp_path / "out", []
+    build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
+    kept = records_of(out)
+    with patch.object(streams.InputStream, "readinto", side_effect=asked.append):
+        build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
     assert asked == []
-    assert {path: path.stat().st_ino for path in kept} == kept
+    assert records_of(out) == kept
     finish(out)
-    assert published(out) == whole_small
+    assert published(out) == straight
 
 
-def test_a_whole_build_takes_what_parts_made_and_the_other_way_round(tmp_path, corpus, vocab, whole_small):
-    options, said = SMALL | {"tokenizer": vocab}, []
-    for number in (0, 2):
-        build(corpus, tmp_path / "a", part=(number, 3), **options)
+def test_an_undivided_build_takes_what_parts_made_and_the_other_way_round(tmp_path, corpus, vocab, straight):
+    options = SMALL | {"tokenizer": vocab}
+    build_parts(corpus, tmp_path / "a", 3, (0, 2), **options)
     made = len(units_in(tmp_path / "a"))
-    report = build(corpus, tmp_path / "a", say=said.append, **options)
-    assert report.reused_units == made > 3
-    assert said == [f"continuing: keeping {made} finished units of an earlier run"]
-    assert published(tmp_path / "a") == whole_small
+    assert build(corpus, tmp_path / "a", **options).reused_units == made > 3
+    assert published(tmp_path / "a") == straight
 
-    with pytest.raises(KeyboardInterrupt):
-        build(corpus, tmp_path / "b", workers=1, progress=stop_after(4), **options)
-    kept = {path: path.stat().st_ino for path in (tmp_path / "b" / ".build").glob("unit-*.json")}
-    assert len(kept) == 4
-    for number in (0, 1):
-        build(corpus, tmp_path / "b", part=(number, 2), **options)
-    assert {path: path.stat().st_ino for path in kept} == kept
+    assert len(stopped(corpus, tmp_path / "b", 4, **options)) == 4
+    kept = records_of(tmp_path / "b")
+    build_parts(corpus, tmp_path / "b", 2, **options)
+    assert kept.items() <= records_of(tmp_path / "b").items()
     finish(tmp_path / "b")
-    assert published(tmp_path / "b") == whole_small
+    assert published(tmp_path / "b") == straight
 
 
 def test_parts_without_a_document_publish_nothing(tmp_path, vocab):
-    path = write(tmp_path / "blank", b" \n" * 500)
-    for number in (0, 1):
-        build(path, tmp_path / "out", tokenizer=vocab, part=(number, 2), shard_size=300)
-    with pytest.raises(InputError, match="no document to build from: there is nothing but blank lines"):
+    build_parts(write(tmp_path / "blank", b" \n" * 500), tmp_path / "out", 2, tokenizer=vocab, shard_size=300)
+    with pytest.raises(InputError):
         finish(tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_lost_unit_is_told(tmp_path, corpus, vocab, whole_small):
+def test_a_lost_unit_is_told(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
-    for number in (0, 1):
-        build(corpus, out, tokenizer=vocab, part=(number, 2), **SMALL)
+    build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
     (out / ".build" / "unit-00003.json").unlink()
-    with pytest.raises(BuildError, match=r"lost the records of units \[3\]; make the parts again"):
+    with pytest.raises(BuildError, match=r"\[3\]"):
         finish(out)
-    for number in (0, 1):
-        build(corpus, out, tokenizer=vocab, part=(number, 2), **SMALL)
+    build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
     finish(out)
-    assert published(out) == whole_small
+    assert published(out) == straight
 
 
 def test_the_warnings_of_parts_are_told_at_the_end(tmp_path, vocab):
     content, count = bad_jsonl([b"{"])
     path = write(tmp_path / "a.jsonl", content.replace(b"stone", b"st\xffone"))
-    arguments = ["--out", tmp_path / "out"]
-    for number in (2, 1):
-        done = invoke("build", path, "--tokenizer", vocab, "--shard-size", "1000", "--on-error", "skip", "--part",
-                      f"{number}/2", *arguments)  # fmt: skip
-        assert done.exit_code == 0, done.stderr
-    done = invoke("build", "--finish", *arguments)
-    assert f"warning: {count} rows without text were skipped, the first: {path}, line 4: not JSON" in done.stderr
-    assert f"invalid UTF-8 sequences were replaced by U+FFFD, the first at {path}, byte" in done.stderr
+    options = {"tokenizer": vocab, "shard_size": 1000, "on_error": "skip"}
+    build_parts(path, tmp_path / "out", 2, (1, 0), **options)
+    replaced, skipped = succeeds(main, "build", "--finish", "--out", tmp_path / "out").stderr.splitlines()[:2]
+    assert f" {path}, line 4: " in skipped
+    assert f" {count} " in skipped
+    assert f" {path}, byte " in replaced
 
 
-@pytest.mark.parametrize("part", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", ""])
-def test_a_part_that_is_written_wrong_is_wrong_usage(tmp_path, corpus, part):
-    result = invoke("build", corpus, "--out", tmp_path / "out", f"--part={part}")
-    assert result.exit_code == 2
-    assert "is not a part; write 1/4 for the first of four parts" in result.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_finishing_goes_with_nothing_else_and_building_needs_an_input(tmp_path, corpus, vocab):
-    out = tmp_path / "out"
-    for arguments in ([corpus, "--finish"], ["--part", "1/2", "--finish"], []):
-        result = invoke("build", *arguments, "--out", out)
-        assert result.exit_code == 2
-        assert result.stderr.startswith("Error: ")
-        assert result.stderr.count("\n") == 1
-    for arguments in (["--overwrite"], ["--max-documents", "3"], ["--tokenizer", vocab]):  # so its help says
-        assert invoke("build", "--finish", *arguments, "--out", out).exit_code == 2, arguments
-    for arguments in ([corpus, "--overwrite"], [corpus, "--max-documents", "3"], ["-"]):
-        result = invoke("build", *arguments, "--part", "1/2", "--out", out, "--tokenizer", vocab)
-        assert result.exit_code == 2
-        assert "--part does not go with" in result.stderr
-    assert not out.exists()
+def test_parts_can_be_published_where_the_inputs_are_not(tmp_path, vocab):
+    path = write(tmp_path / "a.jsonl", b'{"text": "the stone"}\n7\n')
+    build_parts(path, tmp_path / "out", 1, tokenizer=vocab, on_error="skip")
+    path.unlink()
+    assert finish(tmp_path / "out").first_skipped.startswith(f"{path}, byte 22: ")
 
 
 # ------------------------------------------------------------------------------------------------------ columns
@@ -1327,126 +1167,68 @@ KINDS = [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string
          pa.dictionary(pa.int32(), pa.large_string())]  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [as_parquet, as_arrow, as_arrow_file])
+@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_every_kind_of_string_column_is_read(tmp_path, vocab, whole, kind, make):
-    path = write(tmp_path / ("a.parquet" if make is as_parquet else "a.arrow"), make(ROWS, kind))
-    build(path, tmp_path / "out", tokenizer=vocab, **SPLIT)
-    assert published(tmp_path / "out") == whole
+def test_every_kind_of_string_column_is_read(folder, kind, name):
+    assert texts_of(write(folder / name, TABLES[name](ROWS, kind))) == [row.encode() for row in ROWS]
 
 
-def test_invalid_utf8_in_arrow_is_counted(folder):
-    data = pa.py_buffer(b"ab\xffc")
-    column = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 2, 4], np.int32)), data)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, pa.schema([("text", pa.string())])) as writer:
-        writer.write_batch(pa.record_batch([column], names=["text"]))
-    assert read([write(folder / "bad.arrow", sink.getvalue().to_pybytes())]) == [
-        (0, b"ab", 0),
-        (0, "\ufffdc".encode(), 1),
-    ]
-
-
-def test_columns_that_hold_no_text_are_named(folder):
-    for name, make in (("a.parquet", as_parquet), ("a.arrow", as_arrow), ("b.arrow", as_arrow_file)):
-        path = write(folder / name, make(ROWS))
-        with pytest.raises(InputError, match=f"{path} has no column 'body', only n, text; name the column"):
-            read([path], text_key="body")
-        with pytest.raises(InputError, match=f"{path}: column 'n' is int64, not a string; name another"):
-            read([path], text_key="n")
-        path = write(folder / name, make(["1", "2"], pa.dictionary(pa.int8(), pa.string()))[:-40])
-        with pytest.raises(InputError, match=f"{path} is not readable"):
-            read([path])
-
-
-@pytest.mark.parametrize("content", [b"plain text\n", b"", b"ARROW1", b"\xff\xff\xff\xff\x10\0\0\0", bytes(500)])
-def test_what_is_not_arrow_is_named(folder, content):
-    for path in (write(folder / "no.arrow", content), write(folder / "no.arrow.gz", gzip.compress(content))):
-        with pytest.raises(InputError, match=f"{path} is not readable Arrow"):
-            read([path])
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_compressed_parquet_is_refused(tmp_path, vocab, ending):
-    path = write(tmp_path / f"a.parquet{ending}", PACK[ending](as_parquet(ROWS)))
-    result = invoke("build", path, "--out", tmp_path / "out", "--tokenizer", vocab)
-    assert result.exit_code == 1
-    assert result.stderr.endswith(
-        f"Error: {path}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first\n"
-    )
-    assert not (tmp_path / "out").exists()
-
-
-def test_parquet_from_a_pipe_is_refused(tmp_path, vocab):
-    said = "Parquet cannot be read from a pipe or a compressed file; write it to a plain file first"
-    with standard_input(write(tmp_path / "a", as_parquet(ROWS))), pytest.raises(InputError, match=f"^-: {said}$"):
-        build("-", tmp_path / "out", tokenizer=vocab, format="parquet")
-    os.mkfifo(tmp_path / "p.parquet")
-    with pytest.raises(InputError, match=f"p.parquet: {said}$"):
-        build(tmp_path / "p.parquet", tmp_path / "out", tokenizer=vocab)
+@pytest.mark.parametrize("way", ["compressed", "pipe", "standard input"])
+def test_parquet_is_read_from_plain_files_only(tmp_path, vocab, way):
+    content, options = as_parquet(ROWS), {"tokenizer": vocab, "format": "parquet"}
+    if way == "compressed":
+        path = write(tmp_path / "a.parquet.gz", gzip.compress(content))
+        refused(
+            main, "build", path, "--out", tmp_path / "out", "--tokenizer", vocab, kind="unsupported", option="inputs"
+        )
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        with standard_input(write(tmp_path / "a", content)), refuses("read-once", "inputs"):
+            build("-" if way == "standard input" else tmp_path / "pipe", tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("way", ["compressed", "standard input"])
-def test_an_arrow_file_that_cannot_be_read_in_order_is_refused_with_a_sentence(tmp_path, vocab, way):
-    content = as_arrow_file(ROWS)
-    if way == "compressed":
-        path = write(tmp_path / "a.arrow.gz", gzip.compress(content))
-        with pytest.raises(InputError, match=f"^{path} is not readable Arrow"):
-            build(path, tmp_path / "out", tokenizer=vocab)
-    else:
-        said = "^- is not readable Arrow"
-        with standard_input(write(tmp_path / "a", content)), pytest.raises(InputError, match=said):
-            build("-", tmp_path / "out", tokenizer=vocab, format="arrow")
-    assert not (tmp_path / "out").exists()
+def test_an_arrow_file_that_cannot_be_read_in_order_is_refused(folder, way):
+    path = write(folder / "file.arrow.gz", gzip.compress(as_arrow_file(ROWS)))
+    with standard_input(write(folder / "file", as_arrow_file(ROWS))), refuses("not-of-format", "inputs") as caught:
+        read([path if way == "compressed" else Path("-")], kind="arrow")
+    assert caught.value.given == (str(path) if way == "compressed" else "-")
 
 
-def test_an_arrow_file_whose_offsets_lie_outside_its_data_is_refused(tmp_path, vocab):
+def test_an_arrow_file_whose_offsets_lie_outside_its_data_is_refused(folder):
     """pyarrow believes what such a file says, and the kernel would write outside its array."""
-    content = bytearray(as_arrow_file(["abcd", "efgh", "ijkl"]))
+    content = as_arrow_file(["abcd", "efgh", "ijkl"])
     offsets = np.array([0, 4, 8, 12], np.int32).tobytes()
     assert content.count(offsets) == 1
     wrong = np.array([0, 1_000_000, 8, 12], np.int32).tobytes()
-    path = write(tmp_path / "a.arrow", bytes(content).replace(offsets, wrong))
-    with pytest.raises(InputError, match=f"^{path} is not readable Arrow: "):
-        build(path, tmp_path / "out", tokenizer=vocab)
+    with refuses("not-of-format", "inputs"):
+        read([write(folder / "outside.arrow", content.replace(offsets, wrong))])
 
 
 def test_the_bytes_of_null_rows_do_not_count(folder):
     """A null slot may hide bytes; later rows are in the units that docs/format.md says."""
-    data = pa.py_buffer(b"hiddenab")
-    valid = pa.py_buffer(bytes([0b110]))
+    data, valid = pa.py_buffer(b"hiddenab"), pa.py_buffer(bytes([0b110]))
     column = pa.StringArray.from_buffers(3, pa.py_buffer(np.array([0, 6, 7, 8], np.int32)), data, valid, 1)
-    with (
-        pa.OSFile(str(folder / "null.arrow"), "wb") as file,
-        pa.ipc.new_file(file, pa.schema([("text", "string")])) as w,
-    ):
-        w.write_batch(pa.record_batch({"text": column}))
-    found = read([folder / "null.arrow"], on_error="skip", shard_size=2)
-    assert found == [(0, b"a", 0), (1, b"b", 0)]
+    path = write(folder / "null.arrow", as_arrow_file(column))
+    assert read([path], on_error="skip", shard_size=2) == [(0, b"a", 0), (1, b"b", 0)]
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_the_first_of_two_kinds_of_errors_is_named(folder, size):
-    path = write(folder / "two.jsonl", b'{"text": "\xff"}\n{"text": 7}\n')
-    other = write(folder / "other.jsonl", b'{"text": 7}\n{"text": "\xff"}\n')
+    rows = [b'{"text": "\xff"}\n', b'{"text": 7}\n']
     with patch.object(documents, "BLOCK_BYTES", size):
-        with pytest.raises(InputError, match=f"^{path}, byte 10 is not valid UTF-8"):
-            read([path], strict=True)
-        with pytest.raises(InputError, match=f"^{other}, line 1: the value of key"):
-            read([other], strict=True)
+        for order, kind, first in ((rows, "not-text", "byte 10 "), (rows[::-1], "bad-row", "line 1: ")):
+            path = write(folder / "two.jsonl", b"".join(order))
+            with refuses(kind, "inputs") as caught:
+                read([path], strict=True)
+            assert str(caught.value).startswith(f"{path}, {first}")
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_an_error_in_the_text_goes_before_one_that_is_read_later(tmp_path, vocab, workers):
     first = write(tmp_path / "a.jsonl", b'{"text": 7}\n')
     write(tmp_path / "b.txt.gz", gzip.compress(as_text(ROWS))[:-20])
-    with pytest.raises(InputError, match=f"^{first}, line 1: "):
+    with refuses("bad-row", "inputs") as caught:
         build([first, tmp_path / "b.txt.gz"], tmp_path / "out", tokenizer=vocab, workers=workers)
-
-
-def test_parts_can_be_published_where_the_inputs_are_not(tmp_path, vocab):
-    path = write(tmp_path / "a.jsonl", b'{"text": "the stone"}\n7\n')
-    build(path, tmp_path / "out", tokenizer=vocab, on_error="skip", part=(0, 1))
-    path.unlink()
-    assert finish(tmp_path / "out").first_skipped == f"{path}, byte 22: no key 'text' in this row"
+    assert caught.value.given == str(first)

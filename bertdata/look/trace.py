@@ -30,7 +30,7 @@ from bertdata.sources.blocks import source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import STANDARD_INPUT, Input, local
-from bertdata.sources.kernels import ROOM
+from bertdata.sources.kernels import PADDING
 from bertdata.sources.maps import mapped
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS
@@ -299,7 +299,7 @@ def _now(name: str) -> Input:
 
 def _has_ids(text: bytes, ids: NDArray[Any], tokenizer: Tokenizer) -> bool:
     """Whether a text, with a newline after it, has the ids of a document."""
-    encoded = tokenizer.encode(text + bytes(ROOM), np.array([0, len(text)]), sentences=False)
+    encoded = tokenizer.encode(text + bytes(PADDING), np.array([0, len(text)]), sentences=False)
     return np.array_equal(encoded.ids[: encoded.ids.size - (tokenizer.special.separator is not None)], ids)
 
 

@@ -17,7 +17,7 @@ from bertdata.errors import InputError
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFile, TextFormat
 from bertdata.sources.inputs import Input
-from bertdata.sources.kernels import ROOM
+from bertdata.sources.kernels import PADDING
 from bertdata.sources.maps import mapped
 from bertdata.sources.split import Plan, Stretch
 from bertdata.sources.streams import UTF_8
@@ -29,7 +29,7 @@ from bertdata.sources.texts import Decoded, Documents
 class Block:
     """Some documents of one unit. Document i is data[offsets[i] : offsets[i + 1] - 1]; a newline follows each."""
 
-    data: Any  # bytes or bytearray: valid UTF-8 up to offsets[-1], then at least ROOM bytes
+    data: Any  # bytes or bytearray: valid UTF-8 up to offsets[-1], then at least PADDING bytes
     offsets: NDArray[np.int64]  # [num_documents + 1]
     unit: int
     inputs: NDArray[np.int64]  # [num_documents] number of the input that each is from
@@ -45,7 +45,7 @@ class Block:
     @classmethod
     def empty(cls) -> Block:
         none = np.zeros(0, np.int64)
-        return cls(bytes(ROOM), np.zeros(1, np.int64), 0, none, none, none, None, 0)
+        return cls(bytes(PADDING), np.zeros(1, np.int64), 0, none, none, none, None, 0)
 
     def without(self, gone: NDArray[np.bool_]) -> Block:
         """The block without some documents. gone: bool [num_documents]."""
@@ -54,7 +54,7 @@ class Block:
         kept, text = np.flatnonzero(~gone), memoryview(self.data)
         bounds = zip(self.offsets[kept].tolist(), self.offsets[kept + 1].tolist(), strict=True)
         return replace(
-            self, data=bytearray().join([*(text[start:stop] for start, stop in bounds), bytes(ROOM)]),
+            self, data=bytearray().join([*(text[start:stop] for start, stop in bounds), bytes(PADDING)]),
             offsets=np.append(0, np.cumsum(np.diff(self.offsets)[kept])), inputs=self.inputs[kept],
             places=self.places[kept], replaced=self.replaced[kept], num_duplicates=int(gone.sum()),
         )  # fmt: skip
@@ -74,25 +74,33 @@ class Piece(NamedTuple):
 
     input: int  # its number
     source: TextFile | TableFile
-    found: Documents | Rows | Decoded
+    content: Documents | Rows | Decoded
 
     def decoded(self) -> Decoded:
         """Their documents, as --map makes them. Raises InputError for what the options do not allow."""
         form = self.source.form
-        decoded = self.found
+        decoded = self.content
         if not isinstance(decoded, Decoded):
-            decoded = self.source.decoded(decoded)  # type: ignore[arg-type]  # what this source has found
+            decoded = self.source.decoded(decoded)  # type: ignore[arg-type]  # what this source gave
         invalid = decoded.documents.invalid[decoded.documents.invalid >= 0].tolist() if form.strict else []
         refused = decoded.bad if form.on_error == "fail" else []
         if refused and (not invalid or refused[0][0] <= invalid[0]):
             start, reason = refused[0]
-            raise InputError(f"{self.source.place(start)}: {reason}; {reason.advice}, or use --on-error skip")
+            raise InputError(
+                f"{self.source.place(start)}: {reason}; {reason.advice}, or use --on-error skip",
+                "bad-row",
+                option="inputs",
+                given=self.source.file.name,
+            )
         if invalid:
             place = self.source.invalid_place(invalid[0])
             name = "UTF-8" if form.encoding == UTF_8 else form.encoding
             raise InputError(
                 f"{place} is not valid {name}; fix the file, name its encoding with --encoding, or build without "
-                "--strict to replace and count such bytes"
+                "--strict to replace and count such bytes",
+                "not-text",
+                option="inputs",
+                given=self.source.file.name,
             )
         if not form.maps:
             return decoded
@@ -123,7 +131,7 @@ class FoundBlock:
         if len(parts) == 1:  # the usual case, without a copy
             data, offsets, places, replaced = parts[0].text, parts[0].offsets, parts[0].starts, parts[0].replaced
         else:
-            data = bytearray().join([*(memoryview(part.text)[: part.num_bytes] for part in parts), bytes(ROOM)])
+            data = bytearray().join([*(memoryview(part.text)[: part.num_bytes] for part in parts), bytes(PADDING)])
             offsets = np.append(0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts])))
             places = np.concatenate([part.starts for part in parts])
             replaced = np.concatenate([part.replaced for part in parts])
@@ -149,7 +157,7 @@ def read_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
     is_wanted: which units to give. Raises InputError, which names file and line, byte or row, for input that cannot be
     read.
     """
-    return (found.decoded() for found in find_blocks(plan, is_wanted))
+    return (block.decoded() for block in find_blocks(plan, is_wanted))
 
 
 def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True) -> Iterator[FoundBlock]:
@@ -165,17 +173,17 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
         base = 0
         for index in stretch.inputs:
             source = source_of(plan.files[index], form)
-            for number, found in _of_source(source, stretch, base, is_read):
-                now = stretch.unit(number)
-                if pieces and (now != unit or size + found.num_bytes > documents.BLOCK_BYTES):
+            for number, content in _of_source(source, stretch, base, is_read):
+                unit_of_content = stretch.unit(number)
+                if pieces and (unit_of_content != unit or size + content.num_bytes > documents.BLOCK_BYTES):
                     if is_wanted(unit):
                         yield FoundBlock(unit, pieces, bytes_before + source.bytes_read)
                     pieces, size = [], 0
-                unit, size = now, size + found.num_bytes
+                unit, size = unit_of_content, size + content.num_bytes
                 if form.max_documents is None:
-                    pieces.append(Piece(index, source, found))
+                    pieces.append(Piece(index, source, content))
                 else:
-                    taken = _first(source, found, form.max_documents - count)
+                    taken = _first(source, content, form.max_documents - count)
                     count += taken.documents.starts.size
                     pieces.append(Piece(index, source, taken))
                 if count == form.max_documents:
@@ -196,7 +204,7 @@ def _of_source(
     size = source.file.size or 0
     if stretch.is_divisible and isinstance(source, TextFile):
         of_size = source.form.shard_size
-        stop = base + (size if source.form.documents != "file" else min(size, 1))  # a whole file belongs to one unit
+        stop = base + (size if source.form.documents != "file" else min(size, 1))  # such a file belongs to one unit
         units: Iterable[int] = (stretch.unit(number) for number in range(base // of_size, -(-stop // of_size)))
     else:
         units = stretch.units
@@ -206,9 +214,9 @@ def _of_source(
     return source.documents(base, lambda number: is_wanted(stretch.unit(number)))
 
 
-def _first(source: TextFile | TableFile, found: Documents | Rows, most: int) -> Decoded:
+def _first(source: TextFile | TableFile, content: Documents | Rows, most: int) -> Decoded:
     """At most so many documents, and the rows without a text before the last of them."""
-    some, bad, _ = source.decoded(found)  # type: ignore[arg-type]  # what this source has found
+    some, bad, _ = source.decoded(content)  # type: ignore[arg-type]  # what this source gave
     if some.starts.size >= most:
         some = some.part(0, most)
         bad = [each for each in bad if each[0] < some.starts[-1]]

@@ -23,7 +23,7 @@ DOCSTRING = re.compile(r'(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*(?:#[^\n]*)?\n\s+)[rRuU]?
 
 
 def write(path: Path, num_bytes: int) -> tuple[int, int]:
-    """Writes a corpus of about so many bytes, whole or not at all. Returns its docstrings and its bytes.
+    """Writes a corpus of about so many bytes, completely or not at all. Returns its docstrings and its bytes.
 
     The corpus is smaller where the packages have less. Reads every Python source file, which takes some seconds; shows
     a bar. Raises InputError if there is no docstring.
@@ -41,7 +41,7 @@ def write(path: Path, num_bytes: int) -> tuple[int, int]:
         size += len(encoded) + 2
     if not chosen:
         raise InputError(
-            "the installed packages have no docstrings, of which the text is made; build a text of your own"
+            "the installed packages have no docstrings, of which the text is made; build a text of your own", "empty"
         )
     write_file(path, b"\n\n".join(chosen) + b"\n")
     return len(chosen), size
@@ -65,5 +65,4 @@ def docstrings(path: Path) -> Iterator[str]:
 def sources() -> list[Path]:
     """Every Python source file of the standard library and the installed packages."""
     roots = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    found = {path.resolve() for root in roots for path in Path(root).rglob("*.py")}
-    return sorted(found)
+    return sorted({path.resolve() for root in roots for path in Path(root).rglob("*.py")})

@@ -17,7 +17,7 @@ from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
 from bertdata.errors import InputError, UsageError
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import ROOM, Cuts, cut
+from bertdata.sources.kernels import PADDING, Cuts, cut
 from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8, InputStream, opened
 from bertdata.sources.texts import Decoded, Documents, valid_utf8
@@ -31,7 +31,7 @@ _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is lon
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
-    """How documents are found in the inputs. Raises UsageError for values that are not possible."""
+    """How inputs are divided into documents. Raises UsageError for values that are not possible."""
 
     documents: str = "blank"  # what ends a document of plain text, one of DOCUMENT_ENDS
     kind: str | None = None  # of every input, one of INPUT_FORMATS; None: the ending of each input tells
@@ -50,11 +50,12 @@ class TextFormat:
             ("on_error", self.on_error, ON_ERROR),
         ):
             if value not in choices:
-                raise UsageError(f"{name} is {value!r}; give one of {', '.join(filter(None, choices))}")
+                known = ", ".join(filter(None, choices))
+                raise UsageError(f"{name} is {value!r}; give one of {known}", "unknown", option=name, given=value)
         for name in ("shard_size", "max_documents"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}; give at least 1")
+                raise UsageError(f"{name} is {value}; give at least 1", "out-of-range", option=name, given=value)
         object.__setattr__(self, "encoding", _canonical(self.encoding))
         for spec in self.maps:
             function_of(spec, "--map")
@@ -69,7 +70,10 @@ def _canonical(encoding: str) -> str:
     except (LookupError, UnicodeError, ValueError):
         raise UsageError(
             f"encoding is {encoding!r}, which is not a text encoding that Python knows; give one such as utf-8, "
-            "latin-1, cp1252 or gb18030"
+            "latin-1, cp1252 or gb18030",
+            "unknown",
+            option="encoding",
+            given=encoding,
         ) from None
 
 
@@ -83,20 +87,20 @@ class TextFile:
         self.bytes_read = 0  # of the file on disk so far
 
     def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
-        """What is found of the units that are wanted, each with the number of its unit in the range.
+        """The documents of the units that are wanted, some at a time, with the number of their unit in the range.
 
         base: place of this input in a range of inputs that is cut into units.
         """
         size = self.form.shard_size
         with opened(self.file, self.form.encoding) as stream:
             if self._is_one_document:
-                for whole in self._all(stream):
+                for document in self._all(stream):
                     if is_wanted(base // size):
-                        yield base // size, whole
+                        yield base // size, document
                 return
             if not stream.is_seekable:
-                for found in self._found(stream, 0, None):
-                    yield from self._pieces(found, base, is_wanted)
+                for some in self._starting_in(stream, 0, None):
+                    yield from self._pieces(some, base, is_wanted)
                 return
             total, first = self.file.size or 0, base // size
             last = (base + total - 1) // size
@@ -105,8 +109,8 @@ class TextFile:
                 while stop <= last and is_wanted(stop):
                     stop += 1
                 if first < stop:
-                    for found in self._found(stream, max(0, first * size - base), stop * size - base):
-                        yield from self._pieces(found, base, is_wanted)
+                    for some in self._starting_in(stream, max(0, first * size - base), stop * size - base):
+                        yield from self._pieces(some, base, is_wanted)
                 first = max(stop, first + 1)
             self.size, self.bytes_read = total, total
 
@@ -120,12 +124,12 @@ class TextFile:
             if self._is_one_document:
                 parts = self._all(stream)
             elif stream.is_seekable:
-                parts = (found for place in wanted.tolist() for found in self._found(stream, place, place + 1))
+                parts = (some for start in wanted.tolist() for some in self._starting_in(stream, start, start + 1))
             else:
-                parts = self._found(stream, 0, int(wanted[-1]) + 1)
-            for found in parts:
-                for number in np.flatnonzero(np.isin(found.starts, wanted)).tolist():
-                    yield self.decoded(found.part(number, number + 1)).documents
+                parts = self._starting_in(stream, 0, int(wanted[-1]) + 1)
+            for some in parts:
+                for number in np.flatnonzero(np.isin(some.starts, wanted)).tolist():
+                    yield self.decoded(some.part(number, number + 1)).documents
 
     @property
     def _is_one_document(self) -> bool:
@@ -142,9 +146,9 @@ class TextFile:
         if raw.strip(b" \t\r\n"):
             yield _whole(raw)
 
-    def decoded(self, found: Documents) -> Decoded:
-        """The documents of what `documents` found; of JSON lines, the texts in them."""
-        return texts_of(found, self.form.text_key) if self.kind == "jsonl" else Decoded(found.repaired(), [])
+    def decoded(self, piece: Documents) -> Decoded:
+        """The documents of a piece that `documents` gave; of JSON lines, the texts in them."""
+        return texts_of(piece, self.form.text_key) if self.kind == "jsonl" else Decoded(piece.repaired(), [])
 
     def place(self, start: int) -> str:
         """'file, line n' of a byte of this input. Reads the file up to this byte again; of a pipe, 'pipe, byte n'."""
@@ -171,13 +175,16 @@ class TextFile:
                 raise InputError(
                     f"{self.file} is not {self.form.encoding.upper()} text: {num_bad:,} of its first {len(piece):,} "
                     "bytes are invalid or NUL; leave the file out, or name its encoding with --encoding (Parquet, "
-                    "Arrow and compressed files must have their usual ending: .parquet, .arrow, .gz, .zst, ...)"
+                    "Arrow and compressed files must have their usual ending: .parquet, .arrow, .gz, .zst, ...)",
+                    "not-text",
+                    option="inputs",
+                    given=self.file.name,
                 )
         self.size += length
         self.bytes_read = stream.bytes_read
         return length
 
-    def _found(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
+    def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
         """The documents that start in [first, stop), before they are repaired. stop None: no limit."""
         by_line = self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # place of buffer[0]: inside an earlier document, or 0
@@ -186,21 +193,21 @@ class TextFile:
         buffer = np.empty(0, np.uint8)  # its first `filled` bytes are read and not yet given out
         while not is_end:
             # A document that is not complete is looked at again with at least as many bytes more.
-            room = filled + max(BLOCK_BYTES, min(filled, _LONGEST_READ))
-            if buffer.size < room + ROOM:
-                buffer = np.concatenate([buffer[:filled], np.empty(room + ROOM - filled, np.uint8)])
-                offsets, starts, invalid, used = (np.empty(room // 2 + 3, np.int64) for _ in range(4))
-            length = self._read(stream, buffer[filled:room])
+            size = filled + max(BLOCK_BYTES, min(filled, _LONGEST_READ))
+            if buffer.size < size + PADDING:
+                buffer = np.concatenate([buffer[:filled], np.empty(size + PADDING - filled, np.uint8)])
+                offsets, starts, invalid, used = (np.empty(size // 2 + 3, np.int64) for _ in range(4))
+            length = self._read(stream, buffer[filled:size])
             filled, is_end = filled + length, not length
-            text = bytearray(filled + 1 + ROOM)
+            text = bytearray(filled + 1 + PADDING)
             cuts = Cuts(np.frombuffer(text, np.uint8), offsets, starts, invalid, used)
             count = cut(buffer, filled, begin, is_end, by_line, cuts)
-            found = Documents(
+            complete = Documents(
                 text, offsets[: count + 1].copy(), starts[:count].copy(), np.zeros(count, np.int64),
                 invalid[:count].copy(),
             )  # fmt: skip
-            last = count if stop is None else int(np.searchsorted(found.starts, stop))
-            chosen = found.part(min(last, int(np.searchsorted(found.starts, first))), last)
+            last = count if stop is None else int(np.searchsorted(complete.starts, stop))
+            chosen = complete.part(min(last, int(np.searchsorted(complete.starts, first))), last)
             if chosen.starts.size:
                 yield chosen
             done = int(used[0])
@@ -216,16 +223,19 @@ class TextFile:
         if size > LONGEST_DOCUMENT:
             raise InputError(
                 f"{self.file}: the document at byte {start} is longer than {LONGEST_DOCUMENT >> 20:,} MiB; choose what "
-                "ends a document with --documents, or split the document"
+                "ends a document with --documents, or split the document",
+                "too-large",
+                option="inputs",
+                given=self.file.name,
             )
 
-    def _pieces(self, found: Documents, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
+    def _pieces(self, some: Documents, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
         """What belongs to each unit that is wanted."""
-        units = (base + found.starts) // self.form.shard_size
+        units = (base + some.starts) // self.form.shard_size
         cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
         for first, stop in pairwise(cuts):
             if is_wanted(unit := int(units[first])):
-                yield unit, found.part(first, stop)
+                yield unit, some.part(first, stop)
 
     def _before(self, stream: InputStream, place: int) -> int:
         """Moves the stream to the last byte before `place` that is not white space, or to byte 0. Returns where."""

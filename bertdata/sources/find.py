@@ -70,25 +70,31 @@ def find_inputs(
     """
     local_names = [str(name) for name in named if not is_remote(str(name))]
     under_urls = _find_under([str(name) for name in named if is_remote(str(name))])
-    is_searched = any(map(_is_searched, local_names)) or any("" not in found for found in under_urls.values())
+    is_searched = any(map(_is_searched, local_names)) or any("" not in files for files in under_urls.values())
     inputs = Inputs(is_searched=is_searched)
     if (include or exclude) and not is_searched:
         raise UsageError(
             "--include and --exclude select files of a directory or a pattern, and no INPUT is one of these; leave "
-            "them out"
+            "them out",
+            "needs-option",
+            option="include" if include else "exclude",
+            given=include or exclude,
         )
 
-    def select(name: str, found: Mapping[str, PurePath], *, is_directory: bool) -> list[str]:
-        """What is taken of the files that a name stands for. found: name → path below the directory."""
+    def select(name: str, paths: Mapping[str, PurePath], *, is_directory: bool) -> list[str]:
+        """What is taken of the files that a name stands for. paths: name of a file → path below the directory."""
         by_ending = is_directory and not any_ending
-        reasons = {file: _why_not(path, include, exclude, by_ending) for file, path in found.items()}
+        reasons = {file: _why_not(path, include, exclude, by_ending) for file, path in paths.items()}
         if is_directory:
-            reasons |= {file: _HIDDEN for file, path in found.items() if _is_hidden(path)}
+            reasons |= {file: _HIDDEN for file, path in paths.items() if _is_hidden(path)}
         taken = [file for file, why in reasons.items() if why is None]
         if not taken:
             raise InputError(
-                f"{name}: none of its {_files(len(found))} is read ({_some(list(found))}); select files with "
-                "--include, for example --include '*', or name them"
+                f"{name} has {_files(len(paths))}, of which none is read ({_some(list(paths))}); select files with "
+                "--include, for example --include '*', or name them",
+                "no-match",
+                option="inputs",
+                given=name,
             )
         for file, why in reasons.items():
             if why is not None:
@@ -97,15 +103,14 @@ def find_inputs(
 
     for name in map(str, named):
         if not name:
-            raise UsageError("an input is the empty string; give the name of a file")
+            raise UsageError("an input is the empty string; give the name of a file", "malformed", option="inputs")
         if name in under_urls:
-            found = under_urls[name]
-            by_name = {file.name: (PurePath(path), file) for path, file in found.items()}
-            names = list(by_name)
-            if "" not in found:
-                paths = {each: path for each, (path, _) in by_name.items()}
+            remote = {file.name: file for file in under_urls[name].values()}
+            names = list(remote)
+            if "" not in under_urls[name]:
+                paths = {file.name: PurePath(path) for path, file in under_urls[name].items()}
                 names = select(name, paths, is_directory=not glob.has_magic(name))
-            inputs.files.extend(of_remote(by_name[each][1]) for each in names)
+            inputs.files.extend(of_remote(remote[each]) for each in names)
             continue
         _require_path(name)
         path = Path(name)
@@ -115,6 +120,8 @@ def find_inputs(
             inputs.files.append(local(path))
             continue
         if path.is_dir():
+            if not include:
+                _require_no_saved_dataset(path)
             root, inside = path, sorted(path.rglob("*"))
             files = [file for file in inside if file.is_file()]
             others = [file for file in inside if file.is_symlink() and not file.is_file()]
@@ -122,19 +129,32 @@ def find_inputs(
                 inputs.left_out.setdefault(_LINK, []).extend(links)
             if not files:
                 only = f"; its links are not followed ({_some(links)})" if links else ""
-                raise InputError(f"{path} is a directory without files{only}; name text files or a directory of them")
+                raise InputError(
+                    f"{path} is a directory without files{only}; name text files or a directory of them",
+                    "empty",
+                    option="inputs",
+                    given=name,
+                )
         else:
             root = _root_of(name)
             files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
             if not files:
-                raise InputError(f"{name} matches no file; check the pattern")
+                raise InputError(f"{name} matches no file; check the pattern", "no-match", option="inputs", given=name)
         below = {str(file): file.relative_to(root) for file in files}
         inputs.files.extend(map(local, select(name, below, is_directory=path.is_dir())))
     if [file.name for file in inputs.files].count(STANDARD_INPUT) > 1:
-        raise UsageError("standard input (-) is named twice, but it can be read only once")
+        raise UsageError(
+            "standard input (-) is named twice, but it can be read only once; name it once",
+            "read-once",
+            option="inputs",
+        )
     if all(file.size == 0 for file in inputs.files):
         shown = ", ".join(file.name for file in inputs.files)
-        raise InputError(f"{shown}: empty file, so there is no document to build from; give a file with text in it")
+        raise InputError(
+            f"{shown}: empty file, so there is no document to build from; give a file with text in it",
+            "empty",
+            option="inputs",
+        )
     return inputs
 
 
@@ -150,7 +170,7 @@ def _find_under(urls: list[str]) -> dict[str, dict[str, RemoteFile]]:
 def require_directory(name: str) -> None:
     """Raises UsageError if the name of an output is a URL."""
     if _URL.match(name) and not os.path.lexists(name):
-        raise UsageError("--out is a URL; give a directory of this machine")
+        raise UsageError("--out is a URL; give a directory of this machine", "bad-url", option="out")
 
 
 def _require_path(name: str) -> None:
@@ -158,9 +178,28 @@ def _require_path(name: str) -> None:
     if _URL.match(name) and not os.path.lexists(name):
         scheme = name.partition(":")[0]
         if is_url(f"{scheme}://"):
-            raise UsageError(f"an input has {scheme}:/ where a URL has {scheme}://; give it as text, not as a Path")
+            raise UsageError(
+                f"an input has {scheme}:/ where a URL has {scheme}://; give it as text, not as a Path",
+                "bad-url",
+                option="inputs",
+            )
         raise UsageError(
-            f"an input is a URL of the kind {scheme}; give a path, or a URL of s3, gs, az, hf, http or https"
+            f"an input is a URL of the kind {scheme}; give a path, or a URL of s3, gs, az, hf, http or https",
+            "bad-url",
+            option="inputs",
+        )
+
+
+def _require_no_saved_dataset(directory: Path) -> None:
+    """Raises InputError for a directory of save_to_disk, whose files of JSON are no documents."""
+    one = all((directory / name).is_file() for name in ("state.json", "dataset_info.json"))
+    if one or (directory / "dataset_dict.json").is_file():
+        raise InputError(
+            f"{directory} was written by save_to_disk of the library datasets; read only its data, with --include "
+            "'*.arrow', or give it to bertdata import if it holds ids",
+            "wrong-file-type",
+            option="inputs",
+            given=str(directory),
         )
 
 

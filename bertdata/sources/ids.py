@@ -28,6 +28,8 @@ MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8:
 _LLM_C_HEADER_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
 _BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
+_JUDGED_IDS = 1 << 20  # of a file without a header, for the width of its ids
+_FEWEST_JUDGED = 32
 _DOCUMENTS, _ROWS = 1 << 16, 1024  # documents, rows of Parquet that are looked at at a time
 
 
@@ -60,10 +62,15 @@ def format_of(name: str) -> str:
     if ending_of(name) == ".idx" or path.with_name(path.name.removesuffix(".bin") + ".idx").exists():
         return "megatron"
     formats = {".bin": "nanogpt", ".ds": "datatrove", ".parquet": "rows", ".arrow": "rows"}
-    found = "rows" if path.is_dir() else formats.get(ending_of(name))
-    if found is None:
-        raise InputError(f"{name} has no known ending (.idx .bin .ds .parquet .arrow); say what it is with --format")
-    return found
+    format = "rows" if path.is_dir() else formats.get(ending_of(name))
+    if format is None:
+        raise InputError(
+            f"{name} has no known ending (.idx .bin .ds .parquet .arrow); say what it is with --format",
+            "unknown-format",
+            option="inputs",
+            given=name,
+        )
+    return format
 
 
 def open_ids(name: str, format: str, end_token: int | None) -> IdsFile:
@@ -98,19 +105,43 @@ def _megatron_index(index: Input) -> _Index:
     """Raises InputError for a header that cannot be read, or does not fit the size of the file."""
     content, size, begin = _mapped(index), index.size or 0, struct.calcsize(MEGATRON_HEADER)
     if content[:9] != MEGATRON_MAGIC or size < begin:
-        raise InputError(f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX")
-    _, version, code, num_sequences, num_documents = struct.unpack_from(MEGATRON_HEADER, content)
+        raise InputError(
+            f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX; give the .idx of one",
+            "not-of-format",
+            option="inputs",
+            given=index.name,
+        )
+    _, version, code, num_sequences, num_documents = MEGATRON_HEADER.unpack_from(content)
     if version != 1:
-        raise InputError(f"{index} has version {version}, and only version 1 can be read")
+        raise InputError(
+            f"{index} has version {version}, and only version 1 can be read; write the dataset again with Megatron",
+            "other-version",
+            option="inputs",
+            given=index.name,
+        )
     if code not in MEGATRON_DTYPES:
-        raise InputError(f"{index} has dtype {code}, which is no kind of integer, so its .bin does not hold ids")
+        raise InputError(
+            f"{index} has dtype {code}, which is no kind of integer, so its .bin does not hold ids; give files of ids",
+            "not-of-format",
+            option="inputs",
+            given=index.name,
+        )
     expected = begin + 12 * num_sequences + 8 * num_documents
     if num_sequences and size == expected + num_sequences:
-        raise InputError(f"{index} gives each sequence a mode, as for images among text; only text can be imported")
+        raise InputError(
+            f"{index} gives each sequence a mode, as for images among text, and only text can be imported; write the "
+            "text alone with Megatron's tools",
+            "unsupported",
+            option="inputs",
+            given=index.name,
+        )
     if size != expected:
         raise InputError(
-            f"{index} has {size:,} bytes and should have {expected:,} for its {num_sequences:,} sequences and "
-            f"{num_documents:,} document indices; it was cut short or damaged"
+            f"{index} has {size:,} bytes, and by its header (sequences: {num_sequences:,}, document indices: "
+            f"{num_documents:,}) it has {expected:,}; get the file again",
+            "cut-short",
+            option="inputs",
+            given=index.name,
         )
     return _Index(
         np.frombuffer(content, "<i4", num_sequences, begin),
@@ -133,14 +164,28 @@ def _megatron(name: str) -> IdsFile:
         if wrong.size:
             raise InputError(
                 f"{index}: sequence {start + int(wrong[0])} does not begin where the one before it ends; write the "
-                "dataset again with Megatron's own tools"
+                "dataset again with Megatron's own tools",
+                "not-of-format",
+                option="inputs",
+                given=index.name,
             )
         end, empty_sentences = int(ends[-1]), empty_sentences + int((some == 0).sum())
     if end != data.size:
-        raise InputError(f"{data} has {data.size:,} bytes, and {index} describes {end:,}; one of them is damaged")
+        raise InputError(
+            f"{data} has {data.size:,} bytes, and {index} describes {end:,}; get both files again",
+            "cut-short",
+            option="inputs",
+            given=data.name,
+        )
     smallest, largest = _steps(documents)
     if not documents.size or documents[0] != 0 or documents[-1] != num_sequences or smallest < 0:
-        raise InputError(f"{index}: its document indices do not ascend from 0 to {num_sequences:,}")
+        raise InputError(
+            f"{index}: its document indices do not ascend from 0 to {num_sequences:,}; write the dataset again with "
+            "Megatron's own tools",
+            "not-of-format",
+            option="inputs",
+            given=index.name,
+        )
     ids, has_sentences = np.frombuffer(_mapped(data), dtype), largest > 1
 
     def first_ids(sequences: NDArray[Any]) -> NDArray[np.int64]:
@@ -173,17 +218,36 @@ def _nanogpt(name: str, end_token: int) -> IdsFile:
             offset, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C_DTYPES[magic, version])
             if size != offset + count * dtype.itemsize:
                 raise InputError(
-                    f"{data} has {size:,} bytes, and its header says {count:,} ids of {dtype.itemsize} bytes; it was "
-                    "cut short or damaged"
+                    f"{data} has {size:,} bytes, and its header says {count:,} ids of {dtype.itemsize} bytes after "
+                    f"{offset:,}; get the file again",
+                    "cut-short",
+                    option="inputs",
+                    given=name,
                 )
     if size % dtype.itemsize:
-        raise InputError(f"{data} has {size:,} bytes, which is no whole number of ids of 2 bytes; name its --format")
+        raise InputError(
+            f"{data} has {size:,} bytes, which is no multiple of the 2 bytes of an id; get the file again, or name its "
+            "--format",
+            "not-of-format",
+            option="inputs",
+            given=name,
+        )
     if end_token > np.iinfo(dtype).max:
         raise InputError(
             f"{data} has ids of {dtype.itemsize} bytes, and the token that ends a document is {end_token}, which needs "
-            "more; give the --tokenizer that made the ids"
+            "more; give the --tokenizer that made the ids",
+            "id-outside-vocabulary",
+            option="tokenizer",
         )
     ids, token = np.frombuffer(content, dtype, offset=offset), dtype.type(end_token)
+    if not offset and _are_halves(ids[:_JUDGED_IDS]):
+        raise InputError(
+            f"{data} holds ids of 4 or 8 bytes, as most of every second 2 bytes are 0, and without a header ids have 2 "
+            "bytes; write it again as uint16, or as Parquet with a column input_ids",
+            "not-of-format",
+            option="inputs",
+            given=name,
+        )
 
     def some_documents() -> Iterator[Ids]:
         start, window = 0, _BLOCK_IDS
@@ -203,18 +267,32 @@ def _nanogpt(name: str, end_token: int) -> IdsFile:
     return IdsFile([data], size - offset, some_documents)
 
 
+def _are_halves(ids: NDArray[np.uint16]) -> bool:
+    """Whether these are rather wider ids, little-endian: every second one is mostly 0, and the others are not."""
+    lower, upper = (int(np.count_nonzero(ids[first::2] == 0)) for first in (0, 1))
+    return ids.size >= _FEWEST_JUDGED and 5 * (upper - lower) >= ids.size
+
+
 def _datatrove(name: str) -> IdsFile:
     """Raw ids of 2 or 4 bytes, and beside them `.index`: uint64, where each document ends in ids."""
     data, index = local(name), local(f"{name}.index")
     if (index.size or 0) % 8:
-        raise InputError(f"{index} has {index.size:,} bytes, which is no whole number of offsets of 8 bytes")
+        raise InputError(
+            f"{index} has {index.size:,} bytes, which is no multiple of the 8 bytes of an offset; get the file again",
+            "cut-short",
+            option="inputs",
+            given=index.name,
+        )
     size, ends = data.size or 0, np.frombuffer(_mapped(index), "<u8").view(np.int64)
     total = int(ends[-1]) if ends.size else 0
     width = next((width for width in (2, 4) if size == total * width), None)
     if width is None or _steps(ends)[0] < 0 or (ends.size and ends[0] < 0):
         raise InputError(
-            f"{index} does not fit {name}: its offsets should ascend to the number of ids, of 2 or 4 bytes each, and "
-            f"end at {total:,}, while {name} has {size:,} bytes"
+            f"{index} does not fit {name}: its offsets must ascend to the number of ids, and end at {total:,}, while "
+            f"{name} has {size:,} bytes, with 2 or 4 for an id; get both files again",
+            "not-of-format",
+            option="inputs",
+            given=index.name,
         )
     ids = np.frombuffer(_mapped(data), f"<u{width}")
 
@@ -265,9 +343,9 @@ def _byte_of(file: Input, width: int, start: int, offset: int = 0) -> Callable[[
 
 
 def _rows(name: str) -> IdsFile:
-    """Parquet, Arrow, or a directory that `save_to_disk` of the library datasets wrote, with a column of lists."""
+    """Parquet, Arrow, or a directory of either, with a column of lists."""
     path = Path(name)
-    files = [local(file) for file in _saved(path)] if path.is_dir() else [local(name)]
+    files = [local(file) for file in _files_of(path)] if path.is_dir() else [local(name)]
     size = sum(file.size or 0 for file in files)
 
     def some_documents() -> Iterator[Ids]:
@@ -294,22 +372,45 @@ def _row_of(file: Input, first: int, offsets: NDArray[np.int64]) -> Callable[[in
     return place
 
 
-def _saved(directory: Path) -> list[Path]:
-    """The files of a directory of `save_to_disk`, in order."""
+def _files_of(directory: Path) -> list[Path]:
+    """The files of a directory that `save_to_disk` of the library datasets wrote, or the Parquet files of another."""
+    given = str(directory)
     if (directory / "dataset_dict.json").is_file():
         below = ", ".join(sorted(str(state.parent) for state in directory.glob("*/state.json")))
-        raise InputError(f"{directory} holds several datasets of save_to_disk; name one of them: {below}")
+        raise InputError(
+            f"{directory} holds several datasets of save_to_disk; name one of them: {below}",
+            "wrong-file-type",
+            option="inputs",
+            given=given,
+        )
+    if not (directory / "state.json").is_file():
+        files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
+        if not files:
+            raise InputError(
+                f"{directory} holds neither Parquet files nor the state.json of save_to_disk; name files of ids",
+                "empty",
+                option="inputs",
+                given=given,
+            )
+        return files
     try:
         state = json.loads((directory / "state.json").read_bytes())
         files = [directory / entry["filename"] for entry in state["_data_files"]]
-    except FileNotFoundError:
-        raise InputError(f"{directory} is no directory of save_to_disk: it has no state.json; name files") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(
-            f"{directory / 'state.json'} is not what save_to_disk writes: it names no data files"
+            f"{directory / 'state.json'} is not what save_to_disk writes, as it names no data files; save the dataset "
+            "again",
+            "not-of-format",
+            option="inputs",
+            given=given,
         ) from None
     if state.get("_indices_data_files"):
-        raise InputError(f"{directory} selects rows by an index; call flatten_indices() and save_to_disk again")
+        raise InputError(
+            f"{directory} selects rows by an index; call flatten_indices() and save_to_disk again",
+            "unsupported",
+            option="inputs",
+            given=given,
+        )
     return files
 
 
@@ -346,11 +447,22 @@ def _check_column(file: Input, schema: Any) -> None:
     import pyarrow as pa
 
     if COLUMN not in schema.names:
-        raise InputError(f"{file} has no column {COLUMN!r}, only {', '.join(schema.names)}; rename the one of ids")
+        columns = ", ".join(schema.names)
+        raise InputError(
+            f"{file} has no column {COLUMN!r}, only {columns}; rename the one of ids",
+            "no-column",
+            option="inputs",
+            given=file.name,
+        )
     kind, types = schema.field(COLUMN).type, pa.types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if not (is_list and types.is_integer(kind.value_type)):
-        raise InputError(f"{file}: column {COLUMN!r} is {kind}, not a list of integers")
+        raise InputError(
+            f"{file}: column {COLUMN!r} is {kind}, not a list of integers; write lists of ids there",
+            "wrong-column-type",
+            option="inputs",
+            given=file.name,
+        )
 
 
 def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -364,7 +476,10 @@ def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[
             row for row in range(len(column)) if column[row].values.null_count
         ]  # fmt: skip
         raise InputError(
-            f"{file}, row {first + int(rows[0]) + 1}: the ids, or one of them, are null; leave the row out"
+            f"{file}, row {first + int(rows[0]) + 1}: the ids, or one of them, are null; leave the row out",
+            "bad-row",
+            option="inputs",
+            given=file.name,
         )
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     return flat.to_numpy(), np.append(0, np.cumsum(lengths, dtype=np.int64))

@@ -67,10 +67,14 @@ def local(path: str | Path) -> Input:
         if stat.S_ISFIFO(status.st_mode):
             return Input(name, None, None)
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{name} is neither a file nor a named pipe; write its text to a file")
+            raise InputError(
+                f"{name} is neither a file nor a named pipe; write its text to a file", "wrong-file-type", given=name
+            )
         open(name, "rb").close()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}; check the name", "not-found", given=name) from None
     except OSError as error:
-        raise InputError(f"{name} cannot be read: {error.strerror}") from None
+        raise InputError(f"{name} cannot be read: {error.strerror}", "unreadable", given=name) from None
     return Input(name, status.st_size, status.st_mtime_ns)
 
 

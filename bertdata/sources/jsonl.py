@@ -49,7 +49,7 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
     """The strings by pyarrow; None if a line must be looked at by itself.
 
     pyarrow does not see where lines end. But each line begins with { and ends with }, and no JSON value has a newline
-    between } and {. So each line holds whole values, and equal counts mean one value a line. At a NUL pyarrow stops.
+    between } and {. So each line holds complete values, and equal counts mean one value a line. At a NUL pyarrow stops.
     """
     import pyarrow as pa
     from pyarrow import json as pa_json
@@ -84,9 +84,14 @@ def _text(raw: bytes, key: str) -> tuple[bytes, int]:
     """The string, and how many lone surrogates in it were replaced. Raises BadRow or RecursionError."""
     try:
         text = json.loads(raw, parse_int=float)[key]  # Python refuses whole numbers of 4,301 digits
-    except ValueError as error:
-        raise BadRow(f"not JSON ({error})") from None
-    except (KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        if raw.lstrip().startswith(b"["):
+            raise BadRow(
+                "a JSON array, and JSON lines are needed",
+                "write each row of it on a line of its own, as jq -c '.[]' does",
+            ) from None
+        if isinstance(error, ValueError):
+            raise BadRow(f"not JSON ({error})") from None
         raise BadRow(f"no key {key!r} in this row", "give --text-key, fix the row") from None
     if not isinstance(text, str):
         raise BadRow(f"the value of key {key!r} is not a string", "give --text-key, fix the row")

@@ -1,6 +1,6 @@
 """The compiled loops that cut text, and ids, into documents.
 
-Python allocates the arrays, and a kernel never raises. tests/reference has a slow twin of each.
+Python allocates the arrays, and a kernel never raises. tests/reference has a slow reference implementation of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 
 from bertdata.jit import jit
 
-ROOM = 128  # bytes after a text that a kernel may read or write
+PADDING = 128  # bytes after a text that a kernel may read or write
 HIGH = np.uint64(0x8080808080808080)
 NEWLINE, RETURN, TAB, SPACE = 10, 13, 9, 32
 
@@ -22,7 +22,7 @@ NEWLINE, RETURN, TAB, SPACE = 10, 13, 9, 32
 class Cuts(NamedTuple):
     """What `cut` writes."""
 
-    text: Any  # uint8 [n + 1 + ROOM] for n bytes of input: the documents, each followed by a newline
+    text: Any  # uint8 [n + 1 + PADDING] for n bytes of input: the documents, each followed by a newline
     offsets: Any  # int64 [m + 1]: document d is text[offsets[d] : offsets[d + 1] - 1]
     starts: Any  # int64 [m]: where the document begins in the input
     invalid: Any  # int64 [m]: where the first invalid byte of the document is in the input; -1: it is valid UTF-8
@@ -117,7 +117,7 @@ def first_invalid(text, start, stop):
 def cut(data, size, place, is_end, by_line, cuts):
     """Finds the documents in data[:size], as docs/format.md says. Returns how many are complete.
 
-    data: uint8, ROOM bytes longer than `size`. place: of data[0] in the input. is_end: whether the input ends with
+    data: uint8, PADDING bytes longer than `size`. place: of data[0] in the input. is_end: whether the input ends with
     these bytes, so that the last line and the last document are complete. by_line: whether each line that is not blank
     is a document; else blank lines end documents. cuts: Cuts.
 
@@ -169,8 +169,8 @@ def cut(data, size, place, is_end, by_line, cuts):
 def lay(data, offsets, text, laid, invalid):
     """Copies the values data[offsets[i] : offsets[i + 1]] to `text`, a newline after each.
 
-    text: uint8, ROOM bytes longer than the values and their newlines. laid: int64 [n + 1], where each value begins in
-    `text`. invalid: int64 [n], where its first invalid byte is in the value; -1: it is valid UTF-8.
+    text: uint8, PADDING bytes longer than the values and their newlines. laid: int64 [n + 1], where each value begins
+    in `text`. invalid: int64 [n], where its first invalid byte is in the value; -1: it is valid UTF-8.
     """
     p = int64(0)
     for i in range(invalid.size):
@@ -188,7 +188,7 @@ def lay(data, offsets, text, laid, invalid):
 @jit()
 def find_token(ids, token, ends):
     """Writes i + 1 for each ids[i] that is `token` to ends int64 [n + 1], and returns how many. ids: [n] integers."""
-    found = 0
+    count = 0
     for base in range(0, ids.size, 64):
         block = ids[base : base + 64]
         if block.size == 64:
@@ -198,6 +198,6 @@ def find_token(ids, token, ends):
             if hits == 0:
                 continue
         for k in range(block.size):
-            ends[found] = base + k + 1
-            found += block[k] == token
-    return found
+            ends[count] = base + k + 1
+            count += block[k] == token
+    return count

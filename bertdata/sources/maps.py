@@ -28,10 +28,18 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
         advice = "give module:function, or module:function(1, 2) of one that returns a function"
         if isinstance(error, ModuleNotFoundError) and error.name == module and Path(f"{module}.py").is_file():
             advice = f"begin the command with PYTHONPATH=. to find the {module}.py of this directory"
-        raise UsageError(f"{option} {spec} is not a function ({type(error).__name__}: {error}); {advice}") from None
+        raise UsageError(
+            f"{option} {spec} is not a function ({type(error).__name__}: {error}); {advice}",
+            "bad-function",
+            option=option.removeprefix("--"),
+            given=spec,
+        ) from None
     if not callable(function):
         raise UsageError(
-            f"{option} {spec} is of type {type(function).__name__} and not a function; give module:function"
+            f"{option} {spec} is of type {type(function).__name__} and not a function; give module:function",
+            "bad-function",
+            option=option.removeprefix("--"),
+            given=spec,
         )
     return function
 
@@ -52,13 +60,22 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
                 text = function(text)
                 if isinstance(text, str):
                     text.encode()
-                elif text is not None:
-                    raise TypeError(f"it gave a value of type {type(text).__name__}, and not a text or None")
             except Exception as error:  # whatever the function of a user raises
                 raise InputError(
                     f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix the function or the "
-                    "text"
+                    "text",
+                    "function-failed",
+                    option="map",
+                    given=spec,
                 ) from None
+            if not isinstance(text, str | None):
+                raise InputError(
+                    f"{place(start)}: --map {spec} gave a value of type {type(text).__name__}; it must give a text, or "
+                    "None to leave the document out",
+                    "bad-function",
+                    option="map",
+                    given=spec,
+                )
             if text is None:
                 break
         else:

@@ -9,14 +9,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bertdata.errors import InputError
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.inputs import Input
+from bertdata.sources.inputs import Input, ending_of
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, group_units
 
 UNIT_RULE = 2  # version of the rule in docs/format.md, by which an unfinished build goes on
 UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times its size
 UNITS_OF_A_STREAM = 1 << 20
+_NOT_PROSE = {".csv": "CSV", ".tsv": "TSV"}
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,18 @@ class Plan:
 def split(files: Sequence[Input], form: TextFormat) -> Plan:
     """Plans the units of inputs. Reads the footers of Parquet files, and nothing else.
 
-    Raises InputError for a Parquet file that cannot be read or has no column for the text.
+    Raises InputError for a Parquet file that cannot be read or has no column for the text, and for a table of another
+    kind, whose lines would be read as prose.
     """
+    for file in files if form.kind is None else ():
+        if (ending := ending_of(file.name)) in _NOT_PROSE:
+            raise InputError(
+                f"{file} is a table of {_NOT_PROSE[ending]}, which cannot be read; convert it to JSON lines or "
+                "Parquet, or give --format text if it is prose",
+                "unknown-format",
+                option="inputs",
+                given=file.name,
+            )
     size, stretches = form.shard_size, list[Stretch]()
 
     def add(inputs: range, count: int, is_divisible: bool) -> None:

@@ -59,7 +59,7 @@ class _AsUtf8(io.RawIOBase):
 class _Members(io.RawIOBase):
     """The decompressed bytes of all members of a bzip2 or xz file.
 
-    The readers of the standard library silently stop at a damaged member if it follows a whole one; this one raises.
+    The readers of the standard library silently stop at a damaged member if it follows a sound one; this one raises.
     """
 
     def __init__(self, file: Any, new: Callable[[], Any]) -> None:
@@ -166,8 +166,16 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
                     raise EOFError("it is empty")
                 yield InputStream(source, file, compression, encoding)
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"{source} is not a complete {compression} file ({error}); get the file again") from None
+        raise _cut_short(source, compression, error) from None
     except OSError as error:
         if compression and error.errno is None:  # bz2 and pyarrow report damage like this
-            raise InputError(f"{source} is not a complete {compression} file ({error}); get the file again") from None
-        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
+            raise _cut_short(source, compression, error) from None
+        raise InputError(
+            f"{source} cannot be read: {error.strerror or error}", "unreadable", given=source.name
+        ) from None
+
+
+def _cut_short(source: Input, compression: str, error: Exception) -> InputError:
+    return InputError(
+        f"{source} is not a complete {compression} file ({error}); get the file again", "cut-short", given=source.name
+    )

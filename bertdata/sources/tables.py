@@ -79,9 +79,9 @@ class TableFile:
                         first += batch.num_rows
                 first = stop
 
-    def decoded(self, found: Rows) -> Decoded:
-        """The documents of what `documents` found."""
-        column, rows = found.column, np.arange(found.first, found.first + len(found.column))
+    def decoded(self, piece: Rows) -> Decoded:
+        """The documents of a piece that `documents` gave."""
+        column, rows = piece.column, np.arange(piece.first, piece.first + len(piece.column))
         bad = []
         if column.null_count:
             is_null = column.is_null().to_numpy(zero_copy_only=False)
@@ -96,7 +96,7 @@ class TableFile:
     invalid_place = place
 
     def _of_groups(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
-        """Rows of Parquet. A unit has whole row groups; those of others are not read."""
+        """Rows of Parquet. A unit has complete row groups; those of others are not read."""
         import pyarrow.parquet as pq
 
         size, row = self.file.size or 0, 0
@@ -161,9 +161,19 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
     """
     import pyarrow.parquet as pq
 
-    if file.compression or file.is_stream:
+    if file.is_stream:
         raise InputError(
-            f"{file}: Parquet cannot be read from a pipe or a compressed file; write it to a plain file first"
+            f"{file} is a pipe, and Parquet cannot be read from one; write it to a file first",
+            "read-once",
+            option="inputs",
+            given=file.name,
+        )
+    if file.compression:
+        raise InputError(
+            f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first",
+            "unsupported",
+            option="inputs",
+            given=file.name,
         )
     with readable(file, "parquet"):
         meta = pq.read_metadata(_for_pyarrow(file))
@@ -195,11 +205,21 @@ def _check_column(file: Input, schema: Any, key: str) -> None:
 
     if key not in schema.names:
         columns = ", ".join(schema.names)
-        raise InputError(f"{file} has no column {key!r}, only {columns}; name the column with --text-key")
+        raise InputError(
+            f"{file} has no column {key!r}, only {columns}; name the column with --text-key",
+            "no-column",
+            option="text_key",
+            given=key,
+        )
     kind = schema.field(key).type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise InputError(f"{file}: column {key!r} is {kind}, not a string; name another with --text-key")
+        raise InputError(
+            f"{file}: column {key!r} is {kind}, not a string; name another with --text-key",
+            "wrong-column-type",
+            option="text_key",
+            given=key,
+        )
 
 
 @contextmanager
@@ -211,7 +231,12 @@ def readable(file: Input, kind: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"{file} is not readable {kind.capitalize()}: {reason}") from None
+        raise InputError(
+            f"{file} is not readable {kind.capitalize()}: {reason}; write it again",
+            "not-of-format",
+            option="inputs",
+            given=file.name,
+        ) from None
 
 
 def _binary(column: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.sources.kernels import ROOM, lay
+from bertdata.sources.kernels import PADDING, lay
 
 _REPLACEMENT = "\ufffd".encode()
 
@@ -33,7 +33,7 @@ def valid_utf8(raw: bytes) -> tuple[bytes, int, int]:
 class Documents(NamedTuple):
     """Documents of one unit, one behind the other. Document i is text[offsets[i] : offsets[i + 1] - 1]."""
 
-    text: bytearray  # UTF-8, a newline after each document; then at least ROOM bytes
+    text: bytearray  # UTF-8, a newline after each document; then at least PADDING bytes
     offsets: NDArray[np.int64]  # [n + 1]
     starts: NDArray[np.int64]  # [n] place in the input: of the first byte; of a table, number of the row from 1
     replaced: NDArray[np.int64]  # [n] how many invalid byte sequences became U+FFFD
@@ -49,7 +49,7 @@ class Documents(NamedTuple):
         if (first, stop) == (0, self.starts.size):
             return self
         offsets, chosen = self.offsets[first : stop + 1], slice(first, stop)
-        text = self.text[offsets[0] : offsets[-1]] + bytes(ROOM)
+        text = self.text[offsets[0] : offsets[-1]] + bytes(PADDING)
         return Documents(text, offsets - offsets[0], self.starts[chosen], self.replaced[chosen], self.invalid[chosen])
 
     def repaired(self) -> Documents:
@@ -71,7 +71,7 @@ class Documents(NamedTuple):
     def of(cls, texts: list[bytes], starts: list[int], replaced: list[int], invalid: list[int]) -> Documents:
         """Documents of these texts. The lists have one length."""
         offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
-        joined = bytearray(b"\n").join([*texts, bytes(ROOM)])
+        joined = bytearray(b"\n").join([*texts, bytes(PADDING)])
         return cls(joined, offsets, *(np.array(each, np.int64) for each in (starts, replaced, invalid)))
 
     @classmethod
@@ -80,7 +80,7 @@ class Documents(NamedTuple):
         size, offsets = len(column), offsets_of(column)
         data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
         data.setflags(write=False)  # one type for the kernel, whatever the buffer is
-        text = bytearray(int(offsets[-1] - offsets[0]) + size + ROOM)
+        text = bytearray(int(offsets[-1] - offsets[0]) + size + PADDING)
         laid, invalid = np.empty(size + 1, np.int64), np.empty(size, np.int64)
         lay(data, offsets, np.frombuffer(text, np.uint8), laid, invalid)
         return cls(text, laid, starts, np.zeros(size, np.int64), np.where(invalid < 0, -1, starts))
@@ -107,4 +107,4 @@ def load_kernels() -> None:
     data, offsets = np.zeros(0, np.uint8), np.zeros(1, np.int64)
     for array in (data, offsets):
         array.setflags(write=False)
-    lay(data, offsets, np.zeros(ROOM, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.int64))
+    lay(data, offsets, np.zeros(PADDING, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.int64))

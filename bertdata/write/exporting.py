@@ -43,9 +43,15 @@ def export(
     """
     require_directory(str(out))
     if format not in EXPORT_FORMATS:
-        raise UsageError(f"format is {format!r}; give one of {', '.join(EXPORT_FORMATS)}")
+        known = ", ".join(EXPORT_FORMATS)
+        raise UsageError(f"format is {format!r}; give one of {known}", "unknown", option="format", given=format)
     if split not in dataset.splits:
-        raise UsageError(f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}")
+        raise UsageError(
+            f"{dataset.path} has no split {split!r}; give one of {', '.join(dataset.splits)}",
+            "no-split",
+            option="split",
+            given=split,
+        )
     num_done, total = 0, dataset.splits[split].num_tokens
     itemsize = np.dtype(dataset.manifest.token_dtype).itemsize
 
@@ -144,14 +150,21 @@ def _require_lengths(dataset: Dataset, lengths: NDArray[np.int64]) -> None:
     if lengths.min(initial=0) < 0:
         raise damaged(dataset.path)
     if lengths.max(initial=0) >= 1 << 31:
-        raise BuildError(f"{dataset.path} has a document of {lengths.max():,} ids, and this format can hold 2^31 - 1")
+        raise BuildError(
+            f"{dataset.path} has a document of {lengths.max():,} ids, and this format can hold 2^31 - 1; build with "
+            "shorter documents",
+            "too-large",
+            option="format",
+        )
 
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets its name when it is complete. Raises BuildError if there is one already."""
     if path.exists():
-        raise BuildError(f"{path} exists already; remove it, or give another --out")
+        raise BuildError(
+            f"{path} exists already; remove it, or give another --out", "out-exists", option="out", given=str(path)
+        )
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with naming(path), open_plain(temporary, "wb") as file:

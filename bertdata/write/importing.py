@@ -73,15 +73,34 @@ def import_ids(
     validation, test = float(validation), float(test)
     require_shares(validation, test)
     if shard_size < 1:
-        raise UsageError(f"shard_size is {shard_size}; give at least 1, in bytes of ids")
+        raise UsageError(
+            f"shard_size is {shard_size}; give at least 1, in bytes of ids",
+            "out-of-range",
+            option="shard_size",
+            given=shard_size,
+        )
+    if format not in ("auto", *IDS_FORMATS):
+        known = ", ".join(("auto", *IDS_FORMATS))
+        raise UsageError(f"format is {format!r}; give one of {known}", "unknown", option="format", given=format)
+    if not names:
+        raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     require_directory(str(out))
     for name in names:
         if is_remote(name):
             url = without_secrets(name)
-            raise UsageError(f"{url} is a URL, and ids are imported from files of this machine; copy it here first")
+            raise UsageError(
+                f"{url} is a URL, and ids are imported from files of this machine; copy it here first",
+                "bad-url",
+                option="inputs",
+                given=url,
+            )
     formats = {format_of(name) if format == "auto" else format for name in names}
-    if len(formats) != 1 or not formats <= set(IDS_FORMATS):
-        raise UsageError(f"the inputs are of the formats {', '.join(sorted(formats))}; give files of one known format")
+    if len(formats) != 1:
+        raise UsageError(
+            f"the inputs are of the formats {', '.join(sorted(formats))}; give files of one format",
+            "conflict",
+            option="inputs",
+        )
     loaded, (kind,) = load(tokenizer), formats
     if special_tokens:
         loaded = loaded.with_special_tokens()
@@ -91,7 +110,12 @@ def import_ids(
         end_id = _end_id(loaded, end_token)
         settings["end_token"] = loaded.spell(end_id)
     elif end_token is not None:
-        raise UsageError(f"--end-token is for nanogpt; {kind} says itself where documents end")
+        raise UsageError(
+            f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out",
+            "conflict",
+            option="end_token",
+            given=end_token,
+        )
     files = [open_ids(name, kind, end_id) for name in names]
     dtypes = {file.dtype for file in files}
     if len(dtypes) == 1 and None not in dtypes:
@@ -118,13 +142,20 @@ def import_ids(
             _store_all(files, writer, units, progress)
         if changed := [file.name for file, later in zip(read, now(read), strict=True) if file != later]:
             raise InputError(
-                f"{changed[0]} changed while it was read; run again with --overwrite when nobody changes it"
+                f"{changed[0]} changed while it was read; run again with --overwrite when nobody changes it",
+                "changed",
+                option="inputs",
+                given=changed[0],
             )
         manifest = _manifest(units, loaded, settings, name_of(tokenizer), sum(file.empty_sentences for file in files))
         if not manifest.splits:
             for path in staging.glob("unit-*"):
                 path.unlink()
-            raise InputError(f"no document to import: there is no id in {', '.join(names)}")
+            raise InputError(
+                f"no document to import: there is no id in {', '.join(names)}; give files with ids",
+                "empty",
+                option="inputs",
+            )
         move_up(directory, staging, units, plan, manifest)
     return Dataset(directory)
 
@@ -132,16 +163,31 @@ def import_ids(
 def _end_id(tokenizer: Tokenizer, spelling: str | None) -> int:
     """The id of the token that ends documents."""
     special = tokenizer.special
-    found = special.eos if special.eos is not None else special.sep
-    if spelling is not None:
-        found = dict(zip(tokenizer.spellings, special.special_ids, strict=True)).get(spelling)
-    if found is None:
-        lacking = f"no special token {spelling}" if spelling else "no end token"
+    known = " ".join(tokenizer.spellings[:10])
+    if not known:
         raise UsageError(
-            f"the tokenizer has {lacking}, and nanogpt needs one to know where documents end; give --end-token, one of "
-            f"{' '.join(tokenizer.spellings[:10]) or 'its special tokens, of which there is none'}"
+            "the tokenizer has no special token, and nanogpt needs one that ends documents; give another --tokenizer",
+            "tokenizer-lacks-token",
+            option="tokenizer",
         )
-    return found
+    if spelling is not None:
+        if spelling not in tokenizer.spellings:
+            raise UsageError(
+                f"the tokenizer has no special token {spelling}; give --end-token, one of {known}",
+                "unknown",
+                option="end_token",
+                given=spelling,
+            )
+        return dict(zip(tokenizer.spellings, special.special_ids, strict=True))[spelling]
+    end_id = special.eos if special.eos is not None else special.sep
+    if end_id is None:
+        raise UsageError(
+            "the tokenizer has no end token, and nanogpt needs one that ends documents; give --end-token, one of "
+            f"{known}",
+            "missing",
+            option="end_token",
+        )
+    return end_id
 
 
 def _store_all(files: list[IdsFile], writer: _Writer, units: dict[int, dict[str, Any]], progress: Progress) -> None:
@@ -230,7 +276,9 @@ class _Writer:
         if wrong >= 0:
             raise InputError(
                 f"{some.place(wrong)}: id {some.ids[wrong]} is outside the vocabulary of {self._is_special.size:,} "
-                "ids; give the --tokenizer that made the ids"
+                "ids; give the --tokenizer that made the ids",
+                "id-outside-vocabulary",
+                option="tokenizer",
             )
         ids = given.astype(self.tokenizer.token_dtype, copy=False)
         unit.num_bytes += some.ids.nbytes

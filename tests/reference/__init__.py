@@ -1,1 +1,1 @@
-"""Slow, simple twins of the fast code, written from docs/ and not from that code. Tests compare the two."""
+"""Slow, simple reference implementations, written from docs/ and not from the fast code. Tests compare the two."""

@@ -1,0 +1,139 @@
+"""What the tests of inputs share: rows of text in every format and compression, and what is read of files."""
+
+import bz2
+import gzip
+import itertools
+import json
+import lzma
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from conftest import make_text
+from hypothesis import settings
+from hypothesis import strategies as st
+from reference import documents as reference
+
+from bertdata.sources.blocks import read_blocks
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.inputs import local
+from bertdata.sources.kernels import PADDING
+from bertdata.sources.split import split
+
+FEW = settings(max_examples=settings().max_examples // 3)
+"""For tests whose examples write files."""
+ROWS = [raw.decode() for _, raw in reference.documents(make_text(40, seed=5).encode(), "blank")]
+PIECES = [
+    b"a", b"bc ", b" ", b"\t", b"\n", b"\n\n", b"\r\n", b"\r", b"\0", b"\xff", b"\xe2\x82", b"\xc3\xa9",
+    b"\xf0\x9f\x98\x80", b"\xf0\x9f", b"\xef\xbf\xbd", b"\xed\xa0\x80", b"\x0b", b"\x0c", b"\xe2\x80\xa8",
+    b"\n \t\r\n", b"abc\nabc\nabc\n",
+]  # fmt: skip
+BYTES = st.one_of(st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join), st.binary(max_size=30))
+CONTENTS = st.lists(BYTES, min_size=1, max_size=3)
+GROUP = 3  # rows of a row group of `made`
+
+
+def write(path, content):
+    path.write_bytes(content)
+    return path
+
+
+def zstd(data):
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": partial(lzma.compress, preset=0), ".zst": zstd}
+COMPRESSED = [ending for ending in PACK if ending]
+
+
+def as_text(rows):
+    return "\n\n".join(rows).encode() + b"\n"
+
+
+def as_jsonl(rows):
+    return "".join(json.dumps({"n": number, "text": row}) + "\n" for number, row in enumerate(rows)).encode()
+
+
+def table(rows, kind=None):
+    """kind: type of the text's column, or rows is that column."""
+    column = rows if isinstance(rows, pa.Array) else pa.array(rows, kind or pa.string())
+    return pa.table({"n": range(len(rows)), "text": column})
+
+
+def as_arrow(rows, kind=None, new=pa.ipc.new_stream):
+    sink, rows = pa.BufferOutputStream(), table(rows, kind)
+    with new(sink, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=7)
+    return sink.getvalue().to_pybytes()
+
+
+def as_arrow_file(rows, kind=None):
+    return as_arrow(rows, kind, pa.ipc.new_file)
+
+
+def as_parquet(rows, kind=None, group=9):
+    sink = pa.BufferOutputStream()
+    pq.write_table(table(rows, kind), sink, row_group_size=group)
+    return sink.getvalue().to_pybytes()
+
+
+MAKE = {"text": as_text, "jsonl": as_jsonl, "arrow": as_arrow}
+ENDING = {"text": ".txt", "jsonl": ".jsonl", "arrow": ".arrow", "parquet": ".parquet"}
+TABLES = {"a.parquet": as_parquet, "a.arrow": as_arrow, "b.arrow": as_arrow_file}
+
+
+def parquet(path, rows, group=GROUP):
+    return write(path, as_parquet(rows, group=group))
+
+
+def made(folder, number, kind, rows):
+    """An input of these rows, and its documents with the byte or row of each."""
+    lines, name = "\n".join(row.replace("\n", " ") for row in rows).encode(), folder / str(number)
+    if kind in ("text", "gzip"):
+        documents = reference.documents(lines, "line")
+        if kind == "text":
+            return write(Path(f"{name}.txt"), lines), documents
+        return write(Path(f"{name}.txt.gz"), gzip.compress(lines)), documents
+    raw = [row.encode() for row in rows]
+    if kind == "jsonl":
+        lines = [json.dumps({"text": row}).encode() + b"\n" for row in rows]
+        starts = [0, *itertools.accumulate(map(len, lines))]
+        return write(Path(f"{name}.jsonl"), b"".join(lines)), list(zip(starts, raw, strict=False))
+    if kind == "parquet":
+        return parquet(Path(f"{name}.parquet"), rows), list(enumerate(raw))
+    starts = [0, *itertools.accumulate(len(each) + 1 for each in raw)]
+    return write(Path(f"{name}.arrow"), as_arrow_file(rows)), list(zip(starts, raw, strict=False))
+
+
+def every_unit(unit):
+    return True
+
+
+def blocks_of(paths, wanted=every_unit, **form):
+    return read_blocks(split([local(path) for path in paths], TextFormat(**form)), wanted)
+
+
+def read(paths, wanted=every_unit, **form):
+    """(unit, text, replaced) of each document, after checking that the blocks themselves are well made."""
+    documents = []
+    for block in blocks_of(paths, wanted, **form):
+        assert block.num_documents > 0 or block.skipped
+        assert block.offsets[0] == 0
+        assert block.offsets[-1] == block.num_bytes <= len(block.data) - PADDING
+        assert block.replaced.size == block.num_documents
+        assert (block.first_replaced is None) == (not block.replaced.any())
+        block.data[: block.num_bytes].decode()
+        for (start, stop), replaced in zip(itertools.pairwise(block.offsets.tolist()), block.replaced, strict=True):
+            assert block.data[stop - 1 : stop] == b"\n"
+            documents.append((block.unit, bytes(block.data[start : stop - 1]), int(replaced)))
+    return documents
+
+
+def invalid_column():
+    """Two rows of strings, of which the second has an invalid byte."""
+    return pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"ab\xffc"))
