@@ -12,8 +12,8 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from bertdata.choices import (
     SENTENCE_ENDS,
     TOKENIZER_TYPES,
 )
-from bertdata.errors import BertdataError, UsageError
+from bertdata.errors import BertdataError, UsageError, counted
 
 _FEW_INVALID = 1e-4  # invalid sequences for each byte of text; more of them suggest that the text is not UTF-8
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -68,8 +68,10 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
     except BertdataError as error:
         say(f"Error: {error}")
         sys.exit(2 if isinstance(error, UsageError) else 1)
-    except KeyboardInterrupt:
-        say("interrupted; what is finished is kept; run the same command again to continue")
+    except KeyboardInterrupt as interrupt:  # a build's own says what is kept
+        if sys.stderr.isatty():
+            say("")  # the terminal has shown ^C
+        say(f"interrupted; {interrupt or 'run the same command again to continue'}")
         sys.exit(130)
     except BrokenPipeError:  # the program that reads our output has ended, as in `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -97,13 +99,28 @@ SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "show_default
 
 
 class OneSentence(click.Command):
-    """A command whose errors end in one_sentence. It has SETTINGS, unless it is given others."""
+    """A command whose errors end in one_sentence. It has SETTINGS, unless it is given others.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    headings: heading → names of the options that --help lists below it; the others come at the end.
+    """
+
+    def __init__(self, *arguments: Any, headings: Mapping[str, Sequence[str]] | None = None, **options: Any) -> None:
         super().__init__(*arguments, **{"context_settings": SETTINGS} | options)
+        self.headings = headings or {}
         for parameter in self.params:
             if type(parameter.type) is click.types.StringParamType:
                 parameter.type = _Text()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rest = "Other" if self.headings else "Options"
+        lists: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self.headings, rest)}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                names = (heading for heading, options in self.headings.items() if parameter.name in options)
+                lists[next(names, rest)].append(record)
+        for heading, records in lists.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
     def invoke(self, ctx: click.Context) -> Any:
         with one_sentence():
@@ -112,17 +129,20 @@ class OneSentence(click.Command):
 
 @contextmanager
 def _bar(what: str, unit: str = "B") -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, if stderr is a terminal."""
+    """A progress bar on stderr, if stderr is a terminal. It appears with the first progress."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
     from tqdm import tqdm
 
-    with tqdm(desc=what, unit=unit, unit_scale=True, leave=False) as bar:
+    bars: list[Any] = []
+    with ExitStack() as stack:
 
         def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+            if not bars:
+                bars.append(stack.enter_context(tqdm(desc=what, unit=unit, unit_scale=True, leave=False, total=total)))
+            bars[0].total = total
+            bars[0].update(done - bars[0].n)
 
         yield progress
 
@@ -240,7 +260,18 @@ _on_error = click.option(
 )
 
 
-@main.command(cls=OneSentence, short_help="Build a dataset from text, JSON lines, Parquet or Arrow.")
+@main.command(
+    cls=OneSentence,
+    short_help="Build a dataset from text, JSON lines, Parquet or Arrow.",
+    epilog="\b\nExample:\n  bertdata build 'dump/*.jsonl' --out shards/ --tokenizer bert-base-uncased",
+    headings={
+        "Output": ("out", "overwrite", "shard_size", "validation", "test"),
+        "Tokenizer": ("tokenizer", "special_tokens", "type", "cased", "vocab_size"),
+        "Input": ("format", "text_key", "encoding", "include", "exclude", "strict", "on_error"),
+        "Documents": ("documents", "sentences", "words", "map", "dedup", "max_documents"),
+        "Threads and machines": ("workers", "part", "finish", "ray"),
+    },
+)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--out", required=True, help="Directory for the dataset, new or empty, or a URL of s3, gs, az or hf.")
 @click.option(
@@ -288,8 +319,7 @@ _on_error = click.option(
     "--shard-size",
     type=_Size(),
     default="1GiB",
-    help="Bytes of decompressed text in a unit, such as 64MiB or 1GiB. A unit becomes at most one shard of each split. "
-    "Units of Parquet end with a row group.",
+    help="Decompressed text of one shard, such as 64MiB or 1GiB. A shard of Parquet ends with a row group.",
 )
 @click.option(
     "--workers",
@@ -334,13 +364,13 @@ def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> No
         given = [name for name in ("inputs", *options) if source_of(name) is click.core.ParameterSource.COMMANDLINE]
         if given:
             named = "INPUT" if given[0] == "inputs" else "--" + given[0].replace("_", "-")
-            raise UsageError(
-                f"--finish does not go with {named}, because it only publishes what the parts made; leave {named} out"
-            )
+            sentence = f"--finish does not go with {named}, because it only publishes what the parts made; leave it out"
+            raise UsageError(sentence, "conflict", option=given[0])
         _say_built(finish_build(out), out)
         return
     if not inputs:
-        raise UsageError("no INPUT given; give a file, a directory, a pattern, or - for standard input")
+        sentence = "no INPUT was given; give a file, a directory, a pattern, or - for standard input"
+        raise UsageError(sentence, "missing", option="inputs")
     for name in ("type", "cased", "vocab_size"):
         if options["tokenizer"] and source_of(name) is click.core.ParameterSource.COMMANDLINE:
             option = "--" + name.replace("_", "-")
@@ -359,12 +389,22 @@ def _say_built(report: Any, out: str) -> None:
     dataset, counts = report.dataset, report.dataset.manifest.counts
     for warning in _warnings(report):
         click.echo(f"warning: {warning}", err=True)
-    dropped = f", {counts['dropped_documents']:,} without a token dropped" if counts["dropped_documents"] else ""
-    dropped += f", {counts['removed_documents']:,} removed by --map" if counts.get("removed_documents") else ""
-    dropped += f", {counts['duplicate_documents']:,} duplicates removed" if counts.get("duplicate_documents") else ""
-    kept = "".join(f", {token} {count:,} times as text" for token, count in counts["special_literals"].items())
-    click.echo(f"{out}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens{dropped}{kept}")
+    details = {
+        "without a token dropped": counts["dropped_documents"],
+        "removed by --map": counts.get("removed_documents", 0),
+        "removed as duplicates": counts.get("duplicate_documents", 0),
+    }
+    dropped = "".join(f", {number:,} {what}" for what, number in details.items() if number)
+    kept = "".join(
+        f", {token} {counted(number, 'time')} as text" for token, number in counts["special_literals"].items()
+    )
+    click.echo(f"{out}: {_size(dataset)}{dropped}{kept}")
     click.echo(f"dataset_id {dataset.dataset_id}")
+
+
+def _size(part: Any) -> str:
+    """part: a dataset, or a split of one."""
+    return f"{counted(part.num_documents, 'document')}, {counted(part.num_tokens, 'token')}"
 
 
 def _warnings(report: Any) -> Iterator[str]:
@@ -375,27 +415,32 @@ def _warnings(report: Any) -> Iterator[str]:
         first = f", the first at {report.first_replaced}" if report.first_replaced else ""
         advice = "; if the text is not UTF-8, name its encoding, for example --encoding latin-1" if is_other else ""
         yield (
-            f"{counts['replaced_characters']:,} invalid {settings.get('encoding', 'UTF-8')} sequences were replaced by "
-            f"U+FFFD{first}; --strict fails instead{advice}"
+            f"replaced by U+FFFD: {counted(counts['replaced_characters'], 'sequence')} of bytes that are not "
+            f"{settings.get('encoding', 'UTF-8')}{first}; --strict fails instead{advice}"
         )
     if counts["skipped_rows"]:
         first = f", the first: {report.first_skipped}" if report.first_skipped else ""
-        yield f"{counts['skipped_rows']:,} rows without text were skipped{first}"
+        yield f"skipped: {counted(counts['skipped_rows'], 'row')} without text{first}"
     if counts["special_ids_replaced"]:
-        yield f"{counts['special_ids_replaced']:,} words for which the model gave a special id became the unknown id"
+        words = counted(counts["special_ids_replaced"], "word")
+        yield f"replaced by the unknown id: {words} for which the tokenizer gave a special id"
     shares = {"validation": settings["validation"], "test": settings["test"]}
     shares["train"] = 1 - sum(shares.values())
     for split, share in shares.items():
         if share > 0 and split not in dataset.splits:
-            what = "document has" if dataset.num_documents == 1 else "documents have"
             option = "a smaller --validation" if split == "train" else f"a larger --{split}"
             yield (
-                f"the {split} split is empty: with a share of {share:g} none of the {dataset.num_documents:,} {what} "
-                f"fallen into it; build with {option}, or from more documents (--documents line makes each line one)"
+                f"the {split} split is empty: its share is {share:g} of {counted(dataset.num_documents, 'document')}; "
+                f"build with {option}, or from more documents (--documents line makes each line one)"
             )
 
 
-@main.command("import", cls=OneSentence, short_help="Import ids of Megatron, nanoGPT, datatrove, Parquet or Arrow.")
+@main.command(
+    "import",
+    cls=OneSentence,
+    short_help="Import ids of Megatron, nanoGPT, datatrove, Parquet or Arrow.",
+    epilog="\b\nExample:\n  bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
+)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--out", required=True, help="Directory for the dataset, new or empty.")
 @click.option(
@@ -445,11 +490,16 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
             err=True,
         )
     dropped = f", {counts['dropped_documents']:,} without an id dropped" if counts["dropped_documents"] else ""
-    click.echo(f"{out}: {dataset.num_documents:,} documents, {dataset.num_tokens:,} tokens{dropped}")
+    click.echo(f"{out}: {_size(dataset)}{dropped}")
     click.echo(f"dataset_id {dataset.dataset_id}")
 
 
-@main.command("export", cls=OneSentence, short_help="Write a split as files of Megatron or as Parquet.")
+@main.command(
+    "export",
+    cls=OneSentence,
+    short_help="Write a split as files of Megatron or as Parquet.",
+    epilog="\b\nExample:\n  bertdata export shards/ --format parquet --out ids/",
+)
 @_dataset
 @click.option("--format", type=click.Choice(EXPORT_FORMATS), required=True, help="What to write.")
 @click.option(
@@ -469,15 +519,17 @@ def export_command(shards: str, format: str, out: str, split: str) -> None:
     with _bar("export") as progress:
         files = export(dataset, out, format=format, split=split, progress=progress)
     if format == "megatron" and dataset.manifest.counts.get("empty_sentences"):
-        click.echo(
-            f"note: {dataset.manifest.counts['empty_sentences']:,} sentences without an id were left out by the import",
-            err=True,
-        )
-    num_documents, num_tokens = dataset.splits[split].num_documents, dataset.splits[split].num_tokens
-    click.echo(f"{', '.join(map(str, files))}: {num_documents:,} documents, {num_tokens:,} tokens")
+        left_out = counted(dataset.manifest.counts["empty_sentences"], "sentence")
+        click.echo(f"note: the import left out {left_out} without an id", err=True)
+    click.echo(f"{', '.join(map(str, files))}: {_size(dataset.splits[split])}")
 
 
-@main.command("train-tokenizer", cls=OneSentence, short_help="Train a tokenizer on text: WordPiece, BPE or unigram.")
+@main.command(
+    "train-tokenizer",
+    cls=OneSentence,
+    short_help="Train a tokenizer on text: WordPiece, BPE or unigram.",
+    epilog="\b\nExample:\n  bertdata train-tokenizer corpus.txt --out tokenizer/ --vocab-size 30522",
+)
 @_inputs
 @_type
 @_cased
@@ -511,7 +563,11 @@ def train_tokenizer(
     click.echo(f"{out}: {trained.special.vocab_size:,} tokens")
 
 
-@main.command(cls=OneSentence, short_help="Print facts about a dataset or a teacher cache.")
+@main.command(
+    cls=OneSentence,
+    short_help="Print facts about a dataset or a teacher cache.",
+    epilog="\b\nExample:\n  bertdata inspect shards/ --html report.html",
+)
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.option("--html", help="Write a page with the facts, charts and samples to this file, instead of printing.")
@@ -528,20 +584,21 @@ def inspect(
     from bertdata.look import facts
 
     if html and as_json:
-        raise UsageError("--json and --html were given; give one of them")
+        raise UsageError("--json and --html were given; give one of them", "conflict", option="html", given=html)
     shards = _local(shards)
     if answers.is_teacher_cache(shards):
         if html:
-            raise UsageError(f"{shards} is a teacher's cache, and --html is for datasets; leave it out")
+            sentence = f"{shards} is a teacher's cache, and --html is for datasets; leave it out"
+            raise UsageError(sentence, "unsupported", option="html", given=shards)
         about = facts.cache_facts(shards)
         click.echo(facts.as_json(about) if as_json else facts.cache_text(about))
         return
-    for option, value, minimum in (
-        ("--length", length, 3), ("--global-batch-size", global_batch_size, 1), ("--world-size", world_size, 1)
-    ):  # fmt: skip
-        if value < minimum:
-            raise UsageError(f"{option} is {value}; give at least {minimum}")
     steps = {"length": length, "global_batch_size": global_batch_size, "world_size": world_size}
+    for option, value in steps.items():
+        least = 3 if option == "length" else 1
+        if value < least:
+            sentence = f"--{option.replace('_', '-')} is {value}; give at least {least}"
+            raise UsageError(sentence, "out-of-range", option=option, given=value)
     if html:
         from bertdata.files import write_file
         from bertdata.look import report
@@ -553,7 +610,7 @@ def inspect(
     click.echo(facts.as_json(about) if as_json else facts.text(about))
 
 
-@main.command(cls=OneSentence)
+@main.command(cls=OneSentence, epilog="\b\nExample:\n  bertdata show shards/ --masked --count 3")
 @_dataset
 @click.option("--sample", default=0, help="Position of the first sample to show, from 0.")
 @click.option("--count", default=1, type=click.IntRange(min=1), help="Number of samples to show.")
@@ -584,7 +641,11 @@ def show(
     click.echo(shown)
 
 
-@main.command(cls=OneSentence, short_help="Print the documents of a batch of a past run.")
+@main.command(
+    cls=OneSentence,
+    short_help="Print the documents of a batch of a past run.",
+    epilog="\b\nExample:\n  bertdata trace shards/ --run run/ --step 1000",
+)
 @_dataset
 @click.option("--run", required=True, help="Directory of a run of bertrain pretrain on this dataset.")
 @click.option("--step", required=True, type=int, help="Step of the run, from 1, as in its log.jsonl.")
@@ -596,7 +657,7 @@ def show(
     metavar="MODULE:FUNCTION",
     help="Function of the build's --map that this command may run, besides those of bertdata.prepare. May be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each document, with its whole text.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each document, with all its text.")
 def trace(shards: str, run: str, step: int, row: int | None, maps: tuple[str, ...], as_json: bool) -> None:
     """Print the documents of a batch of a past training run: the input and the byte or row of each, and its text.
 
@@ -612,7 +673,11 @@ def trace(shards: str, run: str, step: int, row: int | None, maps: tuple[str, ..
     click.echo(look.as_json(traced) if as_json else look.as_text(dataset, traced))
 
 
-@main.command(cls=OneSentence, short_help="Copy a dataset to a URL.")
+@main.command(
+    cls=OneSentence,
+    short_help="Copy a dataset to a URL.",
+    epilog="\b\nExample:\n  bertdata push shards/ s3://bucket/name",
+)
 @_dataset
 @click.argument("url")
 def push(shards: str, url: str) -> None:
@@ -628,7 +693,11 @@ def push(shards: str, url: str) -> None:
     click.echo(f"{url}: dataset_id {dataset_id}")
 
 
-@main.command(cls=OneSentence, short_help="Copy a dataset from a URL, and check it.")
+@main.command(
+    cls=OneSentence,
+    short_help="Copy a dataset from a URL, and check it.",
+    epilog="\b\nExample:\n  bertdata pull s3://bucket/name shards/",
+)
 @click.argument("url")
 @click.argument("directory")
 def pull(url: str, directory: str) -> None:
@@ -643,7 +712,11 @@ def pull(url: str, directory: str) -> None:
     click.echo(f"{directory}: dataset_id {dataset_id}")
 
 
-@main.command(cls=OneSentence, short_help="Check every byte of a dataset or a teacher cache.")
+@main.command(
+    cls=OneSentence,
+    short_help="Check every byte of a dataset or a teacher cache.",
+    epilog="\b\nExample:\n  bertdata verify shards/",
+)
 @_dataset
 def verify(shards: str) -> None:
     """Read every byte of a dataset or a teacher cache, and check every rule of its format."""
@@ -658,7 +731,11 @@ def verify(shards: str) -> None:
     click.echo(f"{shards}: sound")
 
 
-@main.command(cls=OneSentence, short_help="Measure how fast this machine reads a dataset.")
+@main.command(
+    cls=OneSentence,
+    short_help="Measure how fast this machine reads a dataset.",
+    epilog="\b\nExample:\n  bertdata bench shards/ --cold",
+)
 @_dataset
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for scripts.")
 @click.option(

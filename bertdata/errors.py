@@ -129,10 +129,6 @@ class DatasetError(BertdataError):
 class RemoteError(BertdataError):
     """A file on another machine cannot be read or written."""
 
-    may_pass = False  # whether the same request may succeed later
-    is_absent = False  # whether there is no such file
-    is_refused = False  # whether access is refused, which some stores also say of a file that is not there
-
 
 class StateError(BertdataError):
     """A saved loader state belongs to another stream."""
@@ -143,6 +139,15 @@ def install(extra: str) -> str:
     return f"pip install -e '.[{extra}]'"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for a sentence.
+
+    >>> counted(1, "row"), counted(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def damaged(path: object) -> DatasetError:
     """The error for a dataset, or a teacher's cache, that holds impossible numbers."""
-    return DatasetError(f"{path} is damaged; bertdata verify {path} says where", "damaged")
+    return DatasetError(f"{path} is damaged; bertdata verify {path} says where", "damaged", given=path)

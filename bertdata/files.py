@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and holds locks.
+"""Writes files completely or not at all, and holds locks.
 
 A file is written under a temporary name, synced and renamed; then its directory is synced.
 """
@@ -30,11 +30,12 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
             fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         except OSError as error:
             if error.errno == errno.ELOOP and path.is_symlink():
-                raise DatasetError(f"{path} is a symbolic link; replace it by the file itself") from None
+                sentence = f"{path} is a symbolic link; replace it by the file itself"
+                raise DatasetError(sentence, "wrong-file-type", given=path) from None
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise DatasetError(f"{path} is not an ordinary file; replace it by one")
+            raise DatasetError(f"{path} is not an ordinary file; replace it by one", "wrong-file-type", given=path)
         return fd
 
     return open(path, mode, opener=opener)
@@ -42,12 +43,15 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Names a file in errors of the system that name none, as those of a full disk while a file is written."""
+    """Names a file in errors of the system that name none, as those of a full disk while a file is written.
+
+    An error that names a temporary file then names the file that it was to become.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
+        if error.errno is not None:
+            error.filename = str(path if error.filename is None else error.filename).removesuffix(TEMPORARY)
         raise
 
 
@@ -87,7 +91,8 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bo
             fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             lock.seek(0)
-            raise BuildError(f"{busy} by process {lock.read().strip() or '?'}; {advice}") from None
+            holder = lock.read().strip() or "?"
+            raise BuildError(f"{busy} by process {holder}; {advice}", "busy", given=holder) from None
         with naming(path):
             os.ftruncate(lock.fileno(), 0)
             os.write(lock.fileno(), str(os.getpid()).encode())
@@ -95,11 +100,12 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bo
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a small file whole or not at all."""
+    """Writes a small file completely or not at all."""
     temporary = path.with_name(path.name + TEMPORARY)
-    with naming(path), open_plain(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with naming(path):
+        with open_plain(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     fsync_directory(path.parent)

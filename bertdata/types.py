@@ -1,4 +1,4 @@
-"""Data types that every room uses. Letters in shapes: B rows, T places of a row, K slots for masked places."""
+"""Data types that every package uses. Letters in shapes: B rows, T places of a row, K slots for masked places."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Masking:
 
     probability: float = 0.15  # share of the filled places of a row that is selected
     policy: str = "exact"
-    rounding: str = "nearest"  # how p * n becomes whole: "nearest" (halves up), "even" (halves to even), "floor"
+    rounding: str = "nearest"  # how p * n becomes an integer: "nearest" (halves up), "even" (halves to even), "floor"
     min_targets: int = 0  # places selected in a row at least, if it has so many candidates
     max_targets: int | None = None  # places selected in a row at most
     mask_fraction: float = 0.8  # share of the selected places that becomes [MASK]
@@ -76,28 +76,33 @@ class Masking:
         object.__setattr__(self, "later", tuple((int(first), float(share)) for first, share in self.later))  # of JSON
         for share in (self.probability, *(share for _, share in self.later)):
             if not 0.0 <= share <= 1.0:
-                raise UsageError(f"masking probability is {share}; give a share between 0 and 1, such as 0.15")
+                sentence = f"masking probability is {share}; give a share between 0 and 1, such as 0.15"
+                raise UsageError(sentence, "out-of-range", option="probability", given=share)
         firsts = [0, *(first for first, _ in self.later)]
         if any(later <= before for before, later in pairwise(firsts)):
-            raise UsageError(f"masking later has the positions {firsts[1:]}; give ascending ones above 0")
+            sentence = f"masking later has the positions {firsts[1:]}; give ascending ones above 0"
+            raise UsageError(sentence, "out-of-range", option="later", given=firsts[1:])
         for name, choices in (
             ("policy", MASKING_POLICIES),
             ("rounding", ("nearest", "even", "floor")),
             ("random_from", ("ordinary", "vocabulary")),
         ):
-            if getattr(self, name) not in choices:
-                raise UsageError(f"masking {name} is {getattr(self, name)!r}; give one of {', '.join(choices)}")
+            if (given := getattr(self, name)) not in choices:
+                sentence = f"masking {name} is {given!r}; give one of {', '.join(choices)}"
+                raise UsageError(sentence, "unknown", option=name, given=given)
         if not 0 <= self.min_targets <= (math.inf if self.max_targets is None else self.max_targets):
-            raise UsageError(
-                f"min_targets is {self.min_targets} and max_targets is {self.max_targets}; give numbers of "
-                "places that are at least 0, min_targets not above max_targets"
+            sentence = (
+                f"min_targets is {self.min_targets} and max_targets is {self.max_targets}; give numbers of places that "
+                "are at least 0, min_targets not above max_targets"
             )
+            raise UsageError(sentence, "out-of-range", option="min_targets", given=self.min_targets)
         total = self.mask_fraction + self.random_fraction
         if not (min(self.mask_fraction, self.random_fraction) >= 0 and total <= 1 + 1e-9):  # NaN is refused too
-            raise UsageError(
-                f"mask_fraction is {self.mask_fraction} and random_fraction is {self.random_fraction}; give "
-                "shares that are at least 0 and together at most 1"
+            sentence = (
+                f"mask_fraction is {self.mask_fraction} and random_fraction is {self.random_fraction}; give shares "
+                "that are at least 0 and together at most 1"
             )
+            raise UsageError(sentence, "out-of-range", option="mask_fraction", given=self.mask_fraction)
 
     @property
     def parts(self) -> tuple[Masking, ...]:
@@ -106,7 +111,7 @@ class Masking:
         return tuple(replace(self, probability=share, later=()) for share in shares)
 
     def state(self) -> dict[str, Any]:
-        """The rule in JSON, for the state of a stream. Without `later` where that is empty, as older ones are."""
+        """The rule in JSON, for the state of a stream; without `later` where that is empty."""
         values = {name: value for name, value in asdict(self).items() if name != "later"}
         return values | ({"later": [list(pair) for pair in self.later]} if self.later else {})
 
@@ -117,12 +122,12 @@ class Masking:
         (19, 20)
         """
         share = self.probability * filled
-        whole = {"nearest": math.floor(share + 0.5), "even": round(share), "floor": math.floor(share)}[self.rounding]
+        number = {"nearest": math.floor(share + 0.5), "even": round(share), "floor": math.floor(share)}[self.rounding]
         places = max(0, filled - 2)
-        return min(max(whole, self.min_targets), places if self.max_targets is None else self.max_targets, places)
+        return min(max(number, self.min_targets), places if self.max_targets is None else self.max_targets, places)
 
     def num_slots(self, length: int) -> int:
-        """K: the masked places that a row of `length` places has room for."""
+        """K: the most masked places that a row of `length` places may have."""
         p, n = self.probability, length - 2
         if self.policy != "bernoulli":
             return self.quota(length)

@@ -256,8 +256,8 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
     for variable, value in {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret", "HOME": str(home),
                             "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": object_store}.items():  # fmt: skip
         monkeypatch.setenv(variable, value)
-    monkeypatch.setattr(requests, "_FIRST_WAIT_S", 0.01)
-    stores._store_at.cache_clear()
+    monkeypatch.setattr(requests, "FIRST_WAIT_S", 0.01)
+    stores.store_at.cache_clear()
     urllib.request.urlopen(urllib.request.Request(f"{object_store}/{name}", method="PUT"))
     url = f"s3://{name}"
 
@@ -271,7 +271,7 @@ def bucket(object_store, monkeypatch, tmp_path_factory):
         return {path: bytes(obstore.get(store, path).bytes()) for path in paths}
 
     yield SimpleNamespace(url=url, put=put, objects=objects)
-    stores._store_at.cache_clear()
+    stores.store_at.cache_clear()
 
 
 @pytest.fixture(scope="session")

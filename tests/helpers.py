@@ -46,8 +46,10 @@ def refused(command, *arguments, kind, option=None, **options):
 
     The exit code is 2 for an error of usage and else 1, and the last line of stderr is the sentence.
     """
-    result = invoke(command, *arguments, **options)
-    error = result.exception
+    errors, show = [], click.UsageError.show
+    with patch.object(click.UsageError, "show", lambda error, file=None: errors.append(error) or show(error, file)):
+        result = invoke(command, *arguments, **options)
+    error = errors[0] if errors else result.exception
     while error is not None and not isinstance(error, (BertdataError, click.ClickException)):
         error = error.__context__
     assert error is not None, result.output
@@ -104,3 +106,14 @@ def failing(number, error):
         for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (shutil, "rmtree")):
             patched.enter_context(patch.object(owner, name, watched(getattr(owner, name))))
         yield calls
+
+
+def stop_after(blocks):
+    """A callback for the progress of a build that is a Ctrl-C after some blocks."""
+    left = iter(range(blocks))
+
+    def progress(done, total):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return progress

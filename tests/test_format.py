@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import zlib
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SPECIALS, make_text, write_dataset
+from helpers import refuses, without_origins
 
 import bertdata
 from bertdata import Loader
@@ -82,8 +84,10 @@ def put_array(out, array, content, **entry):
     seal_manifest(out, manifest)
 
 
-def published(out):
-    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
+def numbers_of(fault, path):
+    """The numbers in a fault, after the name of a file."""
+    assert fault.startswith(str(path))
+    return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", fault.removeprefix(str(path)))]
 
 
 def use(out, refusal=DatasetError):
@@ -127,7 +131,7 @@ def test_a_dataset_is_exactly_these_files(dataset, shards):
     expected = {"manifest.json", "tokenizer.json", "tokenizer_config.json"}
     for _, shard in shards:
         expected |= {f"{shard['name']}.{end}" for end in ("tokens.npy", "documents.npy", "sentences.npy", "json")}
-    assert published(dataset.path).keys() == expected
+    assert without_origins(dataset.path).keys() == expected
     assert len(shards) > 4
 
 
@@ -229,30 +233,16 @@ def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
     assert entry["crc32"] == crc32(content)
     assert len(entry["crc32"]) == 3
     assert verify(out) == []
-    blocks = ["bytes 0 to 1,048,576", "bytes 1,048,576 to 2,097,152", "bytes 2,097,152 to 2,500,128"]
+    bounds = [[0, MIB], [MIB, 2 * MIB], [2 * MIB, len(content)]]
     for positions, damaged in (([MIB - 1], [0]), ([MIB], [1]), ([2_500_127], [2]), ([5, 2 * MIB], [0, 2])):
         changed = bytearray(content)
         for position in positions:
             changed[position] ^= 1
         path.write_bytes(changed)
-        assert verify(out) == [f"{path}: {blocks[block]} are damaged (CRC-32)" for block in damaged]
+        assert [numbers_of(fault, path)[:2] for fault in verify(out)] == [bounds[block] for block in damaged]
     path.write_bytes(content[: 2 * MIB])
-    assert verify(out) == [f"{path} has 2,097,152 bytes and should have 2,500,128"]
-
-
-def test_nothing_of_time_place_or_workers_is_in_any_file(tmp_path, corpus, vocab):
-    results = []
-    for number, (folder, name, workers) in enumerate([("here", "corpus.txt", 1), ("elsewhere/deep", "zebra.txt", 2)]):
-        place = tmp_path / folder
-        place.mkdir(parents=True)
-        shutil.copy(corpus, place / name)
-        os.utime(place / name, (1e9 * number, 1e9 * number))
-        shutil.copy(vocab, place / f"vocabulary-{number}.txt")
-        tokenizer = str(place / f"vocabulary-{number}.txt")
-        build([place / name], place / "shards", tokenizer=tokenizer, workers=workers, **SMALL)
-        results.append(published(place / "shards"))
-    assert results[0] == results[1]
-    assert len(results[0]) > 12
+    (fault,) = verify(out)
+    assert numbers_of(fault, path) == [2 * MIB, len(content)]
 
 
 # ------------------------------------------------------------------------------------------------------------- damage
@@ -306,7 +296,8 @@ def test_a_changed_bit_of_an_array_is_named_with_its_bytes(copy):
         content = path.read_bytes()
         for position, changed in flips(content, 12, always=(6, 8, 20, 60, 127, 128, 135)):
             path.write_bytes(changed)
-            assert verify(copy) == [f"{path}: bytes 0 to {len(content):,} are damaged (CRC-32)"]
+            (fault,) = verify(copy)
+            assert numbers_of(fault, path)[:2] == [0, len(content)]
             assert not (use(copy) and position < 128)  # the header is read at opening
         path.write_bytes(content)
 
@@ -316,16 +307,17 @@ def test_an_array_of_another_length_is_named_with_its_sizes_and_not_opened(copy)
         content = path.read_bytes()
         for changed in cuts(content):
             path.write_bytes(changed)
-            said = f"{path} has {len(changed):,} bytes and should have {len(content):,}"
             faults = verify(copy)
-            assert faults[0] == said
+            assert numbers_of(faults[0], path) == [len(changed), len(content)]
             assert all(str(path) in fault for fault in faults)
-            with pytest.raises(DatasetError, match=path.name):
+            with refuses("damaged") as caught:
                 bertdata.open(copy)
+            assert str(path) in str(caught.value)
         path.unlink()
         assert [fault for fault in verify(copy) if str(path) in fault]
-        with pytest.raises(DatasetError, match=path.name):
+        with refuses("damaged") as caught:
             bertdata.open(copy)
+        assert caught.value.given == path
         path.write_bytes(content)
 
 
@@ -334,7 +326,7 @@ def test_any_damage_to_a_json_file_is_named(copy):
     assert len(paths) == 5
     for path in paths:
         content = path.read_bytes()
-        for changed in [*cuts(content), *(changed for _, changed in flips(content, 60))]:
+        for changed in [*cuts(content), *(changed for _, changed in flips(content, 20))]:
             path.write_bytes(changed)
             faults = reports(copy)
             if changed == content[:-1] and "tokenizer" not in path.name:  # the last line end is no part of the object
@@ -351,10 +343,11 @@ def test_any_damage_to_a_json_file_is_named(copy):
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_missing_tokenizer_is_named(copy, name):
     (copy / name).unlink()
-    assert verify(copy) == [f"{copy / name} is missing"]
+    (fault,) = verify(copy)
+    assert str(copy / name) in fault
 
 
-def test_one_damaged_shard_is_said_once_and_the_others_are_still_read(tmp_path):
+def test_one_damaged_shard_is_named_once_and_the_others_are_still_read(tmp_path):
     """The second of three shards is cut short, the third has a fault in what it says."""
     good = ([10, 11, 3], [3], None)
     out = write_dataset(tmp_path / "out", [good, good, ([10, 4, 3], [3], None)])
@@ -366,23 +359,22 @@ def test_one_damaged_shard_is_said_once_and_the_others_are_still_read(tmp_path):
     ]  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------- whole in itself, and still wrong
+# ------------------------------------------------------------------------------------------ digests right, rules broken
 
 
 def test_another_version_is_refused(sound):
     path = sound / "manifest.json"
     seal(path, unsealed(path.read_bytes()) | {"format_version": 3})
     for read in (bertdata.open, verify):
-        with pytest.raises(
-            DatasetError, match="manifest.json has format version 3, and this library reads versions 1 and 2"
-        ):
+        with refuses("other-version") as caught:
             read(sound)
+        assert caught.value.given == 3
 
 
 def test_a_commit_record_of_another_version_is_named(sound):
     path = sound / "train-00000.json"
     seal(path, unsealed(path.read_bytes()) | {"format_version": 2})
-    assert any(f"{path} has format version 2" in fault for fault in verify(sound))
+    assert any(numbers_of(fault, path)[0] == 2 for fault in verify(sound))
 
 
 @pytest.mark.parametrize(
@@ -400,7 +392,7 @@ def test_other_shard_names_are_refused(sound, name):
     manifest["splits"]["train"][0]["name"] = name
     seal_manifest(sound, manifest)
     for read in (bertdata.open, verify):
-        with pytest.raises(DatasetError, match="shard name"):
+        with refuses("damaged"):
             read(sound)
 
 
@@ -410,7 +402,7 @@ def test_shards_out_of_order_are_refused(tmp_path, order):
     manifest = unsealed((out / "manifest.json").read_bytes())
     shards = manifest["splits"]["train"]
     seal_manifest(out, manifest | {"splits": {"train": [shards[number] for number in order]}})
-    with pytest.raises(DatasetError, match="do not ascend"):
+    with refuses("damaged"):
         bertdata.open(out)
 
 
@@ -419,12 +411,12 @@ def test_no_other_name_leaves_the_directory(sound):
     secret.write_bytes(b"secret")
     manifest = unsealed((sound / "manifest.json").read_bytes())
     seal_manifest(sound, manifest | {"tokenizer": {"../secret.npy": sha256(b"secret")}})
-    with pytest.raises(DatasetError, match="secret"):
+    with refuses("damaged"):
         verify(sound)
     seal_manifest(sound, manifest)
     (sound / "train-00000.").mkdir()
     put_array(sound, "/../../secret", b"secret", dtype="<u2", length=1)
-    with pytest.raises(DatasetError, match="secret"):
+    with refuses("damaged"):
         verify(sound)
 
 
@@ -439,21 +431,21 @@ def test_arrays_of_unknown_names_are_ignored_but_verified(sound):
     assert use(sound)
 
 
-CONTENT_FAULTS = {  # what is wrong → tokens, document ends, sentence ends; the array and what is said of it
-    "id outside": ([10, 300, 3], [3], None, "tokens", "token 1 is 300, outside the vocabulary of 300"),
-    "no separator": ([10, 3, 11, 12], [2, 4], None, "tokens", "document 1 does not end with the separator"),
-    "too few": ([10, 3, 11, 12], [2, 4], None, "tokens", "1 separators for 2 documents"),
-    "inside": ([10, 3, 11, 3], [4], None, "tokens", "2 separators for 1 documents"),
-    "misplaced": ([3, 10, 11, 3], [2, 4], None, "tokens", "document 0 does not end with the separator"),
-    "special id": ([10, 11, 4, 3], [4], None, "tokens", "token 2 is 4, a special id that must not be stored"),
-    "no id": ([10, 3, 3], [2, 3], None, "documents", "document 1 holds nothing but the separator"),
-    "equal": ([10, 3, 11, 3], [2, 2, 4], None, "documents", "offset 2 is not above offset 1"),
-    "falling": ([10, 11, 12, 3], [3, 2, 4], None, "documents", "offset 2 is not above offset 1"),
-    "huge": ([10, 11, 12, 3], [2**64 - 1, 4], None, "documents", "offset 2 is not above offset 1"),
-    "last": ([10, 11, 3], [2], None, "documents", "its offsets run from 0 to 2, not from 0 to 3"),
-    "equal sentences": ([10, 11, 3], [3], [1, 1, 3], "sentences", "offset 2 is not above offset 1"),
-    "last sentence": ([10, 11, 3], [3], [1, 4], "sentences", "its offsets run from 0 to 4, not from 0 to 3"),
-    "no sentence": ([10, 3, 11, 12, 3], [2, 5], [3, 5], "sentences", "a document does not begin with a sentence"),
+CONTENT_FAULTS = {  # what is wrong → tokens, document ends, sentence ends; the array and the numbers that are named
+    "id outside": ([10, 300, 3], [3], None, "tokens", [1, 300, 300]),  # token, id, vocabulary
+    "no separator": ([10, 3, 11, 12], [2, 4], None, "tokens", [1]),  # document
+    "too few": ([10, 3, 11, 12], [2, 4], None, "tokens", [1, 2]),  # separators, documents
+    "inside": ([10, 3, 11, 3], [4], None, "tokens", [2, 1]),
+    "misplaced": ([3, 10, 11, 3], [2, 4], None, "tokens", [0]),
+    "special id": ([10, 11, 4, 3], [4], None, "tokens", [2, 4]),  # token, id
+    "no id": ([10, 3, 3], [2, 3], None, "documents", [1]),  # document
+    "equal": ([10, 3, 11, 3], [2, 2, 4], None, "documents", [2, 1]),  # numbers of offsets
+    "falling": ([10, 11, 12, 3], [3, 2, 4], None, "documents", [2, 1]),
+    "huge": ([10, 11, 12, 3], [2**64 - 1, 4], None, "documents", [2, 1]),
+    "last": ([10, 11, 3], [2], None, "documents", [0, 2, 0, 3]),  # first and last offset, as they are and should be
+    "equal sentences": ([10, 11, 3], [3], [1, 1, 3], "sentences", [2, 1]),
+    "last sentence": ([10, 11, 3], [3], [1, 4], "sentences", [0, 4, 0, 3]),
+    "no sentence": ([10, 3, 11, 12, 3], [2, 5], [3, 5], "sentences", []),
 }
 
 
@@ -461,43 +453,45 @@ CONTENT_FAULTS = {  # what is wrong → tokens, document ends, sentence ends; th
 @pytest.mark.parametrize("piece", [1, 2, 1 << 20])
 def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, piece):
     monkeypatch.setattr("bertdata.format.verify._PIECE", piece)
-    *shard, array, said = CONTENT_FAULTS[case]
+    *shard, array, numbers = CONTENT_FAULTS[case]
     sentences = shard[2] and [2]
     out = write_dataset(tmp_path / "out", [([10, 3], [2], sentences), shard, ([1, 3], [2], sentences)])
     faults = verify(out)
     path = out / f"train-00001.{array}.npy"
-    assert [fault for fault in faults if str(path) in fault and said in fault]
+    assert numbers in [numbers_of(fault, path) for fault in faults if str(path) in fault]
     assert all("train-00001" in fault for fault in faults)
     use(out)
 
 
 @pytest.mark.parametrize("piece", [1, 2, 1 << 20])
 @pytest.mark.parametrize(
-    ("bits", "fault"),
+    ("bits", "numbers"),
     [
         ("1001111", None),
         ("1001101", None),
-        ("0001111", "the first token of document 0 does not begin a word"),
-        ("1001011", "the first token of document 1 does not begin a word"),
-        ("1000111", "the separator of document 0 does not begin a word"),
-        ("1001110", "the separator of document 1 does not begin a word"),
-        ("10011111", "a bit after the last token is 1"),
+        ("0001111", [0]),  # the first token of document 0 does not begin a word
+        ("1001011", [1]),
+        ("1000111", [0]),  # nor its separator
+        ("1001110", [1]),
+        ("10011111", [1]),  # a bit after the last token is 1
     ],
 )
-def test_words_that_break_a_rule_are_named(sound, monkeypatch, bits, fault, piece):
+def test_words_that_break_a_rule_are_named(sound, monkeypatch, bits, numbers, piece):
     """Tokens 10 11 12 [SEP] 1 20 [SEP]; bits from the lowest on."""
     monkeypatch.setattr("bertdata.format.verify._PIECE", piece)
     content = header("|u1", 1) + bytes([int(bits[::-1], 2)])
     put_array(sound, "words", content, dtype="|u1", length=1)
-    faults = verify(sound)
-    assert faults == ([f"{sound / 'train-00000.words.npy'}: {fault}"] if fault else [])
+    faults = [numbers_of(fault, sound / "train-00000.words.npy") for fault in verify(sound)]
+    assert faults == ([] if numbers is None else [numbers])
 
 
 @pytest.mark.parametrize(("ends", "bad"), [([2, 2, 4], 1), ([3, 2, 4], 1), ([2**64 - 1, 4], 0), ([5, 4], 0)])
 def test_documents_of_damaged_offsets_are_refused(tmp_path, ends, bad):
     dataset = bertdata.open(write_dataset(tmp_path / "out", [([10, 11, 12, 3], ends, None)]))
-    with pytest.raises(DatasetError, match=f"train-00000.documents.npy is damaged: document {bad} runs"):
+    with refuses("damaged") as caught:
         dataset.document(bad)
+    assert caught.value.given.name == "train-00000.documents.npy"
+    assert f"document {bad} " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -517,8 +511,9 @@ def test_a_sealed_array_of_another_form_is_named_and_not_opened(sound, change):
     assert changed != path.read_bytes()
     put_array(sound, "tokens", changed)
     assert [fault for fault in verify(sound) if str(path) in fault]
-    with pytest.raises(DatasetError, match=path.name):
+    with refuses("damaged") as caught:
         bertdata.open(sound)
+    assert str(path) in str(caught.value)
 
 
 def test_a_first_offset_above_zero_is_refused(sound):
@@ -526,9 +521,10 @@ def test_a_first_offset_above_zero_is_refused(sound):
         path = sound / f"train-00000.{array}.npy"
         content = path.read_bytes()
         put_array(sound, array, header("<u8", len(ends)) + np.array(ends, "<u8").tobytes())
-        assert [fault for fault in verify(sound) if str(path) in fault and "run from 1 to 7" in fault]
-        with pytest.raises(DatasetError, match=path.name):
+        assert [1, 7, 0, 7] in [numbers_of(fault, path) for fault in verify(sound)]
+        with refuses("damaged") as caught:
             bertdata.open(sound)
+        assert caught.value.given == path
         put_array(sound, array, content)
 
 
@@ -543,8 +539,15 @@ def test_record_and_manifest_that_disagree_are_named(sound):
     assert [fault for fault in verify(sound) if str(path) in fault and "split" in fault]
 
 
-@pytest.mark.parametrize(("dtype", "token"), [("<u2", 300), ("<u2", 65_535), ("<u4", 300), ("<u4", 2**32 - 1)])
-@pytest.mark.parametrize("masking", [None, bertdata.Masking()])
+@pytest.mark.parametrize(
+    ("dtype", "token", "masking"),
+    [
+        ("<u2", 300, bertdata.Masking()),
+        ("<u2", 65_535, None),
+        ("<u4", 300, None),
+        ("<u4", 2**32 - 1, bertdata.Masking()),
+    ],
+)
 def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token, masking):
     out = write_dataset(tmp_path / "out", [([10, 11, token, 12, 13, 3], [6], None)], dtype=dtype)
     dataset = bertdata.open(out)
@@ -554,9 +557,9 @@ def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token, m
         try:
             assert loader.read(np.array([position])).input_ids.max() < 300
         except DatasetError as error:
-            refusals.append(str(error))
-    assert refusals == [f"{out} is damaged; bertdata verify {out} says where"]
-    with pytest.raises(DatasetError, match="bertdata verify"):
+            refusals.append((error.kind, error.given))
+    assert refusals == [("damaged", out)]
+    with refuses("damaged"):
         dataset.token_counts("train")
 
 
@@ -584,11 +587,12 @@ def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
     manifest = unsealed((sound / "manifest.json").read_bytes())
     manifest["tokenizer"] = {"tokenizer.json": sha256(b"{}")}
     (sound / "tokenizer.json").write_bytes(b"{}")
-    refused = 0
+    refused = tried = 0
     paths = list(members(manifest))
     assert ("splits", "train", 0, "arrays", "tokens", "dtype") in paths
-    for path in paths:
-        for junk in JUNK:
+    for number, path in enumerate(paths):
+        for junk in JUNK[number % 3 :: 3]:
+            tried += 1
             changed = with_member(manifest, path, junk)
             try:
                 seal_manifest(sound, changed)
@@ -596,7 +600,7 @@ def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
                 seal(sound / "manifest.json", changed)
             refused += not use(sound, BertdataError)
             reports(sound)
-    assert refused > len(paths) * len(JUNK) // 2
+    assert refused > tried // 2
 
 
 @pytest.mark.parametrize(
@@ -617,8 +621,9 @@ def test_a_manifest_that_contradicts_itself_is_refused(sound, path, value):
     manifest = unsealed((sound / "manifest.json").read_bytes())
     seal_manifest(sound, with_member(manifest, path, value))
     for read in (bertdata.open, verify):
-        with pytest.raises(DatasetError, match="manifest.json is damaged"):
+        with refuses("damaged") as caught:
             read(sound)
+        assert caught.value.given == sound / "manifest.json"
 
 
 @pytest.mark.parametrize("value", [2, None])
@@ -626,7 +631,7 @@ def test_a_separator_other_than_sep_is_refused(sound, value):
     manifest = unsealed((sound / "manifest.json").read_bytes())
     for dataset_id in (manifest["dataset_id"], identity(manifest | {"separator_id": value})):
         seal(sound / "manifest.json", manifest | {"separator_id": value, "dataset_id": dataset_id})
-        with pytest.raises(DatasetError, match="separator_id"):
+        with refuses("damaged"):
             bertdata.open(sound)
 
 

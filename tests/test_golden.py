@@ -1,4 +1,4 @@
-"""Datasets of every format version there has been are read as they were when they were written."""
+"""Datasets of both format versions, one by one and in tables, are read as they were when they were written."""
 
 import json
 import runpy
@@ -24,9 +24,9 @@ def test_a_golden_dataset_is_read_as_it_was_written(version):
     assert dataset.dataset_id == expected["dataset_id"]
     assert {name: [s.num_documents, s.num_tokens] for name, s in dataset.splits.items()} == expected["splits"]
     assert {index: dataset[int(index)].tolist() for index in expected["documents"]} == expected["documents"]
-    if "origins" in expected:  # version 1 is older
-        found = documents_of(Loader(dataset), np.arange(1))
-        assert [[each.input, each.place, each.document] for each in found] == expected["origins"]
+    if "origins" in expected:
+        documents = documents_of(Loader(dataset), np.arange(1))
+        assert [[each.input, each.place, each.document] for each in documents] == expected["origins"]
     batch = next(Loader(dataset, **expected["loader"])).arrays()
     assert batch.keys() == expected["batch"].keys()
     for name, values in expected["batch"].items():

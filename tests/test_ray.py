@@ -18,15 +18,13 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from click.testing import CliRunner
 from conftest import make_text
+from helpers import invoke, published, refused, refuses, stop_after
 from hypothesis import given
 from hypothesis import strategies as st
-from test_build import published
-from test_split import made, parquet, write
+from sources import made, parquet, write
 
 from bertdata.cli import main
-from bertdata.errors import BuildError, InputError
 from bertdata.sources import documents, tables
 from bertdata.sources.blocks import find_blocks
 from bertdata.sources.documents import TextFormat
@@ -54,38 +52,31 @@ def words(text):
 """
 
 
-def invoke(*arguments):
-    result = CliRunner().invoke(main, ["build", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
 # ---------------------------------------------------------------------------------------------------- without a cluster
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "kind", "option"),
     [
-        (["--ray", "auto", "--part", "1/2"], "--part does not go with --ray, because other parts may be made at the"),
-        (["--ray", "local", "--max-documents", 5], "--ray does not go with --max-documents, because a task sees only"),
-        (["--out", "s3://bucket/name", "--ray"], "--ray does not go with a URL as --out; give a directory, and"),
-        (["--ray", "corpus.txt"], "corpus.txt is no address of a Ray cluster; give HOST:PORT, auto or local, or put"),
-        (["--ray", "ray://host:10001"], "ray://host:10001 is no address of a Ray cluster; give HOST:PORT, auto or"),
-        (["-", "--ray"], "--ray does not go with a pipe, because a task sees only its own units"),
+        (["--ray", "auto", "--part", "1/2"], "conflict", "part"),
+        (["--ray", "local", "--max-documents", 5], "conflict", "ray"),
+        (["--out", "s3://bucket/name", "--ray"], "conflict", "ray"),
+        (["--ray", "corpus.txt"], "malformed", "ray"),
+        (["--ray", "ray://host:10001"], "malformed", "ray"),
+        (["-", "--ray"], "conflict", "ray"),
     ],
 )
-def test_what_does_not_go_with_ray_is_one_sentence(tmp_path, corpus, vocab, options, said):
-    result = invoke(*([] if "-" in options else [corpus]), "--out", tmp_path / "out", "--tokenizer", vocab, *options)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert result.stderr.startswith(f"Error: {said}")
+def test_what_does_not_go_with_ray_is_refused(tmp_path, corpus, vocab, options, kind, option):
+    inputs = [] if "-" in options else [corpus]
+    arguments = [*inputs, "--out", tmp_path / "out", "--tokenizer", vocab, *options]
+    refused(main, "build", *arguments, kind=kind, option=option)
     assert not (tmp_path / "out").exists()
 
 
-def test_without_the_library_one_sentence_says_what_to_install(tmp_path, corpus, vocab, monkeypatch):
+def test_without_the_library_an_error_says_so(tmp_path, corpus, vocab, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    result = invoke(corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray")
-    said = "Error: --ray needs Ray, which is not installed; pip install -e '.[ray]'\n"
-    assert (result.exit_code, result.stderr) == (1, said)
+    arguments = [corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray"]
+    refused(main, "build", *arguments, kind="not-installed", option="ray")
     assert not (tmp_path / "out").exists()
 
 
@@ -94,11 +85,10 @@ def test_a_cluster_that_does_not_answer_is_one_sentence_at_once(tmp_path, corpus
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        for given in ([], [address]):
-            result = invoke(corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray", *given)
-            assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-            said = f"Error: {address} is no Ray cluster that can be joined ([Errno 111] Connection refused); start one"
-            assert result.stderr.startswith(said)
+        for value in ([], [address]):
+            arguments = [corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray", *value]
+            refusal = refused(main, "build", *arguments, kind="cluster-failed", option="ray")
+            assert refusal.given == address
     assert not (tmp_path / "out").exists()
 
 
@@ -146,20 +136,17 @@ def test_a_task_opens_only_what_it_is_sure_of(inputs, shard_size, data):
         return real_table(file, *arguments)
 
     with patch.object(documents, "opened", opened), patch.object(tables, "readable", readable):
-        found = list(find_blocks(cluster._narrowed(plan, units), units.__contains__))
-    assert {block.unit for block in found} <= set(units)
+        blocks = list(find_blocks(cluster._narrowed(plan, units), units.__contains__))
+    assert {block.unit for block in blocks} <= set(units)
     assert read <= sure
 
 
 @pytest.fixture
 def job(tmp_path, corpus, vocab):
     """An unfinished build of several units, none of which is made, and a directory for attempts at them."""
-
-    def stop(done, total):
-        raise KeyboardInterrupt
-
+    options = {"tokenizer": vocab, "shard_size": 4000, "documents": "line"}
     with pytest.raises(KeyboardInterrupt):
-        build(corpus, tmp_path / "out", tokenizer=vocab, shard_size=4000, documents="line", progress=stop)
+        build(corpus, tmp_path / "out", progress=stop_after(0), **options)
     staging = tmp_path / "out" / ".build"
     for left in [*staging.glob("unit-*"), *staging.glob("train-*"), *staging.glob("validation-*")]:
         left.unlink()
@@ -231,14 +218,15 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
     os.utime(other, ns=(1, 1))
     for name in (str(other), str(tmp_path / "nowhere.txt")):
         files = [replace(job.plan.files[0], name=name)]
-        with pytest.raises(InputError, match=f"{name} is not on node .* what it was where the build began; give inp"):
+        with refuses("cluster-failed", "inputs") as caught:
             attempt(replace(job, plan=replace(job.plan, files=files)), range(2))
-    for changed, attempts, said in (
-        (job, job.staging / "attempts-2", "does not see .*/out; give an --out that all nodes see under one name"),
-        (replace(job, version="0.0"), None, "has bertdata .*, and the command has 0.0; install one version on all"),
-        (replace(job, words="nowhere:cut"), job.staging / "attempts-1", "on node .* --words nowhere:cut is not a fun"),
+        assert caught.value.given == name
+    for changed, attempts, option in (
+        (job, job.staging / "attempts-2", "out"),
+        (replace(job, version="0.0"), None, "ray"),
+        (replace(job, words="nowhere:cut"), job.staging / "attempts-1", "words"),
     ):
-        with patch.object(ray, "get", lambda ref: ref), pytest.raises(BuildError, match=said):
+        with patch.object(ray, "get", lambda ref: ref), refuses("cluster-failed", option):
             cluster._prepared.__wrapped__(changed, attempts)
 
 
@@ -307,10 +295,10 @@ def hold(nodes):
 
 def waited(condition, seconds=120):
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < end
         time.sleep(0.05)
-    return found
+    return value
 
 
 def at_work(nodes):
@@ -346,30 +334,30 @@ FLAGS = ["--words", "held:words", "--shard-size", 4000, "--documents", "line"]
 @pytest.mark.slow
 def test_a_node_lost_in_the_middle_changes_nothing(nodes, hold, text, vocab, tmp_path):
     """Threads, four parts, and two nodes of which one is removed give the same bytes."""
-    whole = build(text, tmp_path / "whole", tokenizer=vocab, **OPTIONS)
+    expected = build(text, tmp_path / "threads", tokenizer=vocab, **OPTIONS).dataset
     for number in range(4):
         build(text, tmp_path / "parts", tokenizer=vocab, part=(number, 4), **OPTIONS)
-    assert finish(tmp_path / "parts").dataset.dataset_id == whole.dataset.dataset_id
+    assert finish(tmp_path / "parts").dataset.dataset_id == expected.dataset_id
 
     def lose():
         lost.append(waited(lambda: len({node for node, _ in at_work(nodes)}) == 2))
         nodes.remove(nodes.second)
         (nodes.here / "hold").unlink()
 
-    lost, told, done = [], [], []
+    lost, lines, done = [], [], []
     losing = threading.Thread(target=lose)
     losing.start()
     with hold():
         report = build(
-            text, tmp_path / "ray", tokenizer=vocab, ray=nodes.address, say=told.append,
+            text, tmp_path / "ray", tokenizer=vocab, ray=nodes.address, say=lines.append,
             progress=lambda *read: done.append(read), **OPTIONS,
         )  # fmt: skip
     losing.join()
     nodes.second = nodes.add()
     assert lost
-    assert told[0] == f"Ray cluster at {nodes.address}: 2 nodes, 2 CPUs"
-    assert report.dataset.dataset_id == whole.dataset.dataset_id
-    assert published(tmp_path / "ray") == published(tmp_path / "whole")
+    assert nodes.address in lines[0]
+    assert report.dataset.dataset_id == expected.dataset_id
+    assert published(tmp_path / "ray") == published(tmp_path / "threads")
     total = sum(path.stat().st_size for path in text)
     assert done == sorted(done)
     assert done[-1] == (total, total)
@@ -383,7 +371,7 @@ def ours(said):
 
 @pytest.mark.slow
 def test_a_lost_process_is_replaced_without_a_word(nodes, hold, text, vocab, tmp_path):
-    whole = build(text, tmp_path / "whole", tokenizer=vocab, **OPTIONS)
+    expected = build(text, tmp_path / "threads", tokenizer=vocab, **OPTIONS).dataset
     with hold():
         run = command(*text, "--out", tmp_path / "ray", "--tokenizer", vocab, *FLAGS, "--ray", nodes.address)
         (_, process), *_ = waited(lambda: at_work(nodes))
@@ -391,25 +379,24 @@ def test_a_lost_process_is_replaced_without_a_word(nodes, hold, text, vocab, tmp
         waited(lambda: len(at_work(nodes)) > 2)
     out, said = run.communicate()
     assert run.returncode == 0, said
-    assert out.startswith(f"{tmp_path / 'ray'}: {whole.dataset.num_documents:,} documents")
-    assert out.endswith(f"dataset_id {whole.dataset.dataset_id}\n")
+    assert f"{expected.num_documents:,}" in out
+    assert out.endswith(f"{expected.dataset_id}\n")
     assert out.count("\n") == 2
-    assert [line.partition(" ")[0] for line in ours(said)] == ["Ray", "note:"]
+    assert len(ours(said)) == 2  # the cluster, and why `tokenizers` encodes the text
 
 
 @pytest.mark.slow
 def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab, tmp_path):
-    """The first fault in the order of the text, also if a later one is found before."""
+    """The first fault in the order of the text, also if a task reports a later one first."""
     rows = [json.dumps({"text": f"the stone {number}"}) for number in range(300)]
     rows[150], rows[290] = '{"text": 5}', "{"
     path = write(tmp_path / "rows.jsonl", "\n".join(rows).encode())
     arguments = [path, "--tokenizer", vocab, "--shard-size", 500]
-    alone = invoke(*arguments, "--out", tmp_path / "threads")
+    alone = invoke(main, "build", *arguments, "--out", tmp_path / "threads")
     run = command(*arguments, "--out", tmp_path / "ray", "--ray", nodes.address)
     out, said = run.communicate()
     assert (run.returncode, alone.exit_code, out) == (1, 1, "")
     assert "rows.jsonl, line 151: " in alone.stderr
-    assert ours(said)[0].startswith("Ray cluster at ")
     assert ours(said)[1:] == alone.stderr.splitlines()
     write(path, "\n".join(rows[:150]).encode())
     run = command(*arguments, "--out", tmp_path / "ray", "--ray", nodes.address, "--overwrite")
@@ -419,7 +406,7 @@ def test_an_error_of_the_user_is_the_sentence_of_a_build_by_threads(nodes, vocab
 
 @pytest.mark.slow
 def test_a_command_that_is_interrupted_or_killed_goes_on(nodes, hold, text, vocab, tmp_path):
-    whole = build(text, tmp_path / "whole", tokenizer=vocab, **OPTIONS)
+    expected = build(text, tmp_path / "threads", tokenizer=vocab, **OPTIONS).dataset
     arguments = [*text, "--out", tmp_path / "ray", "--tokenizer", vocab, *FLAGS, "--ray", nodes.address]
     with hold("wait here"):
         for sent, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
@@ -428,13 +415,10 @@ def test_a_command_that_is_interrupted_or_killed_goes_on(nodes, hold, text, voca
             run.send_signal(sent)
             out, said = run.communicate()
             assert (run.returncode, out) == (code, ""), said
-            if sent == signal.SIGINT:
-                assert said.endswith("interrupted; what is finished is kept; run the same command again to continue\n")
             for path in nodes.here.glob("at-*"):
                 path.unlink()
     run = command(*arguments)
     out, said = run.communicate()
     assert run.returncode == 0, said
-    assert "continuing: keeping " in said
-    assert out.endswith(f"dataset_id {whole.dataset.dataset_id}\n")
-    assert published(tmp_path / "ray") == published(tmp_path / "whole")
+    assert out.endswith(f"{expected.dataset_id}\n")
+    assert published(tmp_path / "ray") == published(tmp_path / "threads")

@@ -1,5 +1,5 @@
-"""The promises of docs/reliability.md that no other file tests: what a disk, a power supply, a stranger or another
-process can do to a build, a dataset or a run. tools/survive.py does the same at length."""
+"""What docs/reliability.md says and no other file tests: what a disk, a power supply, a stranger or another process can
+do to a build, a dataset or a run. tools/survive.py does the same at length."""
 
 import ast
 import contextlib
@@ -20,12 +20,15 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from conftest import make_text, write_dataset
+from helpers import published, refuses
 from training import entries, losses, train
 
 import bertdata
 from bertdata import files
-from bertdata.errors import BertdataError, DatasetError, InputError
+from bertdata.cli import main
+from bertdata.errors import BertdataError, DatasetError
 from bertdata.format import arrays, manifest, records
 from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
@@ -36,11 +39,6 @@ from bertrain.runtime import checkpoint
 
 ROOT = Path(bertdata.__file__).parents[1]
 SMALL = {"shard_size": 900, "validation": 0.2}
-WAYS = ("windows", "documents", "packed", "pairs")
-
-
-def published(out):
-    return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 
 
 def run(program, *arguments, **options):
@@ -54,7 +52,7 @@ BUILD = "import sys; from bertdata.cli import main; main(['build', *sys.argv[1:]
 @pytest.fixture
 def small(tmp_path, vocab):
     """A text, and the dataset made of it."""
-    (tmp_path / "text").write_text(make_text(12, seed=1))
+    (tmp_path / "text").write_text(make_text(6, seed=1))
     build([tmp_path / "text"], tmp_path / "small", tokenizer=vocab, sentences="line", **SMALL)
     return tmp_path / "small"
 
@@ -113,14 +111,15 @@ def test_a_build_survives_a_loss_of_power_in_the_order_it_writes(tmp_path, vocab
     assert len(renames) > 40
 
 
-def test_checkpoints_survive_a_loss_of_power(dataset, tmp_path):
+@pytest.mark.parametrize("is_adapter", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_checkpoints_survive_a_loss_of_power(dataset, finished, tmp_path, is_adapter):
+    more = {"init": str(finished), "lora": "r=2,alpha=4"} if is_adapter else {}
     with recorded(tmp_path) as (pending, renames):
-        train(dataset.path, tmp_path / "run", steps=2)
-        train(dataset.path, tmp_path / "adapted", steps=1, init=str(tmp_path / "run"), lora="r=2,alpha=4")
+        train(dataset.path, tmp_path / "run", steps=2, **more)
     assert not pending
     steps = [path for path in renames if path.name.startswith("step")]
-    assert [path.name for path in steps] == ["step-00000001", "step-00000002", "step-00000001"]
-    assert (steps[-1] / "adapter").is_dir()
+    assert [path.name for path in steps] == ["step-00000001", "step-00000002"]
+    assert (steps[-1] / "adapter").is_dir() == is_adapter
 
 
 def test_an_index_survives_a_loss_of_power(dataset, tmp_path, monkeypatch):
@@ -164,11 +163,11 @@ def test_short_writes_lose_nothing(small, tmp_path, vocab):
     assert published(tmp_path / "out") == published(small)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, *(pytest.param(e, marks=pytest.mark.slow) for e in (5, 122))])
 def test_a_disk_that_fails_publishes_nothing_and_a_rerun_continues(small, tmp_path, vocab, number):
     """At any of its writes."""
     arguments, failed = {"tokenizer": vocab, "sentences": "line", **SMALL}, 0
-    for writes in range(0, 400, 3):
+    for writes in range(0, 400, 4 if number == errno.ENOSPC else 1):
         out = tmp_path / f"out{writes}"
         try:
             with disk(writes=writes, error=number):
@@ -177,8 +176,7 @@ def test_a_disk_that_fails_publishes_nothing_and_a_rerun_continues(small, tmp_pa
             break
         except OSError as error:
             failed += 1
-            found = error.errno, error.filename is not None
-            assert found == (number, True)  # noqa: PT017
+            assert (error.errno, error.filename is not None) == (number, True)  # noqa: PT017
         assert not (out / "manifest.json").exists()
         build([tmp_path / "text"], out, **arguments)
         assert published(out) == published(small)
@@ -186,32 +184,37 @@ def test_a_disk_that_fails_publishes_nothing_and_a_rerun_continues(small, tmp_pa
         pytest.fail("it never ended")
 
 
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EMFILE])
-def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, vocab, number):
-    before = f"import os\ndef no(*a, **k): raise OSError({number}, os.strerror({number}), a[0])\nos.mkdir = no\n"
-    done = run(before + BUILD, corpus, "--out", tmp_path / "out", "--tokenizer", vocab)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("Error: ")
-    assert os.strerror(number) in done.stderr
+def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, vocab):
+    def refused(directory, *mode):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), directory)
+
+    with patch.object(os, "mkdir", refused):
+        done = CliRunner().invoke(main, ["build", str(corpus), "--out", str(tmp_path / "out"), "--tokenizer", vocab])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == f"Error: {tmp_path / 'out'}: {os.strerror(errno.EROFS)}\n"
 
 
-def test_too_few_open_files_are_one_sentence(tmp_path, vocab):
-    (tmp_path / "text").write_text("the stone\n" * 100)
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_more_shards_than_open_files(tmp_path, vocab, is_limited):
+    """A memory map keeps a descriptor; the soft limit is raised when it is reached, if the hard one allows it."""
+    (tmp_path / "text").write_text("the stone\n" * 60)
     build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, documents="line", shard_size=10)
-    program = (
-        "import resource, sys\nfrom bertdata.cli import main\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))\nmain(['show', sys.argv[1]])"
-    )
-    done = run(program, tmp_path / "out")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert "raise ulimit -n" in done.stderr
+    before, limits = resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit
+    soft = sorted({*range(10_000)} - {*map(int, os.listdir("/proc/self/fd"))})[20]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    limited = patch.object(resource, "getrlimit", lambda kind: (soft, soft) if is_limited else limits(kind))
+    try:
+        with limited, refuses("too-many-files") if is_limited else contextlib.nullcontext():
+            assert len(bertdata.open(tmp_path / "out")) == 60
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_an_input_that_vanishes_is_named_and_can_come_back(tmp_path, vocab):
     path, content = tmp_path / "text", make_text(20)
     path.write_text(content)
     status = path.stat()
-    with pytest.raises(InputError, match="text cannot be read: No such file"):
+    with refuses("not-found"):
         build([path], tmp_path / "out", tokenizer=vocab, progress=lambda d, t: path.unlink(missing_ok=True), **SMALL)
     assert not (tmp_path / "out" / "manifest.json").exists()
     path.write_text(content)
@@ -220,8 +223,7 @@ def test_an_input_that_vanishes_is_named_and_can_come_back(tmp_path, vocab):
     assert verify(tmp_path / "out") == []
 
 
-def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, tmp_path, capsys, monkeypatch):
-    plain = losses(train(dataset.path, tmp_path / "plain", steps=6))
+def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, finished, tmp_path, capsys, monkeypatch):
     saved, save = [], checkpoint.write_file
 
     def sometimes(path, content):
@@ -233,9 +235,8 @@ def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, tmp_path, ca
 
     monkeypatch.setattr(checkpoint, "write_file", sometimes)
     log = train(dataset.path, tmp_path / "run", steps=6)
-    assert losses(log) == plain
-    shown = capsys.readouterr().out
-    assert "warning: no checkpoint of step 3 was written, and training continues: [Errno 28] No space left" in shown
+    assert losses(log) == losses(entries(finished))
+    assert os.strerror(errno.ENOSPC) in capsys.readouterr().out
     names = [path.name for path in sorted((tmp_path / "run").glob("*step*"))]
     assert names == [f"step-{n:08d}" for n in (1, 2, 5, 6)]
 
@@ -244,17 +245,16 @@ def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, tmp_path, ca
 def test_a_log_that_lost_its_end_is_cut_there(tmp_path, damage):
     from bertrain.runtime.log import Log
 
-    whole = b'{"step": 1, "loss": 2.0}\n'
-    (tmp_path / "log.jsonl").write_bytes(whole + damage)
+    entry = b'{"step": 1, "loss": 2.0}\n'
+    (tmp_path / "log.jsonl").write_bytes(entry + damage)
     with Log(tmp_path / "log.jsonl", after_step=5) as log:
-        assert (log.last_step, (tmp_path / "log.jsonl").read_bytes()) == (1, whole)
+        assert (log.last_step, (tmp_path / "log.jsonl").read_bytes()) == (1, entry)
 
 
-def test_a_log_on_a_full_disk_is_written_when_there_is_room(dataset, tmp_path, capsys):
+def test_a_log_on_a_full_disk_is_written_when_the_disk_has_space(dataset, finished, tmp_path, capsys):
     """Files may not grow beyond 300 bytes for a while, which is less than two entries."""
     from bertrain.runtime import log as run_log
 
-    plain = losses(train(dataset.path, tmp_path / "plain", steps=6, save_every=100))
     flush, calls, hard = run_log.Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
     def full(log):
@@ -268,38 +268,33 @@ def test_a_log_on_a_full_disk_is_written_when_there_is_room(dataset, tmp_path, c
 
     with patch.object(run_log.Log, "_flush", full):
         train(dataset.path, tmp_path / "run", steps=6, save_every=100)
-    assert losses(entries(tmp_path / "run")) == plain
-    assert capsys.readouterr().out.count("log.jsonl cannot be written and is tried again") == 1
+    assert losses(entries(tmp_path / "run")) == losses(entries(finished))
+    assert capsys.readouterr().out.count("log.jsonl") == 1  # one warning
 
 
 # ---------------------------------------------------------------------------------------------------- what strangers do
 
 
-def fault_of(path):
-    """What opening a dataset says, or, as opening does not read all files, verifying it."""
-    try:
-        bertdata.open(path)
-        return verify(path)[0]
-    except DatasetError as error:
-        return str(error)
-
-
 def test_links_and_pipes_in_a_dataset_are_refused(small, tmp_path):
-    for path in sorted(path for path in small.rglob("*") if path.is_file()):
+    def is_refused(path):
+        """Opening the dataset, or, as that does not read all files, verifying it, names what it does not follow."""
+        try:
+            bertdata.open(small)
+            return str(path) in verify(small)[0]
+        except DatasetError as error:
+            return error.kind == "wrong-file-type" and error.given == path
+
+    for path in [*sorted(path for path in small.rglob("*") if path.is_file()), small / "origins"]:
         kept = tmp_path / "elsewhere"
         os.replace(path, kept)
         path.symlink_to(kept)
-        assert "is a symbolic link; replace it by the file itself" in fault_of(small)
+        assert is_refused(path)
         path.unlink()
-        os.mkfifo(path)
-        assert "is not an ordinary file" in fault_of(small)
-        path.unlink()
+        if kept.is_file():
+            os.mkfifo(path)
+            assert is_refused(path)
+            path.unlink()
         os.replace(kept, path)
-    os.replace(small / "origins", tmp_path / "elsewhere")
-    (small / "origins").symlink_to(tmp_path / "elsewhere")
-    assert "origins is a symbolic link; replace it by the directory itself" in fault_of(small)
-    (small / "origins").unlink()
-    os.replace(tmp_path / "elsewhere", small / "origins")
     assert verify(small) == []
 
 
@@ -319,21 +314,24 @@ def test_nothing_is_written_through_a_link_in_the_output(tmp_path, corpus, vocab
 def test_large_and_nested_records_are_refused(content, tmp_path):
     path = tmp_path / "record.json"
     path.write_bytes(content)
-    with pytest.raises(DatasetError, match="is damaged: it is not a JSON object with a checksum"):
+    with refuses("damaged"):
         read_record(path)
 
 
 def test_a_record_without_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 1000)
-    (tmp_path / "record.json").write_bytes(b" " * 1001)
-    with pytest.raises(DatasetError, match="it has more than 1,000 bytes"):
-        read_record(tmp_path / "record.json")
+    path = tmp_path / "record.json"
+    write_record(path, {"format_version": 1})
+    monkeypatch.setattr(records, "MAX_RECORD_BYTES", path.stat().st_size)
+    assert read_record(path) == {"format_version": 1}
+    path.write_bytes(path.read_bytes() + b" ")
+    with refuses("damaged"):
+        read_record(path)
 
 
 def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
     special = bertdata.SpecialTokens(vocab_size=1 << 32, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3))
     out = write_dataset(tmp_path / "shards", [([5, 3], [2], None)], special=special, dtype="<u4")
-    with pytest.raises(DatasetError, match="is damaged: ValueError vocab_size"):
+    with refuses("damaged"):
         bertdata.open(out)
 
 
@@ -343,18 +341,16 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
     path = tmp_path / "bomb.txt.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(b"the stone\n\n" * 10)
-        for _ in range(64):
+        for _ in range(16):
             file.write(b"a" * (1 << 20))
-    with pytest.raises(
-        InputError, match=r"bomb.txt.gz: the document at byte \d+ is longer than 4 MiB; choose what ends"
-    ):
+    with refuses("too-large", "inputs"):
         build([path], tmp_path / "out", tokenizer=vocab, documents=ends)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_longest_document_is_taken(tmp_path, vocab, monkeypatch):
     monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
-    (tmp_path / "text").write_bytes(b"stone " * 600_000)
+    (tmp_path / "text").write_bytes(b"stone" * 800_000)
     assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
 
 
@@ -391,9 +387,9 @@ def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):
 
 
 def test_readers_during_a_rebuild_see_one_dataset_or_the_other(tmp_path, vocab):
-    """Two builds in turn into one directory, of as many tokens, so that sizes and headers cannot tell them apart."""
+    """Two builds in turn into one directory, of as many tokens, so that their sizes and headers are the same."""
     for name, word in (("a", "stone"), ("b", "river")):
-        (tmp_path / name).write_text(f"{word} {word}\n" * 40)
+        (tmp_path / name).write_text(f"{word} {word}\n" * 12)
     options = {"tokenizer": vocab, "documents": "line", "shard_size": 60, "validation": 0, "overwrite": True}
     out, stop, faults, seen = tmp_path / "out", threading.Event(), [], set()
     ids = {build([tmp_path / name], out, **options).dataset.dataset_id for name in ("a", "b")}
@@ -425,15 +421,16 @@ def test_readers_during_a_rebuild_see_one_dataset_or_the_other(tmp_path, vocab):
 def test_a_tokenizer_of_another_build_is_refused(small, dataset):
     opened = bertdata.open(small)
     (small / "tokenizer.json").write_bytes((small / "tokenizer.json").read_bytes() + b" ")
-    with pytest.raises(DatasetError, match=r"tokenizer.json is not the file that manifest.json names"):
+    with refuses("damaged") as caught:
         continuing_ids(opened)
+    assert caught.value.given == small / "tokenizer.json"
 
 
 def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch):
     monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
     (small / ".build").mkdir()
     os.replace(small / "manifest.json", small / manifest.REPLACED)
-    with pytest.raises(DatasetError, match="holds an unfinished build"):
+    with refuses("unfinished"):
         bertdata.open(small)
 
 
@@ -477,28 +474,36 @@ def test_processes_that_compile_at_once_agree_also_where_nothing_can_be_written(
 # -------------------------------------------------------------------------------------------------------- odd machines
 
 
-@pytest.mark.parametrize("samples", WAYS)
-@pytest.mark.parametrize("policy", ["exact", "whole_word"])
+def unmappable(*arguments, **options):
+    raise OSError(errno.ENODEV, "No such device")
+
+
+@pytest.mark.parametrize(
+    ("samples", "policy"),
+    [("windows", "exact"), ("documents", "whole_word"), ("packed", "exact"), ("pairs", "whole_word")],
+)
 def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, monkeypatch, samples, policy):
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path))
     options = {"length": 24, "samples": samples, "masking": bertdata.Masking(policy=policy), "shuffle": "blocks"}
     expected = bertdata.Loader(dataset, **options).read(np.arange(200))
 
-    def unmappable(*arguments, **options):
-        raise OSError(errno.ENODEV, "No such device")
-
     monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
     opened = bertdata.open(dataset.path)
-    found = bertdata.Loader(opened, **options).read(np.arange(200))
+    batch = bertdata.Loader(opened, **options).read(np.arange(200))
     for name, array in vars(expected).items():
-        assert np.array_equal(getattr(found, name), array), name
+        assert np.array_equal(getattr(batch, name), array), name
     next(bertdata.Loader(opened, **options))
+
+
+def test_a_dataset_is_the_same_where_no_file_can_be_mapped(dataset, monkeypatch):
+    monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
+    opened = bertdata.open(dataset.path)
     assert [d.tolist() for d in opened] == [d.tolist() for d in dataset]
     assert np.array_equal(opened.token_counts("train"), dataset.token_counts("train"))
     read, mapped = opened.tokens("train", 0), dataset.tokens("train", 0)
     for key in (-1, slice(None, None, -3), [3, -2, 3], np.array([3], np.uint8), mapped > 20):
         assert np.array_equal(read[key], mapped[key])
-    with pytest.raises(IndexError, match="is beyond them"):
+    with pytest.raises(IndexError):
         read[[0, read.size]]
     assert verify(dataset.path) == []
 
@@ -507,13 +512,13 @@ def test_duplicates_are_left_out_where_no_file_can_be_mapped(tmp_path, vocab, mo
     (tmp_path / "text").write_text(make_text(12) + "\n\n" + make_text(12))
     options = {"tokenizer": vocab, "dedup": True, "workers": 1}
     expected = build([tmp_path / "text"], tmp_path / "out", **options).dataset
-    monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
+    monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
     assert build([tmp_path / "text"], tmp_path / "copy", **options).dataset.dataset_id == expected.dataset_id
     assert expected.num_documents == 12
 
 
 @pytest.mark.parametrize("can_map", [True, False])
-def test_a_last_origin_that_names_no_input_is_found(tmp_path, vocab, monkeypatch, can_map):
+def test_a_last_origin_that_names_no_input_is_a_fault(tmp_path, vocab, monkeypatch, can_map):
     (tmp_path / "text").write_text(make_text(12))
     out = build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.path
     file, record = out / "origins" / "train-00000.npy", read_record(out / "origins" / "origins.json")
@@ -521,20 +526,22 @@ def test_a_last_origin_that_names_no_input_is_found(tmp_path, vocab, monkeypatch
     record["shards"]["train-00000"] = hashlib.sha256(file.read_bytes()).hexdigest()
     write_record(out / "origins" / "origins.json", record)
     if not can_map:
-        monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
+        monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
     (fault,) = verify(out)
-    assert "its numbers do not ascend, or the last one names no input" in fault
+    assert str(file) in fault
 
 
 def test_a_file_that_ends_while_it_is_read_is_one_sentence(small, monkeypatch):
-    monkeypatch.setattr(arrays.mmap, "mmap", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.ENODEV, "")))
+    monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
     opened = bertdata.open(small)
     path = small / f"{opened.splits['train'].shards[0].name}.tokens.npy"
     os.truncate(path, 140)
-    with pytest.raises(DatasetError, match=r"tokens.npy ends at byte 140: it was cut short"):
+    with refuses("damaged") as caught:
         opened.tokens("train", 0)[:]
+    assert caught.value.given == 140
 
 
+@pytest.mark.slow
 def test_names_that_are_not_ascii_in_a_plain_locale_without_a_terminal_or_a_home(tmp_path, vocab):
     folder = tmp_path / "Häuser und 水"
     folder.mkdir()
@@ -553,6 +560,7 @@ def test_names_that_are_not_ascii_in_a_plain_locale_without_a_terminal_or_a_home
     assert json.loads((folder / "ein Lauf" / "run.json").read_text())["config"]["data"] == str(out)
 
 
+@pytest.mark.slow
 def test_two_builds_at_once_end_in_one_dataset(small, tmp_path, vocab):
     """One wins, the others say who holds it, and after a crash nobody does."""
     out = tmp_path / "out"
@@ -562,8 +570,8 @@ def test_two_builds_at_once_end_in_one_dataset(small, tmp_path, vocab):
     ended = [(*job.communicate(timeout=120), job.returncode) for job in jobs]
     assert [code for *_, code in ended].count(0) == 1
     for _, err, code in ended:
-        if code:
-            assert "is being built by process" in err or "already holds a dataset" in err
+        assert code in (0, 1)
+        assert err.count("\n") == (code == 1)
     assert published(out) == published(small)
     (out / ".build").mkdir()
     (out / ".build" / "lock").write_text("1")  # of a process that is gone

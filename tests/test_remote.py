@@ -1,26 +1,28 @@
 """Inputs under URLs: an S3 server and a web server on this machine, which also fail."""
 
+import contextlib
 import gzip
 import io
+import itertools
 import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from helpers import refused, refuses, without_origins
 from hypothesis import given
 from hypothesis import strategies as st
-from test_inputs import published
 
 from bertdata.cli import main
-from bertdata.errors import InputError, RemoteError, UsageError
+from bertdata.errors import BertdataError, UsageError
 from bertdata.remote import reader, requests, stores
 from bertdata.remote.reader import RemoteFile
 from bertdata.write import build
@@ -49,27 +51,20 @@ def test_an_object_gives_the_bytes_of_the_file(bucket, tmp_path, vocab, name):
     (tmp_path / name).write_bytes(PACKED[name])
     options = {"tokenizer": vocab, "shard_size": 3000}
     build(tmp_path / name, tmp_path / "local", **options)
-    with patch.multiple(reader, _FIRST=100, _MOST=1000):  # many requests
+    with patch.multiple(reader, FIRST_BYTES=100, MOST_BYTES=1000):  # many requests
         build(bucket.put(f"dir/{name}", PACKED[name]), tmp_path / "remote", **options)
-    assert published(tmp_path / "remote") == published(tmp_path / "local")
+    assert without_origins(tmp_path / "remote") == without_origins(tmp_path / "local")
 
 
 def test_a_directory_and_a_pattern_stand_for_objects(bucket, tmp_path, vocab):
     for name in ("in/a.txt", "in/b/c.txt", "in/.hidden.txt", "in/notes.pdf", "in/d.txt.gz", "inside.txt"):
         bucket.put(name, gzip.compress(TEXT) if name.endswith("gz") else TEXT)
-    said = []
-    for url, number in (
-        (f"{bucket.url}/in", 3),
-        (f"{bucket.url}/in/", 3),
-        (f"{bucket.url}/in/*.txt", 1),
-        (f"{bucket.url}/in/**/*.txt", 2),
-        (bucket.url, 4),
-    ):
-        said.clear()
+    for url, number in (("in", 3), ("in/", 3), ("in/*.txt", 1), ("in/**/*.txt", 2), ("", 4)):
+        said = []
+        url = f"{bucket.url}/{url}".removesuffix("/" * (not url))
         report = build(url, tmp_path / "out", tokenizer=vocab, say=said.append, overwrite=True)
         assert report.dataset.num_documents == number * len(ROWS)
-        assert said[0].startswith(f"reading {number} file{'s' * (number > 1)}: {number} text; ")
-    assert "in/notes.pdf" in said[1]
+    assert any("in/notes.pdf" in line for line in said)
 
 
 @given(
@@ -85,7 +80,7 @@ def test_a_reader_gives_what_a_file_gives(reads, first, most):
         return content[start:stop]
 
     file = RemoteFile("s3://u", len(content), "v", fetch)
-    with patch.multiple(reader, _FIRST=first, _MOST=most), file.open() as opened:
+    with patch.multiple(reader, FIRST_BYTES=first, MOST_BYTES=most), file.open() as opened:
         plain = io.BytesIO(content)
         for place, length in reads:
             if place < 256:
@@ -114,13 +109,13 @@ class Faulty(BaseHTTPRequestHandler):
         self._answer(200, len(self.content))
 
     def do_GET(self):
-        given = self.headers.get("Range")
+        span = self.headers.get("Range")
         start, stop = 0, len(self.content)
-        if given and not self.content:
+        if span and not self.content:
             self._answer(416, 0, "bytes */0")
             return
-        if given:
-            start, stop = (int(part) for part in given.removeprefix("bytes=").split("-"))
+        if span:
+            start, stop = (int(part) for part in span.removeprefix("bytes=").split("-"))
             stop = min(stop + 1, len(self.content))
         fault = ""
         if stop - start > 1:  # not the question for the size
@@ -129,19 +124,29 @@ class Faulty(BaseHTTPRequestHandler):
         if fault.isdigit():
             self._answer(int(fault), 0)
             return
+        if fault == "silent":
+            self.close_connection = True
+            time.sleep(1.5 * requests.TIMEOUT_S)
+            return
         if fault == "reset":
-            self.connection.close()
+            self._hang_up()
             return
         if fault == "changed":
             Faulty.etag = '"2"'
         if (given_etag := self.headers.get("If-Match")) and given_etag != self.etag:
             self._answer(412, 0)
             return
-        self._answer(206 if given else 200, stop - start, f"bytes {start}-{stop - 1}/{len(self.content)}")
+        self._answer(206 if span else 200, stop - start, f"bytes {start}-{stop - 1}/{len(self.content)}")
         piece = self.content[start:stop]
         self.wfile.write(piece[: len(piece) // 2] if fault == "cut" else piece)
         if fault == "cut":
-            self.connection.close()
+            self._hang_up()
+
+    def _hang_up(self):
+        self.close_connection = True
+        self.wfile.flush()
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, status, size, content_range=None):
         self.send_response(status)
@@ -153,64 +158,78 @@ class Faulty(BaseHTTPRequestHandler):
         self.end_headers()
 
 
+@contextlib.contextmanager
+def serving(handler):
+    """A context in which a web server answers as `handler`; yields its host and port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
 @pytest.fixture
 def faulty(monkeypatch, tmp_path):
     """Scheme → URL of a text, and a function that sets what goes wrong."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Faulty)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"127.0.0.1:{server.server_port}"
+    with serving(Faulty) as address:
+        yield from _faulty(address, monkeypatch, tmp_path)
+
+
+def _faulty(address, monkeypatch, tmp_path):
     for name, value in {"AWS_ACCESS_KEY_ID": "a-key", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_REGION": "us-east-1",
                         "AWS_ENDPOINT_URL": f"http://{address}", "HOME": str(tmp_path)}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(requests, "_FIRST_WAIT_S", 0.01)
-    monkeypatch.setattr(requests, "TIMEOUT_S", 5.0)
-    monkeypatch.setattr(reader, "_FIRST", 500)
-    monkeypatch.setattr(reader, "_MOST", 2000)
-    stores._store_at.cache_clear()
+    monkeypatch.setattr(requests, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(reader, "FIRST_BYTES", 500)
+    monkeypatch.setattr(reader, "MOST_BYTES", 2000)
+    stores.store_at.cache_clear()
 
     def fail(**faults):
         Faulty.faults, Faulty.count, Faulty.etag = faults.get("at", {}), 0, '"1"'
 
     fail()
     yield {"http": f"http://{address}/dir/a.txt?token=secret", "s3": "s3://bucket/dir/a.txt"}, fail
-    server.shutdown()
-    server.server_close()
-    stores._store_at.cache_clear()
+    stores.store_at.cache_clear()
 
 
-@pytest.mark.parametrize("scheme", ["http", "s3"])
-@pytest.mark.parametrize("fault", ["500", "503", "429", "cut", "reset"])
-def test_what_passes_is_tried_again(faulty, tmp_path, vocab, scheme, fault):
+@pytest.mark.parametrize(
+    ("scheme", "fault"),
+    [*itertools.product(["http", "s3"], ["500", "429", "cut", "reset", "silent"]), ("http", "503")],
+)
+def test_what_passes_is_tried_again(faulty, tmp_path, vocab, monkeypatch, scheme, fault):
     urls, fail = faulty
     (tmp_path / "a.txt").write_bytes(TEXT)
     build(tmp_path / "a.txt", tmp_path / "local", tokenizer=vocab)
-    fail(at={0: fault, 2: fault, 3: fault})
+    if fault == "silent":
+        monkeypatch.setattr(requests, "TIMEOUT_S", 0.3)
+        stores.store_at.cache_clear()
+    fail(at={0: fault} if fault == "silent" else {0: fault, 2: fault, 3: fault})
     build(urls[scheme], tmp_path / "remote", tokenizer=vocab)
-    assert Faulty.count > 4
-    assert published(tmp_path / "remote") == published(tmp_path / "local")
+    assert Faulty.count > 2
+    assert without_origins(tmp_path / "remote") == without_origins(tmp_path / "local")
 
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "kind", "tries"),
     [
-        ("500", "the server answers with 500 (tried 6 times); try again later"),
-        ("403", "the server refuses access (403); "),
-        ("404", "does not exist; check the name"),
-        ("cut", "(tried 6 times); try again later"),
-        ("reset", "(tried 6 times); try again later"),
-        ("changed", "changed while it was read; run again when nobody changes it"),
+        ("500", "server-failed", requests.TRIES),
+        ("403", "access-denied", 1),
+        ("404", "not-found", 1),
+        ("400", "server-unsuitable", 1),
+        ("cut", "server-failed", requests.TRIES),
+        ("reset", "server-failed", requests.TRIES),
+        ("changed", "changed", 2),
     ],
 )
-def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vocab, scheme, fault, said):
+def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vocab, scheme, fault, kind, tries):
     urls, fail = faulty
     fail(at={-1: fault} if fault != "changed" else {1: fault})
-    result = CliRunner().invoke(main, ["build", urls[scheme], "--out", str(tmp_path / "out"), "--tokenizer", vocab])
-    assert result.exit_code == 1
-    assert said in result.stderr
-    assert result.stderr.startswith(f"Error: {urls[scheme].partition('?')[0]}")
-    assert result.stderr.count("\n") == 1
-    assert "secret" not in result.output
+    refusal = refused(main, "build", urls[scheme], "--out", tmp_path / "out", "--tokenizer", vocab, kind=kind)
+    assert refusal.sentence.startswith(urls[scheme].partition("?")[0])
+    assert "secret" not in refusal.sentence
+    assert Faulty.count >= tries
+    assert (Faulty.count > 2) == (tries > 2)
     assert not (tmp_path / "out").exists()
 
 
@@ -218,7 +237,7 @@ def test_names_of_web_files_are_quoted_and_may_be_empty(faulty, tmp_path, vocab)
     urls, _ = faulty
     address = urls["http"].rpartition("/dir/")[0]
     assert build(f"{address}/my Ärger.txt", tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
-    with patch.object(Faulty, "content", b""), pytest.raises(InputError, match="empty file"):
+    with patch.object(Faulty, "content", b""), refuses("empty", "inputs"):
         build(f"{address}/a.txt", tmp_path / "empty", tokenizer=vocab)
 
 
@@ -233,7 +252,7 @@ def test_ctrl_c_does_not_wait_for_an_answer(tmp_path, monkeypatch):
             process.send_signal(signal.SIGINT)
             said = process.communicate(timeout=50)[1]  # without an answer a request lasts a minute
             connection.close()
-    assert (process.returncode, said.startswith("interrupted; ")) == (130, True)
+    assert (process.returncode, said.count("\n")) == (130, 1)
 
 
 def test_nothing_secret_is_stored(faulty, tmp_path, vocab):
@@ -259,32 +278,21 @@ def test_a_server_that_sends_no_parts_is_refused(tmp_path, vocab):
             self._answer(200, 3)
             self.wfile.write(b"abc")
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Plain)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with pytest.raises(RemoteError, match="a.txt: the server does not send parts of files; download it first"):
-        build(f"http://127.0.0.1:{server.server_port}/a.txt", tmp_path / "out", tokenizer=vocab)
-    server.shutdown()
-    server.server_close()
+    with serving(Plain) as address, refuses("server-unsuitable"):
+        build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)
 
 
 # ------------------------------------------------------------------------------------------- names that are not there
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("{}/none.txt", "{}/none.txt does not exist, and no file is below it or matches it; check the name"),
-        ("{}/*.txt", "{}/*.txt does not exist, and no file is below it or matches it; check the name"),
-        (
-            "s3://no-such-bucket/a.txt",
-            "s3://no-such-bucket/a.txt: there is no such bucket; check the name and the region",
-        ),
-    ],
+    ("url", "kind"),
+    [("{}/none.txt", "not-found"), ("{}/*.txt", "not-found"), ("s3://no-such-bucket/a.txt", "bad-url")],
 )
-def test_what_is_not_there_is_one_sentence(bucket, tmp_path, vocab, url, said):
-    with pytest.raises(RemoteError) as caught:
+def test_what_is_not_there_is_one_sentence(bucket, tmp_path, vocab, url, kind):
+    with refuses(kind) as caught:
         build(url.format(bucket.url), tmp_path / "out", tokenizer=vocab)
-    assert str(caught.value) == said.format(bucket.url)
+    assert caught.value.given == url.format(bucket.url)
 
 
 def test_no_credentials_are_one_sentence(bucket, tmp_path, vocab, monkeypatch):
@@ -292,11 +300,10 @@ def test_no_credentials_are_one_sentence(bucket, tmp_path, vocab, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-    stores._store_at.cache_clear()
-    with pytest.raises(
-        RemoteError, match=f"^{url}: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACC"
-    ):
+    stores.store_at.cache_clear()
+    with refuses("access-denied") as caught:
         build(url, tmp_path / "out", tokenizer=vocab)
+    assert "AWS_ACCESS_KEY_ID" in str(caught.value)
 
 
 def test_the_files_of_the_aws_command_line_are_read(bucket, tmp_path, vocab, monkeypatch):
@@ -307,8 +314,8 @@ def test_the_files_of_the_aws_command_line_are_read(bucket, tmp_path, vocab, mon
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text("[default]\naws_access_key_id = k\naws_secret_access_key = s\n")
     (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-central-1\n")
-    stores._store_at.cache_clear()
-    assert stores._s3_config()["region"] == "eu-central-1"
+    stores.store_at.cache_clear()
+    assert stores.s3_config()["region"] == "eu-central-1"
     assert build(url, tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
 
 
@@ -318,30 +325,31 @@ def test_an_object_that_changes_during_a_build_is_refused(bucket, tmp_path, voca
     def change(done, total):
         bucket.put("a.txt", TEXT + b"\n\nmore")
 
-    with pytest.raises((RemoteError, InputError), match="changed while it was read"):
+    with pytest.raises(BertdataError) as caught:
         build(url, tmp_path / "out", tokenizer=vocab, shard_size=2000, workers=1, progress=change)
+    assert caught.value.kind == "changed"
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    "url",
     [
-        ("s3://key:secret@bucket/a.txt", "s3://bucket/a.txt was given with a login or a query; leave it out"),
-        ("az://container/a.txt?sig=secret", "az://container/a.txt was given with a login or a query; leave it out"),
-        ("http://[::1/secret", "a URL has a server or a port that cannot be"),
-        ("s3://", "s3:// names no server or bucket"),
-        ("hf://datasets/one", "hf://datasets/one names no dataset of the hub"),
-        ("https://u:sec\u2100ret@host/a", "a URL has a server or a port that cannot be; give one such as"),
-        ("https://host:port/a.txt", "a URL has a server or a port that cannot be; give one such as"),
-        ("s3://bucket/a//b.txt", "s3://bucket/a//b.txt has an empty part, a dot for a part, or a space"),
-        ("s3://bu cket/b.txt", "s3://bu cket/b.txt has an empty part, a dot for a part, or a space"),
-        ("S3://bucket/a.txt", "an input is a URL of the kind S3; give a path, or a URL of s3, gs"),
-        ("ftp://user:secret@host/a.txt", "an input is a URL of the kind ftp; give a path, or a URL of s3, gs"),
+        "s3://key:secret@bucket/a.txt",
+        "az://container/a.txt?sig=secret",
+        "http://[::1/secret",
+        "s3://",
+        "hf://datasets/one",
+        "https://u:sec\u2100ret@host/a",
+        "https://host:port/a.txt",
+        "s3://bucket/a//b.txt",
+        "s3://bu cket/b.txt",
+        "S3://bucket/a.txt",
+        "ftp://user:secret@host/a.txt",
     ],
 )
-def test_a_url_that_cannot_be_read_is_one_sentence_without_secrets(tmp_path, url, said):
+def test_a_url_that_cannot_be_read_is_one_sentence_without_secrets(tmp_path, url):
     with pytest.raises(UsageError) as caught:
         build(url, tmp_path / "out", tokenizer="none")
-    assert str(caught.value).startswith(said)
+    assert caught.value.kind == "bad-url"
     assert "secret" not in str(caught.value)
 
 
@@ -357,20 +365,14 @@ def test_a_login_is_not_told_to_the_server_of_a_redirect(tmp_path, vocab):
         def do_GET(self):
             assert self.headers.get("Authorization") == "Basic dTpzZWNyZXQ="
             self.send_response(302)
-            self.send_header("Location", f"http://127.0.0.1:{second.server_port}/a.txt")
+            self.send_header("Location", f"http://{second}/a.txt")
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-    second = ThreadingHTTPServer(("127.0.0.1", 0), Second)
-    first = ThreadingHTTPServer(("127.0.0.1", 0), First)
     Faulty.faults = {}
-    for server in (first, second):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    build(f"http://u:secret@127.0.0.1:{first.server_port}/a.txt", tmp_path / "out", tokenizer=vocab)
+    with serving(Second) as second, serving(First) as first:
+        build(f"http://u:secret@{first}/a.txt", tmp_path / "out", tokenizer=vocab)
     assert set(seen) == {None}
-    for server in (first, second):
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_damaged_file_of_the_aws_command_line_is_not_shown(bucket, tmp_path, vocab, monkeypatch):
@@ -378,9 +380,7 @@ def test_a_damaged_file_of_the_aws_command_line_is_not_shown(bucket, tmp_path, v
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text("aws_secret_access_key = a-secret\n")
-    stores._store_at.cache_clear()
-    with pytest.raises(
-        RemoteError, match="credentials cannot be read as a file of the AWS command line; correct it"
-    ) as caught:
+    stores.store_at.cache_clear()
+    with refuses("not-of-format") as caught:
         build(f"{bucket.url}/a.txt", tmp_path / "out", tokenizer=vocab)
     assert "a-secret" not in str(caught.value)

@@ -35,12 +35,12 @@ def test_a_campaign_breaks_nothing(arguments, expected):
         [sys.executable, str(TOOL), *arguments], env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["campaign"] == arguments[0]
-    assert {name: found[name] for name in expected} == expected
+    result = json.loads(done.stdout)
+    assert result["campaign"] == arguments[0]
+    assert {name: result[name] for name in expected} == expected
 
 
-def test_every_flip_of_some_bytes_is_found():
+def test_every_flip_of_some_bytes_is_detected():
     """Every 40th byte of a small dataset; the campaign takes them all."""
     done = subprocess.run(
         [sys.executable, str(TOOL.with_name("damage.py")), "flips", "--every", "40"], capture_output=True, text=True
@@ -64,5 +64,5 @@ def test_the_fuzzer_watches_what_opens_a_dataset(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(TOOL.parent)
     with pytest.raises(InterruptedError):
         import_module("damage").fuzz(tmp_path, random.Random(0), 1)
-    rooms = {"manifest.read_manifest", "table.read_tables", "shard.open_shard", "verify.verify"}
-    assert {f"bertdata.format.{name}" for name in rooms} <= set(watched)
+    names = {"manifest.read_manifest", "table.read_tables", "shard.open_shard", "verify.verify"}
+    assert {f"bertdata.format.{name}" for name in names} <= set(watched)

@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, UsageError, damaged
 from bertdata.files import fsync_directory, naming
-from bertdata.format.arrays import (
-    HEADER_BYTES,
-    ArrayWriter,
-    array_path,
-    open_array,
-)
+from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, array_path, open_array
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 
 CACHE, PLAN = "cache.json", "plan.json"
@@ -51,7 +46,7 @@ def unit_name(number: int) -> str:
 
 
 def num_units(header: Mapping[str, Any]) -> int:
-    """The units of a whole cache, by its header."""
+    """The units of a complete cache, by its header."""
     return -(-header["samples"] // header["unit_samples"])
 
 
@@ -87,7 +82,8 @@ def begin(directory: Path, header: dict[str, Any]) -> None:
     if complete or next(directory.glob("unit-*"), None):
         old_header = read_header(directory, CACHE if complete else PLAN)
         if differences := _differences(old_header, header):
-            raise UsageError(f"{directory} holds another cache: {differences}; give another --out")
+            sentence = f"{directory} holds another cache: {differences}; give the same options, or another --out"
+            raise UsageError(sentence, "other-settings", option="out", given=directory)
     if complete:
         (directory / PLAN).unlink(missing_ok=True)  # a kill can leave it
     else:
@@ -161,10 +157,12 @@ def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
     path = directory / name
     if name == CACHE and not path.exists():
         if (directory / PLAN).exists():
-            raise DatasetError(
-                f"{directory} holds an unfinished teacher cache; run the same bertrain.teacher again to finish it"
+            sentence = (
+                f"{directory} holds an unfinished teacher cache; run the same bertrain teacher again to finish it"
             )
-        raise DatasetError(f"{directory} is not a teacher cache: it has no {CACHE}; make one with bertrain.teacher")
+            raise DatasetError(sentence, "unfinished", given=directory)
+        sentence = f"{directory} is not a teacher cache: it has no {CACHE}; make one with bertrain teacher"
+        raise DatasetError(sentence, "not-a-dataset", given=directory)
     header = read_record(path)
     try:
         if header["format"] != FORMAT or any(key not in header for key in _HEADER):
@@ -184,7 +182,8 @@ def read_header(directory: Path, name: str = CACHE) -> dict[str, Any]:
         if name == CACHE and len(header["units"]) != num_units(header):
             raise ValueError("units")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DatasetError(f"{path} is damaged: {type(error).__name__} {error}") from None
+        sentence = f"{path} is damaged: {type(error).__name__} {error}"
+        raise DatasetError(sentence, "damaged", given=path) from None
     return header
 
 
@@ -210,10 +209,11 @@ class TeacherCache:
         """
         cached = {"tokenizer": self.header["tokenizer"]} | self.header["stream"]
         if differences := _differences(cached, {"tokenizer": tokenizer} | dict(stream)):
-            raise UsageError(
+            sentence = (
                 f"the teacher cache {self.path} was made for other masked samples than those of this run: "
-                f"{differences}; give the run the same options, or make another cache with bertrain.teacher"
+                f"{differences}; give the run the same options, or make another cache with bertrain teacher"
             )
+            raise UsageError(sentence, "other-stream", option="teacher_cache", given=self.path)
 
     def read(self, positions: NDArray[np.int64], vocab_size: int) -> Answers:
         """Copies the answers for positions of the stream, int64 [B]; ascending positions are read fastest.
@@ -225,13 +225,15 @@ class TeacherCache:
         shape = positions.size, slots, top_k
         out = Answers(np.empty(shape, header["id_dtype"]), np.empty(shape, "<f2"), np.empty(shape[:2], "<f2"))
         if positions.size and positions.max() >= header["samples"]:
-            raise UsageError(
+            needed = int(positions.max()) + 1
+            sentence = (
                 f"the teacher cache {self.path} has answers for {header['samples']:,} samples, and the run reads "
-                f"{int(positions.max()) + 1:,}; run fewer steps, or make the cache with a larger --max-samples, or "
-                "with --variants, after which the masks repeat"
+                f"{needed:,}; run fewer steps, or make the cache with a larger --max-samples, or with --variants, "
+                "after which the masks repeat"
             )
+            raise UsageError(sentence, "not-stored", option="teacher_cache", given=needed)
         for first, stop in _runs(positions, header["unit_samples"]):
-            arrays = self._of(int(positions[first]) // header["unit_samples"])
+            arrays = self._unit_arrays(int(positions[first]) // header["unit_samples"])
             start = int(positions[first]) % header["unit_samples"] * slots
             end = start + (stop - first) * slots
             out.ids[first:stop] = arrays["ids"][start * top_k : end * top_k].reshape(-1, slots, top_k)
@@ -241,7 +243,7 @@ class TeacherCache:
             raise damaged(self.path)
         return out
 
-    def _of(self, number: int) -> dict[str, Any]:
+    def _unit_arrays(self, number: int) -> dict[str, Any]:
         """The arrays of a unit. Those of the unit before are closed."""
         if number != self._unit:
             first, stop = rows_of(self.header, number)
@@ -270,11 +272,11 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
     """Names the members in which two headers differ, with both values; empty if they are the same."""
     differences = []
     for name in dict.fromkeys([*old, *new]):
-        was, now = old.get(name), new.get(name)
-        if name == "units" or was == now:
+        before, after = old.get(name), new.get(name)
+        if name == "units" or before == after:
             continue
-        if isinstance(was, Mapping) and isinstance(now, Mapping):
-            differences.append(_differences(was, now, f"{prefix}{name}."))
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            differences.append(_differences(before, after, f"{prefix}{name}."))
         else:
-            differences.append(f"{prefix}{name} was {was!r} and is {now!r}")
+            differences.append(f"{prefix}{name} was {before!r} and is {after!r}")
     return "; ".join(differences)

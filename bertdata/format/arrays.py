@@ -99,9 +99,9 @@ class Unmapped:
             try:
                 count = os.preadv(self._fd, [rest], offset)
             except OSError as error:
-                raise DatasetError(f"{self.path} cannot be read: {error.strerror}") from None
+                raise DatasetError(f"{self.path} cannot be read: {error.strerror}", "unreadable") from None
             if count == 0:
-                raise DatasetError(f"{self.path} ends at byte {offset}: it was cut short")
+                raise DatasetError(f"{self.path} ends at byte {offset}: it was cut short", "damaged", given=offset)
             offset, rest = offset + count, rest[count:]
 
     def __getitem__(self, key: Any) -> Any:
@@ -112,17 +112,17 @@ class Unmapped:
             out = np.empty(max(0, stop - start), self.dtype)
             self.read(start, out)
             return out[::step]
-        places = np.asarray(key)
-        if places.dtype == bool:
+        indices = np.asarray(key)
+        if indices.dtype == bool:
             return self[:][key]
-        places = places.astype(np.int64)  # to which the size can be added
-        places = np.where(places < 0, places + self.size, places)
-        if ((places < 0) | (places >= self.size)).any():
+        indices = indices.astype(np.int64)  # to which the size can be added
+        indices = np.where(indices < 0, indices + self.size, indices)
+        if ((indices < 0) | (indices >= self.size)).any():
             raise IndexError(f"{self.path} holds {self.size} numbers, and {key!r} is beyond them")
-        out = np.empty((places.size, 1), self.dtype)
-        for place, row in zip(places.flat, out, strict=True):
-            self.read(int(place), row)
-        return out.reshape(places.shape)[()]
+        out = np.empty((indices.size, 1), self.dtype)
+        for index, row in zip(indices.flat, out, strict=True):
+            self.read(int(index), row)
+        return out.reshape(indices.shape)[()]
 
 
 def open_array(path: Path, dtype: str, length: int) -> Any:
@@ -136,24 +136,28 @@ def open_array(path: Path, dtype: str, length: int) -> Any:
         with open_plain(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected:
-                raise DatasetError(f"{path} has {size} bytes and should have {expected}: it was cut short or replaced")
+                sentence = f"{path} has {size:,} bytes and should have {expected:,}: it was cut short or replaced"
+                raise DatasetError(sentence, "damaged", given=size)
             if file.read(HEADER_BYTES) != npy_header(dtype, length):
-                raise DatasetError(
-                    f"{path}: its first {HEADER_BYTES} bytes are not the header of {length} numbers of {dtype}"
-                )
+                sentence = f"{path}: its first {HEADER_BYTES} bytes are not the header of {length} numbers of {dtype}"
+                raise DatasetError(sentence, "damaged")
             try:
                 pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             except OSError as error:
                 if error.errno not in (errno.ENODEV, errno.EINVAL, errno.EOPNOTSUPP):
                     raise
                 return Unmapped(path, file, dtype, length)
+    except FileNotFoundError:
+        raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
     except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise DatasetError(f"{path} cannot be opened: {error.strerror}", "unreadable", given=path) from None
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if error.errno == errno.EMFILE and soft < hard:  # each map keeps a descriptor open
+        if soft < hard:  # each map keeps a descriptor open
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return open_array(path, dtype, length)
-        advice = "; raise ulimit -n, or build with a larger --shard-size" * (error.errno == errno.EMFILE)
-        raise DatasetError(f"{path} cannot be opened: {error.strerror}{advice}") from None
+        sentence = f"{path} cannot be opened: {error.strerror}; raise ulimit -n, or build with a larger --shard-size"
+        raise DatasetError(sentence, "too-many-files", given=hard) from None
     return np.frombuffer(pages, dtype, offset=HEADER_BYTES)
 
 

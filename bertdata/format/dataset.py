@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import DatasetError, damaged
+from bertdata.errors import DatasetError, counted, damaged
 from bertdata.files import open_plain
-from bertdata.format.arrays import (
-    array_path,
-)
+from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, Manifest, Split, read_manifest
 from bertdata.format.shard import open_one, open_shard
 from bertdata.format.table import ShardTable
@@ -33,7 +31,7 @@ class Dataset:
     Opening takes a few system calls for each array, however large the dataset is; of more than 1,024 shards each array
     is opened when it is first used. Tokens are read from the disk when they are used, and all processes that open the
     dataset share the memory. A Dataset pickles as its path and dataset_id; unpickling opens the files again, and
-    refuses another dataset in the same place.
+    refuses another dataset at this path.
 
     Raises DatasetError if the directory holds no dataset, or if a file is missing or of a wrong size.
     """
@@ -48,7 +46,8 @@ class Dataset:
         return _reopen, (str(self.path), self.dataset_id)
 
     def __repr__(self) -> str:
-        return f"<Dataset {self.path}: {self.num_documents:,} documents, {self.num_tokens:,} tokens>"
+        size = f"{counted(self.num_documents, 'document')}, {counted(self.num_tokens, 'token')}"
+        return f"<Dataset {self.path}: {size}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a row for each split, and the tokenizer."""
@@ -114,10 +113,12 @@ class Dataset:
         except DatasetError as error:
             fault = error
         if _stamp(self._manifest_path) != self._opened_at:  # a build removes it before it touches another file
-            raise DatasetError(f"{self.path} was replaced by a build while it was read; open it again")
+            sentence = f"{self.path} was replaced by a build while it was read; open it again"
+            raise DatasetError(sentence, "replaced", given=self.path)
         if fault:
             raise fault
-        self._arrays = {at: kept for at, kept in arrays.items() if at[0] == shard.name} | {(shard.name, name): array}
+        kept = {key: of_shard for key, of_shard in arrays.items() if key[0] == shard.name}
+        self._arrays = kept | {(shard.name, name): array}
         return array
 
     def document(self, index: int) -> NDArray[Any]:
@@ -139,9 +140,9 @@ class Dataset:
         start, stop = int(offsets[local]), int(offsets[local + 1])
         if not start < stop <= num_tokens:
             shard = split.shards[number].name
-            raise DatasetError(
-                f"{array_path(self.path, shard, 'documents')} is damaged: document {local} runs from {start} to {stop}"
-            )
+            path = array_path(self.path, shard, "documents")
+            sentence = f"{path} is damaged: document {local} runs from {start} to {stop}"
+            raise DatasetError(sentence, "damaged", given=path)
         has_separator = self.special_tokens.separator is not None
         return self._array(name, number, "tokens")[start : stop - has_separator]
 
@@ -182,9 +183,10 @@ class Dataset:
             with open_plain(path, "rb") as file:
                 content: bytes = file.read()
         except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+            raise DatasetError(f"{path} cannot be read: {error.strerror}", "unreadable", given=path) from None
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer.get(name):
-            raise DatasetError(f"{path} is not the file that {MANIFEST} names; it was changed, or replaced by a build")
+            sentence = f"{path} is not the file that {MANIFEST} names; it was changed, or replaced by a build"
+            raise DatasetError(sentence, "damaged", given=path)
         return content
 
 
@@ -215,7 +217,8 @@ def _opened(directory: Path) -> tuple[Manifest, dict[tuple[str, str], Any], Any]
         if fault is None and stayed:
             return manifest, arrays, before
         if stayed or time.monotonic() > deadline:
-            raise fault or DatasetError(f"{directory} is being replaced by a build; open it when the build is done")
+            sentence = f"{directory} is being replaced by a build; open it when the build is done"
+            raise fault or DatasetError(sentence, "busy", given=directory)
         time.sleep(0.02)
 
 
@@ -231,7 +234,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 def _reopen(path: str, dataset_id: str) -> Dataset:
     dataset = Dataset(path)
     if dataset.dataset_id != dataset_id:
-        raise DatasetError(
-            f"{path} now holds dataset {dataset.dataset_id}, not {dataset_id}: it was rebuilt meanwhile; open it again"
-        )
+        there = dataset.dataset_id
+        sentence = f"{path} now holds dataset {there}, not {dataset_id}: it was rebuilt meanwhile; open it again"
+        raise DatasetError(sentence, "replaced", given=there)
     return dataset

@@ -151,10 +151,12 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     if not path.exists():
         if not directory.exists():
-            raise DatasetError(f"{directory} does not exist; make a dataset with bertdata build")
+            sentence = f"{directory} does not exist; make a dataset with bertdata build, or check the name"
+            raise DatasetError(sentence, "not-found", given=directory)
         if (directory / ".build").exists():
-            raise DatasetError(f"{directory} holds an unfinished build; run the same command again to finish it")
-        raise DatasetError(f"{directory} is not a dataset: it has no {MANIFEST}")
+            sentence = f"{directory} holds an unfinished build; run the same command again to finish it"
+            raise DatasetError(sentence, "unfinished", given=directory)
+        raise not_a_dataset(directory)
 
     def open_table(name: str, dtype: str, length: int) -> NDArray[Any]:
         array = open_array(directory / name, dtype, length)
@@ -163,9 +165,14 @@ def read_manifest(directory: Path) -> Manifest:
     return _checked(read_record(path, versions=VERSIONS), path, open_table)
 
 
-def parse_manifest(content: bytes, place: str, open_table: OpenTable) -> Manifest:
-    """As `read_manifest`, from the bytes of a file. place: what an error names it."""
-    return _checked(parse_record(content, place, versions=VERSIONS), place, open_table)
+def not_a_dataset(path: object) -> DatasetError:
+    sentence = f"{path} is not a dataset: it has no {MANIFEST}; give the directory that bertdata build or import made"
+    return DatasetError(sentence, "not-a-dataset", given=path)
+
+
+def parse_manifest(content: bytes, name: str, open_table: OpenTable) -> Manifest:
+    """As `read_manifest`, from the bytes of a file. name: what an error calls it."""
+    return _checked(parse_record(content, name, versions=VERSIONS), name, open_table)
 
 
 def _checked(record: dict[str, Any], path: object, open_table: OpenTable) -> Manifest:
@@ -173,9 +180,10 @@ def _checked(record: dict[str, Any], path: object, open_table: OpenTable) -> Man
         manifest = _parse(record, open_table)
         dataset_id = manifest.dataset_id
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise DatasetError(f"{path} is damaged: {type(error).__name__} {error}") from None
+        sentence = f"{path} is damaged: {type(error).__name__} {error}"
+        raise DatasetError(sentence, "damaged", given=path) from None
     if dataset_id != record.get("dataset_id"):
-        raise DatasetError(f"{path} is damaged: its contents do not match its dataset_id")
+        raise DatasetError(f"{path} is damaged: its contents do not match its dataset_id", "damaged", given=path)
     return manifest
 
 

@@ -33,7 +33,7 @@ class NamedInput(NamedTuple):
 
 
 def place_bits(num_inputs: int) -> int:
-    """How many bits of an origin are the place in the input; those above are the number of the input."""
+    """How many bits of an origin are the place (byte or row) in the input; those above are the number of the input."""
     return 64 - max(1, (num_inputs - 1).bit_length())
 
 
@@ -93,14 +93,14 @@ class Record:
     shards: Mapping[str, str]  # name → SHA-256 of its array
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], manifest: Manifest, place: object) -> Record | None:
-        """Checks a record; None: it belongs to another dataset. place: what an error names it."""
+    def of(cls, record: Mapping[str, Any], manifest: Manifest, name: object) -> Record | None:
+        """Checks a record; None: it belongs to another dataset. name: what an error calls it."""
         if record.get("dataset_id") != manifest.dataset_id:
             return None
         try:
-            made = cls(*(record[name] for name in ("input_format", "text_key", "place_bits", "inputs", "shards")))
+            made = cls(*(record[key] for key in ("input_format", "text_key", "place_bits", "inputs", "shards")))
             shards = {shard.name for split in manifest.splits.values() for shard in split.shards}
-            number, size, sha256 = (made.inputs[name] for name in ("number", "bytes", "sha256"))
+            number, size, sha256 = (made.inputs[key] for key in ("number", "bytes", "sha256"))
             sound = (
                 made.shards.keys() == shards
                 and all(type(value) is int and value >= 0 for value in (number, size, made.place_bits))
@@ -110,14 +110,16 @@ class Record:
         except (KeyError, TypeError, AttributeError):
             sound = False
         if not sound:
-            raise DatasetError(f"{place} is damaged: it is not a record of the origins of this dataset")
+            sentence = f"{name} is damaged: it is not a record of the origins of this dataset"
+            raise DatasetError(sentence, "damaged", given=name)
         return made
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Record | None:
         """The record of a dataset; None: it has no origins. Raises DatasetError if the record is damaged."""
         if (directory / ORIGINS).is_symlink():
-            raise DatasetError(f"{directory / ORIGINS} is a symbolic link; replace it by the directory itself")
+            sentence = f"{directory / ORIGINS} is a symbolic link; replace it by the directory itself"
+            raise DatasetError(sentence, "wrong-file-type", given=directory / ORIGINS)
         path = directory / RECORD
         return cls.of(read_record(path), manifest, path) if path.exists() else None
 
@@ -136,15 +138,16 @@ class Record:
             with open_plain(path, "rb") as file:
                 content = file.read(self.inputs["bytes"] + 1)
         except OSError as error:
-            raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+            raise DatasetError(f"{path} cannot be read: {error.strerror}", "unreadable", given=path) from None
         if hashlib.sha256(content).hexdigest() != self.inputs["sha256"]:
-            raise DatasetError(f"{path} is damaged: its SHA-256 is not the one in {RECORD}")
+            raise DatasetError(f"{path} is damaged: its SHA-256 is not the one in {RECORD}", "damaged", given=path)
         try:
             inputs = [NamedInput(*json.loads(line)) for line in content.splitlines()]
         except (ValueError, TypeError):
             inputs = []
         if len(inputs) != self.inputs["number"] or not all(isinstance(each.name, str) for each in inputs):
-            raise DatasetError(f"{path} is damaged: its lines are not a name, a size and a version each")
+            sentence = f"{path} is damaged: its lines are not a name, a size and a version each"
+            raise DatasetError(sentence, "damaged", given=path)
         return inputs
 
     def input_and_place(self, origin: np.uint64) -> tuple[int, int]:

@@ -21,7 +21,7 @@ def canonical(record: Any) -> bytes:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Writes a JSON object with its checksum, whole or not at all."""
+    """Writes a JSON object with its checksum, completely or not at all."""
     sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
     write_file(path, json.dumps(sealed, indent=1).encode() + b"\n")
 
@@ -35,24 +35,26 @@ def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> d
         with open_plain(path, "rb") as file:
             return parse_record(file.read(MAX_RECORD_BYTES + 1), path, versions=versions)
     except FileNotFoundError:
-        raise DatasetError(f"{path} is missing") from None
+        raise DatasetError(f"{path} is missing; copy or make the directory again", "damaged", given=path) from None
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}") from None
+        raise DatasetError(f"{path} cannot be read: {error.strerror}", "unreadable", given=path) from None
 
 
-def parse_record(content: bytes, place: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
-    """As `read_record`, from the bytes of a file. place: what an error names it."""
+def parse_record(content: bytes, name: object, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:
+    """As `read_record`, from the bytes of a file. name: what an error calls it."""
     if len(content) > MAX_RECORD_BYTES:
-        raise DatasetError(f"{place} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes")
+        raise DatasetError(f"{name} is damaged: it has more than {MAX_RECORD_BYTES:,} bytes", "damaged", given=name)
     try:
         record: dict[str, Any] = json.loads(content)
         checksum = record.pop("checksum")
         if hashlib.sha256(canonical(record)).hexdigest() != checksum:
-            raise DatasetError(f"{place} is damaged: its contents do not match its checksum")
+            raise DatasetError(f"{name} is damaged: its contents do not match its checksum", "damaged", given=name)
         version = record["format_version"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DatasetError(f"{place} is damaged: it is not a JSON object with a checksum") from None
+        sentence = f"{name} is damaged: it is not a JSON object with a checksum"
+        raise DatasetError(sentence, "damaged", given=name) from None
     if version not in versions:
-        known = f"version{'s' * (len(versions) > 1)} {' and '.join(map(str, versions))}"
-        raise DatasetError(f"{place} has format version {version!r}, and this library reads {known}; upgrade bertdata")
+        known = " and ".join(map(str, versions))
+        sentence = f"{name} has format version {version!r}, and this library reads {known}; upgrade bertdata"
+        raise DatasetError(sentence, "other-version", given=version)
     return record

@@ -58,9 +58,9 @@ class ShardWriter:
             self._arrays["sentences"].append(sentences + before)
         if word_starts is not None:
             waiting = np.concatenate([self._word_starts, word_starts])
-            whole = waiting.size // 8 * 8
-            self._arrays["words"].append(np.packbits(waiting[:whole], bitorder="little"))
-            self._word_starts = waiting[whole:]
+            num_packed = waiting.size // 8 * 8
+            self._arrays["words"].append(np.packbits(waiting[:num_packed], bitorder="little"))
+            self._word_starts = waiting[num_packed:]
 
     def commit(self, *, input_range: tuple[int, int], counts: dict[str, int]) -> dict[str, Any]:
         """Finishes the files, then writes the commit record, and returns it."""
@@ -95,7 +95,8 @@ def open_one(directory: Path, shard: Shard, name: str) -> Any:
     if isinstance(array, Unmapped) and name != "tokens":
         array = array[:]
     if name in ("documents", "sentences") and (array[0] != 0 or array[-1] != shard.num_tokens):
-        raise DatasetError(
+        sentence = (
             f"{path} is damaged: its offsets run from {array[0]} to {array[-1]}, not from 0 to {shard.num_tokens}"
         )
+        raise DatasetError(sentence, "damaged", given=path)
     return array

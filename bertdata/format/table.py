@@ -79,7 +79,7 @@ class ShardTable(Sequence[Shard]):
         return Shard(shard_name(self.split, unit), documents, tokens, sentences if has_sentences else None, arrays)
 
     def number_of(self, name: str) -> int:
-        """The place of a shard in the split, by its name. Raises KeyError if there is none."""
+        """The index of a shard in the split, by its name. Raises KeyError if there is none."""
         unit = int(name.removeprefix(f"{self.split}-"))
         number = int(np.searchsorted(self.numbers[:, 0], unit))
         if number == len(self) or self.numbers[number, 0] != unit:
@@ -129,9 +129,9 @@ def read_tables(record: Mapping[str, Any], open_table: OpenTable) -> dict[str, S
         raise ValueError(f"splits {counts!r}")
     total = sum(counts.values())
     content = open_table(TABLE, DTYPES[TABLE], _COLUMNS * total)
-    found = hashlib.sha256(npy_header(DTYPES[TABLE], content.size))
-    found.update(content.data)
-    if found.hexdigest() != tables[TABLE]:
+    sha256 = hashlib.sha256(npy_header(DTYPES[TABLE], content.size))
+    sha256.update(content.data)
+    if sha256.hexdigest() != tables[TABLE]:
         raise ValueError(f"{TABLE} is not the file that is named")
     if (content >= _LARGEST).any():
         raise ValueError(f"{TABLE} has numbers that are too large")

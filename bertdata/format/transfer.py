@@ -1,7 +1,7 @@
 """A dataset under a URL: `push` puts one there, `pull` copies it here and checks it, `local_copy` does so once a host.
 
 All files but the manifest come first, and the manifest comes last, only if there is none. So what has a manifest is
-whole. Files are a function of the text, the tokenizer and the settings, so a copy that was killed goes on when it is
+complete. Files are a function of the text, the tokenizer and the settings, so a copy that was killed goes on when it is
 run again.
 """
 
@@ -32,7 +32,7 @@ from bertdata.files import (
     write_file,
 )
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
-from bertdata.format.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from bertdata.format.manifest import MANIFEST, Manifest, not_a_dataset, parse_manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record
 from bertdata.remote import hub, stores
@@ -45,6 +45,7 @@ LOCK = ".pull.lock"
 _THREADS = 8  # files at the same time
 _PIECE = 1 << 23
 _CLAIMED_EVERY = 1 << 28  # bytes that a push puts at least between two notes of what is there
+_NO_FILE = ("not-found", "access-denied")  # kinds of errors: some stores refuse access to what does not exist
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
 FileOf = Callable[[str], RemoteFile]
@@ -60,7 +61,7 @@ def push(directory: str | Path, url: str, *, progress: Progress = lambda done, t
     Raises UsageError, DatasetError for a damaged dataset, BuildError for another dataset, and RemoteError.
     """
     source, root = Path(directory), url.rstrip("/")
-    require_writable(root)
+    require_writable(root, option="url")
     manifest = read_manifest(source)
     _require_own_id(manifest)
     there = _id_under(root)
@@ -76,25 +77,27 @@ def push(directory: str | Path, url: str, *, progress: Progress = lambda done, t
     elif there == manifest.dataset_id and not root.startswith("hf:"):
         stores.remove(f"{root}/{CLAIM}")  # of a push that was killed after its manifest was there
     if there is None:
-        raise RemoteError(f"{root}: the server did not keep {MANIFEST}; run the same command again")
+        sentence = f"{root}: the server did not keep {MANIFEST}; run the same command again"
+        raise RemoteError(sentence, "server-failed", given=root)
     if there != manifest.dataset_id:
-        raise BuildError(f"{root} holds another dataset already; give another URL, or remove that one first")
+        sentence = f"{root} holds another dataset already; give another URL, or remove that one first"
+        raise BuildError(sentence, "out-exists", option="url", given=root)
     return manifest.dataset_id
 
 
-def require_writable(url: str) -> None:
-    """Raises UsageError for a URL that no dataset can be put under."""
+def require_writable(url: str, *, option: str) -> None:
+    """Raises UsageError for a URL that no dataset can be put under. option: which has it."""
     if not is_url(url) or url.startswith("http"):
-        raise UsageError(
-            f"{without_secrets(url)} is no place for a dataset; give a URL of s3, gs, az or hf, such as "
-            "s3://bucket/name"
-        )
+        shown = without_secrets(url)
+        sentence = f"{shown} cannot hold a dataset; give a URL of s3, gs, az or hf, such as s3://bucket/name"
+        raise UsageError(sentence, "bad-url", option=option, given=shown)
 
 
 def require_free(url: str) -> None:
-    """Raises BuildError if a dataset is under a URL."""
+    """Raises BuildError if a dataset is under the URL of a build's --out."""
     if _id_under(url.rstrip("/")) is not None:
-        raise BuildError(f"{url} already holds a dataset; give another URL, or remove that one first")
+        sentence = f"{url} already holds a dataset; give another URL, or remove that one first"
+        raise BuildError(sentence, "out-exists", option="out", given=url)
 
 
 def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, total: None) -> str:
@@ -105,10 +108,10 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     """
     root, target = url.rstrip("/"), Path(directory)
     if not is_url(root):
-        raise UsageError(f"{url} is not a URL; give one such as s3://bucket/name")
+        raise UsageError(f"{url} is not a URL; give one such as s3://bucket/name", "bad-url", option="url", given=url)
     file_of, content, manifest = _dataset_under(root)
     if target.exists() and any(target.iterdir()) and not any((target / name).exists() for name in (LOCK, MANIFEST)):
-        raise BuildError(f"{target} is not empty; give a new directory")
+        raise BuildError(f"{target} is not empty; give a new directory", "out-exists", option="directory", given=target)
     make_directory(target)
     with locked(target / LOCK, f"{target} is being filled", "wait for it"):
         if not (target / MANIFEST).exists():
@@ -120,7 +123,8 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
             write_file(target / MANIFEST, content)
         (target / LOCK).unlink(missing_ok=True)
     if read_manifest(target).dataset_id != manifest.dataset_id:
-        raise BuildError(f"{target} already holds another dataset; give another directory")
+        sentence = f"{target} already holds another dataset; give another directory"
+        raise BuildError(sentence, "out-exists", option="directory", given=target)
     return manifest.dataset_id
 
 
@@ -133,7 +137,7 @@ def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> P
     """
     root = url.rstrip("/")
     file_of, content, manifest = _dataset_under(root)
-    target = _copy_of(manifest)
+    target = _cached_copy(manifest)
     if not (target / MANIFEST).exists():
         make_directory(target)
         with _filling(target):
@@ -144,12 +148,12 @@ def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> P
     return target
 
 
-def _copy_of(manifest: Manifest) -> Path:
+def _cached_copy(manifest: Manifest) -> Path:
     return cache_directory() / "datasets" / manifest.dataset_id[:32]
 
 
 def _filling(target: Path) -> AbstractContextManager[None]:
-    """What one process at a time is in; the others wait."""
+    """A context that one process at a time is in; the others wait."""
     return locked(target.with_name(f"{target.name}.lock"), "", "", wait=True)
 
 
@@ -169,7 +173,7 @@ def outgoing(url: str, plan: Mapping[str, Any]) -> Iterator[Path]:
 
 def keep(directory: Path) -> Path:
     """Moves a dataset to where `local_copy` looks for it."""
-    target = _copy_of(read_manifest(directory))
+    target = _cached_copy(read_manifest(directory))
     make_directory(target.parent)
     with _filling(target):
         if (target / MANIFEST).exists():
@@ -203,7 +207,7 @@ def _id_under(root: str) -> str | None:
     try:
         return _manifest_under(root)[2].dataset_id
     except RemoteError as error:
-        if error.is_absent:
+        if error.kind == "not-found":
             return None
         raise
 
@@ -213,8 +217,8 @@ def _dataset_under(root: str) -> tuple[FileOf, bytes, Manifest]:
     try:
         return _manifest_under(root)
     except RemoteError as error:
-        if error.is_absent:
-            raise DatasetError(f"{root} is not a dataset: it has no {MANIFEST}") from None
+        if error.kind == "not-found":
+            raise not_a_dataset(root) from None
         raise
 
 
@@ -229,10 +233,15 @@ def _manifest_under(root: str) -> tuple[FileOf, bytes, Manifest]:
             raw[:HEADER_BYTES] != npy_header(dtype, length)
             or len(raw) != HEADER_BYTES + np.dtype(dtype).itemsize * length
         ):
-            raise DatasetError(f"{root}/{name} is not the file that {MANIFEST} names; push the dataset again")
+            raise _other_file(f"{root}/{name}")
         return np.frombuffer(raw, dtype, offset=HEADER_BYTES)
 
     return file_of, content, parse_manifest(content, f"{root}/{MANIFEST}", open_table)
+
+
+def _other_file(name: str) -> DatasetError:
+    sentence = f"{name} is not the file that {MANIFEST} names; push the dataset again"
+    return DatasetError(sentence, "damaged", given=name)
 
 
 def _put_all(source: Path, root: str, manifest: Manifest, progress: Progress) -> str | None:
@@ -249,7 +258,7 @@ def _put_all(source: Path, root: str, manifest: Manifest, progress: Progress) ->
 
 
 def _claim(root: str, manifest: Manifest) -> set[str]:
-    """Keeps two programs from putting different datasets in one place. Returns the files that are there already.
+    """Keeps two programs from putting different datasets under one URL. Returns the files that are there already.
 
     Raises BuildError if another dataset is being put there.
     """
@@ -260,15 +269,16 @@ def _claim(root: str, manifest: Manifest) -> set[str]:
                 return set(claim["files"])
             other = str(claim["dataset_id"])[:16]
         except RemoteError as error:
-            if not error.is_absent:
+            if error.kind != "not-found":
                 raise
             continue  # whoever it was is done meanwhile
         except (ValueError, TypeError, KeyError):
             other = "unknown"
-        raise BuildError(
+        sentence = (
             f"{root} is being filled with another dataset ({other}); give another URL, or remove {CLAIM} there if "
             "nobody does that any more"
         )
+        raise BuildError(sentence, "busy", option="url", given=root)
     return set()
 
 
@@ -322,7 +332,7 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
 
 
 def _get_origins(file_of: FileOf, target: Path, manifest: Manifest) -> None:
-    """Copies the origins. A dataset is whole without them, so they are left out if they are not there whole."""
+    """Copies the origins. A dataset is complete without them, so they are left out if they are not complete."""
     is_over = threading.Event()
 
     def get(name: str) -> int:
@@ -340,7 +350,7 @@ def _get_origins(file_of: FileOf, target: Path, manifest: Manifest) -> None:
     except DatasetError:  # damaged, or of a later version
         pass
     except RemoteError as error:
-        if not (error.is_absent or error.is_refused):
+        if error.kind not in _NO_FILE:
             raise
     finally:
         is_over.set()
@@ -350,7 +360,8 @@ def _get_origins(file_of: FileOf, target: Path, manifest: Manifest) -> None:
 def _require_own_id(manifest: Manifest) -> None:
     """Raises DatasetError if a dataset gives itself the id of another, which `local_copy` would then take it for."""
     if manifest.computed_id() != manifest.dataset_id:
-        raise DatasetError(f"{MANIFEST} states dataset_id {manifest.dataset_id[:16]}, which is not that of its arrays")
+        sentence = f"{MANIFEST} states dataset_id {manifest.dataset_id[:16]}, which is not that of its arrays"
+        raise DatasetError(sentence, "damaged", given=manifest.dataset_id)
 
 
 def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, bytes]:
@@ -358,7 +369,7 @@ def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, 
     try:
         file = file_of(RECORD)
     except RemoteError as error:
-        if not (error.is_absent or error.is_refused):
+        if error.kind not in _NO_FILE:
             raise
         return None, b""
     content = file.read(MAX_RECORD_BYTES)
@@ -367,21 +378,21 @@ def _origins_under(file_of: FileOf, manifest: Manifest) -> tuple[Record | None, 
 
 def _require_sound(path: Path, sha256: str | None) -> None:
     if sha256 not in (None, digest(path)[0]):
-        raise DatasetError(f"{path} is not the file that {MANIFEST} names; bertdata verify {path.parent} says more")
+        sentence = f"{path} is not the file that {MANIFEST} names; bertdata verify {path.parent} says more"
+        raise DatasetError(sentence, "damaged", given=path)
 
 
 def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: int, is_over: threading.Event) -> int:
     """Copies a file of at most so many bytes, unless it is here. Returns its size."""
     if sha256 is not None and path.exists() and digest(path)[0] == sha256:
         return path.stat().st_size
-    file, temporary, found = find(), path.with_name(path.name + TEMPORARY), hashlib.sha256()
-    wrong = DatasetError(f"{file.name} is not the file that {MANIFEST} names; push the dataset again")
+    file, temporary, copied = find(), path.with_name(path.name + TEMPORARY), hashlib.sha256()
     if file.size > most:
-        raise wrong
+        raise _other_file(file.name)
     temporary.unlink(missing_ok=True)  # to which a copy that failed may still write
     with file.open() as source, naming(path), open_plain(temporary, "wb") as copy:
         while not is_over.is_set() and (piece := source.read(_PIECE)):
-            found.update(piece)
+            copied.update(piece)
             copy.write(piece)
         copy.flush()
         os.fsync(copy.fileno())
@@ -389,9 +400,9 @@ def _copy(find: Callable[[], RemoteFile], path: Path, sha256: str | None, most: 
         return 0
     if sha256 is None:
         parse_record(temporary.read_bytes(), file.name)
-    elif sha256 != found.hexdigest():
+    elif sha256 != copied.hexdigest():
         temporary.unlink()
-        raise wrong
+        raise _other_file(file.name)
     os.replace(temporary, path)
     return file.size
 

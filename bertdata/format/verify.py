@@ -30,7 +30,7 @@ _PIECE = 1 << 20  # numbers that are checked at a time
 
 
 def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-    """Returns every fault, a sentence each that names the file and the place; an empty list for a sound dataset.
+    """Returns every fault, a sentence each that names the file and the offset; an empty list for a sound dataset.
 
     progress: called with the bytes that are done and the bytes in all. Raises DatasetError if the manifest, or the
     header of a cache, cannot be read.
@@ -86,13 +86,13 @@ def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list
     record = read_record(path)
     try:
         if record["split"] != split:
-            raise DatasetError(f"{path} and the manifest disagree about the split")
+            raise DatasetError(f"{path} and the manifest disagree about the split", "damaged", given=record["split"])
         for array, entry in shard.arrays.items():
             if any(record["arrays"][array][key] != entry[key] for key in ("dtype", "length", "sha256")):
-                raise DatasetError(f"{path} and the manifest disagree about array {array}")
+                raise DatasetError(f"{path} and the manifest disagree about array {array}", "damaged", given=array)
         return {array: list(record["arrays"][array]["crc32"]) for array in shard.arrays}
     except (KeyError, TypeError, IndexError):
-        raise DatasetError(f"{path} is damaged: it is not the record of this shard") from None
+        raise DatasetError(f"{path} is damaged: it is not the record of this shard", "damaged") from None
 
 
 def _array_faults(file: Path, entry: Mapping[str, Any], recorded: list[int] | None) -> Iterator[str]:

@@ -33,7 +33,7 @@ def find(url: str) -> dict[str, RemoteFile]:
         try:
             return {"": stores.file_at(url)}
         except RemoteError as error:
-            if not error.is_absent:
+            if error.kind != "not-found":
                 raise
     return _chosen(url, stores.files_below(url, _folder_of(key)), key)
 
@@ -45,7 +45,9 @@ def within(url: str) -> Callable[[str], RemoteFile]:
     """
     require_sound(url)
     if "?" in url or "@" in urllib.parse.urlsplit(url).netloc:
-        raise UsageError(f"{without_secrets(url)} was given with a login or a query, which a dataset cannot have")
+        shown = without_secrets(url)
+        sentence = f"{shown} was given with a login or a query, which the URL of a dataset cannot have; leave it out"
+        raise UsageError(sentence, "bad-url", given=shown)
     if scheme_of(url) != "hf":
         file_at = web.file_at if scheme_of(url) == "http" else stores.file_at
         return lambda name: file_at(f"{url}/{name}")
@@ -65,10 +67,11 @@ def _chosen(url: str, every: dict[str, RemoteFile], key: str) -> dict[str, Remot
     if has_magic(key):
         every = {path: file for path, file in every.items() if _matches(path.split("/"), key.split("/"))}
     in_order = sorted(every, key=lambda path: path.split("/"))  # as paths of this machine are
-    found = {path.removeprefix(folder): every[path] for path in in_order if path.startswith(folder)}
-    if not found:
-        raise RemoteError(f"{url} does not exist, and no file is below it or matches it; check the name")
-    return found
+    chosen = {path.removeprefix(folder): every[path] for path in in_order if path.startswith(folder)}
+    if not chosen:
+        sentence = f"{url} does not exist, and no file is below it or matches it; check the name"
+        raise RemoteError(sentence, "not-found", given=url)
+    return chosen
 
 
 def _folder_of(key: str) -> str:

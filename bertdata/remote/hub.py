@@ -17,10 +17,11 @@ from bertdata.remote.requests import patiently
 def repository_of(url: str) -> tuple[str, str, str | None]:
     """(org/name, path, revision); the revision may also follow the name. Raises UsageError."""
     revision = r"@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"
-    found = re.fullmatch(rf"hf://datasets/([^/@]+/[^/@]+)(?:{revision})?/?(.*?)/?(?:{revision})?", url)
-    if not found or (found[2] and found[4]):
-        raise UsageError(f"{url} names no dataset of the hub; give hf://datasets/org/name, and /path or @revision")
-    return found[1], found[3], urllib.parse.unquote(found[2] or found[4] or "") or None
+    match = re.fullmatch(rf"hf://datasets/([^/@]+/[^/@]+)(?:{revision})?/?(.*?)/?(?:{revision})?", url)
+    if not match or (match[2] and match[4]):
+        sentence = f"{url} names no dataset of the hub; give hf://datasets/org/name, and /path or @revision"
+        raise UsageError(sentence, "bad-url", given=url)
+    return match[1], match[3], urllib.parse.unquote(match[2] or match[4] or "") or None
 
 
 def files_of(url: str) -> dict[str, RemoteFile]:
@@ -69,5 +70,5 @@ def _hub() -> Any:
     try:
         import huggingface_hub
     except ImportError:
-        raise RemoteError(f"hf:// needs huggingface_hub; {install('remote')}") from None
+        raise RemoteError(f"hf:// needs huggingface_hub; {install('remote')}", "not-installed") from None
     return huggingface_hub

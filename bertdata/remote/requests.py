@@ -15,27 +15,26 @@ from typing import TypeVar
 from bertdata.errors import RemoteError
 from bertdata.urls import LOGIN, scheme_of, without_secrets
 
-NO_BUCKET = "there is no such bucket"
 TIMEOUT_S = 60.0  # of silence
-_TRIES, _FIRST_WAIT_S = 6, 0.5  # of a request that a server may answer later; the wait doubles each time
+TRIES, FIRST_WAIT_S = 6, 0.5  # of a request that a server may answer later; the wait doubles each time
 _Result = TypeVar("_Result")
 
 
 def patiently(url: str, ask: Callable[[], _Result]) -> _Result:
     """What `ask` returns. Asks several times where the reason for a failure may pass. Raises RemoteError."""
     is_main = threading.current_thread() is threading.main_thread()
-    for tries in range(_TRIES):
+    for tries in range(TRIES):
         try:
             return in_background(ask).result() if is_main else ask()  # no Ctrl-C ends a call of obstore
         except expected() as error:
-            problem = sentence(url, error)
+            problem = as_remote_error(url, error)
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
-        if not problem.may_pass:
+        if problem.kind != "server-failed":
             raise problem
-        if tries + 1 < _TRIES:
-            time.sleep(_FIRST_WAIT_S * 2**tries)
-    raise RemoteError(f"{problem} (tried {_TRIES} times); try again later")
+        if tries + 1 < TRIES:
+            time.sleep(FIRST_WAIT_S * 2**tries)
+    raise RemoteError(f"{problem} (tried {TRIES} times); try again later", "server-failed")
 
 
 def in_background(work: Callable[[], _Result]) -> Future[_Result]:
@@ -72,35 +71,39 @@ def expected() -> tuple[type[Exception], ...]:
 
 
 def absent(shown: str) -> RemoteError:
-    problem = RemoteError(f"{shown} does not exist; check the name")
-    problem.is_absent = True
-    return problem
+    return RemoteError(f"{shown} does not exist; check the name", "not-found", given=shown)
 
 
-def sentence(url: str, error: Exception) -> RemoteError:
-    """What a user is told of a failed request."""
-    text, kind, shown = str(error), type(error).__name__, without_secrets(url)
+def changed(shown: str) -> RemoteError:
+    return RemoteError(f"{shown} changed while it was read; run again when nobody changes it", "changed", given=shown)
+
+
+def as_remote_error(url: str, error: Exception) -> RemoteError:
+    """The error for a failed request. Its kind is "server-failed" where the same request may succeed later.
+
+    A store may refuse access ("access-denied") also to a file that does not exist.
+    """
+    text, name, shown = str(error), type(error).__name__, without_secrets(url)
     status = getattr(error, "code", None) or getattr(getattr(error, "response", None), "status_code", None)
-    if found := re.search(r"status code: (\d+)", text):
-        status = int(found[1])
+    if match := re.search(r"status code: (\d+)", text):
+        status = int(match[1])
     login = LOGIN[scheme_of(url)]
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
-        return RemoteError(f"{shown}: {NO_BUCKET}; check the name and the region")
+        return RemoteError(f"{shown}: there is no such bucket; check the name and the region", "bad-url", given=shown)
     if any(word in text for word in ("169.254.169.254", "metadata.google", "Account must be specified", "/api/token")):
-        return RemoteError(f"{shown}: no credentials were found; {login}")
-    if status in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError", "GatedRepoError"):
-        refusal = RemoteError(f"{shown}: the server refuses access ({status or 403}); {login}")
-        refusal.is_refused = True
-        return refusal
-    if kind == "PreconditionError" or status == 412:
-        return RemoteError(f"{shown} changed while it was read; run again when nobody changes it")
-    if status == 404 or isinstance(error, FileNotFoundError) or kind.endswith("NotFoundError"):
+        return RemoteError(f"{shown}: no credentials were found; {login}", "access-denied", given=shown)
+    if status in (401, 403) or name in ("PermissionDeniedError", "UnauthenticatedError", "GatedRepoError"):
+        sentence = f"{shown}: the server refuses access ({status or 403}); {login}"
+        return RemoteError(sentence, "access-denied", given=shown)
+    if name == "PreconditionError" or status == 412:
+        return changed(shown)
+    if status == 404 or isinstance(error, FileNotFoundError) or name.endswith("NotFoundError"):
         return absent(shown)
-    problem = RemoteError(
-        f"{shown}: " + (f"the server answers with {status}" if status else "no answer, or a part of it")
-    )
-    is_wrong = isinstance(error, http.client.InvalidURL) or "InvalidPath" in kind or "path segment" in text
-    problem.may_pass = not is_wrong and (status is None or status == 429 or status >= 500)
-    if not problem.may_pass:
-        return RemoteError(f"{problem}; check the URL")
-    return problem
+    if isinstance(error, http.client.InvalidURL) or "InvalidPath" in name or "path segment" in text:
+        return RemoteError(f"{shown} is not a URL that can be requested; check it", "bad-url", given=shown)
+    if status is None:
+        return RemoteError(f"{shown}: the server gives no answer, or only a part of it", "server-failed", given=shown)
+    if status == 429 or status >= 500:
+        return RemoteError(f"{shown}: the server answers with {status}", "server-failed", given=shown)
+    sentence = f"{shown}: the server answers with {status}; check the URL, or copy the file to this machine"
+    return RemoteError(sentence, "server-unsuitable", given=shown)

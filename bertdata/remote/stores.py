@@ -12,7 +12,7 @@ from typing import Any
 from bertdata.errors import RemoteError, install
 from bertdata.remote import requests
 from bertdata.remote.reader import RemoteFile
-from bertdata.remote.requests import NO_BUCKET, expected, patiently, sentence
+from bertdata.remote.requests import as_remote_error, expected, patiently
 
 _PARTS = 2  # of 5 MiB that one file sends at the same time
 
@@ -23,7 +23,7 @@ def file_at(url: str) -> RemoteFile:
     try:
         return _described(url, patiently(url, lambda: _obstore().head(store, key)))
     except RemoteError as error:
-        if error.is_absent:
+        if error.kind == "not-found":
             _require_bucket(url)
         raise
 
@@ -31,12 +31,12 @@ def file_at(url: str) -> RemoteFile:
 def files_below(url: str, prefix: str) -> dict[str, RemoteFile]:
     """The files of a bucket whose key begins so, by key. url: any of the bucket."""
     root, store = _root(url), store_of(url)
-    listed = patiently(url, lambda: [meta for some in _obstore().list(store, prefix or None) for meta in some])
+    listed = patiently(url, lambda: [meta for page in _obstore().list(store, prefix or None) for meta in page])
     return {meta["path"]: _described(f"{root}/{meta['path']}", meta) for meta in listed if meta["size"]}
 
 
 def write(url: str, path: Path) -> None:
-    """Puts a file of this machine in the place of an object, whole or not at all."""
+    """Puts a file of this machine in place of an object, completely or not at all."""
     patiently(url, lambda: _obstore().put(store_of(url), _key(url), path, max_concurrency=_PARTS))
 
 
@@ -77,11 +77,11 @@ def _described(url: str, meta: Any) -> RemoteFile:
 
 
 def _require_bucket(url: str) -> None:
-    """Raises RemoteError if there is no such bucket, which the answer to a question for an object does not say."""
+    """Raises RemoteError if there is no such bucket, which the answer to a request for an object does not say."""
     try:
         patiently(url, lambda: next(iter(_obstore().list(store_of(url), "-", chunk_size=1)), None))
     except RemoteError as error:
-        if NO_BUCKET in str(error):
+        if error.kind == "bad-url":
             raise
 
 
@@ -89,11 +89,14 @@ def _obstore() -> Any:
     try:
         import obstore
     except ImportError:
-        raise RemoteError(f"s3://, gs:// and az:// need obstore; {install('remote')}") from None
+        raise RemoteError(
+            f"s3://, gs:// and az:// need obstore; {install('remote')}", "not-installed"
+        ) from None
     if _first_process() != os.getpid():
         raise RemoteError(
             "an object store was used before this process was forked, and obstore would wait for ever in it; open the "
-            "dataset before, or start processes by spawn"
+            "dataset before, or start processes by spawn",
+            "unsupported",
         )
     return obstore
 
@@ -115,41 +118,41 @@ def _key(url: str) -> str:
 
 def store_of(url: str) -> Any:
     """obstore's object for the bucket of a URL."""
-    return _store_at(_root(url))
+    return store_at(_root(url))
 
 
 @lru_cache(maxsize=64)
-def _store_at(root: str) -> Any:
+def store_at(root: str) -> Any:
     _obstore()
     from obstore.store import from_url
 
-    silence, whole = timedelta(seconds=requests.TIMEOUT_S), timedelta(hours=1)
+    silence, total = timedelta(seconds=requests.TIMEOUT_S), timedelta(hours=1)
     options: dict[str, Any] = {"retry_config": {"max_retries": 0}}  # `patiently` tries again
-    options["client_options"] = {"connect_timeout": silence, "read_timeout": silence, "timeout": whole}
+    options["client_options"] = {"connect_timeout": silence, "read_timeout": silence, "timeout": total}
     if root.startswith("s3:"):
-        options["config"] = {"conditional_put": "etag", **_s3_config()}
+        options["config"] = {"conditional_put": "etag", **s3_config()}
         if options["config"].get("endpoint", "").startswith("http://"):
             options["client_options"]["allow_http"] = True
     try:
         return from_url(root, **options)
     except expected() as error:
-        raise sentence(root, error) from None
+        raise as_remote_error(root, error) from None
 
 
-def _s3_config() -> dict[str, str]:
+def s3_config() -> dict[str, str]:
     """What obstore does not look for itself: the address of a server, and the files of the AWS command line."""
-    given, config = os.environ.get, dict[str, str]()
-    if endpoint := given("AWS_ENDPOINT_URL_S3") or given("AWS_ENDPOINT_URL"):
+    variable, config = os.environ.get, dict[str, str]()
+    if endpoint := variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL"):
         config["endpoint"] = endpoint
-    home, profile = Path.home() / ".aws", given("AWS_PROFILE", "default")
-    if not (given("AWS_REGION") or given("AWS_DEFAULT_REGION")):
+    home, profile = Path.home() / ".aws", variable("AWS_PROFILE", "default")
+    if not (variable("AWS_REGION") or variable("AWS_DEFAULT_REGION")):
         names = {"region": "region"}
         section = profile if profile == "default" else f"profile {profile}"
-        config |= _section(Path(given("AWS_CONFIG_FILE") or home / "config"), section, names)
-    if not given("AWS_ACCESS_KEY_ID"):
+        config |= _section(Path(variable("AWS_CONFIG_FILE") or home / "config"), section, names)
+    if not variable("AWS_ACCESS_KEY_ID"):
         names = {"aws_access_key_id": "access_key_id", "aws_secret_access_key": "secret_access_key",
                  "aws_session_token": "session_token"}  # fmt: skip
-        config |= _section(Path(given("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), profile, names)
+        config |= _section(Path(variable("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials"), profile, names)
     return config
 
 
@@ -159,5 +162,6 @@ def _section(file: Path, section: str, names: dict[str, str]) -> dict[str, str]:
     try:
         parser.read([file])
     except (configparser.Error, OSError, UnicodeError):  # whose text may hold a secret
-        raise RemoteError(f"{file} cannot be read as a file of the AWS command line; correct it") from None
+        sentence = f"{file} cannot be read as a file of the AWS command line; correct it"
+        raise RemoteError(sentence, "not-of-format", given=file) from None
     return {new: parser[section][old] for old, new in names.items() if section in parser and old in parser[section]}

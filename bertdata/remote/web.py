@@ -13,7 +13,7 @@ from typing import Any
 from bertdata.errors import RemoteError
 from bertdata.remote import requests
 from bertdata.remote.reader import RemoteFile
-from bertdata.remote.requests import patiently
+from bertdata.remote.requests import changed, patiently
 from bertdata.urls import without_secrets
 
 
@@ -23,14 +23,15 @@ def file_at(url: str) -> RemoteFile:
     def ask() -> RemoteFile:
         try:
             with _request(url, 0, 1) as answer:
-                said, version, is_part = answer.headers.get("Content-Range", ""), _version(answer), answer.status == 206
+                span, version, is_part = answer.headers.get("Content-Range", ""), _version(answer), answer.status == 206
         except urllib.error.HTTPError as error:
             if error.code != 416:  # an empty file has no first byte
                 raise
-            said, version, is_part = error.headers.get("Content-Range", ""), _version(error), True
-        size, name = said.rpartition("/")[2], without_secrets(url)
+            span, version, is_part = error.headers.get("Content-Range", ""), _version(error), True
+        size, name = span.rpartition("/")[2], without_secrets(url)
         if not is_part or not size.isdigit():
-            raise RemoteError(f"{name}: the server does not send parts of files; download it first")
+            sentence = f"{name}: the server does not send parts of files; download the file first"
+            raise RemoteError(sentence, "server-unsuitable", given=name)
         ask_part = partial(part_of, url, name, version=version)
         return RemoteFile(name, int(size), version, ask_part, partial(file_at, url))
 
@@ -43,7 +44,7 @@ def part_of(
     """Bytes of a file. version: which it must have. headers: of a login."""
     with _request(url, start, stop, headers) as answer:
         if answer.status != 206 or version not in (None, _version(answer)):
-            raise RemoteError(f"{name} changed while it was read; run again when nobody changes it")
+            raise changed(name)
         data: bytes = answer.read()
         return data
 

@@ -111,7 +111,7 @@ def _megatron_index(index: Input) -> _Index:
             option="inputs",
             given=index.name,
         )
-    _, version, code, num_sequences, num_documents = MEGATRON_HEADER.unpack_from(content)
+    _, version, code, num_sequences, num_documents = struct.unpack_from(MEGATRON_HEADER, content)
     if version != 1:
         raise InputError(
             f"{index} has version {version}, and only version 1 can be read; write the dataset again with Megatron",

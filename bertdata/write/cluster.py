@@ -28,7 +28,7 @@ from typing import Any
 from uuid import uuid4
 
 import bertdata
-from bertdata.errors import BertdataError, BuildError, InputError, UsageError, install
+from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted, install
 from bertdata.files import fsync_directory, write_file
 from bertdata.format.records import read_record, write_record
 from bertdata.sources.inputs import Input
@@ -71,19 +71,19 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
 
     address: HOST:PORT; "auto", which is $RAY_ADDRESS or the cluster that runs on this machine; or "local", a cluster of
     this machine's cores that ends with the context. say: called with a line that names the cluster. Raises UsageError
-    for what is no address, and BuildError if Ray is not installed or there is no such cluster.
+    for what is not an address, and BuildError if Ray is not installed or there is no such cluster.
     """
     where = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     if not _ADDRESS.fullmatch(where):
-        raise UsageError(
-            f"{where} is no address of a Ray cluster; give HOST:PORT, auto or local, or put --ray at the end"
-        )
+        sentence = f"{where} is not an address of a Ray cluster; give HOST:PORT, auto or local, or put --ray at the end"
+        raise UsageError(sentence, "malformed", option="ray", given=where)
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray prints each retry on standard output
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
-        raise BuildError(f"--ray needs Ray, which is not installed; {install('ray')}") from None
+        sentence = f"--ray needs Ray, which is not installed; {install('ray')}"
+        raise BuildError(sentence, "not-installed", option="ray") from None
     is_joined = ray.is_initialized()
     if not is_joined:
         only_here: dict[str, Any] = {"include_dashboard": False} if where == "local" else {}
@@ -93,13 +93,13 @@ def connected(address: str, say: Callable[[str], None]) -> Iterator[None]:
                 socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
             ray.init(where, log_to_driver=False, logging_level=logging.CRITICAL, **only_here)
         except (OSError, OverflowError, RuntimeError, ValueError) as error:
-            raise BuildError(
-                f"{where} is no Ray cluster that can be joined ({_reason(error)}); start one with ray "
-                "start, or give another address"
-            ) from None
+            sentence = (
+                f"{where} is not a Ray cluster that can be joined ({_reason(error)}); start one with ray start, or "
+                "give another address"
+            )
+            raise BuildError(sentence, "cluster-failed", option="ray", given=where) from None
     try:
-        counts = {"node": sum(node["Alive"] for node in ray.nodes()), "CPU": _cpus()}
-        size = ", ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+        size = f"{counted(sum(node['Alive'] for node in ray.nodes()), 'node')}, {counted(_cpus(), 'CPU')}"
         say(f"Ray cluster at {ray.get_runtime_context().gcs_address}: {size}")
         yield
     finally:
@@ -124,7 +124,7 @@ def encode_on_cluster(
     """Makes the units of a plan by tasks, in a `connected` context.
 
     units: number → record of the finished units, which are not made again; the new ones are added. workers: how many
-    tasks at the same time; None: as many as the cluster has room for. progress: called with the bytes of input whose
+    tasks at the same time; None: as many as the cluster takes. progress: called with the bytes of input whose
     units are finished.
 
     Raises what the first task raises that fails in the order of the text, and BuildError if Ray gives a task up.
@@ -138,7 +138,7 @@ def encode_on_cluster(
     @ray.remote(num_cpus=1, **rules)
     def make(*arguments: Any) -> Any:
         """Is sent as code, so that a node without this package can say so."""
-        return importlib.import_module(here).made(*arguments)
+        return importlib.import_module(here).records_of_task(*arguments)
 
     common, attempts = ray.put(job), job.staging / f"{ATTEMPTS}{uuid4().hex}"
     attempts.mkdir()
@@ -183,12 +183,14 @@ def _as_here(error: Exception) -> BaseException:
     if isinstance(cause, OSError | MemoryError):
         return cause
     if isinstance(cause, ImportError):
-        return BuildError(f"a node of the cluster lacks a package ({cause}); install the same ones on all nodes")
+        sentence = f"a node of the cluster lacks a package ({cause}); install the same ones on all nodes"
+        return BuildError(sentence, "cluster-failed", option="ray", given=cause.name)
     if isinstance(error, RayError) and not isinstance(error, RayTaskError):
         tries = _RETRIES + 1
-        return BuildError(
+        sentence = (
             f"Ray gave a task up after {tries} attempts ({_reason(error)}); run the same command again to continue"
         )
+        return BuildError(sentence, "cluster-failed", option="ray", given=tries)
     return error
 
 
@@ -217,7 +219,9 @@ def _tasks(plan: Plan, cpus: int) -> list[_Task]:
 # ------------------------------------------------------------------------------------------------ what runs on a node
 
 
-def made(common: list[Any], attempts: Path, units: Sequence[int]) -> dict[int, dict[str, Any]] | BertdataError:
+def records_of_task(
+    common: list[Any], attempts: Path, units: Sequence[int]
+) -> dict[int, dict[str, Any]] | BertdataError:
     """Makes units, unless an earlier attempt did. Returns number → record of each that has documents.
 
     common: a reference to the Job. An error that the user can act on is a result, so that Ray adds nothing to it.
@@ -235,10 +239,11 @@ def _require_functions(job: Job) -> None:
             try:
                 function_of(spec, option)
             except UsageError as error:
-                raise BuildError(
+                sentence = (
                     f"on node {platform.node()} {error}; the module must be importable on every node, so install it, "
                     "or put it into PYTHONPATH before ray start"
-                ) from None
+                )
+                raise BuildError(sentence, "cluster-failed", option=option.removeprefix("--"), given=spec) from None
 
 
 @lru_cache(maxsize=1)
@@ -250,14 +255,15 @@ def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
     with suppress(OSError):  # where all inputs are absolute paths or URLs it need not be there
         os.chdir(job.directory)
     if bertdata.__version__ != job.version:
-        raise BuildError(
+        sentence = (
             f"node {platform.node()} has bertdata {bertdata.__version__}, and the command has {job.version}; install "
             "one version on all nodes"
         )
+        raise BuildError(sentence, "cluster-failed", option="ray", given=bertdata.__version__)
     if not attempts.exists():
-        raise BuildError(
-            f"node {platform.node()} does not see {job.staging.parent}; give an --out that all nodes see under one name"
-        )
+        out = job.staging.parent
+        sentence = f"node {platform.node()} does not see {out}; give an --out that all nodes see under one name"
+        raise BuildError(sentence, "cluster-failed", option="out", given=out)
     _require_functions(job)
     return job, load(str(attempts))
 
@@ -324,7 +330,8 @@ def _require_same(file: Input) -> None:
         with suppress(InputError):
             if file.now() == file:
                 return
-        raise InputError(
+        sentence = (
             f"{file} is not on node {platform.node()} what it was where the build began; give inputs that all nodes "
             "see under one name, and that nobody changes"
         )
+        raise InputError(sentence, "cluster-failed", option="inputs", given=file.name)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bertdata.errors import BertdataError, BuildError, InputError, UsageError
+from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import MANIFEST
@@ -52,6 +52,7 @@ from bertdata.write.units import UnitWriter, encode_all, require_shares
 from bertdata.write.vocabulary import require_type, trained_tokenizer
 
 _NAME = "tokenizer_name.json"  # in the staging directory
+MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
 
@@ -110,32 +111,35 @@ def build(
     workers: threads; None: one for each core. part: (i, n) with 0 <= i < n makes only
     every n-th unit and returns None; `finish` publishes when all n parts are made. ray: the address of a Ray cluster
     that does the work, or "auto" or "local"; workers is then how many tasks it does at the same time, and None means as
-    many as it has room for. say: called with one line at a time that tells what happens.
+    many as it takes. say: called with one line at a time that says what happens.
 
-    Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. Takes about the time of
-    reading the text once, where the tokenizer has a kernel.
+    Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails. A KeyboardInterrupt says
+    what is finished and kept. Takes about the time of reading the text once, where the tokenizer has a kernel.
     """
     form = TextFormat(
         documents=documents, kind=format, text_key=text_key, encoding=encoding, on_error=on_error, strict=strict,
         shard_size=shard_size, max_documents=max_documents, maps=tuple(map),
     )  # fmt: skip
     if sentences not in ("none", "line"):
-        raise UsageError(f"sentences is {sentences!r}; give 'none' or 'line'")
+        raise UsageError(
+            f"sentences is {sentences!r}; give none or line", "unknown", option="sentences", given=sentences
+        )
     require_type(type)
     word_splitter = function_of(words, "--words") if words else None
     validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
     require_shares(validation, test)
     if workers is not None and workers < 1:
-        raise UsageError(f"workers is {workers}; give at least 1")
+        raise UsageError(f"workers is {workers}; give at least 1", "out-of-range", option="workers", given=workers)
     if not str(out):
-        raise UsageError("--out is empty; give a directory")
+        raise UsageError("--out is empty; give a directory", "missing", option="out")
     if is_remote(str(out)):
         from bertdata.format.transfer import require_writable
 
-        require_writable(str(out))
+        require_writable(str(out), option="out")
         if part or ray is not None or overwrite:
-            option = "--part" if part else "--overwrite" if overwrite else "--ray"
-            raise UsageError(f"{option} does not go with a URL as --out; give a directory, and bertdata push it there")
+            option = "part" if part else "overwrite" if overwrite else "ray"
+            sentence = f"--{option} does not go with a URL as --out; give a directory, and bertdata push it there"
+            raise UsageError(sentence, "conflict", option=option, given=str(out))
     else:
         require_directory(str(out))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
@@ -143,25 +147,30 @@ def build(
     files = selected.files
     streams = [file.name for file in files if file.is_stream]
     if streams and tokenizer is None:
-        raise UsageError(
+        sentence = (
             f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
             "example one that bertdata train-tokenizer made"
         )
+        raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
     if part is not None:
         if not 0 <= part[0] < part[1]:
-            raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n")
+            raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
         if overwrite or ray is not None:
             other = "--overwrite" if overwrite else "--ray"
-            raise UsageError(f"--part does not go with {other}, because other parts may be made at the same time")
+            sentence = (
+                f"--part does not go with {other}, because other parts may be made at the same time; leave one out"
+            )
+            raise UsageError(sentence, "conflict", option="part", given=part)
     if (part is not None or ray is not None) and (streams or max_documents):
-        option, it = ("--part", "a part") if part is not None else ("--ray", "a task")
-        why = "a pipe" if streams else "--max-documents"
-        raise UsageError(f"{option} does not go with {why}, because {it} sees only its own units")
+        option, it = ("part", "a part") if part is not None else ("ray", "a task")
+        other = "a pipe" if streams else "--max-documents"
+        sentence = f"--{option} does not go with {other}, because {it} sees only its own units; leave one out"
+        raise UsageError(sentence, "conflict", option=option)
     if dedup and (streams or part is not None or ray is not None):
         other, why = "a pipe", "it reads the text twice"
         if not streams:
             other, why = "--part" if part is not None else "--ray", "it compares all documents"
-        raise UsageError(f"--dedup does not go with {other}, because {why}")
+        raise UsageError(f"--dedup does not go with {other}, because {why}; leave one out", "conflict", option="dedup")
     loaded = load(tokenizer) if tokenizer is not None else None
     if loaded and special_tokens:
         loaded = loaded.with_special_tokens()
@@ -236,6 +245,7 @@ class _Work:
         """Makes the dataset in a directory, or a part of it."""
         files, form, settings, part = self.files, self.form, self.plan["published"], self.part
         by_unit, streams = split(files, form), any(file.is_stream for file in files)
+        _require_few_units(by_unit)
         with staging_directory(directory, overwrite=overwrite, part=part) as staging:
             with planning(staging):
                 continue_or_start(staging, self.plan, overwrite=overwrite, start_over=streams)
@@ -249,7 +259,7 @@ class _Work:
             units = finished_units(staging)
             reused = len(units)
             if reused and part is None:
-                say(f"continuing: keeping {reused} finished unit{'s' * (reused > 1)} of an earlier run")
+                say(f"continuing: keeping {counted(reused, 'finished unit')} of an earlier run")
             total = passes = sum(file.size or 0 for file in files)
             duplicates = None
             if "dedup" in settings:
@@ -270,11 +280,14 @@ class _Work:
                 before = passes - total
                 self._make_units(writer, by_unit, units, total, say, lambda done: progress(before + done, passes))
                 progress(passes, passes)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=streams)) from None
             finally:
                 writer.discard()
             if changed := [file.name for file, later in zip(files, now(files), strict=True) if file != later]:
                 how = "" if self.is_for_url else " with --overwrite"  # each plan for a URL has its own directory
-                raise InputError(f"{changed[0]} changed while it was read; run again{how} when nobody changes it")
+                sentence = f"{changed[0]} changed while it was read; run again{how} when nobody changes it"
+                raise InputError(sentence, "changed", option="inputs", given=changed[0])
             if part is not None:
                 made = sorted(unit for unit in units if by_unit.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
@@ -314,6 +327,29 @@ class _Work:
         )  # fmt: skip
 
 
+def _require_few_units(plan: Plan) -> None:
+    """Raises UsageError for a plan of more units than anybody wants: a size in gigabytes may have been meant."""
+    num_units = sum(stretch.count for stretch in plan.stretches if plan.files[stretch.inputs[0]].size is not None)
+    if num_units > MOST_UNITS:
+        size = plan.form.shard_size
+        sentence = (
+            f"--shard-size {size} cuts the input into {num_units:,} units, more than {MOST_UNITS:,}; give a larger "
+            "size, written like 1GiB or 64MiB"
+        )
+        raise UsageError(sentence, "out-of-range", option="shard_size", given=size)
+
+
+def _what_is_kept(units: Mapping[int, Mapping[str, Any]], *, is_pipe: bool) -> str:
+    """What an interrupted build says. units: number → record of each that is finished."""
+    if is_pipe:
+        return "nothing is kept, because a pipe can be read only once"
+    if not units:
+        return "no unit is finished, so the same command begins anew"
+    size = sum(record["text_bytes"] for record in units.values())
+    amount = f"{counted(len(units), 'finished unit')} ({size / 1e6:,.1f} MB of text) kept"
+    return f"{amount}; run the same command again to continue"
+
+
 def _tokenizer_name(staging: Path) -> str | None:
     """What `build` noted of the tokenizer's name; of a tokenizer that the build trained, nothing."""
     noted = staging / _NAME
@@ -340,24 +376,30 @@ def finish(out: str | Path) -> BuildReport:
     staging = directory / STAGING
     parts = sorted(path.name for path in staging.glob("part-*-of-*.json"))
     if not parts:
-        raise BuildError(f"{directory} has no finished part; run bertdata build --part 1/n to --part n/n first")
+        sentence = f"{directory} has no finished part; run bertdata build --part 1/n to --part n/n first"
+        raise BuildError(sentence, "parts-missing", option="out", given=directory)
     totals = sorted({int(name.removesuffix(".json").split("-of-")[1]) for name in parts})
     lacking = {n: [f"{k + 1}/{n}" for k in range(n) if part_name(k, n) not in parts] for n in totals}
     total = next((n for n in totals if not lacking[n]), 0)
     if not total and len(totals) > 1:
-        raise BuildError(
+        sentence = (
             f"{directory} has parts of {' and of '.join(map(str, totals))}, and none of these is complete; make all "
             "parts of one of them"
         )
+        raise BuildError(sentence, "parts-missing", option="out", given=lacking)
     if not total:
-        missing = ", ".join(lacking[totals[0]])
-        raise BuildError(f"{directory} lacks part {missing}; run bertdata build --part for each of them first")
+        missing = lacking[totals[0]]
+        sentence = f"{directory} lacks part {', '.join(missing)}; run bertdata build --part for each of them first"
+        raise BuildError(sentence, "parts-missing", option="out", given=missing)
     with staging_directory(directory, overwrite=True):
         units = finished_units(staging)
         records = [read_record(staging / part_name(number, total)) for number in range(total)]
         lost = sorted({unit for record in records for unit in record["units"]} - units.keys())
         if lost:
-            raise BuildError(f"{staging} lost the records of units {lost}; make the parts again")
+            sentence = (
+                f"the records of units {', '.join(map(str, lost))} are missing in {staging}; make the parts again"
+            )
+            raise BuildError(sentence, "parts-missing", option="out", given=lost)
         plan = json.loads((staging / PLAN).read_bytes())
         require_rule(staging, plan)
         publish(directory, staging, units, load(str(staging)), plan, _tokenizer_name(staging))
@@ -375,15 +417,15 @@ def _report(
     skipped = next((unit["first_skipped"] for unit in in_order if unit["first_skipped"]), None)
     return BuildReport(
         dataset=Dataset(directory),
-        first_replaced=_place(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,
-        first_skipped=f"{_place(files[skipped[0]], form, 'place', skipped[1])}: {skipped[2]}" if skipped else None,
+        first_replaced=_named(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,
+        first_skipped=f"{_named(files[skipped[0]], form, 'place', skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )
 
 
-def _place(file: Input, form: TextFormat, what: Literal["place", "invalid_place"], place: int) -> str:
+def _named(file: Input, form: TextFormat, what: Literal["place", "invalid_place"], offset: int) -> str:
     """'file, line n', or 'file, byte n' if the file cannot be read any more."""
     try:
-        return str(getattr(source_of(file, form), what)(place))
+        return str(getattr(source_of(file, form), what)(offset))
     except BertdataError:
-        return f"{file}, byte {place}"
+        return f"{file}, byte {offset}"

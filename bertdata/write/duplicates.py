@@ -39,7 +39,7 @@ def find_duplicates(
         _hash_all(staging, plan, workers=workers, progress=progress)
         _write(path, [_later_ones(_hash_file(staging, number)) for number in range(_FILES)])
     number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
-    say(f"{number:,} documents have the text of an earlier one and are left out")
+    say(f"documents with the text of an earlier one, which are left out: {number:,}")
     array: NDArray[np.uint64] = open_array(path, DTYPE, number)[:]
     return array
 
@@ -47,8 +47,8 @@ def find_duplicates(
 def without_duplicates(block: Block, duplicates: NDArray[np.uint64], num_inputs: int) -> Block:
     """A block without the documents whose origins are `duplicates`, ascending; they are counted."""
     origins = origins_of(block.inputs, block.places, num_inputs)
-    found = np.searchsorted(duplicates, origins)
-    return block.without(duplicates[np.minimum(found, duplicates.size - 1)] == origins) if duplicates.size else block
+    indices = np.searchsorted(duplicates, origins)
+    return block.without(duplicates[np.minimum(indices, duplicates.size - 1)] == origins) if duplicates.size else block
 
 
 def _hash_file(staging: Path, number: int) -> Path:
@@ -58,8 +58,8 @@ def _hash_file(staging: Path, number: int) -> Path:
 def _hash_all(staging: Path, plan: Plan, *, workers: int, progress: Callable[[int], None]) -> None:
     num_inputs = len(plan.files)
 
-    def work(found: FoundBlock) -> tuple[NDArray[np.uint64], int]:
-        block = found.decoded()
+    def work(raw: FoundBlock) -> tuple[NDArray[np.uint64], int]:
+        block = raw.decoded()
         return _hashes(block, num_inputs), block.bytes_read
 
     with ExitStack() as stack:

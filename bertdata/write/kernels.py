@@ -1,6 +1,6 @@
 """The compiled loops over text that a build makes beside tokenizing it, and over the ids of an import.
 
-Python allocates the arrays, and a kernel never raises. tests/reference has a slow twin of each.
+Python allocates the arrays, and a kernel never raises. tests/reference has a reference implementation of each.
 """
 
 from __future__ import annotations

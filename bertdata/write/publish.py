@@ -43,14 +43,9 @@ def publish(
     counts = {name: sum(unit[name] for unit in units.values()) for name in names}
     counts["special_literals"] = {token: count for token, count in literals.items() if count}
     if not splits:
-        empty, bad, removed = counts["dropped_documents"], counts["skipped_rows"], counts.get("removed_documents")
-        reasons = ["there is nothing but blank lines"] if not (empty or bad or removed) else []
-        reasons += [f"{empty} documents gave no token"] * bool(empty)
-        reasons += [f"{bad} rows without text were skipped"] * bool(bad)
-        reasons += [f"{removed} documents were left out by --map"] * bool(removed)
         for path in staging.glob("unit-*"):
             path.unlink()
-        raise InputError(f"no document to build from: {' and '.join(reasons)}; give a file with text in it")
+        raise _no_documents(counts["dropped_documents"], counts["skipped_rows"], counts.get("removed_documents", 0))
     manifest = Manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=tokenizer.special,
@@ -61,6 +56,17 @@ def publish(
         tokenizer_name=tokenizer_name,
     )
     move_up(directory, staging, units, plan, manifest)
+
+
+def _no_documents(dropped: int, skipped: int, removed: int) -> InputError:
+    """dropped: documents without a token. skipped: rows without text. removed: documents that --map left out."""
+    counted = {"gave no token": dropped, "had no text and were skipped": skipped, "were left out by --map": removed}
+    reasons = [f"{number:,} of the documents {what}" for what, number in counted.items() if number]
+    nothing = f"there is no document to build from: {' and '.join(reasons) or 'all lines are blank'}"
+    if removed:
+        sentence = f"{nothing}; give a --map that keeps some, or other files"
+        return InputError(sentence, "bad-function", option="map", given=removed)
+    return InputError(f"{nothing}; give a file with text in it", "empty", option="inputs", given=dropped + skipped)
 
 
 def splits_of(units: dict[int, dict[str, Any]]) -> dict[str, Split]:
@@ -85,7 +91,7 @@ def move_up(
         files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
     for name in files:
         if not (staging / name).exists() and not (directory / name).exists():  # where an interrupted run moved it
-            raise BuildError(f"{staging} lost {name}; use --overwrite to build it again")
+            raise _lost(directory, name)
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)
@@ -110,19 +116,18 @@ def move_up(
 def _publish_origins(
     directory: Path, staging: Path, units: dict[int, dict[str, Any]], plan: dict[str, Any], manifest: Manifest
 ) -> None:
-    """Moves the origins. A build that an older version began has none of some units, and then none at all."""
+    """Moves the origins; an import has none."""
     digests = {name: sha256 for unit in units.values() for name, sha256 in unit.get("origins", {}).items()}
-    names = [shard.name for split in manifest.splits.values() for shard in split.shards]
-    if not digests.keys() >= set(names):
-        prepare_directory(directory, {})
-        return
+    names = [shard.name for split in manifest.splits.values() for shard in split.shards] if digests else []
     shards = {name: digests[name] for name in names}
     prepare_directory(directory, shards)
+    if not shards:
+        return
     for name in shards:
         if (made := array_path(staging, name, "origins")).exists():
             os.replace(made, directory / array_name(name))
         elif not (directory / array_name(name)).exists():
-            raise BuildError(f"{staging} lost {made.name}; use --overwrite to build it again")
+            raise _lost(directory, made.name)
     fsync_directory(directory / ORIGINS)
     inputs = [NamedInput(each["path"], each["bytes"], each["version"]) for each in plan["inputs"]]
     settings = plan["settings"]
@@ -130,6 +135,11 @@ def _publish_origins(
         directory, manifest.dataset_id, inputs, input_format=settings["format"], text_key=settings["text_key"],
         shards=shards,
     )  # fmt: skip
+
+
+def _lost(directory: Path, name: str) -> BuildError:
+    sentence = f"{name} was removed from {directory} during the build; use --overwrite to build the dataset again"
+    return BuildError(sentence, "parts-missing", option="out", given=name)
 
 
 def _without_crc(arrays: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

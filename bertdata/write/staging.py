@@ -29,15 +29,18 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
     if the directory holds a dataset (without `overwrite`) or other files.
     """
     if directory.exists() and not directory.is_dir():
-        raise BuildError(f"{directory} is a file; give an empty directory, or one that does not exist yet")
+        sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
+        raise BuildError(sentence, "out-exists", option="out", given=directory)
     staging = directory / STAGING
     if (directory / MANIFEST).exists():
         if not overwrite and not (staging / PLAN).exists():
-            raise BuildError(f"{directory} already holds a dataset; use --overwrite to replace it, or another --out")
+            sentence = f"{directory} already holds a dataset; use --overwrite to replace it, or give another --out"
+            raise BuildError(sentence, "out-exists", option="out", given=directory)
     elif directory.exists() and not staging.exists() and any(directory.iterdir()):
-        raise BuildError(
+        sentence = (
             f"{directory} holds other files and no dataset; give an empty directory, or one that does not exist yet"
         )
+        raise BuildError(sentence, "out-exists", option="out", given=directory)
     created = not directory.exists()
     make_directory(staging)
     busy, advice = f"{directory} is being built", "wait for it"
@@ -86,17 +89,20 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
         settings, inputs = old["settings"], old["inputs"]
         require_rule(staging, old)
         differing = [
-            f"{name} was {settings.get(name)!r} and is now {plan['settings'].get(name)!r}"
+            f"{name} was {settings.get(name)!r} and is {plan['settings'].get(name)!r}"
             for name in settings | plan["settings"]
             if settings.get(name) != plan["settings"].get(name)
         ]
         if inputs != plan["inputs"]:
-            was, now = (", ".join(f"{e['path']} ({e['bytes']} bytes)" for e in p["inputs"]) for p in (old, plan))
-            differing.append(f"the input was {was} and is now {now}" if was != now else f"{now} was changed since")
-        raise BuildError(
+            before, after = (", ".join(f"{e['path']} ({e['bytes']} bytes)" for e in p["inputs"]) for p in (old, plan))
+            differing.append(
+                f"the input was {before} and is {after}" if before != after else f"{after} was changed since"
+            )
+        sentence = (
             f"{staging.parent} holds an unfinished build with other settings: {'; '.join(differing)}; run the old "
             "command to finish it, or use --overwrite to discard it"
         )
+        raise BuildError(sentence, "other-settings", option="out", given=staging.parent)
     path.unlink(missing_ok=True)  # first: without a plan nobody goes on with what a kill leaves of the rest
     for leftover in staging.iterdir():
         if leftover.suffix != ".lock" and leftover.name != "lock" and not leftover.is_dir():
@@ -107,10 +113,11 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
 def require_rule(staging: Path, plan: dict[str, Any]) -> None:
     """Raises BuildError for the plan of a build whose units follow another rule."""
     if plan.get("unit_rule") != UNIT_RULE:
-        raise BuildError(
+        sentence = (
             f"{staging.parent} holds an unfinished build of another version of bertdata, which divides inputs into "
             "units by another rule; finish it with that version, or use --overwrite to discard it"
         )
+        raise BuildError(sentence, "other-version", option="out", given=plan.get("unit_rule"))
 
 
 def finished_units(staging: Path) -> dict[int, dict[str, Any]]:

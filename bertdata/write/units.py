@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, counted
 from bertdata.format.arrays import ArrayWriter, array_path
 from bertdata.format.manifest import SPLITS
 from bertdata.format.origins import DTYPE, origins_of
@@ -64,8 +64,8 @@ def encode_all(
         unit, record = writer.commit()
         units[unit] = record
 
-    found = find_blocks(plan, lambda unit: is_wanted(unit) and unit not in finished)
-    with closing(in_order(writer.encode_found, found, workers)) as encoded_blocks:
+    blocks = find_blocks(plan, lambda unit: is_wanted(unit) and unit not in finished)
+    with closing(in_order(writer.encode_found, blocks, workers)) as encoded_blocks:
         for encoded in encoded_blocks:
             if is_first and writer.why_slow:
                 more = (total - encoded.block.bytes_read) * share
@@ -89,9 +89,9 @@ def _speed(first: EncodedBlock, more_bytes: float, workers: int) -> str:
     if first.block.num_bytes < 1 << 16:
         return "at 1 to 3 MB/s a thread"
     rate = first.block.num_bytes / first.seconds
-    said = f"at about {rate / 1e6:.1f} MB/s a thread"
+    speed = f"at about {rate / 1e6:.1f} MB/s a thread"
     if more_bytes <= 0:  # nothing is left, or it comes through a pipe
-        return said
+        return speed
     text_bytes = more_bytes * first.block.num_bytes / first.block.bytes_read
     seconds = text_bytes / rate / workers
     duration = (
@@ -101,7 +101,7 @@ def _speed(first: EncodedBlock, more_bytes: float, workers: int) -> str:
         if seconds < 6000
         else f"{seconds / 3600:.0f} h"
     )
-    return f"{said}: expect {duration} with {workers} thread{'s' * (workers > 1)}"
+    return f"{speed}: expect {duration} with {counted(workers, 'thread')}"
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,9 @@ class UnitWriter:
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
         self._below = hash_bounds(*shares)
 
-    def encode_found(self, found: FoundBlock) -> EncodedBlock:
+    def encode_found(self, raw: FoundBlock) -> EncodedBlock:
         """Does all work on a block except writing it. May be called from several threads at once."""
-        block = found.decoded()
+        block = raw.decoded()
         if self.duplicates is not None:
             block = without_duplicates(block, self.duplicates, self.num_inputs)
         return self.encode_block(block)
@@ -173,7 +173,7 @@ class UnitWriter:
         if tokenizer.engine is None:
             return f"there is no engine for this tokenizer, because {tokenizer.engine_refusal}"
         if self.word_splitter:
-            return "--words needs the places of tokens in the text"
+            return "--words needs the offsets of tokens in the text"
         if self.sentences and not tokenizer.engine_gives_lines:
             return f"the engine for {tokenizer.engine} does not find sentences (--sentences line)"
         return None
@@ -266,9 +266,9 @@ def select(
     stretches = [slice(start, stop) for start, stop in documents[turns].reshape(-1, 2).tolist()]
     offsets = np.append(0, np.cumsum(np.diff(documents)[kept]))
     if sentences is not None:
-        place = np.searchsorted(documents, sentences, side="right") - 1
-        place, sentences = place[kept[place]], sentences[kept[place]]
-        sentences = sentences - documents[place] + offsets[np.cumsum(kept)[place] - 1]
+        number = np.searchsorted(documents, sentences, side="right") - 1
+        number, sentences = number[kept[number]], sentences[kept[number]]
+        sentences = sentences - documents[number] + offsets[np.cumsum(kept)[number] - 1]
     stretches = stretches or [slice(0, 0)]
     chosen = (None if column is None else np.concatenate([column[each] for each in stretches]) for column in columns)
     return offsets, sentences, *chosen
@@ -293,10 +293,12 @@ def shard_entry(name: str, arrays: dict[str, Any]) -> dict[str, Any]:
 def require_shares(validation: float, test: float) -> None:
     """Raises UsageError for shares of validation and test that cannot be."""
     if not (min(validation, test) >= 0 and validation + test < 1):  # NaN is refused too
-        raise UsageError(
-            f"validation {validation} and test {test} must be shares, at least 0 and together less than 1, so that "
-            "some text is left for training"
+        option, given = ("test", test) if 0 <= validation < 1 else ("validation", validation)
+        sentence = (
+            f"validation is {validation} and test is {test}; give shares that are at least 0 and together less than 1, "
+            "so that some text is left for training"
         )
+        raise UsageError(sentence, "out-of-range", option=option, given=given)
 
 
 def hash_bounds(validation: float, test: float) -> NDArray[np.uint64]:
