@@ -1,6 +1,6 @@
 """Loss and accuracy of a checkpoint on held-out text, on masks fixed by a seed; or its accuracy on minimal pairs.
 
-    bertrain evaluate --checkpoint run/ --data shards/
+    bertrain evaluate --checkpoint run/ --data shards/ --show 2
     bertrain evaluate --checkpoint run/ --pairs blimp.jsonl.gz    (pairs.py)
 
 Always masks 15 % (80/10/10), whatever a run was trained with, so that numbers compare; the loss is a mean over tokens.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -25,18 +26,20 @@ from tqdm import tqdm
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
+from bertdata.read.words import Spelling
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertrain import feed, pairs
 from bertrain.models import build
 from bertrain.models.encoder import PLACES, Encoder
 from bertrain.runtime import checkpoint, log
 from bertrain.runtime.dist import World, world
-from bertrain.runtime.watch import table
 
 MASKING = bertdata.Masking(probability=0.15)
 SEED = 0
 ROWS = 64  # of a batch, and of a forward pass
+BEST = 5  # predictions of a masked token that --show prints
+CONTEXT = 5  # tokens on each side of a masked one
 ONLY_WITH = {"data": ("split", "length", "show"), "pairs": ("score",)}  # options that mean nothing with the other one
 
 
@@ -54,7 +57,7 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
 
-    Also bits_per_byte (bits a token × tokens a byte of the whole dataset), and the token predicted most often and its
+    Also bits_per_byte (bits a token × tokens a byte of the complete dataset), and the token predicted most often and its
     share of all predictions. All ranks must call it; each takes its part, and all get the same result. interrupted:
     asked on all ranks after each batch; where it is true the result is None. progress: show a bar on rank 0.
     """
@@ -109,7 +112,7 @@ def evaluate(
         "targets": int(num_targets),
         "samples": int(num_samples),
         "same_token": most,
-        "same_token_text": load_tokenizer(str(shards.path)).spell(most),
+        "same_token_text": _spelling(load_tokenizer(str(shards.path)))(most),
         "same_share": int(predicted[most]) / max(1.0, num_targets),
     }
 
@@ -132,11 +135,26 @@ def mean(results: Mapping[str, dict[str, Any]], weights: Mapping[str, float]) ->
     return least | means | {"targets": sum(result["targets"] for result in results.values()), "sources": parts}
 
 
-@torch.no_grad()
 def predictions(
     encoder: Encoder, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int
 ) -> list[tuple[str, str, str]]:
-    """The masked places of the first rows that `evaluate` sees: tokens around each, its target, what is predicted."""
+    """The masked tokens of the first rows that `evaluate` sees: what is around each, its target, what is predicted."""
+    batch, predicted = _predicted(encoder, shards, device, split=split, length=length, rows=rows, best=1)
+    return [(around, target, best) for row in _read(shards, batch, predicted) for around, target, (best,) in row.masked]
+
+
+class Shown(NamedTuple):
+    """A sample as people read it."""
+
+    text: str  # as the model sees it; what is masked stands between > and <
+    masked: list[tuple[str, str, list[str]]]  # of each masked token: tokens around, target, the best predictions
+
+
+@torch.no_grad()
+def _predicted(
+    encoder: Encoder, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int, best: int
+) -> tuple[bertdata.Batch, np.ndarray]:
+    """The first rows that `evaluate` sees, and the most probable ids for their masks, int64 [B, K, best]."""
     samples = "packed" if encoder.isolate else "windows"
     loader = bertdata.Loader(
         shards, masking=MASKING, length=length, global_batch_size=rows, seed=SEED, split=split, samples=samples
@@ -145,29 +163,50 @@ def predictions(
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
     was_training = encoder.training
     encoder.eval()
-    predicted = encoder.logits(**piece).argmax(-1).cpu().numpy()
+    logits = encoder.logits(**piece)[..., : shards.special_tokens.vocab_size]
+    predicted = logits.topk(min(best, logits.shape[-1]), dim=-1).indices.cpu().numpy()
     encoder.train(was_training)
-    return _spelled(load_tokenizer(str(shards.path)), batch, predicted)
+    return batch, predicted
 
 
-def _spelled(
-    tokenizer: Tokenizer, batch: bertdata.Batch, predicted: np.ndarray, *, context: int = 5
-) -> list[tuple[str, str, str]]:
-    """For each masked place the tokens around it, its target, and what is predicted.
+def _spelling(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """A function: an id → its token as people read it."""
+    spelling = Spelling(tokenizer.files[TOKENIZER])
+    return lambda token: spelling.token(tokenizer.spell(token))
 
-    predicted int64 [B, K].
-    """
-    found = []
+
+def _read(shards: bertdata.Dataset, batch: bertdata.Batch, predicted: np.ndarray) -> list[Shown]:
+    """The rows of a batch as people read them. predicted: int64 [B, K, best]."""
+    tokenizer = load_tokenizer(str(shards.path))
+    spelling, spelled = Spelling(tokenizer.files[TOKENIZER]), _spelling(tokenizer)
+    shown = []
     for row, ids in enumerate(batch.input_ids):
-        for slot, place in enumerate(batch.masked_positions[row]):
-            target = int(batch.targets[row, slot])
-            if target == bertdata.IGNORE_INDEX:
-                continue
-            first = max(0, place - context)
-            around = [tokenizer.spell(int(token)) for token in ids[first : place + context + 1]]
-            around[place - first] = f">{around[place - first]}<"
-            found.append((" ".join(around), tokenizer.spell(target), tokenizer.spell(int(predicted[row, slot]))))
-    return found
+        size = ids.size if batch.attention_mask is None else int(batch.attention_mask[row].sum())
+        tokens = [tokenizer.spell(int(token)) for token in ids[:size]]
+        slots = np.flatnonzero(batch.targets[row] != bertdata.IGNORE_INDEX)
+        positions = batch.masked_positions[row, slots].tolist()
+        masked = []
+        for slot, position in zip(slots, positions, strict=True):
+            first = max(0, position - CONTEXT)
+            around = spelling.text(tokens[first : position + CONTEXT + 1], {position - first})
+            best = [spelled(int(token)) for token in predicted[row, slot]]
+            masked.append((around, spelled(int(batch.targets[row, slot])), best))
+        shown.append(Shown(spelling.text(tokens, {*positions}), masked))
+    return shown
+
+
+def _samples(shown: list[Shown]) -> str:
+    """Samples for a terminal: the text of each, and below it a line for each masked token."""
+    blocks = []
+    for number, sample in enumerate(shown, 1):
+        lines = [f"sample {number} of {len(shown)}, with >masked< tokens:", ""]
+        lines += textwrap.wrap(sample.text, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+        lines += ["", f"  {'':<2}{'target':<16}  the {BEST} most probable predictions, the best first"]
+        for _, target, best in sample.masked:
+            wrong = "" if target == best[0] else "x"
+            lines.append(f"  {wrong:<2}{target:<16}  {'  '.join(best)}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
 
 
 def opened(
@@ -176,17 +215,22 @@ def opened(
     """The checkpoint, the shards and the row length, after checking that they belong together."""
     directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
     if split not in shards.splits:
-        raise UsageError(f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split")
+        raise UsageError(
+            f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split",
+            "no-split", option="split", given=split,
+        )  # fmt: skip
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / checkpoint.TRAINER).exists():
         trained |= checkpoint.read_trainer(directory)["loader"]
     encoder = Encoder(build.load(directory), isolate=trained["samples"] == "packed").to(ranks.device)
     build.check_fits(directory, shards, encoder.model)
     length = length or trained["length"]
-    if length > build.max_length(encoder.model.config):
+    most = build.max_length(encoder.model.config)
+    if length > most:
         raise UsageError(
-            f"--length {length} is more than the {build.max_length(encoder.model.config)} positions of {directory}"
-        )
+            f"--length {length} is more than the {most} positions of {directory}; give at most {most}",
+            "too-long", option="length", given=length,
+        )  # fmt: skip
     return encoder, shards, directory, length
 
 
@@ -197,8 +241,8 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
         return "-" if value is None else format(value, form)
 
     rows = [
-        ("loss", f"{number(result['loss'], '.4f')} nats a token (uniform {reference['uniform']:.4f}, unigram "
-                 f"{reference['unigram']:.4f})"),
+        ("loss", f"{number(result['loss'], '.4f')} nats a token ({reference['uniform']:.4f} by guessing evenly, "
+                 f"{reference['unigram']:.4f} by the frequencies of tokens in {result['split']})"),
         ("accuracy", number(result["accuracy"], ".2%")),
         ("perplexity", number(result["mlm_ppl"], ",.2f")),
         ("bits per byte", number(result["bits_per_byte"], ".4f")),
@@ -210,12 +254,19 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 
 def _check(context: click.Context, data: str | None, pairs_path: str | None) -> None:
     """Raises UsageError unless there is one thing to evaluate on, and no option for the other."""
-    if (data is None) == (pairs_path is None):
-        raise UsageError("give --data, a directory of shards, or --pairs, a file of minimal pairs; and not both")
+    if data is None and pairs_path is None:
+        raise UsageError(
+            "there is nothing to evaluate on; give --data, a directory of shards, or --pairs, a file of minimal pairs",
+            "missing", option="data",
+        )  # fmt: skip
+    if data is not None and pairs_path is not None:
+        raise UsageError(
+            "--data and --pairs were given; leave one of them out", "conflict", option="pairs", given=pairs_path
+        )
     given, other = ("pairs", "data") if data is None else ("data", "pairs")
     for name in ONLY_WITH[other]:
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise UsageError(f"--{name} is for --{other}; leave it out with --{given}")
+            raise UsageError(f"--{name} is for --{other}; leave it out with --{given}", "conflict", option=name)
 
 
 def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, as_json: bool) -> None:
@@ -257,7 +308,12 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
     type=click.IntRange(min=1),
     help="Number of samples, or of pairs. Default: all.",
 )
-@click.option("--show", default=0, type=click.IntRange(min=0), help="Number of rows to print predictions of.")
+@click.option(
+    "--show",
+    default=0,
+    type=click.IntRange(min=0),
+    help=f"Number of samples to print, with the {BEST} best predictions of each masked token.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @click.pass_context
 def main(
@@ -274,18 +330,18 @@ def main(
             _judge(path, pairs_path, ranks, score=score, most=max_samples, as_json=as_json)
             return
         assert data is not None  # noqa: S101  (one of the two is given)
-        encoder, shards, directory, places = ranks.together(lambda: opened(path, data, split, length, ranks))
-        result = evaluate(encoder, shards, ranks, split=split, length=places, max_samples=max_samples, progress=True)
+        encoder, shards, directory, of_rows = ranks.together(lambda: opened(path, data, split, length, ranks))
+        result = evaluate(encoder, shards, ranks, split=split, length=of_rows, max_samples=max_samples, progress=True)
         if ranks.rank == 0 and result is not None:
             if show:
-                found = predictions(encoder, shards, ranks.device, split=split, length=places, rows=show)
-                click.echo("\n".join(table(found)))
+                options: dict[str, Any] = {"split": split, "length": of_rows, "rows": show, "best": BEST}
+                click.echo(_samples(_read(shards, *_predicted(encoder, shards, ranks.device, **options))))
             reference = log.reference_losses([(shards, 1.0)], split)
             if as_json:
-                facts = {"checkpoint": str(directory), "length": places}
+                facts = {"checkpoint": str(directory), "length": of_rows}
                 click.echo(json.dumps(facts | result | {"reference": reference}))
             else:
-                click.echo(_text(result, directory, places, reference))
+                click.echo(_text(result, directory, of_rows, reference))
 
 
 if __name__ == "__main__":

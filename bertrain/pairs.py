@@ -49,7 +49,7 @@ def read(path: str, most: int | None = None) -> list[Pair]:
     Raises UsageError, which names the file and the line, for what cannot be read or is no pair.
     """
     pairs = []
-    for number, line in enumerate(reading.text(path, "--pairs").split("\n"), 1):
+    for number, line in enumerate(reading.text(path, "pairs").split("\n"), 1):
         if not line.strip():
             continue
         row = reading.parsed(line, path, number, advice="give one JSON object in each line")
@@ -58,14 +58,18 @@ def read(path: str, most: int | None = None) -> list[Pair]:
         if not sentences or not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
             raise UsageError(
                 f"{path}, line {number} has no two sentences; give a JSON object with a good and a bad one, such as "
-                '{"good": "She sleeps.", "bad": "She sleep."}'
+                '{"good": "She sleeps.", "bad": "She sleep."}',
+                "bad-row",
             )
-        found = {kind: next((row[name] for name in names if name in row), None) for kind, names in GROUPS.items()}
-        groups = {kind: str(name) for kind, name in found.items() if name is not None}
+        values = {kind: next((row[name] for name in names if name in row), None) for kind, names in GROUPS.items()}
+        groups = {kind: str(value) for kind, value in values.items() if value is not None}
         good_one, bad_one = sentences
         pairs.append(Pair(number, good_one, bad_one, groups))
     if not pairs:
-        raise UsageError(f"{path} holds no pairs; give JSON lines, each with a good and a bad sentence")
+        raise UsageError(
+            f"{path} holds no pairs; give JSON lines, each with a good and a bad sentence",
+            "empty", option="pairs", given=path,
+        )  # fmt: skip
     if most is not None and most < len(pairs):
         pairs = [pairs[i] for i in sorted(sorted(range(len(pairs)), key=_draw)[:most])]
     return pairs
@@ -80,19 +84,24 @@ def tokenizer_of(directory: Path, encoder: Encoder) -> Tokenizer:
     try:
         tokenizer = load_tokenizer(str(directory))
     except TokenizerError as error:
-        raise UsageError(f"--pairs needs the tokenizer of the checkpoint: {error}; put its {TOKENIZER} there") from None
+        raise UsageError(
+            f"--pairs needs the tokenizer of the checkpoint: {error}; put its {TOKENIZER} there",
+            "tokenizer-unreadable", option="checkpoint", given=str(directory),
+        ) from None  # fmt: skip
     special = tokenizer.special
     missing = [f"[{role.upper()}]" for role in ("cls", "sep", "mask") if getattr(special, role) is None]
     if missing:
         raise UsageError(
             f"the tokenizer of {directory} has no {' and no '.join(missing)}, which --pairs needs; give a checkpoint "
-            "with the tokenizer that it was trained with"
-        )
+            "with the tokenizer that it was trained with",
+            "tokenizer-lacks-token", option="checkpoint", given=str(directory),
+        )  # fmt: skip
     if special.vocab_size > encoder.model.config.vocab_size:
         raise UsageError(
             f"the tokenizer of {directory} has a vocabulary of {special.vocab_size}, and the model there one of "
-            f"{encoder.model.config.vocab_size}; give a checkpoint with the tokenizer that it was trained with"
-        )
+            f"{encoder.model.config.vocab_size}; give a checkpoint with the tokenizer that it was trained with",
+            "tokenizer-differs", option="checkpoint", given=str(directory),
+        )  # fmt: skip
     return tokenizer
 
 
@@ -109,9 +118,15 @@ def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, *, path: str, most: int)
     cls = tokenizer.special.cls  # [SEP] is there already, after each document
     rows = [[cls, *ids[start:stop]] for start, stop in itertools.pairwise(ends)]
     for number, row in enumerate(rows):
-        if not 2 < len(row) <= most:
-            size = f"is {len(row)} tokens long, and the model has {most} positions" if len(row) > 2 else "has no token"
-            raise UsageError(f"{path}, line {pairs[number // 2].line}: a sentence {size}; leave the pair out")
+        line = pairs[number // 2].line
+        if len(row) > most:
+            raise UsageError(
+                f"{path}, line {line}: a sentence is {len(row)} tokens long, and the model has {most} positions; leave "
+                "the pair out",
+                "too-long",
+            )
+        if len(row) <= 2:
+            raise UsageError(f"{path}, line {line}: a sentence has no token; leave the pair out", "bad-row")
     return list(zip(rows[::2], rows[1::2], strict=True))
 
 
@@ -145,20 +160,20 @@ def log_likelihoods(
     with tqdm(total=total, unit="token", unit_scale=True, leave=False, disable=hidden) as bar:
         for length, numbers in by_length.items():
             ids = torch.tensor([rows[number] for number in numbers], device=device)
-            of, places = torch.tensor(numbers, device=device), torch.arange(length, device=device)
-            words = places.expand_as(ids)  # the number of the word of each token
+            of_rows, positions = torch.tensor(numbers, device=device), torch.arange(length, device=device)
+            words = positions.expand_as(ids)  # the number of the word of each token
             if score == "word-l2r":
                 inside = continues[ids] & ~is_special[ids]
                 inside[:, 1:] &= ~is_special[ids[:, :-1]]
                 words = (~inside).cumsum(1)
             for variants in torch.arange(len(numbers) * (length - 2), device=device).split(max(1, PLACES // length)):
-                row, place = variants // (length - 2), 1 + variants % (length - 2)
-                masked = (words[row] == words[row, place].unsqueeze(1)) & (places >= place.unsqueeze(1))
+                row, position = variants // (length - 2), 1 + variants % (length - 2)
+                masked = (words[row] == words[row, position].unsqueeze(1)) & (positions >= position.unsqueeze(1))
                 logits = encoder.logits(
-                    input_ids=ids[row].masked_fill(masked, special.mask), masked_positions=place.unsqueeze(1)
+                    input_ids=ids[row].masked_fill(masked, special.mask), masked_positions=position.unsqueeze(1)
                 )
-                losses = F.cross_entropy(logits.squeeze(1).float(), ids[row, place], reduction="none")
-                sums.index_add_(0, of[row], -losses.double())
+                losses = F.cross_entropy(logits.squeeze(1).float(), ids[row, position], reduction="none")
+                sums.index_add_(0, of_rows[row], -losses.double())
                 bar.update(variants.numel())
     return ranks.sum(sums).tolist()
 
@@ -172,9 +187,9 @@ def evaluate(
     rows: what `encode` gives for the pairs. Sentences of the same ids are scored once, so their scores are equal.
     """
     numbers: dict[tuple[int, ...], int] = {}
-    places = [[numbers.setdefault(tuple(row), len(numbers)) for row in pair] for pair in rows]
-    found = log_likelihoods(encoder, list(numbers), tokenizer, ranks, score=score, progress=progress)
-    gains = [found[good] - found[bad] for good, bad in places]
+    numbers_of_pairs = [[numbers.setdefault(tuple(row), len(numbers)) for row in pair] for pair in rows]
+    scores = log_likelihoods(encoder, list(numbers), tokenizer, ranks, score=score, progress=progress)
+    gains = [scores[good] - scores[bad] for good, bad in numbers_of_pairs]
     right = [1.0 if gain > 0 else 0.5 if gain == 0 else 0.0 for gain in gains]
     by: dict[str, dict[str, Any]] = {}
     for kind in GROUPS:

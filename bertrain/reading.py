@@ -16,32 +16,28 @@ _SPELLED = re.compile(
 """How JSON spells a character beyond U+FFFF, half of one, and others."""
 
 
-def text(path: str, option: str = "") -> str:
-    """A whole file of text, decompressed by the ending of its name.
+def text(path: str, option: str | None = None) -> str:
+    """The text of a file, decompressed by the ending of its name.
 
-    option: stands before an error. Raises UsageError, which names the file, if it cannot be read, decompressed or
-    decoded.
+    option: the name of the option that names the file, without dashes, for errors. Raises UsageError, which names the
+    file, if it cannot be read, decompressed or decoded.
     """
     try:
         with opened(local(path)) as stream:
             content = stream.read()
     except InputError as error:
-        if option:
-            raise UsageError(f"{option}: {error}") from None
-        raise UsageError(str(error)) from None
-    return decoded(content, f"{option} {path}".lstrip())
+        flag = f"--{option}: " if option else ""
+        raise UsageError(f"{flag}{error}", error.kind, option=option, given=path) from None
+    return decoded(content, path)
 
 
-def decoded(content: bytes, place: object) -> str:
-    """The bytes of a file as text, without a byte order mark. Raises UsageError, which names the line, if not UTF-8.
-
-    place: the file, for messages.
-    """
+def decoded(content: bytes, path: object) -> str:
+    """The bytes of a file as text, without a byte order mark. Raises UsageError, which names the line, if not UTF-8."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{place}, line {number} is not UTF-8 text; save the file as UTF-8") from None
+        raise UsageError(f"{path}, line {number} is not UTF-8 text; save the file as UTF-8", "not-text") from None
 
 
 def parsed(content: str, path: object, first: int = 1, *, advice: str = "correct it", **options: Any) -> Any:
@@ -58,15 +54,16 @@ def parsed(content: str, path: object, first: int = 1, *, advice: str = "correct
         reason = "it is nested too deeply"
     except ValueError as error:  # a number of thousands of digits
         reason = str(error).partition(";")[0]
-    place = f"{path}, line {line}" if line else path
-    raise UsageError(f"{place} is not JSON ({reason}); {advice}")
+    row = f"{path}, line {line}" if line else path
+    raise UsageError(f"{row} is not JSON ({reason}); {advice}", "not-of-format")
 
 
 def refuse_halves(content: str, path: object, first: int = 1) -> None:
     """Raises UsageError, which names the line, if JSON spells half a character: such a text cannot be written again."""
-    for found in _SPELLED.finditer(content):
-        if half := found["half"]:
-            line = first + content.count("\n", 0, found.start())
+    for match in _SPELLED.finditer(content):
+        if half := match["half"]:
+            line = first + content.count("\n", 0, match.start())
             raise UsageError(
-                f"{path}, line {line} has half a character, {half}; write its other half beside it, or remove it"
+                f"{path}, line {line} has half a character, {half}; write its other half beside it, or remove it",
+                "bad-row",
             )

@@ -4,6 +4,9 @@ import os
 import shutil
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+import json
+import re
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -117,3 +120,27 @@ def stop_after(blocks):
             raise KeyboardInterrupt
 
     return progress
+def json_of(command, *arguments, **options):
+    """The object that a command prints in its last line with --json, and click's result."""
+    result = succeeds(command, *arguments, "--json", **options)
+    return json.loads(result.stdout.splitlines()[-1]), result
+
+
+def write(path, *lines):
+    """Writes lines of text; returns the path."""
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def data_of(html):
+    """The data inside a page. A browser knows no NaN, so there must be none."""
+    (content,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
+    return json.loads(content, parse_constant=pytest.fail)
+
+
+GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
+
+
+def write_labelled(path, *, repeat=1, header=()):
+    """A table of the texts of GOOD and BAD with labels 1 and 0, between tabs."""
+    return write(path, *header, *[f"{text}\t{int(text in GOOD)}" for text in GOOD + BAD] * repeat)

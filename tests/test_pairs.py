@@ -6,24 +6,28 @@ import json
 import math
 import shutil
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from click.testing import CliRunner
 from conftest import make_text
 from families import SMALL
+from helpers import json_of, refused, succeeds
 from reference.pairs import score as slow_score
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from training import on_ranks
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
+import bertdata
+from bertdata.read.words import Spelling
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertdata.tokenize.train import train_unigram
 from bertrain import evaluate, pairs
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
+from bertrain.runtime import watch
 from bertrain.runtime.dist import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -92,24 +96,16 @@ def write(path, rows):
     return path
 
 
+def result_of(checkpoint, *arguments):
+    return json_of(evaluate.main, "--checkpoint", checkpoint, *arguments)[0]
+
+
 def parts(directory, chosen):
     """What log_likelihoods takes: encoder, rows one after the other, tokenizer."""
     encoder = Encoder(build.load(directory))
     tokenizer = pairs.tokenizer_of(directory, encoder)
     rows = pairs.encode(chosen, tokenizer, path="", most=build.max_length(encoder.model.config))
     return encoder, [row for pair in rows for row in pair], tokenizer
-
-
-def invoke(*arguments):
-    result = CliRunner().invoke(evaluate.main, ["--checkpoint", *map(str, arguments)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def result_of(*arguments):
-    done = invoke(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-level", "unigram"])
@@ -151,7 +147,7 @@ def test_two_ranks_give_the_result_of_one(bert_like, file):
     assert json.loads(said.splitlines()[-1]) == result_of(bert_like, "--pairs", file)
     assert said.count("\n") == 1
     code, _, err = on_ranks(2, "bertrain.evaluate", [*arguments, "--length", "9"])
-    assert (code, err.count("--length is for --data")) == (2, 1)
+    assert (code, err.count("--length")) == (2, 1)
 
 
 def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):
@@ -172,18 +168,17 @@ def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):
     assert {name: part["pairs"] for name, part in found["by"]["paradigm"].items()} == {"1": 2, "2": 1, "3": 1}
     assert found["by"]["phenomenon"]["x"]["standard_error"] == pytest.approx(math.sqrt(2 / 3 * 1 / 3 / 3))
     assert "field" not in found["by"]
-    said = invoke(bert_like, "--pairs", tmp_path / "pairs.jsonl").output
-    assert "62.50%" in said
-    assert "66.67%" in said
-    assert "1 pair has equal scores" in said
+    shown = succeeds(evaluate.main, "--checkpoint", bert_like, "--pairs", tmp_path / "pairs.jsonl").output
+    assert "62.50%" in shown
+    assert "66.67%" in shown
 
 
 def test_many_groups_are_left_to_json(bert_like, tmp_path):
     rows = [PAIRS[3] | {"paradigm": f"paradigm_{number}"} for number in range(21)]
     data = write(tmp_path / "pairs.jsonl", rows)
-    said = invoke(bert_like, "--pairs", data).output
-    assert "21 groups by paradigm: --json gives them" in said
-    assert "paradigm_1" not in said
+    shown = succeeds(evaluate.main, "--checkpoint", bert_like, "--pairs", data).output
+    assert "21 groups" in shown
+    assert "paradigm_1" not in shown
     assert len(result_of(bert_like, "--pairs", data)["by"]["paradigm"]) == 21
 
 
@@ -214,28 +209,26 @@ GOOD = json.dumps(PAIRS[0])
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "kind", "where"),
     [
-        ("", "holds no pairs"),
-        ("\n \n", "holds no pairs"),
-        (f"{GOOD}\n\n{{oops\n", "line 3 is not JSON"),
-        ("[" * 100_000, "line 1 is not JSON"),
-        (f"{GOOD}\n".encode() + b'{"good": "na\xefve"}\n', "line 2 is not UTF-8 text; save the file as UTF-8"),
-        (f"{GOOD}\n7\n", "line 2 has no two sentences"),
-        ('{"good": "the river"}\n', "line 1 has no two sentences"),
-        ('{"good": "the river", "bad": " "}\n', "line 1 has no two sentences"),
-        ('{"good": "the river", "bad": 3}\n', "line 1 has no two sentences"),
-        ('{"good": "the river", "bad": "\\u0000"}\n', "line 1: a sentence has no token"),
-        (f"{GOOD}\n" + '{"good": "the river", "bad": "' + "the " * 79 + '"}\n',
-         "line 2: a sentence is 81 tokens long, and the model has 80 positions"),
+        ("", "empty", ""),
+        ("\n \n", "empty", ""),
+        (f"{GOOD}\n\n{{oops\n", "not-of-format", ", line 3"),
+        ("[" * 100_000, "not-of-format", ", line 1"),
+        (f"{GOOD}\n".encode() + b'{"good": "na\xefve"}\n', "not-text", ", line 2"),
+        (f"{GOOD}\n7\n", "bad-row", ", line 2"),
+        ('{"good": "the river"}\n', "bad-row", ", line 1"),
+        ('{"good": "the river", "bad": " "}\n', "bad-row", ", line 1"),
+        ('{"good": "the river", "bad": 3}\n', "bad-row", ", line 1"),
+        ('{"good": "the river", "bad": "\\u0000"}\n', "bad-row", ", line 1"),
+        (f"{GOOD}\n" + '{"good": "the river", "bad": "' + "the " * 79 + '"}\n', "too-long", ", line 2"),
     ],
-)  # fmt: skip
-def test_what_is_no_pair_is_refused(bert_like, tmp_path, content, said):
-    (tmp_path / "pairs.jsonl").write_bytes(content.encode() if isinstance(content, str) else content)
-    done = invoke(bert_like, "--pairs", tmp_path / "pairs.jsonl")
-    assert (done.exit_code, said in done.output) == (2, True), done.output
-    assert str(tmp_path / "pairs.jsonl") in done.output
-    assert len(done.output.splitlines()) == 1
+)
+def test_what_is_no_pair_is_refused(bert_like, tmp_path, content, kind, where):
+    data, option = tmp_path / "pairs.jsonl", "pairs" if kind == "empty" else None
+    data.write_bytes(content.encode() if isinstance(content, str) else content)
+    refusal = refused(evaluate.main, "--checkpoint", bert_like, "--pairs", data, kind=kind, option=option)
+    assert f"{data}{where}" in refusal.sentence
 
 
 def test_half_a_character_is_scored_as_a_question_mark(bert_like, tmp_path):
@@ -245,43 +238,96 @@ def test_half_a_character_is_scored_as_a_question_mark(bert_like, tmp_path):
 
 def test_files_that_cannot_be_read_are_refused(bert_like, tmp_path):
     (tmp_path / "pairs.jsonl.gz").write_bytes(b"not gzip")
-    for name, said in (
-        ("none.jsonl", "cannot be read"),
-        ("pairs.jsonl.gz", "not a complete gzip file"),
-        ("", "cannot"),
-    ):
-        done = invoke(bert_like, "--pairs", tmp_path / name)
-        assert (done.exit_code, said in done.output) == (2, True), done.output
+    for name, kind in (("none.jsonl", "not-found"), ("pairs.jsonl.gz", "cut-short"), ("", "wrong-file-type")):
+        data = tmp_path / name
+        refusal = refused(evaluate.main, "--checkpoint", bert_like, "--pairs", data, kind=kind, option="pairs")
+        assert refusal.given == str(data)
 
 
 def test_a_checkpoint_needs_a_tokenizer_with_a_mask(bert_like, file, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(bert_like, other)
     content = json.loads((other / "tokenizer.json").read_text())
-    for change, said in (
-        (lambda vocabulary: vocabulary | {"[MASK]": None}, "has no [MASK], which --pairs needs"),
-        (lambda vocabulary: vocabulary | {"more": 1000}, "has a vocabulary of 1001, and the model there one of"),
+    arguments = ["--checkpoint", other, "--pairs", file]
+    for change, kind in (
+        (lambda vocabulary: vocabulary | {"[MASK]": None}, "tokenizer-lacks-token"),
+        (lambda vocabulary: vocabulary | {"more": 1000}, "tokenizer-differs"),
     ):
         vocabulary = {token: n for token, n in change(content["model"]["vocab"]).items() if n is not None}
         added = [token for token in content["added_tokens"] if token["content"] in vocabulary]
         changed = content | {"model": content["model"] | {"vocab": vocabulary}, "added_tokens": added}
         (other / "tokenizer.json").write_text(json.dumps(changed))
-        done = invoke(other, "--pairs", file)
-        assert (done.exit_code, said in done.output) == (2, True), done.output
+        refused(evaluate.main, *arguments, kind=kind, option="checkpoint")
     (other / "tokenizer.json").unlink()
-    done = invoke(other, "--pairs", file)
-    assert (done.exit_code, "needs the tokenizer of the checkpoint" in done.output) == (2, True), done.output
+    refused(evaluate.main, *arguments, kind="tokenizer-unreadable", option="checkpoint")
 
 
 def test_it_is_pairs_or_shards(bert_like, file, dataset):
     data, given = ["--data", dataset.path], ["--pairs", file]
-    for arguments, said in (
-        ([], "give --data"),
-        (data + given, "and not both"),
-        ([*given, "--length", 8], "--length is for --data; leave it out with --pairs"),
-        ([*given, "--split", "test"], "--split is for --data"),
-        ([*given, "--show", 3], "--show is for --data"),
-        ([*data, "--score", "pll"], "--score is for --pairs"),
+    for arguments, kind, option in (
+        ([], "missing", "data"),
+        (data + given, "conflict", "pairs"),
+        ([*given, "--length", 8], "conflict", "length"),
+        ([*given, "--split", "test"], "conflict", "split"),
+        ([*given, "--show", 3], "conflict", "show"),
+        ([*data, "--score", "pll"], "conflict", "score"),
+        ([*data, "--split", "none"], "no-split", "split"),
+        ([*data, "--length", 200], "too-long", "length"),
     ):
-        done = invoke(bert_like, *arguments)
-        assert (done.exit_code, said in done.output) == (2, True), done.output
+        refused(evaluate.main, "--checkpoint", bert_like, *arguments, kind=kind, option=option)
+
+
+# -------------------------------------------------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-level", "unigram"])
+def test_tokens_are_shown_as_people_read_them(checkpoints, kind):
+    tokenizer = load(str(checkpoints[kind][0]))
+    spelling, text = Spelling(tokenizer.files[TOKENIZER]), "the rivers naïve 12"
+    content = f"{text}\n".encode()
+    ids = tokenizer.encode(content, np.array([0, len(content)]), sentences=False).ids.tolist()
+    tokens = [tokenizer.spell(token) for token in ids]
+    mask = tokenizer.spell(tokenizer.special.mask)
+    expected = text if kind == "byte-level" else text.replace("ï", "i")
+    assert spelling.text(tokens) == f"{expected} {tokens[-1]}"
+    assert spelling.text([tokens[0], mask, *tokens[1:2]], {1}).split()[:2] == ["the", f">{mask}<"]
+    if kind == "byte-level":
+        assert [spelling.token(token) for token in ("Ġbe", "ultÃ¤t", "Ã", "Ċ", "Ġ")] == [
+            "␣be",
+            "ultät",
+            r"\xc3",
+            r"\n",
+            "␣",
+        ]
+        assert spelling.text(["Ġto", "Ġ", "Ã", "¤"], {1}) == "to >␣<ä"
+    if kind == "wordpiece":
+        assert spelling.token("##s") == "##s"
+        assert spelling.text(["river", "##s", "the"], {1}) == "river>s< the"
+    if kind == "unigram":
+        assert spelling.token("▁the") == "␣the"
+
+
+def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(checkpoints, tmp_path):
+    directory = checkpoints["byte-level"][0]
+    (tmp_path / "corpus.txt").write_text(make_text(12))
+    bertdata.build(tmp_path / "corpus.txt", tmp_path / "shards", tokenizer=str(directory), validation=0.5)
+    data = bertdata.open(tmp_path / "shards")
+    options = {"split": "validation", "length": 24, "rows": 2}
+    encoder = Encoder(build.load(directory))
+    predicted = evaluate.predictions(encoder, data, torch.device("cpu"), **options)
+    batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=evaluate.MASKING))
+    assert len(predicted) == (batch.targets >= 0).sum()
+    arguments = ["--checkpoint", directory, "--data", data.path, "--length", 24, "--max-samples", 2, "--show", 2]
+    blocks = succeeds(evaluate.main, *arguments).stdout.split("sample ")[1:3]
+    lines = [line.removeprefix("  ") for block in blocks for line in block.split("first\n")[1].splitlines() if line]
+    lines = lines[: len(predicted)]  # without the result, which follows
+    for line, (around, target, best) in zip(lines, predicted, strict=True):
+        assert line[:2].strip() == "x" * (target != best)
+        assert line[2:18].strip() == target
+        assert line[20:].split("  ")[0] == best
+        assert len(line[20:].split("  ")) == evaluate.BEST
+        assert around.count(">") == around.count("<")
+        assert "Ġ" not in line + around
+    assert sum(block.count(">") - 1 for block in blocks) >= len(predicted)
+    table = watch.table([("a >" + "b" * 90 + "< c", "b" * 30, "d")])
+    assert [line.index(" | ") for line in table] == [76, 76]

@@ -630,19 +630,6 @@ def test_an_evaluation_keeps_what_was_predicted_at_the_same_places(dataset, tmp_
         assert guess
 
 
-def test_predictions_keep_their_place_however_long_the_tokens_around_are():
-    class Tokenizer:
-        def spell(self, token):
-            return str(token) * 30
-
-    masked, targets = np.array([[6]]), np.array([[7]])
-    batch = SimpleNamespace(input_ids=np.arange(12)[None], masked_positions=masked, targets=targets)
-    found = evaluate._spelled(Tokenizer(), batch, np.array([[8]]))
-    assert [row[1:] for row in found] == [("7" * 30, "8" * 30)]
-    assert f">{'6' * 30}<" in found[0][0]
-    assert [line.index(" | ") for line in watch.table(found)] == [76, 76]
-
-
 def test_tensorboard_holds_what_the_log_does(dataset, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
