@@ -35,7 +35,10 @@ def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
     if html:
         if any(tuned):
             tuning = runs[tuned.index(True)]
-            raise UsageError(f"{tuning} is a fine-tuning, and --html is for runs of pretrain; draw it with --out")
+            raise UsageError(
+                f"{tuning} is a fine-tuning, and --html is for runs of pretrain; draw it with --out",
+                "unsupported", option="html", given=tuning,
+            )  # fmt: skip
         write_file(Path(html), report([Path(run) for run in runs]).encode())
         click.echo(html)
     if out or not html:
@@ -47,7 +50,7 @@ def drawing() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise UsageError(f"drawing needs matplotlib; {install('train')}") from None
+        raise UsageError(f"drawing needs matplotlib; {install('train')}", "not-installed") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -57,7 +60,7 @@ def drawing() -> Any:
 def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
     pyplot = drawing()
     if any(tuned) and not all(tuned):
-        raise UsageError("runs and fine-tunings were given; draw them in two calls")
+        raise UsageError("runs and fine-tunings were given; draw them in two calls", "conflict", option="runs")
     figure, axes = pyplot.subplots(
         1 if all(tuned) else 2, 2, figsize=(12, 4 if all(tuned) else 8), layout="constrained"
     )
@@ -65,11 +68,11 @@ def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
         if all(tuned):
             _draw_tuning(axes, run)
             continue
-        (found, _), label = entries(run), _drawable(run)
+        (log, _), label = entries(run), _drawable(run)
         for axis, (title, name, held_out) in zip(axes.flat, PANELS, strict=True):
-            points = [(e["step"], e[name]) for e in found if e.get(name) is not None]
+            points = [(e["step"], e[name]) for e in log if e.get(name) is not None]
             line = axis.plot(*zip(*points, strict=True), label=label, linewidth=1)[0] if points else None
-            points = [(e["step"], e[held_out]) for e in found if held_out and e.get(held_out) is not None]
+            points = [(e["step"], e[held_out]) for e in log if held_out and e.get(held_out) is not None]
             if points:
                 color = line.get_color() if line else None
                 axis.plot(*zip(*points, strict=True), "o-", markersize=3, color=color, label=f"{label}, validation")
@@ -82,7 +85,10 @@ def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
         with naming(Path(out)):
             figure.savefig(out, dpi=100)
     except ValueError as error:
-        raise UsageError(f"--out {out} cannot be drawn: {error}") from None
+        raise UsageError(
+            f"--out {out} cannot be drawn ({error}); give a name that ends in .png",
+            "unknown-format", option="out", given=out,
+        ) from None  # fmt: skip
     click.echo(out)
 
 
@@ -102,9 +108,15 @@ def _draw_tuning(axes: Any, directory: Path) -> None:
             epochs, losses, scores = zip(*points, strict=True)
             curves.append((name, f"{_drawable(directory)}, seed {run['seed']}", epochs, losses, scores))
     except (ValueError, KeyError, TypeError, StopIteration, RecursionError):
-        raise UsageError(f"{path} is not as bertrain finetune writes it; run finetune again") from None
+        raise UsageError(
+            f"{path} is not as bertrain finetune writes it; run finetune again",
+            "not-a-run", option="runs", given=str(directory),
+        ) from None  # fmt: skip
     if is_suite:
-        raise UsageError(f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola")
+        raise UsageError(
+            f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola",
+            "not-a-run", option="runs", given=str(directory),
+        )  # fmt: skip
     for name, label, epochs, losses, scores in curves:
         axes[0].plot(epochs, losses, label=label)
         axes[1].plot(epochs, scores, label=label)

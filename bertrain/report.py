@@ -7,6 +7,7 @@ report.html has its sections; the style and the drawing are those of every page 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -35,18 +36,32 @@ def report(runs: Sequence[Path]) -> str:
 
     Raises UsageError where a directory has no log.jsonl, or one without a step.
     """
-    found = [_run(run, len(runs)) for run in runs]
-    for run, name in zip(found, _names([run["name"] for run in found]), strict=True):
+    shown = [_run(run, len(runs)) for run in runs]
+    for run, name in zip(shown, _names([run["name"] for run in shown]), strict=True):
         run["name"] = name
+    has_one_tokenizer = all(len({run[kind] for run in shown} - {None}) < 2 for kind in ("tokenizer", "uniform"))
+    warnings = [] if has_one_tokenizer else [
+        "The runs have different tokenizers, so their losses do not compare: none of them is called the best. "
+        "bertrain evaluate measures bits per byte, which compare."
+    ]  # fmt: skip
     data = {
-        "runs": found,
-        "options": _options(found),
-        "warnings": [f"{run['name']}: {line}" for run in found for line in run.pop("warnings")],
+        "runs": shown,
+        "has_one_tokenizer": has_one_tokenizer,
+        "options": _options(shown),
+        "warnings": warnings + [f"{run['name']}: {line}" for run in shown for line in run.pop("warnings")],
     }
-    for run in found:
-        del run["options"]
+    for run in shown:
+        for name in ("options", "tokenizer", "uniform"):
+            del run[name]
     body = resources.files("bertrain").joinpath("report.html").read_text(encoding="utf-8")
-    return page.assemble(f"{', '.join(run['name'] for run in found)[:_TEXT]}: training", body, data)
+    return page.assemble(f"{', '.join(run['name'] for run in shown)[:_TEXT]}: training", body, data)
+
+
+def _tokenizer(run: Path) -> str | None:
+    """The SHA-256 of the tokenizer in the newest checkpoint of a run, if there is one."""
+    for path in sorted(run.glob("step-*/tokenizer.json"), reverse=True)[:1]:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return None
 
 
 def entries(run: Path) -> tuple[list[dict[str, Any]], int]:
@@ -54,22 +69,25 @@ def entries(run: Path) -> tuple[list[dict[str, Any]], int]:
     try:
         lines = (run / "log.jsonl").read_text(errors="replace").splitlines()
     except OSError as error:
-        raise UsageError(f"{run} is not a run directory: log.jsonl: {error.strerror}") from None
-    found = []
+        raise UsageError(
+            f"{run} is not a run: its log.jsonl cannot be read ({error.strerror}); give the --out of bertrain pretrain",
+            "not-a-run", option="runs", given=str(run),
+        ) from None  # fmt: skip
+    log = []
     for line in lines:
         try:
             entry = json.loads(line)
         except ValueError:
             continue
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-            found.append(entry)
-    return found, len(lines) - len(found)
+            log.append(entry)
+    return log, len(lines) - len(log)
 
 
 def _names(paths: list[str]) -> list[str]:
     """Paths without the directory that all of them are in."""
     parts = [Path(path).parts for path in paths]
-    same = next((at for at, names in enumerate(zip(*parts, strict=False)) if len(set(names)) > 1), 0)
+    same = next((depth for depth, names in enumerate(zip(*parts, strict=False)) if len(set(names)) > 1), 0)
     shown = [str(Path(*names[same:])) if names[same:] else path for names, path in zip(parts, paths, strict=True)]
     return shown if len(set(paths)) > 1 else paths
 
@@ -83,7 +101,10 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     log, num_left_out = entries(path)
     steps = _timed([entry for entry in log if "lr" in entry])
     if not steps:
-        raise UsageError(f"{path} has no entry of a step in log.jsonl yet; draw it after the first --log-every steps")
+        raise UsageError(
+            f"{path} has no entry of a step in log.jsonl yet; draw it after the first --log-every steps",
+            "empty", option="runs", given=str(path),
+        )  # fmt: skip
     about = _about(path)
     resolved, clock = about.get("resolved", {}), about.get("clock", {})
     evaluations = [entry for entry in log if "validation_loss" in entry]
@@ -91,7 +112,9 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     drawn = _thinned(steps, max(2, min(_POINTS, _NUMBERS // (num_runs * len(names)))))
     along = _along(steps)
     shown = _spread(evaluations, max(2, _EVALUATIONS // num_runs))
-    told = _spread([entry for entry in evaluations if entry.get("predictions")], max(1, _PREDICTIONS // num_runs))
+    with_predictions = _spread(
+        [entry for entry in evaluations if entry.get("predictions")], max(1, _PREDICTIONS // num_runs)
+    )
     events = list(_events(log, about))
     return {
         "name": str(path),
@@ -101,7 +124,7 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
             | {"loss": _finite(entry["validation_loss"]), "accuracy": _finite(entry.get("validation_accuracy"))}
             for entry in shown
         ],
-        "predictions": [along(entry["step"]) | {"rows": entry["predictions"]} for entry in told],
+        "predictions": [along(entry["step"]) | {"rows": entry["predictions"]} for entry in with_predictions],
         "events": [along(step) | {"text": text} for step, text in events],
         "steps": steps[-1]["step"],
         "tokens": _finite(steps[-1].get("tokens")),
@@ -111,6 +134,8 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
         "best": _best(evaluations),
         "rate": _median(steps, "tokens_per_s"),
         "reference": _reference(resolved),
+        "tokenizer": _tokenizer(path),
+        "uniform": _reference(resolved).get("uniform"),
         "clock": {
             name.removesuffix("_s"): _finite(clock.get(name, steps[-1].get(name)))
             for name in ("trained_s", "compiled_s", "evaluated_s", "waited_s")
@@ -121,7 +146,7 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """run.json, as far as it is there and whole."""
+    """run.json, as far as it is there and complete."""
     try:
         about = json.loads((path / "run.json").read_text(errors="replace"))
     except (OSError, ValueError):
@@ -138,7 +163,7 @@ def _finite(value: Any) -> float | int | None:
 
 
 def _timed(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries with the seconds of the whole run, since `seconds` of the log begin at 0 again in a resumed process."""
+    """Entries with the seconds since the run began, as `seconds` of the log begin at 0 again in a resumed process."""
     before = last = 0.0  # seconds of earlier processes, and in this one
     timed = []
     for entry in steps:
@@ -155,8 +180,8 @@ def _reference(resolved: dict[str, Any]) -> dict[str, float | int]:
     """The losses to compare with; none of them, unless both are known."""
     losses = resolved.get("reference_loss")
     losses = losses if isinstance(losses, dict) else {}
-    found = {name: value for name in ("uniform", "unigram") if (value := _finite(losses.get(name))) is not None}
-    return found if len(found) == 2 else {}
+    known = {name: value for name in ("uniform", "unigram") if (value := _finite(losses.get(name))) is not None}
+    return known if len(known) == 2 else {}
 
 
 def _thinned(steps: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
@@ -168,23 +193,23 @@ def _thinned(steps: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
         return steps
     chosen = {0, len(steps) - 1}
     for part in np.array_split(np.arange(len(steps)), max(1, most // 2 - 1)):
-        losses = [(_finite(steps[at].get("loss")), at) for at in part.tolist()]
-        known = [(loss, at) for loss, at in losses if loss is not None] or [(0.0, int(part[0]))]
+        losses = [(_finite(steps[index].get("loss")), index) for index in part.tolist()]
+        known = [(loss, index) for loss, index in losses if loss is not None] or [(0.0, int(part[0]))]
         chosen |= {min(known)[1], max(known)[1]}
-    return [steps[at] for at in sorted(chosen)]
+    return [steps[index] for index in sorted(chosen)]
 
 
-def _spread(found: list[Any], most: int) -> list[Any]:
+def _spread(values: list[Any], most: int) -> list[Any]:
     """At most so many of a list, evenly spaced, with both ends."""
-    if len(found) <= most:
-        return found
-    return [found[at] for at in np.unique(np.linspace(0, len(found) - 1, most).astype(int)).tolist()]
+    if len(values) <= most:
+        return values
+    return [values[index] for index in np.unique(np.linspace(0, len(values) - 1, most).astype(int)).tolist()]
 
 
 def _numbers(steps: list[dict[str, Any]]) -> list[str]:
     """The names of the numbers in entries."""
-    found = (name for entry in steps for name, value in entry.items() if isinstance(value, (int, float)))
-    return list(dict.fromkeys((*_AXES, *found)))
+    names = (name for entry in steps for name, value in entry.items() if isinstance(value, (int, float)))
+    return list(dict.fromkeys((*_AXES, *names)))
 
 
 def _along(steps: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
@@ -194,12 +219,12 @@ def _along(steps: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
         pairs = [(entry["step"], value) for entry in steps if (value := _finite(entry.get(name))) is not None]
         known[name] = np.array(pairs).T if pairs else None
 
-    def at(step: int) -> dict[str, Any]:
+    def position(step: int) -> dict[str, Any]:
         return {"step": step} | {
             name: None if pairs is None else _finite(float(np.interp(step, *pairs))) for name, pairs in known.items()
         }
 
-    return at
+    return position
 
 
 def _events(log: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[tuple[int, str]]:
@@ -207,18 +232,18 @@ def _events(log: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[tuple[
     for entry in log:
         if "layers_before" in entry:
             yield entry["step"], f"{entry['layers_before']} → {entry.get('layers')} layers"
-    said, before = set(), dict[str, Any]()
-    for step, now in _streams(log):
-        for name in now if before else ():
-            if before.get(name) != now[name]:
-                said.add((step, name))
-                yield step, f"{name} {before.get(name)} → {now[name]}"
-        before = now
+    covered, before = set(), dict[str, Any]()
+    for step, stream in _streams(log):
+        for name in stream if before else ():
+            if before.get(name) != stream[name]:
+                covered.add((step, name))
+                yield step, f"{name} {before.get(name)} → {stream[name]}"
+        before = stream
     for change in about.get("history", []):
         if isinstance(change, dict) and isinstance(change.get("after_step"), int):
             changed = change.get("changed") or {}
             for name, pair in changed.items() if isinstance(changed, dict) else ():
-                if isinstance(pair, list) and (change["after_step"], _COVERED.get(name, name)) not in said:
+                if isinstance(pair, list) and (change["after_step"], _COVERED.get(name, name)) not in covered:
                     yield change["after_step"], f"{name} {' → '.join(map(_written, pair))}"
 
 
@@ -227,19 +252,19 @@ def _streams(log: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
 
     An entry of the log tells shares of masks ahead, as `later`: (position of the stream, share).
     """
-    found = [entry for entry in log if isinstance(entry.get("stream"), dict)]
-    ends = [*(entry["step"] for entry in found[1:]), log[-1]["step"]]
-    for entry, end in zip(found, ends, strict=False):
+    begins = [entry for entry in log if isinstance(entry.get("stream"), dict)]
+    ends = [*(entry["step"] for entry in begins[1:]), log[-1]["step"]]
+    for entry, end in zip(begins, ends, strict=False):
         stream, step = entry["stream"], entry["step"]
         masking = dict(stream.get("masking") or {})
         later, position, rows = masking.pop("later", []), stream.get("position", 0), stream.get("global_batch_size")
-        now = {"length": stream.get("length"), "global_batch_size": rows} | masking
+        facts = {"length": stream.get("length"), "global_batch_size": rows} | masking
         read = [share for first, share in later if first <= position]
-        yield step, now | ({"probability": read[-1]} if read else {})
+        yield step, facts | ({"probability": read[-1]} if read else {})
         for first, share in later:
-            at = step + math.ceil((first - position) / rows)
-            if step < at < end:
-                yield at, now | {"probability": share}
+            changed = step + math.ceil((first - position) / rows)
+            if step < changed < end:
+                yield changed, facts | {"probability": share}
 
 
 def _last(steps: list[dict[str, Any]], name: str) -> float | int | None:
@@ -262,10 +287,10 @@ def _warnings(
 ) -> Iterator[str]:
     """What a user should know about a run, each in one sentence."""
     if not about:
-        yield "there is no whole run.json, so its options are not known."
+        yield "there is no complete run.json, so its options are not known."
     if num_left_out:
         lines = "line of log.jsonl is" if num_left_out == 1 else "lines of log.jsonl are"
-        yield f"{num_left_out:,} {lines} not whole and left out."
+        yield f"{num_left_out:,} {lines} not complete and left out."
     wild = [entry["step"] for entry in steps if isinstance(entry.get("loss"), float) and _finite(entry["loss"]) is None]
     if wild:
         yield f"the loss is not finite at {len(wild):,} of {len(steps):,} entries, first at step {wild[0]:,}."
