@@ -37,12 +37,18 @@ def files_of(directory: Path) -> tuple[list[str], list[str]]:
         names = {checkpoint.INDEX, *json.loads((directory / checkpoint.INDEX).read_bytes())["files"]}
         names |= {card.CARD} if (directory / card.CARD).is_file() else set()
     else:
-        found = (path for pattern in PATTERNS for path in directory.glob(pattern))
-        names = {path.name for path in found if path.is_file()} - set(FINE_TUNED)
+        paths = (path for pattern in PATTERNS for path in directory.glob(pattern))
+        names = {path.name for path in paths if path.is_file()} - set(FINE_TUNED)
         if directory.name.startswith("seed-") and not (directory / FINE_TUNED[0]).exists():
-            raise UsageError(f"{directory} is not finished, as it has no seed.json; run bertrain finetune to its end")
+            raise UsageError(
+                f"{directory} is not finished, as it has no seed.json; run bertrain finetune to its end",
+                "unfinished", option="checkpoint", given=str(directory),
+            )  # fmt: skip
     if not any(Path(name).match(WEIGHTS) for name in names):
-        raise UsageError(f"{directory} has no weights as safetensors; give a run or a checkpoint")
+        raise UsageError(
+            f"{directory} has no weights as safetensors; give a run or a checkpoint",
+            "weights-missing", option="checkpoint", given=str(directory),
+        )  # fmt: skip
     return sorted(names - STATE), sorted(names & STATE)
 
 
@@ -53,12 +59,15 @@ def push(directory: Path, repository: str, names: list[str], *, public: bool) ->
     """
     token = huggingface_hub.get_token()
     if token is None:
-        raise RemoteError(f"there is no access token for the Hugging Face hub; {LOGIN}")
+        raise RemoteError(f"there is no access token for the Hugging Face hub; {LOGIN}", "access-denied")
     try:
         api = huggingface_hub.HfApi(token=token)
         api.create_repo(repository, private=not public, exist_ok=True)
         if not public and not api.model_info(repository).private:
-            raise RemoteError(f"{repository} is there and public; give --public if everybody may see this model")
+            raise RemoteError(
+                f"{repository} exists and is public; give --public if everybody may see this model",
+                "missing", option="public",
+            )  # fmt: skip
         files = {name: card.on_hub(directory / name, repository) if name == card.CARD else directory / name
                  for name in names}  # fmt: skip
         add = [huggingface_hub.CommitOperationAdd(name, file) for name, file in files.items()]
@@ -70,25 +79,50 @@ def push(directory: Path, repository: str, names: list[str], *, public: bool) ->
 
 
 def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
-    """What a user is told of a failure. It never has the token."""
+    """The error for a failure of the hub or of the network. It never has the token."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     status = getattr(getattr(error, "response", None), "status_code", None)
     reason = (str(error).partition("\n")[0] or type(error).__name__).replace(token, "...")
     if isinstance(error, HFValidationError):
-        return UsageError(f"{repository} is no name of a repository; give org/name")
+        return _not_a_name(repository)
     if isinstance(error, OfflineModeIsEnabled):
-        return RemoteError("HF_HUB_OFFLINE forbids to ask the Hugging Face hub; unset it")
+        return RemoteError("HF_HUB_OFFLINE forbids to ask the Hugging Face hub; unset it", "access-denied")
     if isinstance(error, FileNotFoundError):
-        return RemoteError(f"{error.filename} was removed while it was sent; run the same command again")
+        return RemoteError(f"{error.filename} was removed while it was sent; run the same command again", "changed")
     if status == 401:
-        return RemoteError(f"{hub} does not know your access token; {LOGIN}")
+        return RemoteError(f"{hub} does not know your access token; {LOGIN}", "access-denied")
     if status == 403:
-        return RemoteError(f"your access token may not write to {repository}; use one that may, or another name")
+        return RemoteError(
+            f"your access token may not write to {repository}; use one that may, or another name",
+            "access-denied", option="repository", given=repository,
+        )  # fmt: skip
     if status == 404:
-        return RemoteError(f"{hub} has no {repository} that your access token may see; check the name")
+        return RemoteError(
+            f"{hub} has no {repository} that your access token may see; check the name",
+            "not-found", option="repository", given=repository,
+        )  # fmt: skip
     if status:
-        return RemoteError(f"{hub} refuses {repository} ({reason}); run the same command again later, or ask the hub")
-    return RemoteError(f"the connection to {hub} failed ({reason}); run the same command again later")
+        return RemoteError(
+            f"{hub} refuses {repository} ({reason}); run the same command again later, or ask the hub",
+            "server-failed", option="repository", given=repository,
+        )  # fmt: skip
+    return RemoteError(f"the connection to {hub} failed ({reason}); run the same command again later", "server-failed")
+
+
+def _not_a_name(repository: str) -> UsageError:
+    return UsageError(
+        f"{repository} is no name of a repository; give org/name", "malformed", option="repository", given=repository
+    )
+
+
+def _refuse_several(path: Path) -> None:
+    """Raises UsageError for the directory of a fine-tuning or a suite, which holds a model for each seed."""
+    models = sorted(file.parent for file in (*path.glob("*/seed.json"), *path.glob("*/*/seed.json")))
+    if models and not (path / "config.json").exists():
+        raise UsageError(
+            f"{path} holds a fine-tuned model for each seed; give one, such as {models[0]}",
+            "not-a-run", option="checkpoint", given=str(path),
+        )  # fmt: skip
 
 
 @click.command(cls=OneSentence)
@@ -99,11 +133,12 @@ def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
 def main(path: str, repository: str, public: bool, dry_run: bool) -> None:
     """Send a checkpoint with its model card to the Hugging Face hub.
 
-    CHECKPOINT is a checkpoint, a fine-tuned model, or a run, whose newest whole checkpoint is sent. The files replace
-    files with the same names in the repository ORG/NAME. If it does not exist, the command creates it.
+    CHECKPOINT is a checkpoint, a fine-tuned model, or a run, whose newest complete checkpoint is sent. The files
+    replace files with the same names in the repository ORG/NAME. If it does not exist, the command creates it.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise UsageError(f"{repository} is no name of a repository; give org/name")
+        raise _not_a_name(repository)
+    _refuse_several(Path(path))
     directory = checkpoint.find(Path(path)).resolve()
     names, left = files_of(directory)
     click.echo(f"{path}: {directory.name}, for {repository}{'' if public else ', private'}")
