@@ -75,13 +75,19 @@ def read_vectors(path: str) -> Vectors:
                     row = np.array([], np.float32)
                 expected = f"{len(rows[0])} numbers" if rows else "numbers"
                 if not row.size or not np.isfinite(row).all() or (rows and row.shape != rows[0].shape):
-                    raise UsageError(f"--vectors {path}, line {number}: there must be {expected} after {word!r}")
+                    raise UsageError(
+                        f"--vectors {path}, line {number}: there must be {expected} after {word!r}; correct the line",
+                        "bad-row", option="vectors", given=path,
+                    )  # fmt: skip
                 words.append(word)
                 rows.append(row)
     except InputError as error:
-        raise UsageError(f"--vectors: {error}") from None
+        raise UsageError(f"--vectors: {error}", error.kind, option="vectors", given=path) from None
     if not rows:
-        raise UsageError(f"--vectors {path} has no words; give lines of a word and its numbers, as GloVe's files have")
+        raise UsageError(
+            f"--vectors {path} has no words; give lines of a word and its numbers, as GloVe's files have",
+            "empty", option="vectors", given=path,
+        )  # fmt: skip
     return Vectors(words, F.normalize(torch.tensor(np.stack(rows)), dim=1))
 
 
@@ -108,11 +114,18 @@ class Proposer:
         model = build.load(directory)
         self.tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         size, self._longest = model.config.vocab_size, build.max_length(model.config)
-        if self.tokenizer.mask_token_id is None or not len(self.tokenizer) <= size:
+        if self.tokenizer.mask_token_id is None:
             raise UsageError(
-                f"--checkpoint {directory} has a tokenizer without a mask token, or of another vocabulary than its "
-                "model; give one with the tokenizer that it was trained with"
-            )
+                f"--checkpoint {directory} has a tokenizer without a mask token; give one with the tokenizer that it "
+                "was trained with",
+                "tokenizer-lacks-token", option="checkpoint", given=directory,
+            )  # fmt: skip
+        if len(self.tokenizer) > size:
+            raise UsageError(
+                f"--checkpoint {directory} has a tokenizer of {len(self.tokenizer):,} tokens and a model of {size:,}; "
+                "give one with the tokenizer that it was trained with",
+                "tokenizer-differs", option="checkpoint", given=directory,
+            )  # fmt: skip
         backend = self.tokenizer.backend_tokenizer
         spelled = backend.decode_batch([[token] for token in range(len(self.tokenizer))], skip_special_tokens=False)
         self.words = [text.strip() for text in spelled] + [""] * (size - len(spelled))
@@ -143,7 +156,7 @@ class Proposer:
     def propose(self, texts: list[str], advance: Callable[[int], Any] = lambda words: None) -> np.ndarray:
         """Proposals for the words of texts, as WORD finds them, one text after the other: int32 [words, most].
 
-        NONE fills up a row. Words that the row of a text has no room for, and words that begin or end inside a token,
+        NONE fills up a row. Words that are beyond the longest row, and words that begin or end inside a token,
         get none. advance: called with a number of words that are done. Each different row with a mask goes through the
         model once. Rows of one length go together, so none is padded.
         """
@@ -165,13 +178,13 @@ class Proposer:
                     masked.setdefault(row, []).append(number)
                 else:
                     others.setdefault((word[0], tuple(pieces)), []).append(number)
-        found = np.full((len(words), self._most), NONE, np.int32)
+        proposals = np.full((len(words), self._most), NONE, np.int32)
 
         def keep(numbers: list[int], best: list[int]) -> None:
             for number in numbers:
                 own = words[number].lower()
                 chosen = [index for index in best if self.words[index].lower() != own][: self._most]
-                found[number, : len(chosen)] = chosen
+                proposals[number, : len(chosen)] = chosen
             advance(len(numbers))
 
         by_length: dict[int, list[tuple[int, ...]]] = {}
@@ -193,7 +206,7 @@ class Proposer:
                 best = best + self._first if self._index is not None else self._ids[best]
                 for query, indices in zip(known, best.tolist(), strict=True):
                     keep(others[query], indices)
-        return found
+        return proposals
 
     def _vector(self, word: str, pieces: tuple[int, ...]) -> torch.Tensor | None:
         """Where a word lies: its own vector, else the mean of the embeddings of its tokens; None where unknown."""
@@ -240,16 +253,24 @@ class _Work:
         self, ranks: World, directory: str, *, train: str, out: str, task: str, text: str, other: str, label: str,
         vectors: str | None, keep: str | None, candidates: int,
     ) -> None:  # fmt: skip
-        of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to whole texts
+        of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
         if task in TASKS and task not in of_texts:
-            raise UsageError(f"--task {task} has no labels of whole texts; give one of {', '.join(of_texts)}")
+            raise UsageError(
+                f"--task {task} has no labels of complete texts; give one of {', '.join(of_texts)}",
+                "unsupported", option="task", given=task,
+            )  # fmt: skip
         kind = pick(of_texts, task, "--task", "docs/finetuning.md")(Columns(text, other, label))
         self.out = Path(out)
         if self.out.suffix.lower() != Path(train).suffix.lower():
-            raise UsageError(f"--out {out} must end as --train {train} does, as it is of the same format")
+            raise UsageError(
+                f"--out {out} must end as --train {train} does, {Path(train).suffix}, as it is of the same format",
+                "malformed", option="out", given=out,
+            )  # fmt: skip
         if self.out.exists():
-            raise UsageError(f"--out {out} exists; give a new file, or remove the old one")
-        columns = {"--text": kind.columns.text, "--other": kind.columns.other, "--label": kind.columns.label}
+            raise UsageError(
+                f"--out {out} exists; give a new file, or remove the old one", "out-exists", option="out", given=out
+            )
+        columns = {"text": kind.columns.text, "other": kind.columns.other, "label": kind.columns.label}
         self.table = tables.table(train, columns, unlabelled=getattr(kind, "unlabelled", False))
         self.roles = [role for role in tables.TEXTS if role in self.table.columns]
         self.columns = [self.table.texts(role) for role in self.roles]
@@ -259,7 +280,7 @@ class _Work:
         self.texts = [*self.numbers]
         counts = [len(WORD.findall(text)) for text in self.texts]
         self.ends = np.cumsum([0, *counts])  # where the words of each text begin, of all words
-        kept = reading.text(keep, "--keep").split() if keep else []
+        kept = reading.text(keep, "keep").split() if keep else []
         self.proposer = Proposer(
             directory, ranks.device, most=candidates,
             kept=frozenset(word.lower() for word in kept), vectors=read_vectors(vectors) if vectors else None,
@@ -309,10 +330,10 @@ class _Work:
             nonlocal num_copies
             shown = tqdm(self.table.rows, desc="write", unit="row", unit_scale=True, leave=False, disable=None)
             for number, (row, *texts) in enumerate(zip(shown, *self.columns, strict=True)):
-                seen, found = [texts], [proposals(text) for text in texts]
+                seen, rows_of_texts = [texts], [proposals(text) for text in texts]
                 for copy in range(copies):
                     draw = np.random.default_rng(bertdata.key(seed, "augment", number, copy))
-                    pairs = zip(texts, found, strict=True)
+                    pairs = zip(texts, rows_of_texts, strict=True)
                     new = [replaced(text, some, self.proposer.words, share, draw) for text, some in pairs]
                     seen += [new] if new not in seen else []
                 for new in seen:

@@ -2,7 +2,7 @@
 
     bertrain extract --checkpoint run/ --layers 4 --width 192 --heads 3 --feed-forward 384 --out small/
 
-Its logits are those that it has inside the whole model, and it may be trained further: bertrain pretrain --init small/.
+Its logits are those that it has inside the large model, and it may be trained further: bertrain pretrain --init small/.
 docs/search.md says which sub-networks there are.
 """
 
@@ -23,7 +23,7 @@ from bertrain.models.families import family_of
 from bertrain.runtime import card, checkpoint
 
 
-def whole(directory: Path) -> PreTrainedModel:
+def complete_model(directory: Path) -> PreTrainedModel:
     """The model of a checkpoint, with its head for next sentences if it has one."""
     model = build.load(directory)
     kind = family_of(model).next_sentence
@@ -32,9 +32,11 @@ def whole(directory: Path) -> PreTrainedModel:
 
 
 def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
-    """Writes a sub-network of a checkpoint, whole or not at all: config, weights and the checkpoint's tokenizer."""
+    """Writes a sub-network of a checkpoint, complete or not at all: config, weights and the checkpoint's tokenizer."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"--out {out} is not an empty directory; give a new one")
+        raise UsageError(
+            f"--out {out} is not an empty directory; give a new one", "out-exists", option="out", given=str(out)
+        )
     paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
     sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
     step = checkpoint.read_trainer(directory)["step"] if (directory / checkpoint.TRAINER).exists() else None
@@ -56,7 +58,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
     directory = checkpoint.find(Path(path))
-    model = whole(directory)
+    model = complete_model(directory)
     config, trained = model.config, checkpoint.elastic_of(directory)
     sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})
     elastic.check(config, sizes)

@@ -53,6 +53,7 @@ PATIENCE = timedelta(days=30)  # a rank waits so long for the seeds of the other
 RESULT, SEED_RESULT = "result.json", "seed.json"
 SPREAD = ("median", "min", "max")  # of a measure over seeds
 ROWS = 64  # of a batch that is scored
+LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
 
 
 def tune(
@@ -68,8 +69,9 @@ def tune(
     """
     if lora and options["from_scratch"]:
         raise UsageError(
-            "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one"
-        )
+            "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one",
+            "conflict", option="from_scratch",
+        )  # fmt: skip
     if lora:
         adapters.parse(lora)  # refuses what is none
         options["lora"] = lora
@@ -77,6 +79,7 @@ def tune(
 
     def read() -> tuple[dict[str, Any], dict[str, Any]]:
         refuse_results(out, suite=None)
+        options["length"] = _length(directory, options["length"])
         parts, warnings = {}, []
         for split, path in files.items():
             parts[split], more = task.read(path)
@@ -100,18 +103,18 @@ def tune(
         return _answers(str(teacher), task, train, options["length"], ranks.device)
 
     def run(seed: int) -> dict[str, Any]:
-        place = out / f"seed-{seed}"
-        kept = _kept(place)
+        target = out / f"seed-{seed}"
+        kept = _kept(target)
         finished: dict[str, Any] = kept["run"] if kept else {}
         if not finished:
-            (place / SEED_RESULT).unlink(missing_ok=True)
+            (target / SEED_RESULT).unlink(missing_ok=True)
             finished = finetune(
-                made_of["checkpoint"], task, train, parts, seed=seed, out=place, ranks=ranks,
+                made_of["checkpoint"], task, train, parts, seed=seed, out=target, ranks=ranks,
                 answers=answers if teacher else None, **options,
             )  # fmt: skip
-            write_file(place / SEED_RESULT, json.dumps({"of": made_of, "run": finished}, indent=1).encode())
+            write_file(target / SEED_RESULT, json.dumps({"of": made_of, "run": finished}, indent=1).encode())
         else:
-            click.echo(f"seed {seed}: finished before, in {place}", err=True)
+            click.echo(f"seed {seed}: finished before, in {target}", err=True)
         shown = "; ".join(
             f"{split} " + ", ".join(f"{metric} {value:.4f}" for metric, value in finished[split].items())
             for split in parts
@@ -142,12 +145,15 @@ def alone(ranks: World, out: Path) -> Iterator[None]:
 def refuse_results(out: Path, suite: str | None) -> None:
     """Raises UsageError if result.json in --out is of another command. suite: its name; None: of finetune."""
     try:
-        found = json.loads((out / RESULT).read_bytes()).get("suite")
+        before = json.loads((out / RESULT).read_bytes()).get("suite")
     except (OSError, ValueError, AttributeError):
         return
-    if found != suite:
-        command = f"suite {found}" if found else "finetune"
-        raise UsageError(f"--out {out} holds results of bertrain {command}; give another --out")
+    if before != suite:
+        command = f"suite {before}" if before else "finetune"
+        raise UsageError(
+            f"--out {out} holds results of bertrain {command}; give another --out",
+            "out-exists", option="out", given=str(out),
+        )  # fmt: skip
 
 
 def resolved(start: str) -> str:
@@ -181,10 +187,10 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _kept(place: Path) -> dict[str, Any] | None:
+def _kept(directory: Path) -> dict[str, Any] | None:
     """What seed.json says of a finished seed; None if it is not finished."""
     try:
-        kept = json.loads((place / SEED_RESULT).read_bytes())
+        kept = json.loads((directory / SEED_RESULT).read_bytes())
         return (
             kept if kept["of"].keys() >= {"checkpoint", "columns", "files", "weights", "main"} and kept["run"] else None
         )
@@ -194,36 +200,39 @@ def _kept(place: Path) -> dict[str, Any] | None:
 
 def _refuse_seeds(out: Path, made_of: dict[str, Any]) -> None:
     """Raises UsageError, which names what differs, if a finished seed is of other options, files or weights."""
-    now = _named(made_of)
-    for place in sorted(out.glob("seed-*")):
-        kept = _kept(place)
-        before = _named(kept["of"]) if kept else now
-        differ = [name for name in before | now if before.get(name) != now.get(name)]
+    wanted = _named(made_of)
+    for directory in sorted(out.glob("seed-*")):
+        kept = _kept(directory)
+        before = _named(kept["of"]) if kept else wanted
+        differ = [name for name in before | wanted if before.get(name) != wanted.get(name)]
         if Path(made_of["checkpoint"]).is_dir() and "the content of --checkpoint" not in differ:
             differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path
         if differ:
-            words = "; ".join(_difference(name, before.get(name), now.get(name)) for name in differ)
-            raise UsageError(f"{place} was trained otherwise: {words}; give the same again, or another --out")
+            words = "; ".join(_difference(name, before.get(name), wanted.get(name)) for name in differ)
+            raise UsageError(
+                f"{directory} was trained with other options or files: {words}; give the same again, or another --out",
+                "other-settings", option="out", given=str(out),
+            )  # fmt: skip
 
 
 def _named(made_of: dict[str, Any]) -> dict[str, Any]:
     """What a seed is made of, by names for messages. Digests are bytes."""
     apart = ("columns", "files", "weights", "teacher", "main")
-    named = {f"--{name.replace('_', '-')}": value for name, value in made_of.items() if name not in apart}
-    named |= {f"--{name}": value for name, value in zip(Columns._fields[:-1], made_of["columns"], strict=False)}
-    named |= {"the measure": made_of["main"], "skipping of damaged rows": str(made_of["columns"][-1])}
+    values = {f"--{name.replace('_', '-')}": value for name, value in made_of.items() if name not in apart}
+    values |= {f"--{name}": value for name, value in zip(Columns._fields[:-1], made_of["columns"], strict=False)}
+    values |= {"the measure": made_of["main"], "skipping of damaged rows": str(made_of["columns"][-1])}
     digests = {**made_of["files"], "checkpoint": made_of["weights"], "teacher": made_of.get("teacher")}
-    return named | {f"the content of --{name}": bytes.fromhex(digest) for name, digest in digests.items() if digest}
+    return values | {f"the content of --{name}": bytes.fromhex(digest) for name, digest in digests.items() if digest}
 
 
-def _difference(name: str, before: Any, now: Any) -> str:
+def _difference(name: str, before: Any, wanted: Any) -> str:
     """One difference in words. None, False, "": not given."""
-    was_given, is_given = (value is not None and value is not False and value != "" for value in (before, now))
+    was_given, is_given = (value is not None and value is not False and value != "" for value in (before, wanted))
     if not was_given:
         return f"{name} is new"
     if not is_given:
         return f"{name} is missing"
-    return f"{name} changed" if isinstance(now, bytes) else f"{name} was {before} and is {now}"
+    return f"{name} changed" if isinstance(wanted, bytes) else f"{name} was {before} and is {wanted}"
 
 
 def finetune(
@@ -241,7 +250,10 @@ def finetune(
     model, num_loaded = _model(directory, task, from_scratch=from_scratch, dropout=dropout)
     half = family_of(model).half
     if precision == "bf16" and not half:
-        raise UsageError(f"{model.config.model_type} computes in fp32 alone; give --precision fp32")
+        raise UsageError(
+            f"{model.config.model_type} computes in fp32 alone; give --precision fp32",
+            "unsupported", option="precision", given=precision,
+        )  # fmt: skip
     bf16 = precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
     choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
     num_tensors = len(model.base_model.state_dict())
@@ -249,7 +261,6 @@ def finetune(
     if lora:
         adapters.add(model, adapters.parse(lora), seed=seed, whole=adapters.heads_of(model))
     tokenizer = _tokenizer(directory)
-    length = min(length, max_length(model.config))
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
     sets: dict[str, Data] = {}
@@ -283,8 +294,9 @@ def finetune(
             step, total = step + 1, total + loss.item() * chosen.size
         if not math.isfinite(total):
             raise TrainingError(
-                f"seed {seed}: the loss is {total / len(rows)} in epoch {epoch + 1}; lower --lr {lr} and run again"
-            )
+                f"seed {seed}: the loss is {total / len(rows)} in epoch {epoch + 1}; lower --lr {lr} and run again",
+                "not-finite", option="lr", given=lr,
+            )  # fmt: skip
         with autocast:
             scores = {name: _score(model, tokenizer, task, sets[name], device) for name in held_out}
         curve.append({"epoch": epoch + 1, "train_loss": total / len(rows), **scores})
@@ -303,7 +315,10 @@ def finetune(
             tokenizer.save_pretrained(out)
     except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
         reason = str(error).partition("\n")[0]
-        raise BuildError(f"{out} cannot be written ({reason}); make room and run the same command again") from None
+        raise BuildError(
+            f"{out} cannot be written ({reason}); make room and run the same command again",
+            "unwritable", option="out", given=str(out),
+        ) from None  # fmt: skip
     scores = {name: curve[best[1]][name] for name in held_out}
     facts = {"seed": seed, "epoch": best[1] + 1, "epochs": epochs, "rows": len(rows), "batch_size": batch_size,
              "lr": lr, "length": length, "dropout": dropout, "adapter": lora or "none",
@@ -323,29 +338,63 @@ def _model(
     A head that was trained for another number of labels is replaced by a new one. Raises UsageError if anything but
     heads was not in it.
     """
-    labels = task.config()
+    labels, config = task.config(), _config(directory)
+    labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
     try:
-        config = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-        labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
         model, info = task.head.from_pretrained(
             directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False,
             ignore_mismatched_sizes=True, **labels,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).partition("\n")[0]
-        if not Path(directory).exists():
-            raise UsageError(
-                f"--checkpoint {directory} is no directory here, and the hub does not give it: {reason}"
-            ) from None
-        raise UsageError(f"--checkpoint {directory} cannot be fine-tuned: {reason}") from None
+        raise _unloadable(directory, error) from None
     encoder = f"{model.base_model_prefix}."
     missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     lacking = [name for name in needed(model, missing) if name.startswith(encoder)]
     if lacking:
-        raise UsageError(f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}")
+        raise UsageError(
+            f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}; give one "
+            "that is complete",
+            "weights-missing", option="checkpoint", given=str(directory),
+        )  # fmt: skip
     if from_scratch:
         return task.head.from_config(copy.deepcopy(model.config)), 0
     return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
+
+
+def _config(directory: Path | str) -> Any:
+    """The configuration of a checkpoint. Raises UsageError if there is none that can be read."""
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unloadable(directory, error) from None
+
+
+def _unloadable(directory: Path | str, error: Exception) -> UsageError:
+    """The error for a checkpoint that transformers cannot load."""
+    reason = str(error).partition("\n")[0]
+    if not Path(directory).exists():
+        return UsageError(
+            f"--checkpoint {directory} is no directory here, and the hub does not give it ({reason}); check the name",
+            "model-not-found", option="checkpoint", given=str(directory),
+        )  # fmt: skip
+    return UsageError(
+        f"--checkpoint {directory} cannot be fine-tuned ({reason}); give another",
+        "model-unreadable", option="checkpoint", given=str(directory),
+    )  # fmt: skip
+
+
+def _length(directory: str, length: int | None) -> int:
+    """The row length: the one that is given, else LENGTH, or the positions of the model where these are fewer.
+
+    Raises UsageError for one of more tokens than the model has positions.
+    """
+    most = max_length(_config(directory))
+    if length is not None and length > most:
+        raise UsageError(
+            f"--length {length} is more than the {most} positions of {directory}; give at most {most}",
+            "too-long", option="length", given=length,
+        )  # fmt: skip
+    return length or min(LENGTH, most)
 
 
 def _tokenizer(directory: Path | str) -> Any:
@@ -356,7 +405,9 @@ def _tokenizer(directory: Path | str) -> Any:
         reason = str(error).strip().partition("\n")[0].rstrip(": ")
         raise UsageError(
             f"{directory} has no tokenizer that can be read ({reason}); put the tokenizer.json and "
-            "tokenizer_config.json of the pre-training there"
+            "tokenizer_config.json of the pre-training there",
+            "tokenizer-unreadable",
+            given=str(directory),
         ) from None
 
 
@@ -371,14 +422,19 @@ def _answers(directory: str, task: Task, train: Any, length: int, device: torch.
             directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"--teacher {directory} cannot be loaded: {str(error).partition(chr(10))[0]}") from None
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"--teacher {directory} cannot be loaded ({reason}); give the directory of a seed of bertrain finetune",
+            "model-unreadable", option="teacher", given=directory,
+        ) from None  # fmt: skip
     known, wanted = [*model.config.id2label.values()], task.names or ["LABEL_0"]
     if info["missing_keys"] or known != wanted:
         what = "has no head" if info["missing_keys"] else f"was fine-tuned for the labels {', '.join(known)}"
         raise UsageError(
             f"--teacher {directory} {what}, and --train has {', '.join(wanted) if task.names else 'numbers'}; give the "
-            "directory of a seed that bertrain finetune trained on the same labels"
-        )
+            "directory of a seed that bertrain finetune trained on the same labels",
+            "unsupported", option="teacher", given=directory,
+        )  # fmt: skip
     tokenizer = _tokenizer(directory)
     data, _ = task.encode(tokenizer, train, min(length, max_length(model.config)))
     model.to(device).eval()
@@ -413,7 +469,8 @@ def _score(model: Any, tokenizer: Any, task: Task, data: Data, device: torch.dev
 
 def show(what: str, seeds: int, spreads: dict[str, dict[str, float]], *, width: int) -> None:
     """Prints the median, min and max over seeds of measures by name. what: the checkpoint and what it was tuned for."""
-    click.echo(f"{what}, {seeds} seeds, the best epoch of each on dev")
+    of_seeds = "1 seed, its best epoch" if seeds == 1 else f"{seeds} seeds, the best epoch of each"
+    click.echo(f"{what}, {of_seeds} on dev")
     click.echo(f"  {'':<{width}}" + "".join(f"{kind:>10}" for kind in SPREAD))
     for name, spread in spreads.items():
         click.echo(f"  {name:<{width}}" + "".join(f"{spread[kind]:>10.4f}" for kind in SPREAD))
@@ -439,7 +496,9 @@ OPTIONS = (
     click.option("--batch-size", default=32, type=click.IntRange(min=1), help="Rows in one optimizer step."),
     click.option("--lr", default=5e-5, type=click.FloatRange(min=0, min_open=True), help="Peak learning rate."),
     click.option(
-        "--length", default=128, type=click.IntRange(min=3), help="Longest row in tokens; longer texts are cut."
+        "--length",
+        type=click.IntRange(min=3),
+        help=f"Longest row in tokens; longer texts are cut. Default: {LENGTH}, or the positions of a smaller model.",
     ),
     click.option(
         "--dropout",
@@ -502,11 +561,15 @@ def main(
     """
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     if not separator:
-        raise UsageError("--separator is empty; give what stands between the labels of a text, such as a comma")
+        raise UsageError(
+            "--separator is empty; give what stands between the labels of a text, such as a comma",
+            "missing", option="separator",
+        )  # fmt: skip
     if pick(TASKS, task, "--task", "docs/finetuning.md").taught is None and teacher:
         raise UsageError(
-            f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {task}"
-        )
+            f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {task}",
+            "conflict", option="teacher", given=teacher,
+        )  # fmt: skip
     files = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
     columns = Columns(text, other, label, separator)
     with world(PATIENCE) as ranks, alone(ranks, Path(out)):

@@ -76,8 +76,8 @@ def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Si
 
 def _beside(size: int, values: list[int], *, up: bool) -> int:
     """The next larger or smaller value; the size itself at the end of the values."""
-    place = values.index(size) + (1 if up else -1)
-    return values[min(max(place, 0), len(values) - 1)]
+    index = values.index(size) + (1 if up else -1)
+    return values[min(max(index, 0), len(values) - 1)]
 
 
 def _explores(seed: int, trial: int) -> bool:
@@ -91,23 +91,23 @@ def search(
     """The sub-networks that were tried, in their order, with their losses.
 
     Sub-networks are drawn until `trials` have a latency of at most `limit`; of these alone the loss is asked for. All
-    draws of `random` are from the whole space. So are the first 10 trials of `evolution`; each later trial is, with
-    probability 1/2, from the whole space, else a child of the best so far (or from the whole space where 100 children
-    give no new trial). So the first trials of a longer search are those of a shorter one. Fewer trials come back where
-    1,000 draws in a row give no new one.
+    draws of `random` are from the complete space. So are the first 10 trials of `evolution`; each later trial is, with
+    probability 1/2, from the complete space, else a child of the best so far (or from the complete space where 100
+    children give no new trial). So the first trials of a longer search are those of a shorter one. Fewer trials come
+    back where 1,000 draws in a row give no new one.
     """
-    found: dict[Sizes, float] = {}
+    losses: dict[Sizes, float] = {}
     number, last = 0, 0  # of the next draw, and of that which gave the last trial
-    while len(found) < trials and number - last < DRAWS:
-        evolves = method == "evolution" and len(found) >= FIRST
-        evolves = evolves and number - last < CHILDREN and not _explores(seed, len(found))
-        best = min(found, key=lambda sizes: found[sizes]) if evolves else None
+    while len(losses) < trials and number - last < DRAWS:
+        evolves = method == "evolution" and len(losses) >= FIRST
+        evolves = evolves and number - last < CHILDREN and not _explores(seed, len(losses))
+        best = min(losses, key=lambda sizes: losses[sizes]) if evolves else None
         sizes = candidate(space, number, seed=seed, best=best)
         number += 1
-        if sizes not in found and latency(sizes) <= limit:
-            found[sizes] = loss(sizes)
+        if sizes not in losses and latency(sizes) <= limit:
+            losses[sizes] = loss(sizes)
             last = number
-    return found
+    return losses
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring
@@ -153,8 +153,11 @@ class Measurements:
         before = before if isinstance(before, dict) else None
         if before is not None and before != settings:
             name = next(name for name in {**settings, **before} if before.get(name) != settings.get(name))
-            said = DIFFERENCES[name].format(before=before.get(name), now=settings.get(name))
-            raise UsageError(f"--out {out} holds a search {said}; or give another --out")
+            difference = DIFFERENCES[name].format(before=before.get(name), now=settings.get(name))
+            raise UsageError(
+                f"--out {out} holds a search {difference}; or give another --out",
+                "other-settings", option="out", given=str(out),
+            )  # fmt: skip
         if before is not None and self._path.exists():
             self._read(self._path.read_text(errors="replace"))
         write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())
@@ -193,7 +196,10 @@ def _milliseconds(given: str) -> float:
     """--latency in ms. Raises UsageError for what is no time."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", given)
     if not match or float(match[1]) <= 0:
-        raise UsageError(f"--latency {given} is not a time; write it like 5ms or 0.2s")
+        raise UsageError(
+            f"--latency {given} is not a time above 0; write it like 5ms or 0.2s",
+            "malformed", option="latency", given=given,
+        )  # fmt: skip
     return float(match[1]) * (1e3 if match[2] == "s" else 1)
 
 
@@ -253,12 +259,13 @@ def main(
     most, pyplot = _milliseconds(limit), drawing()
     with world() as ranks:
         if ranks.world_size > 1:
-            raise UsageError("bertrain search measures on one process; start it without torchrun")
+            raise UsageError("bertrain search measures on one process; start it without torchrun", "unsupported")
         encoder, shards, directory, places = opened(path, data, split, length, ranks)
         if not (trained := checkpoint.elastic_of(directory)):
             raise UsageError(
-                f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was"
-            )
+                f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was",
+                "unsupported", option="checkpoint", given=path,
+            )  # fmt: skip
         with checkpoint.locked(Path(out)):
             space = Space(trained, encoder.model.config)
             latency = {"rows": batch_size, "length": places}
@@ -284,15 +291,18 @@ def _measurements(
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     settings = {"weights": build.fingerprint(model), "dataset_id": shards.dataset_id, "device": on,
                 "threads": _threads(), **samples, "batch_size": latency["rows"]}  # fmt: skip
-    whole = model.cpu().eval()
+    complete = model.cpu().eval()
 
     def make(sizes: Sizes) -> Encoder:
-        return Encoder(elastic.cut(whole, sizes), isolate=encoder.isolate).to(device).eval()
+        return Encoder(elastic.cut(complete, sizes), isolate=encoder.isolate).to(device).eval()
 
     def judge(small: Encoder) -> Mapping[str, Any]:
         result = evaluate(small, shards, ranks, **samples)
         if result is None or result["loss"] is None:
-            raise UsageError(f"the split {samples['split']} of {shards.path} is too short to mask; choose another")
+            raise UsageError(
+                f"the split {samples['split']} of {shards.path} is too short to mask; choose another with --split",
+                "too-short-to-mask", option="split", given=samples["split"],
+            )  # fmt: skip
         return result
 
     return Measurements(out, settings, make, lambda small: latency_ms(small, **latency, device=device), judge)
@@ -314,13 +324,14 @@ def _run(space: Space, known: Measurements, limit: float, *, method: str, trials
 
         smallest = latency(space[0])
         options: dict[str, Any] = {"method": method, "trials": trials, "seed": seed, "limit": limit}
-        found = search(space, **options, latency=latency, loss=loss)
-    if not found:
+        losses = search(space, **options, latency=latency, loss=loss)
+    if not losses:
         raise UsageError(
             f"none of the sub-networks that were measured has a latency of {limit:g} ms; the smallest has "
-            f"{smallest:.3g} ms: give a higher --latency"
-        )
-    return found
+            f"{smallest:.3g} ms: give a higher --latency",
+            "out-of-range", option="latency", given=f"{limit:g}ms",
+        )  # fmt: skip
+    return losses
 
 
 def _say(facts: dict[str, Any], entries: list[dict[str, Any]], out: str, *, as_json: bool) -> None:

@@ -79,14 +79,18 @@ SUITES: dict[str, dict[str, Entry]] = {
 def find(data: Path, entry: Entry) -> dict[str, str] | None:
     """The files of a task under a directory. Raises UsageError where some are there and others are not."""
     names = [name.lower() for name in entry.directories]
-    there = sorted(path for path in data.iterdir() if path.is_dir() and path.name.lower() in names)
-    if not there:
+    directories = sorted(path for path in data.iterdir() if path.is_dir() and path.name.lower() in names)
+    if not directories:
         return None
-    named = {"train": entry.train, "dev": entry.dev} | ({"test": entry.test} if entry.test else {})
-    missing = [name for name in named.values() if not (there[0] / name).is_file()]
+    directory = directories[0]
+    files = {"train": entry.train, "dev": entry.dev} | ({"test": entry.test} if entry.test else {})
+    missing = [name for name in files.values() if not (directory / name).is_file()]
     if missing:
-        raise UsageError(f"{there[0]} has no {' and no '.join(missing)}; put its files there, or move it away")
-    return {split: str(there[0] / name) for split, name in named.items()}
+        raise UsageError(
+            f"{directory} has no {' and no '.join(missing)}; put its files there, or move it away",
+            "not-found", option="data", given=str(directory),
+        )  # fmt: skip
+    return {split: str(directory / name) for split, name in files.items()}
 
 
 @click.command(cls=OneSentence)
@@ -103,27 +107,35 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
 
     def find_all() -> dict[str, dict[str, str] | None]:
         if not Path(data).is_dir():
-            raise UsageError(f"--data {data} is not a directory; give the one that holds a directory for each task")
+            raise UsageError(
+                f"--data {data} is not a directory; give the one that holds a directory for each task",
+                "not-found", option="data", given=data,
+            )  # fmt: skip
         refuse_results(Path(out), suite=name)
         files = {task: find(Path(data), entry) for task, entry in entries.items()}
         if not any(files.values()):
             names = ", ".join(entry.directories[0] for entry in entries.values())
-            raise UsageError(f"--data {data} holds no task of {name}; give a directory that holds some of {names}")
+            raise UsageError(
+                f"--data {data} holds no task of {name}; give a directory that holds some of {names}",
+                "empty", option="data", given=data,
+            )  # fmt: skip
         return files
 
     with world(PATIENCE) as ranks, alone(ranks, Path(out)):
         files = ranks.together(find_all)
-        missing = [task for task, found in files.items() if found is None]
+        missing = [task for task, its_files in files.items() if its_files is None]
         start = ranks.from_first(lambda: resolved(start))  # once, as a run that goes on has newer ones later
-        for task, found in files.items():
-            if found is None:
+        for task, its_files in files.items():
+            if its_files is None:
                 continue
             entry = entries[task]
             if ranks.rank == 0:
-                click.echo(f"{task}: {entry.task}, {found['train']}", err=True)
-            place, main = Path(out, task), entry.metrics[0]
-            with alone(ranks, place):
-                results[task] = tune(ranks, start, entry.task, entry.columns, found, place, main=main, **options)
+                click.echo(f"{task}: {entry.task}, {its_files['train']}", err=True)
+            directory, main = Path(out, task), entry.metrics[0]
+            with alone(ranks, directory):
+                results[task] = tune(
+                    ranks, start, entry.task, entry.columns, its_files, directory, main=main, **options
+                )
     if ranks.rank:
         return
     suite = {"suite": name, "checkpoint": start, "tasks": results, "missing": missing}

@@ -16,24 +16,28 @@ from bertdata.errors import UsageError
 from bertdata.files import TEMPORARY, fsync_directory, naming
 from bertrain import reading
 
-TEXTS = ("--text", "--other")  # the options that name columns of text
+TEXTS = ("text", "other")  # the options that name columns of text
 _ROWS = 10_000  # of a row group of Parquet
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file as they stand there, and which columns are which."""
+    """The rows of a file as they stand there, and which columns are which. A role is the name of an option: "label"."""
 
     path: Path
     names: list[Any]  # of the columns; their numbers from 0 where a TSV or CSV has no header
     rows: list[dict[Any, Any]]  # by the names of the columns
     places: list[str]  # "file, line n" of each
-    columns: dict[str, Any]  # by the option that names each
+    columns: dict[str, Any]  # the name of each, by its role
     num_left: int  # rows that were left out
 
+    def values(self, role: str) -> list[Any]:
+        """The values of the column of a role, as they stand in the file."""
+        return [row[self.columns[role]] for row in self.rows]
+
     def texts(self, role: str) -> list[str]:
-        """The texts of the column that an option names. A text that is a list is joined by spaces."""
-        return [_text(row[self.columns[role]]) for row in self.rows]
+        """The texts of the column of a role. A text that is a list is joined by spaces."""
+        return [_text(value) for value in self.values(role)]
 
 
 @dataclass(frozen=True)
@@ -55,69 +59,75 @@ def read(path: str, *, text: str, other: str, label: str, skip: bool = False, un
     annotators did not agree. unlabelled: an empty label is a label. Raises UsageError, naming the file and the line,
     for what does not fit and for empty labels.
     """
-    found = table(path, {"--text": text, "--other": other, "--label": label}, skip, unlabelled)
-    labels = [row[found.columns["--label"]] for row in found.rows]
-    others = found.texts("--other") if other else None
-    return Examples(found.texts("--text"), others, labels, found.places, found.num_left)
-
-
-def columns(
-    path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False
-) -> tuple[dict[str, list[Any]], list[str], int]:
-    """The values of columns by the option that names each, as they stand in the file; the place of each row; how many
-    rows were left out. skip, unlabelled: see `read`.
-    """
-    found = table(path, roles, skip, unlabelled)
-    values = {role: [row[column] for row in found.rows] for role, column in found.columns.items()}
-    return values, found.places, found.num_left
+    rows = table(path, {"text": text, "other": other, "label": label}, skip, unlabelled)
+    others = rows.texts("other") if other else None
+    return Examples(rows.texts("text"), others, rows.values("label"), rows.places, rows.num_left)
 
 
 def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False) -> Table:
-    """A whole file. roles: the column by the option that names it; "" where there is none. For the rest see `read`."""
+    """All rows of a file. roles: the option that names a column → the column; "": there is none. Else as in `read`."""
     for role, column in roles.items():
-        if not column and role != "--other":
-            raise UsageError(f"{role} is empty; give a column of {path}, by its name or its number from 0")
+        if not column and role != "other":
+            raise UsageError(
+                f"--{role} is empty; give a column of {path}, by its name or its number from 0", "missing", option=role
+            )
     file, roles = Path(path), {role: column for role, column in roles.items() if column}
     try:
         names, rows = _rows(file, {"label", *roles.values()}, skip)
     except UsageError:
         raise
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; check the name", "not-found", given=path) from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", "unreadable", given=path) from None
     except (ValueError, csv.Error) as error:  # no Parquet, ...
         if isinstance(error, UnicodeDecodeError) and file.suffix.lower() != ".parquet":
             reading.decoded(file.read_bytes(), path)  # which names the line
-        raise UsageError(f"{path} cannot be read: {error}") from None
+        raise UsageError(f"{path} cannot be read: {error}", "not-of-format", given=path) from None
     if not rows:
-        raise UsageError(f"{path} holds no examples")
-    found: dict[str, Any] = {}
+        raise UsageError(f"{path} holds no examples; give a row for each", "empty", given=path)
+    columns: dict[str, Any] = {}
     for role, wanted in roles.items():
         if wanted in names:
-            found[role] = wanted
+            columns[role] = wanted
         elif is_number(wanted) and -len(names) <= int(wanted) < len(names):
-            found[role] = names[int(wanted)]
+            columns[role] = names[int(wanted)]
         else:
-            raise UsageError(f"{path} has no column {wanted!r}, only {', '.join(map(str, names))}")
-    for role in found.keys() - {"--label"}:
-        if found[role] == found["--label"]:
+            listed = ", ".join(map(str, names))
             raise UsageError(
-                f"{path}: {role} and --label are the same column, {found[role]!r}; give the column of the label, of "
-                f"{', '.join(map(str, names))}"
-            )
+                f"{path} has no column {wanted!r} for --{role}; give one of {listed}",
+                "no-column", option=role, given=wanted,
+            )  # fmt: skip
+    for role in columns.keys() - {"label"}:
+        if columns[role] == columns["label"] and len(names) == 1:
+            raise UsageError(
+                f"{path} has a single column, {names[0]!r}, and --{role} and --label need one each; put tabs between "
+                "the columns of a .tsv, and commas between those of a .csv",
+                "no-column", option="label", given=roles["label"],
+            )  # fmt: skip
+        if columns[role] == columns["label"]:
+            others = ", ".join(str(name) for name in names if name != columns[role])
+            raise UsageError(
+                f"{path}: --{role} and --label name the same column, {columns[role]!r}; give another for one of them, "
+                f"of {others}",
+                "conflict", option="label", given=roles["label"],
+            )  # fmt: skip
     num_rows = len(rows)
     if skip:
-        rows = [(number, row) for number, row in rows if _fits(row, found)]
-    for role, column in found.items():
+        rows = [(number, row) for number, row in rows if _fits(row, columns)]
+    for role, column in columns.items():
         for number, row in rows:
             value = row.get(column)
-            if value is None or (role == "--label" and not unlabelled and not str(value).strip()):
-                raise UsageError(f"{path}, line {number} has no value for column {column!r}; fill it or remove the row")
+            if value is None or (role == "label" and not unlabelled and not str(value).strip()):
+                raise UsageError(
+                    f"{path}, line {number} has no value for column {column!r}; fill it or remove the row", "bad-row"
+                )
     places = [f"{path}, line {number}" for number, _ in rows]
-    return Table(file, names, [row for _, row in rows], places, found, num_rows - len(rows))
+    return Table(file, names, [row for _, row in rows], places, columns, num_rows - len(rows))
 
 
 def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
-    """Writes rows to a new file, whole or not at all, in the format of the file that `like` was read from.
+    """Writes rows to a new file, complete or not at all, in the format of the file that `like` was read from.
 
     A column of texts is one of strings in Parquet. rows: with the columns of `like`, one after the other, so that they
     need not fit in memory.
@@ -163,8 +173,8 @@ def is_number(column: str) -> bool:
     return column.removeprefix("-").isdecimal()
 
 
-def _fits(row: dict[Any, Any], found: dict[str, Any]) -> bool:
-    return row.get(found["--label"]) != "-" and all(row.get(column) not in (None, "") for column in found.values())
+def _fits(row: dict[Any, Any], columns: dict[str, Any]) -> bool:
+    return row.get(columns["label"]) != "-" and all(row.get(column) not in (None, "") for column in columns.values())
 
 
 def _text(value: Any) -> str:
@@ -189,7 +199,9 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
                 rows.append((number, _parsed(line, file, number)))
         return list(rows[0][1]) if rows else [], rows
     if kind not in (".tsv", ".csv", ".txt"):
-        raise UsageError(f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet")
+        raise UsageError(
+            f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet", "unknown-format", given=str(file)
+        )
     csv.field_size_limit(1 << 30)
     with open(file, encoding="utf-8-sig", newline="") as lines:
         plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
@@ -203,7 +215,11 @@ def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tup
         if len(row) != len(names) and skip:
             row.clear()
         elif len(row) != len(names):
-            raise UsageError(f"{file}, line {number} has {len(row)} columns and should have {len(names)}")
+            raise UsageError(
+                f"{file}, line {number} has another number of columns, {len(row)}, than the first row, {len(names)}; "
+                "correct the row",
+                "bad-row",
+            )
     return names, [(number, dict(zip(names, row))) for number, row in cells]  # noqa: B905
 
 
@@ -212,21 +228,23 @@ def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
 
     names: list[str] = []  # of the outermost object, whose end comes last
 
-    def named(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def remembered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names[:] = [name for name, _ in pairs]
         return dict(pairs)
 
     advice = "give one JSON object in each line"
-    row = reading.parsed(line.rstrip(), file, number, advice=advice, object_pairs_hook=named)
+    row = reading.parsed(line.rstrip(), file, number, advice=advice, object_pairs_hook=remembered)
     if not isinstance(row, dict):
-        raise UsageError(f"{file}, line {number} is not a JSON object; {advice}")
+        raise UsageError(f"{file}, line {number} is not a JSON object; {advice}", "bad-row")
     _check_names(names, f"{file}, line {number}")
     reading.refuse_halves(line, file, number)
     return row
 
 
-def _check_names(names: list[Any], place: str) -> None:
+def _check_names(names: list[Any], row: str) -> None:
     """Raises UsageError if two columns have one name, because one of them would be lost; columns may have none."""
     twice = next((name for number, name in enumerate(names) if name and name in names[:number]), None)
     if twice is not None:
-        raise UsageError(f"{place} has two columns {twice!r}; give one of them another name, or remove it")
+        raise UsageError(
+            f"{row} has two columns {twice!r}; give one of them another name, or remove it", "not-of-format"
+        )

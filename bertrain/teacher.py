@@ -53,8 +53,9 @@ class _Work:
             raise UsageError(
                 "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
                 "masks; give --max-samples, the number of rows that the student reads, or --variants, the "
-                "number of epochs after which masks repeat"
-            )
+                "number of epochs after which masks repeat",
+                "missing", option="max_samples",
+            )  # fmt: skip
         self.shards = bertdata.open(options["data"])
         self.vocab_size = self.shards.special_tokens.vocab_size
         names = ("data", "out", "length", "seed", "shuffle", "mlm_probability", "masking")
@@ -66,26 +67,35 @@ class _Work:
         if variants is not None and len(student.mask_shares) > 1:
             raise UsageError(
                 f"--mlm-probability {options['mlm_probability']} changes along the student's run, and --variants "
-                "repeats masks; give --max-samples instead, the number of rows that the student reads"
-            )
+                "repeats masks; give --max-samples instead, the number of rows that the student reads",
+                "conflict", option="variants", given=variants,
+            )  # fmt: skip
         masking = masking_of(student, num_samples=max_samples or 0)
         self.loader = assemble.loader(student, self.shards, variants=variants, masking=masking)
         if options["top_k"] > self.vocab_size:
-            raise UsageError(f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens there are")
+            raise UsageError(
+                f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens of {options['data']}; give "
+                "fewer",
+                "out-of-range", option="top_k", given=options["top_k"],
+            )  # fmt: skip
         if self.loader.num_slots == 0:
             raise UsageError(
-                f"--mlm-probability {options['mlm_probability']} of rows of {options['length']} is not one place; "
-                "raise it, or --length"
-            )
+                f"--mlm-probability {options['mlm_probability']} of rows of {options['length']} tokens is less than "
+                "one token; raise it, or --length",
+                "too-short-to-mask", option="mlm_probability", given=options["mlm_probability"],
+            )  # fmt: skip
         directory = checkpoint.find(Path(options["model"]))
         weights = build.load(directory)
         build.check_fits(directory, self.shards, weights)
         if options["length"] > build.max_length(weights.config):
             most = build.max_length(weights.config)
-            raise UsageError(f"--length {options['length']} is more than the {most} positions of {directory}")
+            raise UsageError(
+                f"--length {options['length']} is more than the {most} positions of {directory}; give at most {most}",
+                "too-long", option="length", given=options["length"],
+            )  # fmt: skip
         encoder = Encoder(weights, isolate=student.isolate_documents)
         self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
-        whole = None if variants is None else variants * self.loader.num_samples
+        most_samples = None if variants is None else variants * self.loader.num_samples
         stream, on_gpu = self.loader.state_dict(), ranks.device.type == "cuda"
         del stream["position"]
         self.header = {
@@ -100,7 +110,7 @@ class _Work:
             "stream": stream,
             "epoch_samples": self.loader.num_samples,
             "epoch_tokens": self.shards.splits["train"].num_tokens,
-            "samples": min(number for number in (whole, max_samples) if number is not None),
+            "samples": min(number for number in (most_samples, max_samples) if number is not None),
             "slots": self.loader.num_slots,
             "vocab_size": self.vocab_size,
             "top_k": options["top_k"],
@@ -113,8 +123,9 @@ class _Work:
             least = -(-self.header["samples"] // MOST_UNITS)
             raise UsageError(
                 f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
-                f"give at least {least}"
-            )
+                f"give at least {least}",
+                "out-of-range", option="unit_samples", given=options["unit_samples"],
+            )  # fmt: skip
 
     def begin(self) -> list[int]:
         """Writes the header, or compares it with the one that is there. Returns the units to make. For rank 0."""
@@ -133,17 +144,25 @@ class _Work:
         rows = [answers.rows_of(header, number) for number in missing]
         seconds = self._seconds_a_sample() * sum(stop - first for first, stop in rows) / self.ranks.world_size
         made = answers.num_units(header) - len(missing)
-        print(
-            f"{self.out}: {header['samples']:,} samples of {self.loader.length}, {header['slots']} masked places each, "
-            f"{header['top_k']} of {self.vocab_size:,} tokens kept\n"
+        processes = "1 process" if self.ranks.world_size == 1 else f"{self.ranks.world_size} processes"
+        click.echo(
+            f"{self.out}: {header['samples']:,} samples of {self.loader.length} tokens, {header['slots']} masked "
+            f"tokens each, {header['top_k']} of {self.vocab_size:,} predictions kept\n"
             f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {made} of "
-            f"{answers.num_units(header)} units are there; about {seconds:,.0f} s on {self.ranks.world_size} ranks",
-            flush=True,
+            f"{answers.num_units(header)} units are complete; about {seconds:,.0f} s on {processes}"
         )
         free = shutil.disk_usage(self.out).free
-        limit, what = min((LIMIT_BYTES, "the limit of this command"), (free, f"is free in {self.out}"))
-        if left > limit and not yes:
-            raise UsageError(f"{left:,} bytes would be written, and {limit:,} {what}; give --yes, or fewer samples")
+        if left > free and not yes:
+            raise UsageError(
+                f"{left:,} bytes would be written, and {free:,} are free in {self.out}; make room, or give fewer "
+                "samples, or --yes",
+                "unwritable", option="out", given=str(self.out),
+            )  # fmt: skip
+        if left > LIMIT_BYTES and not yes:
+            raise UsageError(
+                f"{left:,} bytes would be written, and more than {LIMIT_BYTES:,} need --yes; give it, or fewer samples",
+                "missing", option="yes",
+            )  # fmt: skip
 
     def _seconds_a_sample(self) -> float:
         rows = min(self.header["batch_samples"], self.header["samples"])
@@ -176,8 +195,9 @@ class _Work:
         entropy = -(logprobs.exp() * logprobs.clamp(min=answers.LEAST)).sum(-1, keepdim=True)
         if not torch.isfinite(entropy).all():
             raise DatasetError(
-                f"the teacher predicts NaN for samples from {positions[0]:,} on; give a teacher that works"
-            )
+                f"the teacher predicts NaN for samples from {positions[0]:,} on; give a teacher that works",
+                "unsupported", option="model",
+            )  # fmt: skip
         arrays = (
             (ids * used).cpu().numpy().astype(self.header["id_dtype"]),
             top.clamp(min=answers.LEAST).where(used, 0.0).half().cpu().numpy(),
@@ -206,7 +226,7 @@ def answer(ranks: World, options: dict[str, Any]) -> None:
             bar.update(len(missing[number : number + ranks.world_size]))
     ranks.on_first(lambda: None if work.is_complete else answers.publish(work.out, work.header))
     if ranks.rank == 0:
-        print(f"done: {work.out}; bertdata inspect {work.out} says what is in it", flush=True)
+        click.echo(f"done: {work.out}; bertdata inspect {work.out} says what is in it")
 
 
 def _unlock(out: Path, *, is_new: bool) -> None:
@@ -270,7 +290,9 @@ def main(**options: Any) -> None:
 
         def lock() -> None:
             if (out / "manifest.json").exists():
-                raise UsageError(f"--out {out} holds a dataset; give another directory")
+                raise UsageError(
+                    f"--out {out} holds a dataset; give another directory", "out-exists", option="out", given=str(out)
+                )
             is_new = not out.exists()
             stack.enter_context(checkpoint.locked(out))
             stack.callback(_unlock, out, is_new=is_new)

@@ -8,45 +8,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from click.testing import CliRunner
-from training import on_ranks, train
+from helpers import BAD, GOOD, invoke, json_of, refused, refuses, succeeds, write, write_labelled
+from training import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from bertdata.errors import UsageError
 from bertrain import augment, finetune, tables
 from bertrain.finetune import resolved
 
-GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
-ROLES = {"--text": "0", "--other": "", "--label": "-1"}
+ROLES = {"text": "0", "other": "", "label": "-1"}
 
 
 @pytest.fixture(scope="module")
-def checkpoint(dataset, tmp_path_factory):
-    run = tmp_path_factory.mktemp("augment") / "run"
-    train(dataset.path, run, model="bert-tiny", steps=2)
-    return resolved(str(run))
-
-
-def invoke(*arguments, command=augment.main):
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def write(path, *lines):
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
-
-
-def labelled(path):
-    return write(path, *(f"{text}\t{int(text in GOOD)}" for text in GOOD + BAD))
+def checkpoint(bert_run):
+    return resolved(str(bert_run))
 
 
 def augmented(checkpoint, data, out, *more):
-    done = invoke("--checkpoint", checkpoint, "--train", data, "--out", out, *more)
-    assert done.exit_code == 0, done.output
+    succeeds(augment.main, "--checkpoint", checkpoint, "--train", data, "--out", out, *more)
     assert not out.with_name(out.name + ".parts").exists()
-    return done.output
 
 
 def proposer(checkpoint, *, most=5, kept=(), vectors=None):
@@ -168,44 +147,47 @@ def test_a_word_of_several_tokens_gets_its_nearest_neighbours(checkpoint, tmp_pa
     assert all(word.isalpha() for word in without)
 
 
-def test_candidates_do_not_depend_on_other_texts_and_none_are_beyond_the_longest_row(checkpoint, tmp_path):
+def test_candidates_do_not_depend_on_other_texts_and_none_are_beyond_the_longest_row(checkpoint, tmp_path, monkeypatch):
+    longest = 24
+    monkeypatch.setattr(augment.build, "max_length", lambda config: longest)
     file = write(tmp_path / "glove.txt", "rivers 1 2", "stones 2 1", "salty 1 1")
     for vectors in (None, augment.read_vectors(str(file))):
         made = proposer(checkpoint, most=2, vectors=vectors)
-        long = "the " * made._longest + "rivers"
+        long = "the " * longest + "rivers"
         rows, done = made.propose([long, "rivers the"]), []
         assert np.array_equal(rows[-2:], made.propose(["rivers the"], done.append))
         assert (rows[-2:] != augment.NONE).all()
         assert (rows[0] != augment.NONE).all()
-        assert (rows[made._longest :][:-2] == augment.NONE).all()
+        assert (rows[longest:][:-2] == augment.NONE).all()
         assert sum(done) == 2
     done = []
     proposer(checkpoint, kept=["the"]).propose([long, "rivers the"], done.append)
-    assert sum(done) == made._longest + 3  # words without candidates are done, too
+    assert sum(done) == longest + 3  # words without candidates are done, too
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "kind", "where"),
     [
-        (["the 1 2", "of 1"], "line 2: there must be 2 numbers after 'of'"),
-        (["the 1 x"], "line 1: there must be numbers after 'the'"),
-        (["the 1 nan"], "line 1: there must be numbers after 'the'"),
-        (["12 1 2"], "has no words"),
-        (None, "cannot be read"),
+        (["the 1 2", "of 1"], "bad-row", "line 2"),
+        (["the 1 x"], "bad-row", "line 1"),
+        (["the 1 nan"], "bad-row", "line 1"),
+        (["12 1 2"], "empty", "v.txt"),
+        (None, "not-found", "v.txt"),
     ],
 )
-def test_vectors_that_cannot_be_read_are_named(tmp_path, lines, said):
+def test_vectors_that_cannot_be_read_are_named(tmp_path, lines, kind, where):
     if lines:
         write(tmp_path / "v.txt", *lines)
-    with pytest.raises(UsageError, match=said):
+    with refuses(kind, "vectors") as caught:
         augment.read_vectors(str(tmp_path / "v.txt"))
+    assert where in str(caught.value)
 
 
 # -------------------------------------------------------------------------------------------------- files, interruption
 
 
 def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_path, monkeypatch):
-    data = labelled(tmp_path / "a.tsv")
+    data = write_labelled(tmp_path / "a.tsv")
     augmented(checkpoint, data, tmp_path / "whole.tsv")
     monkeypatch.setattr(augment, "TEXTS", 2)
     propose, calls = augment.Proposer.propose, []
@@ -218,14 +200,14 @@ def test_a_killed_command_goes_on_and_ends_in_the_same_bytes(checkpoint, tmp_pat
 
     monkeypatch.setattr(augment.Proposer, "propose", killed)
     common = ["--checkpoint", checkpoint, "--train", data, "--out", tmp_path / "b.tsv"]
-    assert invoke(*common).exit_code == 130
+    assert invoke(augment.main, *common).exit_code == 130
     assert not (tmp_path / "b.tsv").exists()
-    assert invoke(*common).exit_code == 0
+    succeeds(augment.main, *common)
     assert len(calls) == 4  # two of three parts were there
     assert (tmp_path / "b.tsv").read_bytes() == (tmp_path / "whole.tsv").read_bytes()
     (tmp_path / "b.tsv").unlink()
     calls[:] = [[], []]
-    assert invoke(*common).exit_code == 130
+    assert invoke(augment.main, *common).exit_code == 130
     calls[:] = [[]] * 3
     augmented(checkpoint, data, tmp_path / "b.tsv", "--candidates", 3)  # parts of other options are not used
     assert len(calls) == 6
@@ -253,10 +235,10 @@ def test_files_keep_their_format_and_columns(tmp_path, kind):
         path.write_text('{"text": "naïve 水", "more": [1, null], "label": 1.5}\n{"text": "b", "label": 0, "x": {}}\n')
     else:
         pq.write_table(pa.table({"text": ["a", "b"], "more": [[1], None], "label": [1.5, 2.0]}), path)
-    table = tables.table(str(path), ROLES if kind != "jsonl" else ROLES | {"--label": "label"})
+    table = tables.table(str(path), ROLES if kind != "jsonl" else ROLES | {"label": "label"})
     tables.write(out, table, iter(table.rows))
     assert out.read_bytes() == path.read_bytes() or kind == "parquet"
-    assert tables.table(str(out), ROLES | {"--label": str(table.columns["--label"])}).rows == table.rows
+    assert tables.table(str(out), ROLES | {"label": str(table.columns["label"])}).rows == table.rows
     if kind == "parquet":
         assert pq.read_schema(out) == pq.read_schema(path)
     assert [file.name for file in tmp_path.iterdir() if file.suffix == ".tmp"] == []
@@ -269,10 +251,10 @@ def test_a_full_disk_is_named_with_the_file(tmp_path, full_disk, kind):
         pq.write_table(pa.table({"text": ["river"], "label": [1]}), path)
     else:
         path.write_text(json.dumps({"text": "river", "label": 1}) if kind == "jsonl" else "text\tlabel\nriver\t1\n")
-    table = tables.Table(path, ["text", "label"], [], [], {"--text": "text", "--label": "label"}, 0)
+    table = tables.Table(path, ["text", "label"], [], [], {"text": "text", "label": "label"}, 0)
     label = 1 if kind == "parquet" else "1"
     rows = ({"text": f"river {number}", "label": label} for number in range(20_000))
-    with full_disk(5000), pytest.raises(OSError, match="File too large") as caught:
+    with full_disk(5000), pytest.raises(OSError, match="too large") as caught:
         tables.write(out, table, rows)
     assert caught.value.filename == str(out)
     assert not out.exists()
@@ -287,29 +269,27 @@ def test_texts_that_are_lists_become_strings(checkpoint, tmp_path):
     assert {row["label"] for row in rows} == {1}
 
 
-def test_what_cannot_be_augmented_is_said(checkpoint, tmp_path):
-    data = labelled(tmp_path / "a.tsv")
+def test_what_cannot_be_augmented_is_refused(checkpoint, tmp_path):
+    data, single = write_labelled(tmp_path / "a.tsv"), write(tmp_path / "single.tsv", "river", "light")
     empty = write(tmp_path / "empty.tsv", "river\t1", "light\t")
     older, latin = write(tmp_path / "older.tsv", "kept"), tmp_path / "latin.txt"
     latin.write_bytes(b"not\nna\xefve\n")
-    for arguments, said in (
-        (["--train", data, "--out", tmp_path / "b.csv"], "b.csv must end as --train"),
-        (["--train", data, "--out", data], "a.tsv exists; give a new file, or remove the old one"),
-        (["--train", data, "--out", older], "older.tsv exists; give a new file, or remove the old one"),
-        (["--train", empty, "--out", tmp_path / "b.tsv"], "empty.tsv, line 2 has no value for column 1"),
-        (["--train", data, "--out", tmp_path / "b.tsv", "--keep", tmp_path / "none"], "none cannot be read: No such"),
-        (["--train", data, "--out", tmp_path / "b.tsv", "--keep", latin], "latin.txt, line 2 is not UTF-8 text; save"),
-        (["--train", data, "--out", tmp_path / "b.tsv", "--task", "pairs"], "are the same column, 1"),
-        (
-            ["--train", data, "--out", tmp_path / "b.tsv", "--task", "qa"],
-            "--task qa has no labels of whole texts; give one of classification, ",
-        ),
+    out = ["--out", tmp_path / "b.tsv"]
+    for arguments, kind, option, given in (
+        (["--train", data, "--out", tmp_path / "b.csv"], "malformed", "out", str(tmp_path / "b.csv")),
+        (["--train", data, "--out", data], "out-exists", "out", str(data)),
+        (["--train", data, "--out", older], "out-exists", "out", str(older)),
+        (["--train", empty, *out], "bad-row", None, None),
+        (["--train", data, *out, "--keep", tmp_path / "none"], "not-found", "keep", str(tmp_path / "none")),
+        (["--train", data, *out, "--keep", latin], "not-text", None, None),
+        (["--train", data, *out, "--task", "pairs"], "conflict", "label", "-1"),
+        (["--train", single, *out], "no-column", "label", "-1"),
+        (["--train", data, *out, "--task", "qa"], "unsupported", "task", "qa"),
     ):
-        done = invoke("--checkpoint", checkpoint, *arguments)
-        assert (done.exit_code, said in done.output.replace("\n", " ")) == (2, True), done.output
+        refusal = refused(augment.main, "--checkpoint", checkpoint, *arguments, kind=kind, option=option)
+        assert refusal.given == given
     assert older.read_text() == "kept\n"
-    done = invoke("--checkpoint", checkpoint, "--train", empty, "--out", tmp_path / "b.tsv", "--task", "multilabel")
-    assert done.exit_code == 0, done.output
+    succeeds(augment.main, "--checkpoint", checkpoint, "--train", empty, *out, "--task", "multilabel")
 
 
 # ------------------------------------------------------------------------------------------------------------- teachers
@@ -317,22 +297,19 @@ def test_what_cannot_be_augmented_is_said(checkpoint, tmp_path):
 
 @pytest.fixture(scope="module")
 def teacher(checkpoint, tmp_path_factory):
-    place = tmp_path_factory.mktemp("teacher")
-    data = write(place / "a.tsv", *[f"{text}\t{label}" for label, texts in ((1, GOOD), (0, BAD)) for text in texts] * 6)
-    done = invoke("--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", place / "tuned", "--seeds", 1,
-                  "--epochs", 6, "--lr", 1e-3, "--batch-size", 4, "--json", command=finetune.main)  # fmt: skip
-    assert json.loads(done.output.splitlines()[-1])["dev_accuracy"]["min"] == 1.0
-    return place / "tuned" / "seed-0"
+    folder = tmp_path_factory.mktemp("teacher")
+    data = write_labelled(folder / "a.tsv", repeat=6)
+    options = ["--out", folder / "tuned", "--seeds", 1, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4]
+    result, _ = json_of(finetune.main, "--checkpoint", checkpoint, "--train", data, "--dev", data, *options)
+    assert result["dev_accuracy"]["min"] == 1.0
+    return folder / "tuned" / "seed-0"
 
 
 def test_a_student_learns_what_its_teacher_says_and_not_the_labels(checkpoint, teacher, tmp_path):
-    wrong = [(text, int(text in BAD)) for text in GOOD + BAD] * 6
-    data, dev = write(tmp_path / "a.tsv", *(f"{t}\t{label}" for t, label in wrong)), labelled(tmp_path / "dev.tsv")
-    done = invoke("--checkpoint", checkpoint, "--teacher", teacher, "--train", data, "--dev", dev, "--out",
-                  tmp_path / "out", "--seeds", 2, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4, "--json",
-                  command=finetune.main)  # fmt: skip
-    assert done.exit_code == 0, done.output
-    result = json.loads(done.output.splitlines()[-1])
+    data = write(tmp_path / "a.tsv", *[f"{text}\t{int(text in BAD)}" for text in GOOD + BAD] * 6)
+    files = ["--train", data, "--dev", write_labelled(tmp_path / "dev.tsv"), "--out", tmp_path / "out"]
+    options = ["--seeds", 1, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4]
+    result, _ = json_of(finetune.main, "--checkpoint", checkpoint, "--teacher", teacher, *files, *options)
     assert result["dev_accuracy"]["min"] == 1.0
     assert result["teacher"] == str(teacher)
 
@@ -352,11 +329,10 @@ def test_a_teacher_that_is_sure_is_worth_its_labels(name):
 def test_a_teacher_of_something_else_is_refused(checkpoint, teacher, tmp_path):
     data = write(tmp_path / "a.tsv", "river\tyes", "salt\tno")
     common = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tmp_path / "out", "--teacher"]
-    for more, said in (
-        ([teacher], "was fine-tuned for the labels 0, 1, and --train has no, yes; give the directory of a seed"),
-        ([teacher, "--task", "token"], "several labels of texts; leave it out with --task token"),
-        ([checkpoint], "has no head, and --train has no, yes"),
-        ([tmp_path / "none"], "none cannot be loaded"),
+    for more, kind in (
+        ([teacher], "unsupported"),
+        ([teacher, "--task", "token"], "conflict"),
+        ([checkpoint], "unsupported"),
+        ([tmp_path / "none"], "model-unreadable"),
     ):
-        done = invoke(*common, *more, command=finetune.main)
-        assert (done.exit_code, said in done.output) == (2, True), done.output
+        assert refused(finetune.main, *common, *more, kind=kind, option="teacher").given == str(more[0])

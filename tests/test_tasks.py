@@ -3,67 +3,49 @@
 import gzip
 import json
 import math
+import re
 import shutil
 import warnings
 from pathlib import Path
 
+import helpers
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
+from helpers import BAD, GOOD, json_of, refuses, write, write_labelled
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import entities as slow
 from safetensors.torch import load_file
-from training import on_ranks, train
+from training import on_ranks
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, AutoTokenizer
 
-from bertdata.errors import UsageError
 from bertdata.files import locked
 from bertrain import finetune
 from bertrain.tasks import TASKS, Columns, metrics, spans
 from bertrain.tasks.words import Sentence
 
-GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
-
 
 @pytest.fixture(scope="module")
-def checkpoint(dataset, tmp_path_factory):
-    run = tmp_path_factory.mktemp("tasks") / "run"
-    train(dataset.path, run, model="bert-tiny", steps=2)
-    return run
+def tokenizer(bert_run):
+    return AutoTokenizer.from_pretrained(bert_run / "step-00000002")
 
 
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint):
-    return AutoTokenizer.from_pretrained(sorted(checkpoint.glob("step-*"))[-1])
-
-
-def invoke(*arguments, command=finetune.main):
-    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
-def tuned(*arguments, **options):
-    """The result of a command that ends well."""
-    done = invoke(*arguments, "--json", **options)
-    assert done.exit_code == 0, done.output
-    return json.loads(done.output.splitlines()[-1])
+def tuned(*arguments):
+    """The result of a fine-tuning, and what it prints."""
+    result, done = json_of(finetune.main, *arguments)
+    return result, done.stderr
 
 
 def task(name, text="0", other="", label="-1", **more):
     return TASKS[name](Columns(text, other, label, **more))
 
 
-def write(path, *lines):
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return path
-
-
-def refused(name, path, said, **columns):
-    with pytest.raises(UsageError, match=said):
+def refused(name, path, kind, where="", *, option=None, **columns):
+    """Reading the file must end in an error of this kind, which names the file and where in it."""
+    with refuses(kind, option) as caught:
         task(name, **columns).read(str(path))
+    assert f"{path}{where}" in str(caught.value)
 
 
 # ----------------------------------------------------------------------------------------------------------- measures
@@ -146,23 +128,23 @@ def test_answers_are_compared_as_squad_does(predicted, answers, exact, f1):
 # ------------------------------------------------------------------------------------------------- one and many labels
 
 
-def test_pairs_are_classification_of_two_texts(checkpoint, tmp_path):
+def test_pairs_are_classification_of_two_texts(bert_run, tmp_path):
     data = write(tmp_path / "a.tsv", *(f"{a}\t{b}\t{int(a in GOOD)}" for a in GOOD + BAD for b in GOOD))
-    common = ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1]
-    one = tuned(*common, "--out", tmp_path / "pairs", "--task", "pairs")
-    same = tuned(*common, "--out", tmp_path / "classes", "--other", 1)
+    common = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1]
+    one, _ = tuned(*common, "--out", tmp_path / "pairs", "--task", "pairs")
+    same, _ = tuned(*common, "--out", tmp_path / "classes", "--other", 1)
     assert one["dev_accuracy"] == same["dev_accuracy"]
     one, same = (load_file(tmp_path / out / "seed-0" / "model.safetensors") for out in ("pairs", "classes"))
     assert all(torch.equal(one[name], same[name]) for name in one)
 
 
-def test_several_labels_are_learned(checkpoint, tmp_path):
+def test_several_labels_are_learned(bert_run, tmp_path):
     texts = {text: [name for name in ("light", "stone", "river") if name in text] for text in GOOD + BAD}
     tsv = write(tmp_path / "a.tsv", *(f"{text}\t{'; '.join(labels)}" for text, labels in texts.items()))
     jsonl = write(tmp_path / "a.jsonl", *(json.dumps({"t": t, "l": labels}) for t, labels in texts.items()))
-    result = tuned("--checkpoint", checkpoint, "--train", tsv, "--dev", jsonl, "--out", tmp_path / "out", "--seeds", 1,
-                   "--task", "multilabel", "--separator", ";", "--epochs", 60, "--lr", 3e-3,
-                   "--batch-size", 3)  # fmt: skip
+    result, _ = tuned("--checkpoint", bert_run, "--train", tsv, "--dev", jsonl, "--out", tmp_path / "out", "--seeds", 1,
+                      "--task", "multilabel", "--separator", ";", "--epochs", 30, "--lr", 3e-3,
+                      "--batch-size", 3)  # fmt: skip
     assert result["dev_micro_f1"]["median"] > 0.9
     assert set(result) >= {"dev_macro_f1", "dev_accuracy"}
     read, _ = task("multilabel", separator=";").read(str(tsv))
@@ -176,16 +158,16 @@ def test_labels_that_do_not_fit_are_named_by_line(tmp_path):
     examples, _ = several.read(str(data))
     assert examples.labels == [["a", "b"], [], ["b", "c"]]
     several.names = ["a", "b"]
-    with pytest.raises(UsageError, match=r"a.tsv, line 3: label 'c' is not in --train, which has a, b; correct it"):
+    with refuses("bad-row") as caught:
         several.numbers(examples)
+    assert "a.tsv, line 3" in str(caught.value)
     for cell in ("[a", "[" * 100_000):
-        refused(
-            "multilabel", write(tmp_path / "b.tsv", "x\ta", f"y\t{cell}"), r"b.tsv, line 2: the labels '\[.* are no"
-        )
+        refused("multilabel", write(tmp_path / "b.tsv", "x\ta", f"y\t{cell}"), "bad-row", ", line 2")
     examples, _ = task("regression").read(str(write(tmp_path / "c.tsv", "x\t1.5", "y\tnan")))
-    with pytest.raises(UsageError, match=r"c.tsv, line 2: --task regression needs numbers as labels, .* 'nan'"):
+    with refuses("bad-row") as caught:
         task("regression").numbers(examples)
-    with pytest.raises(UsageError, match="no label"):
+    assert "c.tsv, line 2" in str(caught.value)
+    with refuses("empty"):
         several.learn(several.read(str(write(tmp_path / "d.tsv", "x\t", "y\t")))[0])
 
 
@@ -218,23 +200,23 @@ def test_files_of_words_and_tags(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "kind", "where"),
     [
-        ("a.txt", "river NN\nlight\n", "a.txt, line 2 has no word or no tag"),
-        ("a.txt", "\n\n", "a.txt holds no sentences"),
-        ("a.txt.gz", "river NN\n", "a.txt.gz is not a complete gzip file .*; get the file again"),
-        ("a.txt", b"river NN\nna\xefve NN\n", "a.txt, line 2 is not UTF-8 text; save the file as UTF-8"),
-        ("a.txt.gz", gzip.compress(b"river NN\nna\xefve NN\n", mtime=0), "a.txt.gz, line 2 is not UTF-8 text"),
-        ("a.txt.gz", gzip.compress(b"river NN\n", mtime=0)[:-9], "a.txt.gz is not a complete gzip file"),
-        ("b.txt", None, "b.txt"),
-        ("a.jsonl", '{"w": ["a", "b"], "t": ["X"]}\n', "a.jsonl, line 1 has 2 words and 1 tags; give each word one"),
-        ("a.jsonl", '{"w": "a b", "t": "X Y"}\n', "a.jsonl, line 1: --text and --label must be lists"),
+        ("a.txt", "river NN\nlight\n", "bad-row", ", line 2"),
+        ("a.txt", "\n\n", "empty", ""),
+        ("a.txt.gz", "river NN\n", "cut-short", ""),
+        ("a.txt", b"river NN\nna\xefve NN\n", "not-text", ", line 2"),
+        ("a.txt.gz", gzip.compress(b"river NN\nna\xefve NN\n", mtime=0), "not-text", ", line 2"),
+        ("a.txt.gz", gzip.compress(b"river NN\n", mtime=0)[:-9], "cut-short", ""),
+        ("b.txt", None, "not-found", ""),
+        ("a.jsonl", '{"w": ["a", "b"], "t": ["X"]}\n', "bad-row", ", line 1"),
+        ("a.jsonl", '{"w": "a b", "t": "X Y"}\n', "wrong-column-type", ", line 1"),
     ],
 )
-def test_words_and_tags_that_do_not_fit_are_named(tmp_path, name, content, said):
+def test_words_and_tags_that_do_not_fit_are_named(tmp_path, name, content, kind, where):
     if content is not None:
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    refused("token", tmp_path / name, said)
+    refused("token", tmp_path / name, kind, where)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path):
@@ -244,11 +226,11 @@ def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path):
 
 def test_columns_of_words_are_numbers_that_the_file_has(tmp_path):
     path = write(tmp_path / "a.txt", "river NN")
-    refused("token", path, r"--text word: the columns of .*a.txt have no names; give the number", text="word")
-    refused("token", path, r"line 1 has 2 columns, so no column 0 for --text or 5 for --label", label="5")
+    refused("token", path, "malformed", option="text", text="word")
+    refused("token", path, "no-column", ", line 1", label="5")
     for column in ("--1", "²"):  # neither is a number
-        refused("token", path, f"--text {column}: the columns of .*a.txt have no names", text=column)
-        refused("classification", write(tmp_path / "a.tsv", "x\t1"), f"has no column '{column}'", text=column)
+        refused("token", path, "malformed", option="text", text=column)
+        refused("classification", write(tmp_path / "a.tsv", "x\t1"), "no-column", option="text", text=column)
 
 
 def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_counts_as_wrong(tokenizer, tmp_path):
@@ -260,11 +242,11 @@ def test_a_tag_is_at_the_first_token_of_its_word_and_what_is_cut_counts_as_wrong
     tokens = tokenizer.convert_ids_to_tokens(data.rows[0]["input_ids"])
     labelled = {tokens[i]: tags.names[n] for i, n in enumerate(data.labels[0].tolist()) if n >= 0}
     assert labelled == {"river": "A", "x": "B", "salt": "B", "stone": "A"}
-    assert "1 of 5 words are beyond --length 64 or have no token" in warned[0]
+    assert "1 of 5" in warned[0]
     answer = torch.where(data.labels[0] < 0, 0, data.labels[0])
     assert tags.score([answer], data.gold) == {"accuracy": 4 / 5}
     data, warned = tags.encode(tokenizer, examples, 8)
-    assert "of 5 words are beyond --length 8" in warned[0]
+    assert "3 of 5" in warned[0]
     assert data.labels.shape == (1, 8)
 
 
@@ -272,15 +254,15 @@ def test_tags_that_are_never_trained_on_count_as_wrong_and_are_said(tokenizer, t
     tags = task("token")
     tags.learn(tags.read(str(write(tmp_path / "a.txt", "river A", "salt B")))[0])
     data, warned = tags.encode(tokenizer, tags.read(str(write(tmp_path / "b.txt", "river A", "salt C")))[0], 64)
-    assert "b.txt, line 1: the sentence has the tag 'C', which is never trained on; 1 words" in warned[0]
+    assert all(part in warned[0] for part in ("b.txt, line 1", "'C'"))
     assert tags.score([torch.zeros(4, dtype=torch.int64)], data.gold) == {"accuracy": 1 / 2}
 
 
-def test_entities_are_learned(checkpoint, tmp_path):
+def test_entities_are_learned(bert_run, tmp_path):
     data = write(tmp_path / "a.txt", "the O", "river B-X", "light I-X", "", "salt B-Y", "of O", "stone B-Y", "")
-    result = tuned("--checkpoint", checkpoint, "--train", data, "--dev", data, "--test", data, "--out",
-                   tmp_path / "out", "--task", "token", "--seeds", 1, "--epochs", 60, "--lr", 3e-3,
-                   "--batch-size", 2)  # fmt: skip
+    result, _ = tuned("--checkpoint", bert_run, "--train", data, "--dev", data, "--test", data, "--out",
+                      tmp_path / "out", "--task", "token", "--seeds", 1, "--epochs", 40, "--lr", 3e-3,
+                      "--batch-size", 2)  # fmt: skip
     assert result["test_entity_f1"]["median"] == result["test_accuracy"]["median"] == 1.0
     model = AutoModelForTokenClassification.from_pretrained(tmp_path / "out" / "seed-0")
     assert set(model.config.id2label.values()) == {"O", "B-X", "I-X", "B-Y"}
@@ -349,10 +331,10 @@ def test_an_answer_is_not_longer_than_it_may_be():
 
 
 @pytest.mark.slow
-def test_answers_are_learned(checkpoint, tmp_path):
+def test_answers_are_learned(bert_run, tmp_path):
     pairs = [(f"the {a}", f"{a} river {b} stone", a) for a in ("salt", "light", "bread") for b in ("wind", "house")]
     data = squad(tmp_path / "a.json", *pairs)
-    result = tuned("--checkpoint", checkpoint, "--train", data, "--dev", data, "--out", tmp_path / "out", "--task",
+    result, _ = tuned("--checkpoint", bert_run, "--train", data, "--dev", data, "--out", tmp_path / "out", "--task",
                    "qa", "--seeds", 1, "--epochs", 40, "--lr", 3e-3, "--batch-size", 3, "--length", 32)  # fmt: skip
     assert result["dev_exact_match"]["median"] > 0.9
     AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out" / "seed-0")
@@ -362,17 +344,15 @@ def test_questions_that_do_not_fit_are_named(tokenizer, tmp_path):
     wrong = json.loads(squad(tmp_path / "a.json", ("a", "river light", "light")).read_text())
     wrong["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 7
     (tmp_path / "b.json").write_text(json.dumps(wrong))
-    refused("qa", tmp_path / "b.json", r"b.json, question '0': the answer 'light' is not at character 7 of the text")
-    with pytest.raises(UsageError, match="holds no questions"):
-        task("qa", skip=True).read(str(tmp_path / "b.json"))
-    refused("qa", tmp_path / "none.json", "none.json")
+    refused("qa", tmp_path / "b.json", "bad-row", ", question '0'")
+    refused("qa", tmp_path / "b.json", "empty", skip=True)
+    refused("qa", tmp_path / "none.json", "not-found")
     examples, _ = task("qa").read(str(tmp_path / "a.json"))
-    with pytest.raises(UsageError, match="--length 16 leaves no room for a question and a text; give at least 32"):
+    with refuses("out-of-range", "length"):
         task("qa").encode(tokenizer, examples, 16)
 
 
 ASKED = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
-SHAPE = "give JSON with data, paragraphs, context, qas, question, answers, answer_start and text"
 
 
 def of_squad(context="river light", **changed):
@@ -380,31 +360,28 @@ def of_squad(context="river light", **changed):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "kind", "where"),
     [
-        ('{"data": []}', "c.json holds no questions"),
-        ("{}", f"c.json is not as in a file of SQuAD: it needs data, a list; {SHAPE}"),
-        ('{"data": "abc"}', "c.json is not as in a file of SQuAD: it needs data, a list"),
-        ('{"data": [{"title": "x"}]}', "c.json, article 1 is not as in a file of SQuAD: it needs paragraphs, a list"),
-        (of_squad(context=5), "c.json, article 1 is not as in a file of SQuAD: it needs context, a string"),
-        (of_squad(question=None), "c.json, article 1 is not as in a file of SQuAD: it needs question, a string"),
-        (of_squad(answers=None), "c.json, question 'q7' is not as in a file of SQuAD: it needs answers, a list"),
-        (of_squad(answers={"text": ["light"]}), "question 'q7' is not as in a file of SQuAD: it needs answers, a list"),
-        (of_squad(answers=["light"]), "question 'q7' is not as in a file of SQuAD: it needs answer_start, a whole num"),
-        (of_squad(answers=[{"answer_start": "6", "text": "light"}]), "question 'q7' is .* it needs answer_start, a wh"),
-        (of_squad(answers=[{"answer_start": 6}]), "question 'q7' is not as in a file of SQuAD: it needs text, a strin"),
-        (
-            of_squad().replace('"a"', '"\\ud83d"'),
-            r"c.json, line 10 has half a character, \\ud83d; write its other half",
-        ),
-        (of_squad()[:-20], r"c.json, line 1\d is not JSON \(Expecting .* at column \d\); correct it"),
-        ("[" * 100_000, "c.json, line 1 is not JSON .it is nested too deeply"),
-        (of_squad().replace("river", "na\xefve").encode("latin-1"), "c.json, line 6 is not UTF-8 text; save the file"),
+        ('{"data": []}', "empty", ""),
+        ("{}", "not-of-format", ""),
+        ('{"data": "abc"}', "not-of-format", ""),
+        ('{"data": [{"title": "x"}]}', "not-of-format", ", article 1"),
+        (of_squad(context=5), "not-of-format", ", article 1"),
+        (of_squad(question=None), "not-of-format", ", article 1"),
+        (of_squad(answers=None), "not-of-format", ", question 'q7'"),
+        (of_squad(answers={"text": ["light"]}), "not-of-format", ", question 'q7'"),
+        (of_squad(answers=["light"]), "not-of-format", ", question 'q7'"),
+        (of_squad(answers=[{"answer_start": "6", "text": "light"}]), "not-of-format", ", question 'q7'"),
+        (of_squad(answers=[{"answer_start": 6}]), "not-of-format", ", question 'q7'"),
+        (of_squad().replace('"a"', '"\\ud83d"'), "bad-row", ", line 10"),
+        (of_squad()[:-20], "not-of-format", ", line 1"),
+        ("[" * 100_000, "not-of-format", ", line 1"),
+        (of_squad().replace("river", "na\xefve").encode("latin-1"), "not-text", ", line 6"),
     ],
 )
-def test_a_file_that_is_not_squad_is_named_with_the_place(tmp_path, content, said):
+def test_a_file_that_is_not_squad_is_named_with_the_place(tmp_path, content, kind, where):
     (tmp_path / "c.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    refused("qa", tmp_path / "c.json", said)
+    refused("qa", tmp_path / "c.json", kind, where)
 
 
 # ------------------------------------------------------------------------------------------------ choices and pronouns
@@ -435,17 +412,17 @@ def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
 
 
 @pytest.mark.slow
-def test_choices_are_learned(checkpoint, tmp_path):
+def test_choices_are_learned(bert_run, tmp_path):
     words = ["salt", "light", "wind", "house"]
     questions = ((f"the {word} of stone", words[:size], word) for size in (2, 3, 4) for word in words[:size])
     path = asked(tmp_path / "a.jsonl", *questions)
-    result = tuned("--checkpoint", checkpoint, "--train", path, "--dev", path, "--out", tmp_path / "out", "--task",
+    result, _ = tuned("--checkpoint", bert_run, "--train", path, "--dev", path, "--out", tmp_path / "out", "--task",
                    "choice", "--text", "text", "--other", "choices", "--label", "label", "--seeds", 1, "--epochs", 60,
                    "--lr", 3e-3, "--batch-size", 3, "--dropout", 0)  # fmt: skip
     assert result["dev_accuracy"]["median"] == 1.0
 
 
-def test_both_files_of_c3_are_read_and_watched(checkpoint, tmp_path):
+def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
     for kind, text, answer in (("d", ["男：水", "女：light"], "salt"), ("m", ["river"], "light")):
         entry = [text, [{"question": "what", "choice": ["salt", "light"], "answer": answer}], "1"]
         (tmp_path / f"{kind}-train.json").write_text(json.dumps([entry]))
@@ -455,37 +432,34 @@ def test_both_files_of_c3_are_read_and_watched(checkpoint, tmp_path):
         ("river", "what", 1),
     ]
     path = tmp_path / "d-train.json"
-    common = ["--task", "choice", "--checkpoint", checkpoint, "--train", path, "--dev", path, "--seeds", 1,
+    common = ["--task", "choice", "--checkpoint", bert_run, "--train", path, "--dev", path, "--seeds", 1,
               "--epochs", 1, "--out", tmp_path / "out"]  # fmt: skip
-    invoke(*common)
-    assert "finished before" in invoke(*common).output
+    tuned(*common)
     other = tmp_path / "m-train.json"
     other.write_text(other.read_text().replace("river", "wind"))
-    assert (
-        "was trained otherwise: the content of --train changed; the content of --dev changed; give"
-        in invoke(*common).output
-    )
+    refusal = helpers.refused(finetune.main, *common, kind="other-settings", option="out")
+    assert re.findall(r"--[a-z-]+", refusal.sentence) == ["--train", "--dev", "--out"]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "kind", "where"),
     [
-        ('{"text": "a", "choices": ["b", "c"], "label": 2}', "line 1: the answer 2 is none of the 2 choices; give one"),
-        ('{"text": "a", "choices": ["b", "c"], "label": "d"}', "line 1: the answer 'd' is none of the 2 choices"),
-        ('{"text": "a", "choices": ["b"], "label": 0}', "line 1: a question needs a list of two choices or more"),
-        ('{"text": "a", "choices": "b", "label": 0}', "line 1: a question needs a list of two choices or more"),
-        ('[["a", 1]]', "is not a file of C3, as its text 1 shows; give a list of texts"),
-        ('[{"text": "a"}]', "is not a file of C3, as its text 1 shows"),
-        ('[[["a"], []], ["abc", [{"question": "b", "choice": ["c", "d"], "answer": "c"}]]]', "C3, as its text 2 shows"),
-        ('[[["a"], [{"question": 5, "choice": ["c", "d"], "answer": "c"}]]]', "is not a file of C3, as its text 1"),
-        ('[\n[["a"],\n[{"question":', r"a.json, line 3 is not JSON \(Expecting value at column 14\); correct it"),
-        (b'[\n[["na\xefve"],[]]]', "a.json, line 2 is not UTF-8 text; save the file as UTF-8"),
-        ("[]", "holds no questions"),
+        ('{"text": "a", "choices": ["b", "c"], "label": 2}', "bad-row", ", line 1"),
+        ('{"text": "a", "choices": ["b", "c"], "label": "d"}', "bad-row", ", line 1"),
+        ('{"text": "a", "choices": ["b"], "label": 0}', "bad-row", ", line 1"),
+        ('{"text": "a", "choices": "b", "label": 0}', "bad-row", ", line 1"),
+        ('[["a", 1]]', "not-of-format", ""),
+        ('[{"text": "a"}]', "not-of-format", ""),
+        ('[[["a"], []], ["abc", [{"question": "b", "choice": ["c", "d"], "answer": "c"}]]]', "not-of-format", ""),
+        ('[[["a"], [{"question": 5, "choice": ["c", "d"], "answer": "c"}]]]', "not-of-format", ""),
+        ('[\n[["a"],\n[{"question":', "not-of-format", ", line 3"),
+        (b'[\n[["na\xefve"],[]]]', "not-text", ", line 2"),
+        ("[]", "empty", ""),
     ],
 )
-def test_choices_that_do_not_fit_are_named(tmp_path, content, said):
+def test_choices_that_do_not_fit_are_named(tmp_path, content, kind, where):
     (tmp_path / "a.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    refused("choice", tmp_path / "a.json", said, text="text", other="choices", label="label")
+    refused("choice", tmp_path / "a.json", kind, where, text="text", other="choices", label="label")
 
 
 def test_rows_that_do_not_fit_are_left_out_where_a_suite_says_so(tmp_path):
@@ -501,7 +475,7 @@ def test_rows_that_do_not_fit_are_left_out_where_a_suite_says_so(tmp_path):
         (tmp_path / name).write_text(content)
         read = task("choice", text="text", other="choices", label="label", skip=True).read(str(tmp_path / name))
         assert [len(part) for part in read] == [1, 1]
-        assert "1 rows were left out" in read[1][0]
+        assert f"{tmp_path / name}: 1 row" in read[1][0]
 
 
 def test_a_file_may_have_a_name_of_one_letter(tmp_path):
@@ -510,7 +484,8 @@ def test_a_file_may_have_a_name_of_one_letter(tmp_path):
 
 
 def test_choices_need_the_column_that_has_them(tmp_path):
-    refused("choice", asked(tmp_path / "a.jsonl", ("a", ["b", "c"], 0)), "needs --other, the column with the list")
+    with refuses("missing", "other"):
+        task("choice").read(str(asked(tmp_path / "a.jsonl", ("a", ["b", "c"], 0))))
 
 
 def wsc(text, noun, pronoun, label="true", **more):
@@ -531,81 +506,74 @@ def test_noun_and_pronoun_are_marked_where_they_stand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "kind", "where", "option"),
     [
-        (wsc("床上有书", "床", "书", span1_index=2), "line 1: span1_text '床' is not at character 2 of the text"),
-        (wsc("床上有书", "床", "书", span2_index=-1), "line 1: span2_text '书' is not at character -1 of the text"),
-        (wsc("床上有书", "床", "书", span2_index="x"), "line 1: target needs span1_text, span1_index"),
-        (json.dumps({"text": "a", "target": "b", "label": 1}), "line 1: target needs span1_text, span1_index"),
-        (json.dumps({"text": "a", "label": 1}), "has no column 'target'"),
+        (wsc("床上有书", "床", "书", span1_index=2), "bad-row", ", line 1", None),
+        (wsc("床上有书", "床", "书", span2_index=-1), "bad-row", ", line 1", None),
+        (wsc("床上有书", "床", "书", span2_index="x"), "bad-row", ", line 1", None),
+        (json.dumps({"text": "a", "target": "b", "label": 1}), "bad-row", ", line 1", None),
+        (json.dumps({"text": "a", "label": 1}), "no-column", "", "other"),
     ],
 )
-def test_pronouns_that_do_not_fit_are_named(tmp_path, row, said):
-    refused("coreference", write(tmp_path / "a.json", row), said, text="text", label="label")
+def test_pronouns_that_do_not_fit_are_named(tmp_path, row, kind, where, option):
+    path = write(tmp_path / "a.json", row)
+    refused("coreference", path, kind, where, option=option, text="text", label="label")
 
 
 # ------------------------------------------------------------------------------------------------------ seeds, patience
 
 
-def arguments(checkpoint, tmp_path, *more):
-    data = write(tmp_path / "a.tsv", *(f"{text}\t{int(text in GOOD)}" for text in GOOD + BAD))
-    return ["--checkpoint", checkpoint, "--train", data, "--dev", data, "--epochs", 2, "--json", *more]
+def arguments(run, tmp_path, *more):
+    data = write_labelled(tmp_path / "a.tsv")
+    return ["--checkpoint", run, "--train", data, "--dev", data, "--epochs", 2, *more]
 
 
-def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(checkpoint, tmp_path):
-    common = arguments(checkpoint, tmp_path, "--out", tmp_path / "out")
+def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp_path, monkeypatch):
+    seeds, run = [], finetune.finetune
+    monkeypatch.setattr(finetune, "finetune", lambda *a, seed, **k: seeds.append(seed) or run(*a, seed=seed, **k))
+    common = arguments(bert_run, tmp_path, "--out", tmp_path / "out")
     tuned(*common, "--seeds", 1)
-    again = invoke(*common, "--seeds", 2)
-    assert "seed 0: finished before, in " in again.output
-    assert "seed 0: loaded" not in again.output
-    assert "seed 1: loaded" in again.output
-    result = json.loads(again.output.splitlines()[-1])
+    result, _ = tuned(*common, "--seeds", 2)
+    assert seeds == [0, 1]
     assert result["dev_accuracy"]["median"] in (result["dev_accuracy"]["min"], np.mean(
         [result["dev_accuracy"]["min"], result["dev_accuracy"]["max"]]).round(5))  # fmt: skip
-    place, newest = tmp_path / "out" / "seed-0", finetune.resolved(str(checkpoint))
-    same = invoke(*common, "--seeds", 2, "--checkpoint", newest)  # by another path
-    assert same.output.count("finished before") == 2
-    files = {path: path.read_bytes() for path in place.parent.rglob("*.*") if path.is_file() and path.name != ".lock"}
-    assert {place / "model.safetensors", place.parent / "result.json"} <= {*files}
+    first, newest = tmp_path / "out" / "seed-0", finetune.resolved(str(bert_run))
+    tuned(*common, "--seeds", 2, "--checkpoint", newest)  # by another path
+    assert seeds == [0, 1]
+    files = {path: path.read_bytes() for path in first.parent.rglob("*.*") if path.is_file() and path.name != ".lock"}
+    assert {first / "model.safetensors", first.parent / "result.json"} <= {*files}
     shutil.copytree(newest, tmp_path / "other")
     (tmp_path / "other" / "note.json").write_text("{}")
     (tmp_path / "b.tsv").write_bytes((tmp_path / "a.tsv").read_bytes() + b"light\t0\n")
-    for more, said in (
-        (["--lr", 1e-4], "--lr was 5e-05 and is 0.0001"),
-        (["--test", tmp_path / "b.tsv"], "the content of --test is new"),
-        (["--from-scratch"], "--from-scratch is new"),
-        (["--train", tmp_path / "b.tsv", "--epochs", 3], "--epochs was 2 and is 3; the content of --train changed"),
-        (["--task", "regression"], "--task was classification and is regression; the measure was accuracy and is p"),
-        (
-            ["--checkpoint", tmp_path / "other"],
-            f"--checkpoint was {newest} and is {tmp_path / 'other'}; the content of --checkpoint changed",
-        ),
+    for more, values in (
+        (["--lr", 1e-4], ["--lr", "5e-05", "0.0001"]),
+        (["--test", tmp_path / "b.tsv"], ["--test"]),
+        (["--from-scratch"], ["--from-scratch"]),
+        (["--train", tmp_path / "b.tsv", "--epochs", 3], ["--epochs", "2", "3", "--train"]),
+        (["--task", "regression"], ["--task", "classification", "regression", "accuracy", "pearson"]),
+        (["--checkpoint", tmp_path / "other"], ["--checkpoint", newest, tmp_path / "other"]),
     ):
-        done = invoke(*common, *more)
-        assert (done.exit_code, f"Error: {place} was trained otherwise: {said}" in done.output) == (2, True), (
-            done.output
-        )
-        assert done.output.endswith("; give the same again, or another --out\n")
+        refusal = helpers.refused(finetune.main, *common, *more, kind="other-settings", option="out")
+        assert all(str(value) in refusal.sentence for value in [first, *values])
     assert all(path.read_bytes() == content for path, content in files.items())
-    (place / "seed.json").write_text("{}")  # no whole one
-    assert "seed 0: loaded" in invoke(*common, "--seeds", 1).output
+    (first / "seed.json").write_text("{}")  # not complete
+    tuned(*common, "--seeds", 1)
+    assert seeds == [0, 1, 0]
 
 
-def test_results_of_another_command_or_process_are_kept(checkpoint, tmp_path):
-    common = arguments(checkpoint, tmp_path, "--out", tmp_path / "out", "--seeds", 1)
+def test_results_of_another_command_or_process_are_kept(bert_run, tmp_path):
+    common = arguments(bert_run, tmp_path, "--out", tmp_path / "out", "--seeds", 1)
     (tmp_path / "out").mkdir()
     kept = json.dumps({"suite": "glue", "tasks": {}})
     (tmp_path / "out" / "result.json").write_text(kept)
-    done = invoke(*common)
-    assert (done.exit_code, "out holds results of bertrain suite glue; give another --out" in done.output) == (2, True)
+    helpers.refused(finetune.main, *common, kind="out-exists", option="out")
     assert (tmp_path / "out" / "result.json").read_text() == kept
     with locked(tmp_path / "out" / ".lock", "busy", "wait"):
-        done = invoke(*common)
-    assert (done.exit_code, "is in use by process" in done.output) == (1, True), done.output
+        assert helpers.invoke(finetune.main, *common).exit_code == 1
 
 
-def test_a_seed_that_gets_no_better_ends(checkpoint, tmp_path):
-    common = arguments(checkpoint, tmp_path, "--seeds", 1, "--epochs", 9, "--lr", 1e-9)
+def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
+    common = arguments(bert_run, tmp_path, "--seeds", 1, "--epochs", 9, "--lr", 1e-9)
     tuned(*common, "--out", tmp_path / "out", "--patience", 2)
     (run,) = json.loads((tmp_path / "out" / "result.json").read_text())["runs"]
     assert len(run["curve"]) == run["best_epoch"] + 2 < 9
@@ -613,29 +581,26 @@ def test_a_seed_that_gets_no_better_ends(checkpoint, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.dist
-def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(checkpoint, tmp_path):
-    common = arguments(checkpoint, tmp_path, "--seeds", 3, "--precision", "fp32")
-    alone = tuned(*common, "--out", tmp_path / "one")
-    code, said, err = on_ranks(2, "bertrain.finetune", [str(a) for a in [*common, "--out", tmp_path / "two"]])
+def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
+    common = arguments(bert_run, tmp_path, "--seeds", 3, "--precision", "fp32")
+    alone, _ = tuned(*common, "--out", tmp_path / "one")
+    common = [str(argument) for argument in [*common, "--json", "--out", tmp_path / "two"]]
+    code, out, err = on_ranks(2, "bertrain.finetune", common)
     assert code == 0, err
-    assert json.loads(said) == alone
+    assert json.loads(out) == alone
     for seed in range(3):
         one, same = (load_file(tmp_path / out / f"seed-{seed}" / "model.safetensors") for out in ("one", "two"))
         assert all(torch.equal(one[name], same[name]) for name in one)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
-def test_an_error_is_said_once_by_ranks(checkpoint, tmp_path):
-    common = arguments(checkpoint, tmp_path, "--text", "7", "--out", tmp_path / "out")
-    code, _, err = on_ranks(2, "bertrain.finetune", [str(a) for a in common])
-    assert (code, err.count("has no column '7'")) == (2, 1), err
-
-
-# ---------------------------------------------------------------------------------------------------------------- page
-
-
-PAGE = (Path(__file__).parent.parent / "docs" / "finetuning.md").read_text()
+def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path):
+    common = arguments(bert_run, tmp_path, "--text", "7", "--out", tmp_path / "out")
+    code, _, err = on_ranks(2, "bertrain.finetune", [str(argument) for argument in common])
+    assert (code, err.count("'7'")) == (2, 1), err
 
 
 def test_the_page_names_every_task():
-    assert all(f"| `{name}` |" in PAGE for name in TASKS)
+    page = (Path(__file__).parent.parent / "docs" / "finetuning.md").read_text()
+    assert all(f"| `{name}` |" in page for name in TASKS)

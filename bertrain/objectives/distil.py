@@ -73,11 +73,11 @@ class Distil(Objective):
         """For --distil relations, and for the last layer of --distil hidden, whose projection is sliced."""
         if not self.layer_pairs:
             return self
-        made, last = copy.copy(self), model.config.num_hidden_layers - 1
-        made.layer_pairs = [(last, self.layer_pairs[0][1])]
-        made._taps = Taps(model, [last], hidden=self.method == "hidden")  # noqa: SLF001
-        made.compares_attention = self.compares_attention and model.config.num_attention_heads == self.num_heads
-        return made
+        adapted, last = copy.copy(self), model.config.num_hidden_layers - 1
+        adapted.layer_pairs = [(last, self.layer_pairs[0][1])]
+        adapted._taps = Taps(model, [last], hidden=self.method == "hidden")  # noqa: SLF001
+        adapted.compares_attention = self.compares_attention and model.config.num_attention_heads == self.num_heads
+        return adapted
 
     def count(self, batch: Batch) -> int:
         return num_targets(batch) if self.method == "logits" else batch.sample_ids.size
@@ -221,8 +221,9 @@ def _layer_pairs(student_layers: int, teacher_layers: int, config: Config) -> li
     if teacher_layers < student_layers:
         raise UsageError(
             f"--distil-layers uniform needs a teacher with at least the student's {student_layers} layers, and "
-            f"--teacher {config.teacher} has {teacher_layers}; give --distil-layers last"
-        )
+            f"--teacher {config.teacher} has {teacher_layers}; give --distil-layers last",
+            "unsupported", option="distil_layers", given=config.distil_layers,
+        )  # fmt: skip
     return [
         (EMBEDDINGS, EMBEDDINGS),
         *((layer, (layer + 1) * teacher_layers // student_layers - 1) for layer in range(student_layers)),

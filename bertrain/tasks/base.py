@@ -30,24 +30,23 @@ class Data(NamedTuple):
 
 def left_out(path: str, count: int) -> list[str]:
     """The warning of rows that Columns.skip left out, if there are any."""
-    return (
-        [f"warning: {path}: {count:,} rows were left out, as they lack a text or a label, or are damaged"]
-        if count
-        else []
-    )
+    if not count:
+        return []
+    rows = "row was" if count == 1 else "rows were"
+    return [f"warning: {path}: {count:,} {rows} left out, without a text or a label, or damaged"]
 
 
-def made(make: Callable[..., Any], rows: Iterable[tuple[Any, ...]], *, skip: bool) -> tuple[list[Any], int]:
+def examples_of(make: Callable[..., Any], rows: Iterable[tuple[Any, ...]], *, skip: bool) -> tuple[list[Any], int]:
     """What `make` gives of each row, and how many rows were left out: with skip, those it raises UsageError for."""
-    found, num_left = [], 0
+    examples, num_left = [], 0
     for row in rows:
         try:
-            found.append(make(*row))
+            examples.append(make(*row))
         except UsageError:
             if not skip:
                 raise
             num_left += 1
-    return found, num_left
+    return examples, num_left
 
 
 class Task:

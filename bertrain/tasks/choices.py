@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 
 from bertdata.errors import UsageError
 from bertrain import reading, tables
-from bertrain.tasks.base import Data, Task, left_out, made
+from bertrain.tasks.base import Data, Task, examples_of, left_out
 
 
 class Question(NamedTuple):
@@ -45,14 +45,17 @@ class Choices(Task):
     def read(self, path: str) -> tuple[list[Question], list[str]]:
         text, choices, label, _, skip = self.columns
         if path.lower().endswith(".json") and _is_list(path):
-            questions, num_left = made(_question, (row for file in self.files(path) for row in _of_c3(file)), skip=skip)
+            rows_of_c3 = (row for file in self.files(path) for row in _of_c3(file))
+            questions, num_left = examples_of(_question, rows_of_c3, skip=skip)
             return questions, left_out(path, num_left)
         if not choices:
-            raise UsageError("--task choice needs --other, the column with the list of choices; name it")
-        table = tables.table(path, {"--text": text, "--other": choices, "--label": label}, skip)
-        named = [[row[table.columns[role]] for row in table.rows] for role in ("--other", "--label")]
-        rows = ((text, "", *row) for text, *row in zip(table.texts("--text"), *named, table.places, strict=True))
-        questions, num_left = made(_question, rows, skip=skip)
+            raise UsageError(
+                "--task choice needs --other, the column with the list of choices; name it", "missing", option="other"
+            )
+        table = tables.table(path, {"text": text, "other": choices, "label": label}, skip)
+        columns = table.texts("text"), table.values("other"), table.values("label"), table.places
+        rows = ((text, "", *row) for text, *row in zip(*columns, strict=True))
+        questions, num_left = examples_of(_question, rows, skip=skip)
         return questions, left_out(path, table.num_left + num_left)
 
     def learn(self, train: list[Question]) -> list[str]:
@@ -84,19 +87,22 @@ def _question(text: str, question: str, choices: Any, answer: Any, place: str) -
         except (ValueError, RecursionError):
             choices = None
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(choice, str) for choice in choices):
-        raise UsageError(f"{place}: a question needs a list of two choices or more, which are texts; correct the row")
+        raise UsageError(
+            f"{place}: a question needs a list of two choices or more, which are texts; correct the row", "bad-row"
+        )
     number = _int(answer)
     if answer in choices:
         number = choices.index(answer)
     elif not 0 <= number < len(choices):
         raise UsageError(
-            f"{place}: the answer {answer!r} is none of the {len(choices)} choices; give one, or its number from 0"
+            f"{place}: the answer {answer!r} is none of the {len(choices)} choices; give one, or its number from 0",
+            "bad-row",
         )
     return Question(text, question, choices, number, place)
 
 
 def _int(value: Any) -> int:
-    """A whole number, also one that stands as text; −1 for what is none."""
+    """An integer, also one that stands as text; −1 for what is none."""
     try:
         return int(value)
     except (TypeError, ValueError):
@@ -125,13 +131,14 @@ def _of_c3(path: str) -> list[tuple[str, str, Any, Any, str]]:
                 raise TypeError
             for entry in asked:
                 place = f"{path}, question {len(questions) + 1:,}"
-                named = [entry["question"].strip(), entry["choice"], entry["answer"]]
-                questions.append(("\n".join(lines), *named, place))
+                parts = [entry["question"].strip(), entry["choice"], entry["answer"]]
+                questions.append(("\n".join(lines), *parts, place))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(
                 f"{path} is not a file of C3, as its text {number:,} shows; give a list of texts, each a list of its "
-                "lines and a list of its questions with question, choice and answer; or JSON lines"
+                "lines and a list of its questions with question, choice and answer; or JSON lines",
+                "not-of-format",
             ) from None
     if not questions:
-        raise UsageError(f"{path} holds no questions")
+        raise UsageError(f"{path} holds no questions; give a file that has some", "empty", given=path)
     return questions

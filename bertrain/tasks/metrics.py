@@ -66,27 +66,28 @@ def entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
 
     Tags are O, or a letter of B I E S and a kind: "B-PER". An I or E that continues no entity of its kind begins one.
     """
-    found, first, before = set(), 0, ("O", "")
+    complete, first, before = set(), 0, ("O", "")
     for place, tag in enumerate([*tags, "O"]):
         letter, _, kind = tag.partition("-")
         goes_on = letter in ("I", "E") and before[0] in ("B", "I") and before[1] == kind
         if before[0] != "O" and not goes_on:
-            found.add((first, place, before[1]))
+            complete.add((first, place, before[1]))
         if not goes_on:
             first = place
         before = (letter, kind)
-    return found
+    return complete
 
 
 def entity_f1(predicted: Sequence[Sequence[str]], tags: Sequence[Sequence[str]]) -> dict[str, float]:
-    """entity_f1, precision and recall over whole entities of all sentences (Tjong Kim Sang and De Meulder, 2003)."""
-    num_right = num_found = num_there = 0
+    """entity_f1, precision and recall over complete entities of all sentences (Tjong Kim Sang and De Meulder, 2003)."""
+    num_right = num_predicted = num_gold = 0
     for mine, theirs in zip(map(entities, predicted), map(entities, tags), strict=True):
-        num_right, num_found, num_there = num_right + len(mine & theirs), num_found + len(mine), num_there + len(theirs)
+        num_right += len(mine & theirs)
+        num_predicted, num_gold = num_predicted + len(mine), num_gold + len(theirs)
     return {
-        "entity_f1": 2 * num_right / max(1, num_found + num_there),
-        "precision": num_right / max(1, num_found),
-        "recall": num_right / max(1, num_there),
+        "entity_f1": 2 * num_right / max(1, num_predicted + num_gold),
+        "precision": num_right / max(1, num_predicted),
+        "recall": num_right / max(1, num_gold),
     }
 
 

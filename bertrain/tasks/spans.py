@@ -17,7 +17,7 @@ from transformers import AutoModelForQuestionAnswering
 from bertdata.errors import UsageError
 from bertrain import reading
 from bertrain.tasks import metrics
-from bertrain.tasks.base import Data, Task, left_out, made
+from bertrain.tasks.base import Data, Task, examples_of, left_out
 
 T = TypeVar("T")
 
@@ -57,9 +57,9 @@ class Spans(Task):
     may_be_none = False  # whether a question may have no answer
 
     def read(self, path: str) -> tuple[list[Question], list[str]]:
-        questions, num_left = made(_question, _entries(path), skip=self.columns.skip)
+        questions, num_left = examples_of(_question, _entries(path), skip=self.columns.skip)
         if not questions:
-            raise UsageError(f"{path} holds no questions")
+            raise UsageError(f"{path} holds no questions; give a file that has some", "empty", given=path)
         return questions, left_out(path, num_left)
 
     def learn(self, train: list[Question]) -> list[str]:
@@ -72,8 +72,9 @@ class Spans(Task):
     def encode(self, tokenizer: Any, examples: list[Question], length: int) -> tuple[Data, list[str]]:
         if length < SHORTEST_ROW:
             raise UsageError(
-                f"--length {length} leaves no room for a question and a text; give at least {SHORTEST_ROW}"
-            )
+                f"--length {length} is too short for a question and a text; give at least {SHORTEST_ROW}",
+                "out-of-range", option="length", given=length,
+            )  # fmt: skip
         tokenizer.padding_side = "right"  # as the places of answers are counted from the left
         texts = [question.text for question in examples]
         most = min(LONGEST_QUESTION, length // 2)
@@ -159,19 +160,21 @@ def _question(path: str, place: str, context: str, entry: Any) -> Question:
         if not answer or begin < 0 or context[begin : begin + len(answer)] != answer:
             raise UsageError(
                 f"{place}: the answer {answer!r} is not at character {begin} of the text; correct its answer_start, or "
-                "remove the question"
+                "remove the question",
+                "bad-row",
             )
     return Question(text.strip(), context, answers, place)
 
 
-def _part(whole: Any, name: str, kind: type[T], place: str) -> T:
+def _part(parent: Any, name: str, kind: type[T], place: str) -> T:
     """A part of an object of JSON. Raises UsageError, which names the place, if it is missing or of another kind."""
-    part = whole.get(name) if isinstance(whole, dict) else None
+    part = parent.get(name) if isinstance(parent, dict) else None
     if type(part) is not kind:
-        what = {list: "a list", str: "a string", int: "a whole number"}[kind]
+        what = {list: "a list", str: "a string", int: "an integer"}[kind]
         raise UsageError(
             f"{place} is not as in a file of SQuAD: it needs {name}, {what}; give JSON with data, paragraphs, context, "
-            "qas, question, answers, answer_start and text"
+            "qas, question, answers, answer_start and text",
+            "not-of-format",
         )
     return part
 

@@ -1,4 +1,4 @@
-"""Labels of whole texts: one class, a number, or several labels."""
+"""Labels of complete texts: one class, a number, or several labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from bertdata.errors import UsageError
 from bertrain import tables
 from bertrain.tasks import metrics
-from bertrain.tasks.base import Columns, Data, Task, left_out, made
+from bertrain.tasks.base import Columns, Data, Task, examples_of, left_out
 
 MANY_LABELS = 20  # a table with more, in over half of its rows, is likely not one of classes
 
@@ -46,7 +46,9 @@ def _number(names: list[str], label: str, place: str) -> int:
         return names.index(label)
     except ValueError:
         raise UsageError(
-            f"{place}: label {label!r} is not in --train, which has {', '.join(names)}; correct it, or add rows with it"
+            f"{place}: label {label!r} is not in --train, which has {', '.join(names)}; correct it, or add rows that "
+            "have it",
+            "bad-row",
         ) from None
 
 
@@ -103,11 +105,9 @@ class Coreference(Classification):
 
     def read(self, path: str) -> tuple[tables.Examples, list[str]]:
         text, _, label, _, skip = self.columns
-        table = tables.table(path, {"--text": text, "--other": "target", "--label": label}, skip)
-        targets, labels = ([row[table.columns[role]] for row in table.rows] for role in ("--other", "--label"))
-        rows, num_left = made(
-            _marked, zip(table.texts("--text"), targets, labels, table.places, strict=True), skip=skip
-        )
+        table = tables.table(path, {"text": text, "other": "target", "label": label}, skip)
+        columns = table.texts("text"), table.values("other"), table.values("label"), table.places
+        rows, num_left = examples_of(_marked, zip(*columns, strict=True), skip=skip)
         texts, labels, places = ([row[i] for row in rows] for i in range(3))
         return tables.Examples(texts, None, labels, places), left_out(path, table.num_left + num_left)
 
@@ -121,14 +121,15 @@ def _marked(text: str, target: Any, label: Any, place: str) -> tuple[str, Any, s
     for span, marks in (("span1", "__"), ("span2", "[]")):
         try:
             word, first = target[f"{span}_text"], target[f"{span}_index"]
-            found = bool(word) and first >= 0 and text[first : first + len(word)] == word
+            is_there = bool(word) and first >= 0 and text[first : first + len(word)] == word
         except (KeyError, TypeError):
             raise UsageError(
-                f"{place}: target needs span1_text, span1_index, span2_text and span2_index, as in CLUEWSC"
+                f"{place}: target needs span1_text, span1_index, span2_text and span2_index, as in CLUEWSC", "bad-row"
             ) from None
-        if not found:
+        if not is_there:
             raise UsageError(
-                f"{place}: {span}_text {word!r} is not at character {first} of the text; correct {span}_index"
+                f"{place}: {span}_text {word!r} is not at character {first} of the text; correct {span}_index",
+                "bad-row",
             )
         ends += [(first, 1, marks[0]), (first + len(word), 0, marks[1])]
     for where, _, mark in sorted(ends, reverse=True):  # from the end, so that places stay true
@@ -152,7 +153,11 @@ class Regression(_Texts):
             except (TypeError, ValueError):
                 numbers.append(math.nan)
             if not math.isfinite(numbers[-1]):
-                raise UsageError(f"{place}: --task regression needs numbers as labels, and this is {label!r}")
+                raise UsageError(
+                    f"{place}: --task regression needs numbers as labels, and this is {label!r}; correct it, or give "
+                    "another --task",
+                    "bad-row",
+                )
         return numbers
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -179,7 +184,9 @@ class Multilabel(_Texts):
     def learn(self, train: tables.Examples) -> list[str]:
         self.names = sorted({label for labels in train.labels for label in labels})
         if not self.names:
-            raise UsageError(f"{train.places[0]}, and all lines after it, have no label; give rows that have some")
+            raise UsageError(
+                f"{train.places[0]}, and all lines after it, have no label; give rows that have some", "empty"
+            )
         return []
 
     def config(self) -> dict[str, Any]:
@@ -212,6 +219,7 @@ def _split(cell: Any, separator: str, place: str) -> list[str]:
     except (ValueError, RecursionError):
         raise UsageError(
             f'{place}: the labels {cell[:80]!r} are no JSON list; write them like ["a", "b"], or with {separator!r} '
-            "between them"
+            "between them",
+            "bad-row",
         ) from None
     return [str(label) for label in (labels if isinstance(labels, list) else [labels])]

@@ -45,7 +45,10 @@ class Words(Task):
         is_table = path.lower().endswith((".jsonl", ".json", ".parquet"))
         sentences = (_lists if is_table else _lines)(path, self.columns.text, self.columns.label)
         if not sentences:
-            raise UsageError(f"{path} holds no sentences; give a word a line, and a blank line behind each sentence")
+            raise UsageError(
+                f"{path} holds no sentences; give a word a line, and a blank line behind each sentence",
+                "empty", given=path,
+            )  # fmt: skip
         return sentences, []
 
     def learn(self, train: list[Sentence]) -> list[str]:
@@ -125,22 +128,28 @@ def _first_tokens(words: list[str], offsets: list[tuple[int, int]]) -> dict[int,
 
 
 def _lists(path: str, text: str, label: str) -> list[Sentence]:
-    values, places, _ = tables.columns(path, {"--text": text, "--label": label})
+    table = tables.table(path, {"text": text, "label": label})
     sentences = []
-    for words, tags, place in zip(values["--text"], values["--label"], places, strict=True):
+    for words, tags, place in zip(table.values("text"), table.values("label"), table.places, strict=True):
         if not isinstance(words, list) or not isinstance(tags, list) or not words or not all(words):
-            raise UsageError(f"{place}: --text and --label must be lists of words and of tags, and words not empty")
+            raise UsageError(
+                f"{place}: the columns of --text and --label must be lists of words and of tags, and no word empty",
+                "wrong-column-type",
+            )
         if len(words) != len(tags):
-            raise UsageError(f"{place} has {len(words)} words and {len(tags)} tags; give each word one tag")
+            raise UsageError(f"{place} has {len(words)} words and {len(tags)} tags; give each word one tag", "bad-row")
         sentences.append(Sentence([str(word) for word in words], [str(tag) for tag in tags], place))
     return sentences
 
 
 def _lines(path: str, text: str, label: str) -> list[Sentence]:
     """A word a line. Files named .conllu have comments, ranges of words and empty words, which are left out."""
-    for option, column in (("--text", text), ("--label", label)):
+    for option, column in (("text", text), ("label", label)):
         if not tables.is_number(column):
-            raise UsageError(f"{option} {column}: the columns of {path} have no names; give the number, from 0")
+            raise UsageError(
+                f"--{option} {column}: the columns of {path} have no names; give the number, from 0",
+                "malformed", option=option, given=column,
+            )  # fmt: skip
     lines = reading.text(path).split("\n")
     is_universal = ".conllu" in path.lower()
     sentences: list[Sentence] = []
@@ -156,10 +165,14 @@ def _lines(path: str, text: str, label: str) -> list[Sentence]:
             word, tag = cells[int(text)].strip(), cells[int(label)].strip()
         except IndexError:
             raise UsageError(
-                f"{path}, line {number} has {len(cells)} columns, so no column {text} for --text or {label} for --label"
+                f"{path}, line {number} has {len(cells)} columns, so no column {text} for --text or {label} for "
+                "--label; give columns that every line has",
+                "no-column",
             ) from None
         if not word or not tag or len(cells) < 2:
-            raise UsageError(f"{path}, line {number} has no word or no tag; a line is a word, its columns and its tag")
+            raise UsageError(
+                f"{path}, line {number} has no word or no tag; a line is a word, its columns and its tag", "bad-row"
+            )
         if not inside:
             sentences.append(Sentence([], [], f"{path}, line {number}"))
             inside = True
