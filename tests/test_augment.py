@@ -298,17 +298,17 @@ def test_what_cannot_be_augmented_is_refused(checkpoint, tmp_path):
 @pytest.fixture(scope="module")
 def teacher(checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher")
-    data = write_labelled(folder / "a.tsv", repeat=6)
-    options = ["--out", folder / "tuned", "--seeds", 1, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4]
+    data = write_labelled(folder / "a.tsv", repeat=4)
+    options = ["--out", folder / "tuned", "--seeds", 1, "--epochs", 6, "--lr", 2e-3, "--batch-size", 4]
     result, _ = json_of(finetune.main, "--checkpoint", checkpoint, "--train", data, "--dev", data, *options)
     assert result["dev_accuracy"]["min"] == 1.0
     return folder / "tuned" / "seed-0"
 
 
 def test_a_student_learns_what_its_teacher_says_and_not_the_labels(checkpoint, teacher, tmp_path):
-    data = write(tmp_path / "a.tsv", *[f"{text}\t{int(text in BAD)}" for text in GOOD + BAD] * 6)
+    data = write(tmp_path / "a.tsv", *[f"{text}\t{int(text in BAD)}" for text in GOOD + BAD] * 4)
     files = ["--train", data, "--dev", write_labelled(tmp_path / "dev.tsv"), "--out", tmp_path / "out"]
-    options = ["--seeds", 1, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4]
+    options = ["--seeds", 1, "--epochs", 6, "--lr", 2e-3, "--batch-size", 4]
     result, _ = json_of(finetune.main, "--checkpoint", checkpoint, "--teacher", teacher, *files, *options)
     assert result["dev_accuracy"]["min"] == 1.0
     assert result["teacher"] == str(teacher)

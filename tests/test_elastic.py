@@ -286,6 +286,7 @@ def test_sub_networks_do_not_depend_on_ranks_or_micro_batches(dataset, tmp_path,
             assert name not in one or one[name] == pytest.approx(two[name], rel=1e-4), name
 
 
+@pytest.mark.slow
 def test_a_modernbert_with_muon_and_packed_documents_learns(dataset, tmp_path, configs):
     log = train(dataset.path, tmp_path / "run", model=configs["modernbert"], isolate_documents=True, steps=20,
                 elastic="layers=1:3,width=16:32:8,heads=2:4,feed_forward=16:48:16", optimizer="muon",
@@ -349,10 +350,10 @@ def test_extract_writes_a_checkpoint_that_loads_and_learns(dataset, trained, tmp
 
 def test_extract_keeps_the_head_for_next_sentences(dataset, tmp_path, configs):
     run = tmp_path / "run"
-    train(dataset.path, run, model=configs["bert"], objective="mlm+nsp", elastic=SPACE, steps=2, eval_every=0)
+    train(dataset.path, run, model=configs["bert"], objective="mlm+nsp", elastic=SPACE, steps=1, eval_every=0)
     succeeds("extract", "--checkpoint", run, "--layers", 1, "--width", 16, "--heads", 2, "--out", tmp_path / "small")
     small = AutoModelForPreTraining.from_pretrained(tmp_path / "small")
-    large = AutoModelForPreTraining.from_pretrained(run / "step-00000002")
+    large = AutoModelForPreTraining.from_pretrained(run / "step-00000001")
     assert torch.equal(small.cls.seq_relationship.weight, large.cls.seq_relationship.weight[:, :16])
     assert torch.equal(small.bert.pooler.dense.weight, large.bert.pooler.dense.weight[:16, :16])
 
@@ -389,7 +390,7 @@ def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(co
     best = {method: [] for method in search.METHODS}
     for method in search.METHODS:
         assert searched(space, method, 0, trials=24) == searched(space, method, 0, trials=24)
-        for seed in range(20):
+        for seed in range(10):
             found = searched(space, method, seed, trials=24)
             assert len(found) == 24
             best[method].append(min(found.values()))
@@ -403,7 +404,7 @@ def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(co
 
 def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(dataset, trained, tmp_path, monkeypatch):
     out = tmp_path / "search"
-    common = ["search", "--checkpoint", trained, "--data", dataset.path, "--latency", "10s", "--max-samples", 64]
+    common = ["search", "--checkpoint", trained, "--data", dataset.path, "--latency", "10s", "--max-samples", 16]
     one = succeeds(*common, "--trials", 5, "--out", out)
     assert "5 of 45" in one.stdout
     assert (out / "search.png").stat().st_size > 1000
@@ -411,16 +412,16 @@ def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(data
     done = {tuple(entry[name] for name in Sizes._fields): entry for entry in map(json.loads, lines)}
     command = shlex.split(one.stdout.splitlines()[-1])
     succeeds(*command[1:-1], tmp_path / "small")
-    common_options = ["--data", dataset.path, "--length", 32, "--max-samples", 64]
+    options = ["--data", dataset.path, "--length", 32, "--max-samples", 16]
     lowest = min(entry["loss"] for entry in done.values() if "loss" in entry)
-    evaluated = json_of("evaluate", "--checkpoint", tmp_path / "small", *common_options)
+    evaluated = json_of("evaluate", "--checkpoint", tmp_path / "small", *options)
     assert evaluated["loss"] == pytest.approx(lowest, abs=1e-6)
 
     measured = []
     latency_ms, evaluate = search.latency_ms, search.evaluate
     monkeypatch.setattr(search, "latency_ms", lambda *a, **k: measured.append("latency") or latency_ms(*a, **k))
     monkeypatch.setattr(search, "evaluate", lambda *a, **k: measured.append("loss") or evaluate(*a, **k))
-    for damage in (b'{"layers": 3}\n', b"\xff\n", b'{"layers": 3, "wid'):  # the line at which power or process failed
+    for damage in (b"\xff\n", b'{"layers": 3, "wid'):  # the line at which power or process failed
         with open(out / "trials.jsonl", "ab") as file:
             file.write(damage)
         again = json_of(*common, "--trials", 5, "--out", out)

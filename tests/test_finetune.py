@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import BAD, GOOD, json_of, refused, refuses, succeeds, write, write_labelled
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
 from bertrain import finetune, plot, tables
 from bertrain.models import build
-from bertrain.tasks import TASKS, Columns, metrics
+from bertrain.tasks import TASKS, Columns
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +58,10 @@ def test_a_loss_that_is_not_finite_ends_a_seed(bert_run, follows, tmp_path, monk
 
 
 def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
-    data = write_labelled(tmp_path / "train.tsv", repeat=6)
+    data = write_labelled(tmp_path / "train.tsv", repeat=4)
     result, done = json_of(
         finetune.main, "--checkpoint", bert_run, "--train", data, "--dev", data, "--test", data, "--out",
-        tmp_path / "out", "--seeds", 2, "--epochs", 6, "--lr", 1e-3, "--batch-size", 4,
+        tmp_path / "out", "--seeds", 2, "--epochs", 6, "--lr", 2e-3, "--batch-size", 4,
     )  # fmt: skip
     assert "37 of 39" in done.stderr  # tensors of the encoder
     assert result["length"] == 128
@@ -84,7 +82,7 @@ def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
 
 def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=6)
-    common = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--seeds", 1]
+    common = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1]
     for out, precision in (("a", "fp32"), ("b", "fp32"), ("c", "bf16")):
         succeeds(finetune.main, *common, "--out", tmp_path / out, "--precision", precision)
     one, same, other = (load_file(tmp_path / out / "seed-0" / "model.safetensors") for out in ("a", "b", "c"))
@@ -182,33 +180,6 @@ def test_regression(bert_run, tmp_path):
     )  # fmt: skip
     assert result["dev_pearson"]["median"] > 0.5
     assert result["dev_spearman"]["median"] > 0.5
-
-
-# ------------------------------------------------------------------------------------------------------------ metrics
-
-
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=40))
-def test_binary_metrics_are_those_of_their_definitions(pairs):
-    predicted, labels = (np.array(side) for side in zip(*pairs, strict=True))
-    tp, tn = ((predicted == x) & (labels == x) for x in (1, 0))
-    tp, tn = tp.sum(), tn.sum()
-    fp, fn = ((predicted == 1) & (labels == 0)).sum(), ((predicted == 0) & (labels == 1)).sum()
-    found = metrics.classification(predicted, labels, 2)
-    assert found["accuracy"] == pytest.approx((tp + tn) / len(pairs))
-    assert found["f1"] == pytest.approx(2 * tp / (2 * tp + fp + fn) if tp else 0.0)
-    below = float((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5
-    assert found["mcc"] == pytest.approx((tp * tn - fp * fn) / below if below else 0.0)
-
-
-@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
-def test_correlations_are_those_of_their_definitions(pairs):
-    a, b = (np.array(side, float) for side in zip(*pairs, strict=True))
-    found = metrics.regression(a, b)
-    rank = [[sum(y < x for y in side) + (sum(y == x for y in side) + 1) / 2
-             for x in side] for side in (a.tolist(), b.tolist())]  # fmt: skip
-    for name, (x, y) in {"pearson": (a, b), "spearman": map(np.array, rank)}.items():
-        constant = np.ptp(x) == 0 or np.ptp(y) == 0
-        assert found[name] == pytest.approx(0.0 if constant else np.corrcoef(x, y)[0, 1], abs=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

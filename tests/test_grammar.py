@@ -91,7 +91,7 @@ def test_floor_is_what_enumeration_gives():
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-def near_the_floor(tmp_path, *, steps, documents):
+def near_the_floor(tmp_path, *, steps, documents, lr):
     """The loss of a trained model on held-out rows, and the best loss there is for them."""
     (tmp_path / "corpus.txt").write_text(GRAMMAR.text(documents, seed=0))
     (tmp_path / "vocab.txt").write_text("\n".join(GRAMMAR.vocabulary) + "\n")
@@ -99,7 +99,7 @@ def near_the_floor(tmp_path, *, steps, documents):
     shards = tmp_path / "shards"
     bertdata.build([tmp_path / "corpus.txt"], shards, tokenizer=str(tmp_path / "vocab.txt"), validation=0.1)
     train(
-        shards, tmp_path / "run", steps=steps, length=LENGTH, global_batch_size=32, lr=6e-3, log_every=100,
+        shards, tmp_path / "run", steps=steps, length=LENGTH, global_batch_size=32, lr=lr, log_every=100,
         eval_every=0, save_every=1000, model=str(tmp_path / "config.json"),
     )  # fmt: skip
     module = learner(model.load(checkpoint.find(tmp_path / "run"))).eval()
@@ -120,15 +120,15 @@ def near_the_floor(tmp_path, *, steps, documents):
 
 
 def test_training_lowers_the_loss_and_not_below_the_best_there_is(tmp_path):
-    """With a tenth of the steps: below the loss of frequencies alone, which training on the wrong targets keeps."""
-    loss, floor, _ = near_the_floor(tmp_path, steps=60, documents=1000)
+    """With few steps: below the loss by frequencies alone, under which training on wrong targets does not come."""
+    loss, floor, _ = near_the_floor(tmp_path, steps=80, documents=500, lr=1e-2)
     frequencies = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["reference_loss"]["unigram"]
-    assert floor - 0.05 < loss < (floor + frequencies) / 2
+    assert floor < loss < frequencies - 0.25
 
 
 @pytest.mark.slow
 def test_training_comes_close_to_the_best_loss_there_is(tmp_path):
-    loss, floor, count = near_the_floor(tmp_path, steps=600, documents=5000)
+    loss, floor, count = near_the_floor(tmp_path, steps=600, documents=5000, lr=6e-3)
     assert count > 3000
     assert floor - 0.02 < loss < floor + DISTANCE
 

@@ -1,13 +1,11 @@
 """Minimal pairs: the scores are those of the papers, whatever the batches and the ranks; what is no pair is refused."""
 
-import bz2
 import gzip
 import json
 import math
 import shutil
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 from conftest import make_text
@@ -88,7 +86,9 @@ def bert_like(checkpoints):
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("file") / "pairs.jsonl", PAIRS)
+    path = tmp_path_factory.mktemp("file") / "pairs.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, PAIRS)).encode()))
+    return path
 
 
 def write(path, rows):
@@ -163,6 +163,7 @@ def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "log_likelihoods", lambda _, rows, *__, **___: [-len(row) for row in rows])
     found = result_of(bert_like, "--pairs", tmp_path / "pairs.jsonl")
     assert (found["accuracy"], found["pairs"], found["ties"]) == (2.5 / 4, 4, 1)
+    assert (result_of(bert_like, "--pairs", tmp_path / "pairs.jsonl", "--score", "pll")["score"]) == "pll"
     assert found["standard_error"] == pytest.approx(math.sqrt((2 * 0.375**2 + 0.625**2 + 0.125**2) / 4 / 4))
     assert {name: part["accuracy"] for name, part in found["by"]["phenomenon"].items()} == {"x": 2 / 3, "y": 0.5}
     assert {name: part["pairs"] for name, part in found["by"]["paradigm"].items()} == {"1": 2, "2": 1, "3": 1}
@@ -180,19 +181,6 @@ def test_many_groups_are_left_to_json(bert_like, tmp_path):
     assert "21 groups" in shown
     assert "paradigm_1" not in shown
     assert len(result_of(bert_like, "--pairs", data)["by"]["paradigm"]) == 21
-
-
-def test_compressed_files_are_read(bert_like, file, tmp_path):
-    content = file.read_bytes()
-    with pa.CompressedOutputStream(str(tmp_path / "pairs.jsonl.zst"), "zstd") as out:
-        out.write(content)
-    (tmp_path / "pairs.jsonl.gz").write_bytes(gzip.compress(content))
-    (tmp_path / "pairs.jsonl.bz2").write_bytes(bz2.compress(content))
-    expected = result_of(bert_like, "--pairs", file, "--score", "pll")
-    assert (expected["score"], expected["pairs"]) == ("pll", len(PAIRS))
-    for ending in ("gz", "zst", "bz2"):
-        found = result_of(bert_like, "--pairs", tmp_path / f"pairs.jsonl.{ending}", "--score", "pll")
-        assert found | {"file": str(file)} == expected
 
 
 def test_a_sample_is_the_beginning_of_a_fixed_random_order(tmp_path):
@@ -283,14 +271,14 @@ def test_it_is_pairs_or_shards(bert_like, file, dataset):
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-level", "unigram"])
 def test_tokens_are_shown_as_people_read_them(checkpoints, kind):
     tokenizer = load(str(checkpoints[kind][0]))
-    spelling, text = Spelling(tokenizer.files[TOKENIZER]), "the rivers naïve 12"
+    spelling, text = Spelling(tokenizer.files[TOKENIZER]), "the rivers naïve"
     content = f"{text}\n".encode()
     ids = tokenizer.encode(content, np.array([0, len(content)]), sentences=False).ids.tolist()
     tokens = [tokenizer.spell(token) for token in ids]
     mask = tokenizer.spell(tokenizer.special.mask)
     expected = text if kind == "byte-level" else text.replace("ï", "i")
     assert spelling.text(tokens) == f"{expected} {tokens[-1]}"
-    assert spelling.text([tokens[0], mask, *tokens[1:2]], {1}).split()[:2] == ["the", f">{mask}<"]
+    assert spelling.text([mask, *tokens], {0}) == f">{mask}< {expected} {tokens[-1]}"
     if kind == "byte-level":
         assert [spelling.token(token) for token in ("Ġbe", "ultÃ¤t", "Ã", "Ċ", "Ġ")] == [
             "␣be",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import BAD, GOOD, json_of, refuses, write, write_labelled
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import entities as slow
 from safetensors.torch import load_file
@@ -32,9 +32,14 @@ def tokenizer(bert_run):
 
 
 def tuned(*arguments):
-    """The result of a fine-tuning, and what it prints."""
-    result, done = json_of(finetune.main, *arguments)
-    return result, done.stderr
+    """The result of a fine-tuning."""
+    return json_of(finetune.main, *arguments)[0]
+
+
+def learned(run, tmp_path, data, name, *more):
+    """The result of a fine-tuning of one seed on small batches."""
+    options = ["--task", name, "--seeds", 1, "--lr", 3e-3, "--batch-size", 3, *more]
+    return tuned("--checkpoint", run, "--train", data, "--dev", data, "--out", tmp_path / "out", *options)
 
 
 def task(name, text="0", other="", label="-1", **more):
@@ -55,20 +60,23 @@ def rows(*of, least=1):
     return st.lists(st.tuples(*of), min_size=least, max_size=30)
 
 
-@given(rows(st.integers(0, 3), st.integers(0, 3)))
-def test_classification_is_measured_as_scikit_learn_does(pairs):
+@settings(max_examples=25)
+@given(st.sampled_from([2, 4]), st.data())
+def test_classification_is_measured_as_scikit_learn_does(num_labels, data):
     from sklearn.metrics import f1_score, matthews_corrcoef
 
-    predicted, labels = (np.array(side) for side in zip(*pairs, strict=True))
-    found = metrics.classification(predicted, labels, 4)
+    label = st.integers(0, num_labels - 1)
+    predicted, labels = (np.array(side) for side in zip(*data.draw(rows(label, label)), strict=True))
+    found = metrics.classification(predicted, labels, num_labels)
     assert found["accuracy"] == pytest.approx((predicted == labels).mean())
+    average = {"average": "binary"} if num_labels == 2 else {"average": "macro", "labels": range(4)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a single label
         assert found["mcc"] == pytest.approx(matthews_corrcoef(labels, predicted))
-        f1 = f1_score(labels, predicted, labels=range(4), average="macro", zero_division=0)
-    assert found["f1"] == pytest.approx(f1)
+        assert found["f1"] == pytest.approx(f1_score(labels, predicted, zero_division=0, **average))
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(*[st.booleans()] * 6), min_size=1, max_size=20))
 def test_several_labels_are_measured_as_scikit_learn_does(cells):
     from sklearn.metrics import accuracy_score, f1_score
@@ -131,8 +139,8 @@ def test_answers_are_compared_as_squad_does(predicted, answers, exact, f1):
 def test_pairs_are_classification_of_two_texts(bert_run, tmp_path):
     data = write(tmp_path / "a.tsv", *(f"{a}\t{b}\t{int(a in GOOD)}" for a in GOOD + BAD for b in GOOD))
     common = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1]
-    one, _ = tuned(*common, "--out", tmp_path / "pairs", "--task", "pairs")
-    same, _ = tuned(*common, "--out", tmp_path / "classes", "--other", 1)
+    one = tuned(*common, "--out", tmp_path / "pairs", "--task", "pairs")
+    same = tuned(*common, "--out", tmp_path / "classes", "--other", 1)
     assert one["dev_accuracy"] == same["dev_accuracy"]
     one, same = (load_file(tmp_path / out / "seed-0" / "model.safetensors") for out in ("pairs", "classes"))
     assert all(torch.equal(one[name], same[name]) for name in one)
@@ -142,9 +150,8 @@ def test_several_labels_are_learned(bert_run, tmp_path):
     texts = {text: [name for name in ("light", "stone", "river") if name in text] for text in GOOD + BAD}
     tsv = write(tmp_path / "a.tsv", *(f"{text}\t{'; '.join(labels)}" for text, labels in texts.items()))
     jsonl = write(tmp_path / "a.jsonl", *(json.dumps({"t": t, "l": labels}) for t, labels in texts.items()))
-    result, _ = tuned("--checkpoint", bert_run, "--train", tsv, "--dev", jsonl, "--out", tmp_path / "out", "--seeds", 1,
-                      "--task", "multilabel", "--separator", ";", "--epochs", 30, "--lr", 3e-3,
-                      "--batch-size", 3)  # fmt: skip
+    more = ["--dev", jsonl, "--separator", ";", "--epochs", 30]
+    result = learned(bert_run, tmp_path, tsv, "multilabel", *more)
     assert result["dev_micro_f1"]["median"] > 0.9
     assert set(result) >= {"dev_macro_f1", "dev_accuracy"}
     read, _ = task("multilabel", separator=";").read(str(tsv))
@@ -194,6 +201,8 @@ def test_files_of_words_and_tags(tmp_path):
     assert [s[:2] for s in task("token").read(str(lists))[0]] == [s[:2] for s in expected]
     universal = ("# text = x\n1-2\tdon't\t_\t_\n1\tdo\tdo\tAUX\n2\tn't\tnot\tPART\n2.1\tgo\tgo\tVERB\n"
                  "3\tNew York\tNY\tPROPN\n\n# text = y\n1\t#\t#\tSYM\n")  # fmt: skip
+    (tmp_path / "mark.txt").write_bytes(b"\xef\xbb\xbfriver NN\n")  # a byte order mark is no part of a word
+    assert task("token").read(str(tmp_path / "mark.txt"))[0][0].words == ["river"]
     path = write(tmp_path / "a.conllu", universal)
     found, _ = task("token", "1", label="3").read(str(path))
     assert [s[:2] for s in found] == [(["do", "n't", "New York"], ["AUX", "PART", "PROPN"]), (["#"], ["SYM"])]
@@ -217,11 +226,6 @@ def test_words_and_tags_that_do_not_fit_are_named(tmp_path, name, content, kind,
     if content is not None:
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     refused("token", tmp_path / name, kind, where)
-
-
-def test_a_byte_order_mark_is_no_part_of_a_word(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfriver NN\n")
-    assert task("token").read(str(tmp_path / "a.txt"))[0][0].words == ["river"]
 
 
 def test_columns_of_words_are_numbers_that_the_file_has(tmp_path):
@@ -258,11 +262,10 @@ def test_tags_that_are_never_trained_on_count_as_wrong_and_are_said(tokenizer, t
     assert tags.score([torch.zeros(4, dtype=torch.int64)], data.gold) == {"accuracy": 1 / 2}
 
 
+@pytest.mark.slow
 def test_entities_are_learned(bert_run, tmp_path):
     data = write(tmp_path / "a.txt", "the O", "river B-X", "light I-X", "", "salt B-Y", "of O", "stone B-Y", "")
-    result, _ = tuned("--checkpoint", bert_run, "--train", data, "--dev", data, "--test", data, "--out",
-                      tmp_path / "out", "--task", "token", "--seeds", 1, "--epochs", 40, "--lr", 3e-3,
-                      "--batch-size", 2)  # fmt: skip
+    result = learned(bert_run, tmp_path, data, "token", "--test", data, "--epochs", 40)
     assert result["test_entity_f1"]["median"] == result["test_accuracy"]["median"] == 1.0
     model = AutoModelForTokenClassification.from_pretrained(tmp_path / "out" / "seed-0")
     assert set(model.config.id2label.values()) == {"O", "B-X", "I-X", "B-Y"}
@@ -334,8 +337,7 @@ def test_an_answer_is_not_longer_than_it_may_be():
 def test_answers_are_learned(bert_run, tmp_path):
     pairs = [(f"the {a}", f"{a} river {b} stone", a) for a in ("salt", "light", "bread") for b in ("wind", "house")]
     data = squad(tmp_path / "a.json", *pairs)
-    result, _ = tuned("--checkpoint", bert_run, "--train", data, "--dev", data, "--out", tmp_path / "out", "--task",
-                   "qa", "--seeds", 1, "--epochs", 40, "--lr", 3e-3, "--batch-size", 3, "--length", 32)  # fmt: skip
+    result = learned(bert_run, tmp_path, data, "qa", "--epochs", 40, "--length", 32)
     assert result["dev_exact_match"]["median"] > 0.9
     AutoModelForQuestionAnswering.from_pretrained(tmp_path / "out" / "seed-0")
 
@@ -416,9 +418,8 @@ def test_choices_are_learned(bert_run, tmp_path):
     words = ["salt", "light", "wind", "house"]
     questions = ((f"the {word} of stone", words[:size], word) for size in (2, 3, 4) for word in words[:size])
     path = asked(tmp_path / "a.jsonl", *questions)
-    result, _ = tuned("--checkpoint", bert_run, "--train", path, "--dev", path, "--out", tmp_path / "out", "--task",
-                   "choice", "--text", "text", "--other", "choices", "--label", "label", "--seeds", 1, "--epochs", 60,
-                   "--lr", 3e-3, "--batch-size", 3, "--dropout", 0)  # fmt: skip
+    columns = ["--text", "text", "--other", "choices", "--label", "label"]
+    result = learned(bert_run, tmp_path, path, "choice", *columns, "--epochs", 60, "--dropout", 0)
     assert result["dev_accuracy"]["median"] == 1.0
 
 
@@ -478,12 +479,9 @@ def test_rows_that_do_not_fit_are_left_out_where_a_suite_says_so(tmp_path):
         assert f"{tmp_path / name}: 1 row" in read[1][0]
 
 
-def test_a_file_may_have_a_name_of_one_letter(tmp_path):
+def test_choices_need_the_column_that_has_them_and_files_may_have_any_name(tmp_path):
     for name in ("x", ".", "d-", "m-a.jsonl"):
         assert task("choice").files(name) == [name]
-
-
-def test_choices_need_the_column_that_has_them(tmp_path):
     with refuses("missing", "other"):
         task("choice").read(str(asked(tmp_path / "a.jsonl", ("a", ["b", "c"], 0))))
 
@@ -533,7 +531,7 @@ def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp
     monkeypatch.setattr(finetune, "finetune", lambda *a, seed, **k: seeds.append(seed) or run(*a, seed=seed, **k))
     common = arguments(bert_run, tmp_path, "--out", tmp_path / "out")
     tuned(*common, "--seeds", 1)
-    result, _ = tuned(*common, "--seeds", 2)
+    result = tuned(*common, "--seeds", 2)
     assert seeds == [0, 1]
     assert result["dev_accuracy"]["median"] in (result["dev_accuracy"]["min"], np.mean(
         [result["dev_accuracy"]["min"], result["dev_accuracy"]["max"]]).round(5))  # fmt: skip
@@ -583,7 +581,7 @@ def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
 @pytest.mark.dist
 def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
     common = arguments(bert_run, tmp_path, "--seeds", 3, "--precision", "fp32")
-    alone, _ = tuned(*common, "--out", tmp_path / "one")
+    alone = tuned(*common, "--out", tmp_path / "one")
     common = [str(argument) for argument in [*common, "--json", "--out", tmp_path / "two"]]
     code, out, err = on_ranks(2, "bertrain.finetune", common)
     assert code == 0, err

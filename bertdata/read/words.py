@@ -82,8 +82,8 @@ class Spelling:
         for index, token in enumerate(tokens):
             part = self._bytes(token)
             if index in marked:
-                space = b" " if part[:1].isspace() else b""
-                part = space + b">" + (part.strip() or "␣".encode()) + b"<"
+                plain, begin = part.strip(), b" " * part[:1].isspace()
+                part = begin + b">" + (plain or "␣".encode()) + b"<" + b" " * (plain != b"" and part[-1:].isspace())
             parts.append(part)
         return " ".join(b"".join(parts).decode(errors="replace").split())
 
