@@ -6,15 +6,15 @@ torch is not installed.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 import bertdata
-import bertrain
 from bertdata.cli import one_sentence
+from bertdata.errors import install
 
 COMMANDS = {
     "demo": "Run all steps once: from text to a trained model.",
@@ -41,15 +41,21 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        if ctx.resilient_parsing:  # a shell completes a line, and must not wait for torch
-            with contextlib.suppress(bertrain.MissingLibraries):
-                return importlib.import_module("bertrain.completion").outline(name, COMMANDS[name])
-            return None
         try:
             with one_sentence():  # importing torch takes seconds, in which Ctrl-C may come
                 return importlib.import_module(f"bertrain.{name}").main
-        except bertrain.MissingLibraries as error:
-            sys.exit(f"Error: {error}")
+        except ModuleNotFoundError as error:
+            package = str(error.name).partition(".")[0]
+            if package == "bertrain":
+                raise
+            if ctx.resilient_parsing:  # a shell completes a line
+                return None
+            sys.exit(f"Error: bertrain {name} needs {package}, which is not installed; {install('train')}")
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names of commands, for which nothing need be imported, and options."""
+        names = [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from bertdata.choices import MASKING_POLICIES, SHUFFLES
-from bertdata.cli import one_sentence
+from bertdata.cli import OneSentence, one_sentence
 from bertdata.errors import UsageError
 from bertrain.recipes import recipe
 
@@ -569,7 +569,7 @@ class _GroupedOption(click.Option):
         self.group = group
 
 
-class _GroupedCommand(click.Command):
+class _GroupedCommand(OneSentence):
     """A command whose --help lists its options under headings, and whose --data may have a weight behind it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -80,7 +80,7 @@ ROOMS = {
 }
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
 TRAINER_FILES = [
-    "recipes", "config", "completion", "feed", "reading", "tables",
+    "recipes", "config", "feed", "reading", "tables",
     "models.families", "models.isolation", "models.encoder", "models.taps", "models.grow",
     "models.elastic", "models.build", "models.adapters", "models.__init__",
     "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",

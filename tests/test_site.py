@@ -86,7 +86,7 @@ def errors():
 def test_no_error_of_the_source_is_missing(errors):
     """Counted by the tokens of the source: the name of one of our errors where it is called."""
     names = {"UsageError", "InputError", "TokenizerError", "BuildError", "DatasetError", "RemoteError", "StateError",
-             "TrainingError", "MissingLibraries", "BadRow"}  # fmt: skip
+             "TrainingError", "BadRow"}  # fmt: skip
     assert names | {"BertdataError"} == SITE["error_classes"](SITE["sources"]())
     listed, raised = {(error.file, error.line) for error in errors}, 0
     for path in sorted([*(ROOT / "bertdata").rglob("*.py"), *(ROOT / "bertrain").rglob("*.py")]):

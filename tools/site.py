@@ -67,7 +67,7 @@ GROUPS = {
 }  # fmt: skip
 """What the user was doing → the page about it, and the files whose errors come then; the first that fits is taken."""
 
-BESIDE = {"BadRow", "MissingLibraries"}  # no subclasses of BertdataError: the first becomes part of an InputError
+BESIDE = {"BadRow"}  # no subclass of BertdataError: it becomes part of an InputError
 REPEATED = {"str(error)", "warnings[0]"}  # the message of another error, which is listed where it is made
 
 
