@@ -58,8 +58,8 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
     def __getitems__(self, indices: Sequence[int]) -> list[Tensors]:
         """Several at once, which is how DataLoader asks."""
         numbers = np.asarray(indices, np.int64) % len(self)
-        whole = tensors(self.loader.read(self.epoch * len(self) + numbers))
-        return [{name: tensor[row] for name, tensor in whole.items()} for row in range(numbers.size)]
+        batch = tensors(self.loader.read(self.epoch * len(self) + numbers))
+        return [{name: tensor[row] for name, tensor in batch.items()} for row in range(numbers.size)]
 
 
 class BatchDataset(torch.utils.data.IterableDataset[Tensors]):

@@ -45,17 +45,29 @@ def objectives(config: Config) -> dict[str, type[Objective]]:
     """The objectives that --objective names, in its order. Raises UsageError for unknown names and faulty entries."""
     names = config.objective.split("+")
     if len(set(names)) < len(names):
-        raise UsageError(f"--objective {config.objective} names an objective twice; name each once")
+        raise UsageError(
+            f"--objective {config.objective} names an objective twice; name each once",
+            "malformed", option="objective", given=config.objective,
+        )  # fmt: skip
     if taken := [name for name in names if hasattr(torch.nn.ModuleDict, name) or "." in name]:
-        raise UsageError(f"--objective {taken[0]}: torch does not allow this name for a module; choose another")
-    found = {name: pick(OBJECTIVES, name, "--objective") for name in names}
-    for name, kind in found.items():
+        raise UsageError(
+            f"--objective {taken[0]}: torch does not allow this name for a module; choose another",
+            "bad-entry", option="objective", given=taken[0],
+        )  # fmt: skip
+    classes = {name: pick(OBJECTIVES, name, "--objective") for name in names}
+    for name, kind in classes.items():
         if not (isinstance(kind, type) and issubclass(kind, Objective)):
-            raise UsageError(f"--objective {name}: its entry in OBJECTIVES is {kind!r}; give a subclass of Objective")
+            raise UsageError(
+                f"--objective {name}: its entry in OBJECTIVES is {kind!r}; give a subclass of Objective",
+                "bad-entry", option="objective", given=name,
+            )  # fmt: skip
         for method in ("count", "forward"):
             if getattr(kind, method) is getattr(Objective, method):
-                raise UsageError(f"--objective {name}: {kind.__name__} has no {method}; define it (docs/extending.md)")
-    return found
+                raise UsageError(
+                    f"--objective {name}: {kind.__name__} has no {method}; define it (docs/extending.md)",
+                    "bad-entry", option="objective", given=name,
+                )  # fmt: skip
+    return classes
 
 
 def samples(config: Config) -> str:
@@ -66,8 +78,9 @@ def samples(config: Config) -> str:
         raise UsageError(
             f"--objective {config.objective} needs rows of {' and of '.join(sorted(needed))}"
             + " (--isolate-documents: packed)" * config.isolate_documents
-            + "; leave one of them out"
-        )
+            + "; leave one of them out",
+            "conflict", option="objective", given=config.objective,
+        )  # fmt: skip
     return next(iter(needed), "windows")
 
 
@@ -115,7 +128,7 @@ def model(
     elif resume:
         weights, warnings = build.load(resume, nsp=nsp), []
     elif config.init:
-        weights, warnings = build.start_from(_found(config.init), shards, length=config.longest, nsp=nsp)
+        weights, warnings = build.start_from(_start_of(config.init), shards, length=config.longest, nsp=nsp)
     else:
         special = shards.special_tokens
         sizes: dict[str, Any] = {"length": config.longest, "layers": layers}
@@ -125,12 +138,9 @@ def model(
     return weights, [*warnings, *build.slower(weights)]
 
 
-def _found(init: str) -> str:
-    """The directory of --init, the newest checkpoint of a run; a name on the hub as it is."""
-    if not Path(init).is_dir():
-        return init
-    build.refuse_adapter(Path(init))
-    return str(checkpoint.find(Path(init)))
+def _start_of(init: str) -> str:
+    """The directory of --init, of a run that of its newest checkpoint; a name on the hub as it is."""
+    return str(checkpoint.find(Path(init), "init")) if Path(init).is_dir() else init
 
 
 def _with_adapter(
@@ -138,7 +148,7 @@ def _with_adapter(
 ) -> tuple[PreTrainedModel, list[str]]:
     """The weights of --init with an adapter, a new one or that of a checkpoint to resume; and warnings."""
     start = adapters.start_of(resume, config.init) if resume else config.init
-    weights, warnings = build.start_from(_found(start), shards, length=config.longest, nsp=nsp, whole=True)
+    weights, warnings = build.start_from(_start_of(start), shards, length=config.longest, nsp=nsp, whole=True)
     adapters.add(weights, adapters.parse(config.lora), seed=config.seed)
     if resume:
         adapters.read(weights, resume)
@@ -162,16 +172,16 @@ def learner(
         for text in list(parts.values())[:-1]:
             text.weight *= 1 - config.alpha
     isolate = config.isolate_documents
-    made: Learner
+    module: Learner
     if config.elastic:
         space = Space(config.elastic, weights.config)
-        made = Elastic(weights, parts, space=space, number=config.sub_networks, seed=config.seed, isolate=isolate)
+        module = Elastic(weights, parts, space=space, number=config.sub_networks, seed=config.seed, isolate=isolate)
     else:
-        made = Learner(weights, parts, isolate=isolate)
-    made.teacher, made.base = name, adapters.base_of(weights)
+        module = Learner(weights, parts, isolate=isolate)
+    module.teacher, module.base = name, adapters.base_of(weights)
     if config.side_channel:
-        made.side_channel = _side_channel(config, weights, shards)
-    return made.to(ranks.device).train()
+        module.side_channel = _side_channel(config, weights, shards)
+    return module.to(ranks.device).train()
 
 
 def _side_channel(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset) -> side_channel.SideChannel:
@@ -183,34 +193,35 @@ def _side_channel(config: Config, weights: PreTrainedModel, shards: bertdata.Dat
     if not isinstance(embeddings, torch.nn.Embedding):
         raise UsageError(
             f"--side-channel needs a table of word embeddings, which {weights.config.model_type} does not have; "
-            "leave it out"
-        )
+            "leave it out",
+            "unsupported", option="side_channel", given=config.side_channel,
+        )  # fmt: skip
     vocabulary = tokenizers.Tokenizer.from_str(shards.tokenizer_file(TOKENIZER).decode()).get_vocab()
     return side_channel.SideChannel(side_channel.read(config.side_channel, vocabulary), embeddings.embedding_dim)
 
 
-def sizes(made: Learner) -> dict[str, int]:
+def sizes(learner: Learner) -> dict[str, int]:
     """The elements of each tensor that --lr-scale may name: none of those that are frozen beside an adapter."""
-    named = {name.removeprefix("model."): parameter.numel() for name, parameter in made.named_parameters()}
+    elements = {name.removeprefix("model."): parameter.numel() for name, parameter in learner.named_parameters()}
     own = (".lora_", "objectives.")
-    return {name: size for name, size in named.items() if made.base is None or any(part in name for part in own)}
+    return {name: size for name, size in elements.items() if learner.base is None or any(part in name for part in own)}
 
 
-def check_parts(config: Config, shards: bertdata.Dataset, made: Learner) -> None:
+def check_parts(config: Config, shards: bertdata.Dataset, learner: Learner) -> None:
     """Raises UsageError for a model that cannot follow --grow, and for a --lr-scale that cannot work.
 
     One cannot that never matches anything, or that leaves nothing to train in a sub-network of --elastic. Call
     optim.build first.
     """
-    names = list(sizes(made))
+    names = list(sizes(learner))
     if config.grow:
-        whole, _ = model(config, shards)
-        grow.check_depth(whole, config.grow, config.depths[-1][1], freezes=config.freeze_trunk)
-        grow.check_outside(whole, model(config, shards, layers=config.depths[0][1])[0])
-        names += [name for name, _ in whole.named_parameters()]
+        deepest, _ = model(config, shards)
+        grow.check_depth(deepest, config.grow, config.depths[-1][1], freezes=config.freeze_trunk)
+        grow.check_outside(deepest, model(config, shards, layers=config.depths[0][1])[0])
+        names += [name for name, _ in deepest.named_parameters()]
     check_scales(names, config)
-    if isinstance(made, Elastic):
-        made.check_trained(config.lr_scale)
+    if isinstance(learner, Elastic):
+        learner.check_trained(config.lr_scale)
 
 
 def _distillation(
@@ -221,12 +232,16 @@ def _distillation(
     if config.teacher_cache:
         sha256 = TeacherCache(config.teacher_cache).header["teacher"]["sha256"]
         return Distil(weights, config, vocab_size=vocab_size), f"logits of teacher {sha256[:16]}"
-    directory = checkpoint.find(Path(config.teacher))
+    directory = checkpoint.find(Path(config.teacher), "teacher")
     teacher = build.load(directory)
     build.check_fits(directory, shards, teacher)
     if config.longest > build.max_length(teacher.config):
         most = build.max_length(teacher.config)
-        raise UsageError(f"rows of {config.longest} are more than the {most} positions of --teacher {config.teacher}")
+        raise UsageError(
+            f"rows of {config.longest} tokens are longer than the {most} positions of --teacher {config.teacher}; give "
+            "a smaller --length, or another teacher",
+            "too-long", option="length", given=config.longest,
+        )  # fmt: skip
     objective = Distil(weights, config, vocab_size=vocab_size, teacher=teacher)
     computing = autocast(ranks.device, precision)
     if not family_of(teacher).half:  # it is called where the student computes in half precision
@@ -239,7 +254,10 @@ def precision(config: Config, device: torch.device, weights: PreTrainedModel) ->
     """--precision, resolved: fp32, bf16 or fp16. Raises UsageError for one that the model cannot compute in."""
     half = family_of(weights).half
     if config.precision not in ("auto", "fp32") and not half:
-        raise UsageError(f"{weights.config.model_type} computes in fp32 alone; give --precision fp32")
+        raise UsageError(
+            f"{weights.config.model_type} computes only in fp32; give --precision fp32",
+            "unsupported", option="precision", given=config.precision,
+        )  # fmt: skip
     if config.precision != "auto":
         return config.precision
     if device.type != "cuda" or not half:
@@ -248,6 +266,6 @@ def precision(config: Config, device: torch.device, weights: PreTrainedModel) ->
 
 
 def autocast(device: torch.device, precision: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """What makes the context that forward passes run in."""
+    """A function that makes the context in which forward passes run."""
     dtype = DTYPES[precision]
     return lambda: torch.autocast(device.type, dtype) if dtype else contextlib.nullcontext()

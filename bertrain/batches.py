@@ -46,9 +46,10 @@ class Batches:
         for _, share in config.mask_shares[1:]:
             if bertdata.Masking(probability=share, policy=config.masking).num_slots(config.length) == 0:
                 raise UsageError(
-                    f"--mlm-probability {config.mlm_probability}: {share} of rows of {config.length} is not one place; "
-                    "raise it, or --length"
-                )
+                    f"--mlm-probability {config.mlm_probability}: {share} of rows of {config.length} tokens is less "
+                    "than one token; raise it, or --length",
+                    "too-short-to-mask", option="mlm_probability", given=config.mlm_probability,
+                )  # fmt: skip
         num_samples = loader.num_samples
         if loader.teacher_cache is not None:
             num_samples = self._answered()
@@ -56,11 +57,12 @@ class Batches:
         if targets == 0:
             assert loader.masking is not None  # noqa: S101  (a run always masks)
             raise TrainingError(
-                f"nothing to predict: the {loader.num_samples} samples of "
-                f"{' and '.join(path for path, _ in config.sources)} are too short to mask "
-                f"{loader.masking.probability:.0%} of them (ranks {loader.world_size}, batch "
-                f"{loader.global_batch_size}); build with more text, or raise --mlm-probability"
-            )
+                f"nothing to predict: the samples of {' and '.join(path for path, _ in config.sources)} are too short "
+                f"to mask {loader.masking.probability:.0%} of them (samples {loader.num_samples}, ranks "
+                f"{loader.world_size}, batch {loader.global_batch_size}); build with more text, or raise "
+                "--mlm-probability",
+                "too-short-to-mask", option="mlm_probability", given=config.mlm_probability,
+            )  # fmt: skip
         return targets
 
     def _answered(self) -> int:
@@ -75,8 +77,9 @@ class Batches:
                 raise UsageError(
                     f"how many samples --budget {self.config.budget} will read is not known, and --teacher-cache "
                     f"{self.config.teacher_cache} has a last one; give --steps, or a cache of all samples of its "
-                    "--variants"
-                ) from None
+                    "--variants",
+                    "conflict", option="budget", given=self.config.budget,
+                ) from None  # fmt: skip
             raise
         return num_samples
 
@@ -93,10 +96,20 @@ class Batches:
         try:
             self.loader.load_state_dict(state if masking is planned else state | {"masking": masking.state()})
         except StateError as error:
+            seed = "seed" if self.config.data_seed is None else "data_seed"
+            for option, name in (("length", "length"), (seed, "seed"), ("shuffle", "shuffle")):
+                if state[name] != (given := self.loader.state_dict()[name]):
+                    flag = option.replace("_", "-")
+                    raise UsageError(
+                        f"{directory.parent} was begun with --{flag} {state[name]}; use {state[name]} again, or "
+                        "another --out",
+                        "other-settings", option=option, given=given,
+                    ) from None  # fmt: skip
             raise UsageError(
-                f"{directory} was trained with other options: {error}; give the same, or another --out"
-            ) from None
-        self.earlier_tokens = saved.get("earlier_tokens", self.earlier_tokens)
+                f"{directory.parent} was begun with other options: {error}; give the same, or another --out",
+                "other-settings", option="out", given=str(directory.parent),
+            ) from None  # fmt: skip
+        self.earlier_tokens = saved["earlier_tokens"]
 
     def _masking_after(self, state: dict[str, Any], planned: bertdata.Masking) -> bertdata.Masking:
         """How a stream goes on: as its state says up to its position, and from there as is planned.
@@ -112,9 +125,9 @@ class Batches:
             return planned
         if self.config.budget:
             return replace(planned, probability=then.probability, later=read)
-        now = [part for part in ((0, planned.probability), *planned.later) if part[0] <= position][-1][1]
+        share = [part for part in ((0, planned.probability), *planned.later) if part[0] <= position][-1][1]
         last = read[-1][1] if read else then.probability
-        changed = ((position, now),) if position and now != last else ()
+        changed = ((position, share),) if position and share != last else ()
         ahead = tuple(pair for pair in planned.later if pair[0] > position)
         return replace(planned, probability=then.probability, later=(*read, *changed, *ahead))
 
@@ -131,23 +144,23 @@ class Batches:
     def _change_masking(self, scheduled: int) -> None:
         """With a budget the time decides when the share of masked tokens changes; the stream then says where it did."""
         share = [share for begin, share in self.config.mask_shares if begin * self.plan.steps <= scheduled][-1]
-        now, position = self.loader.masking, self.loader.position
-        assert now  # noqa: S101  (rows of a run are masked)
-        if share == now.parts[-1].probability:
+        masking, position = self.loader.masking, self.loader.position
+        assert masking  # noqa: S101  (rows of a run are masked)
+        if share == masking.parts[-1].probability:
             return
-        later = (*now.later, (position, share))
-        masking = replace(now, later=later) if position else replace(now, probability=share)
+        later = (*masking.later, (position, share))
+        masking = replace(masking, later=later) if position else replace(masking, probability=share)
         self.loader = self._loader(self.loader.length, masking)
         self.loader.position = position
 
     @property
     def source_tokens(self) -> list[int]:
         """The tokens read from each source, padding included."""
-        here = (count * self.loader.length for count in self.loader.counts())
-        return [before + tokens for before, tokens in zip(self.earlier_tokens, here, strict=True)]
+        tokens = (count * self.loader.length for count in self.loader.counts())
+        return [earlier + later for earlier, later in zip(self.earlier_tokens, tokens, strict=True)]
 
     def shares(self) -> list[str]:
-        """Of each dataset of a mix: its share of the rows, its size, and how often the run reads it. Empty for one."""
+        """For each dataset of a mix: its share of the rows, its size, and how often the run reads it. Empty for one."""
         if len(self.sources) == 1:
             return []
         counts, total = self.loader.counts(self.plan.samples(self.plan.steps)), sum(self.loader.weights)

@@ -8,7 +8,8 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ class Config:
         "Dataset of bertdata build: a directory or a URL. Required. Several datasets are mixed, each followed by its "
         "weight: --data a/ 0.7 --data b/ 0.3.", mixed=True,
     )  # fmt: skip
-    out: str = _option(CHECKPOINTS, "", "Directory of the run: checkpoints, log.jsonl and run.json. Required.")
+    out: str = _option(
+        CHECKPOINTS,
+        "",
+        "Directory of the run: checkpoints, log.jsonl and run.json. Default: runs/MODEL-DATE, of today.",
+    )
     model: str = _option(
         MODEL, "modernbert-tiny",
         "Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, "
@@ -63,9 +68,8 @@ class Config:
     )
     lora: str = _option(
         MODEL, "",
-        "Train an adapter on the weights of --init, which are frozen. r=8,alpha=16: each linear map of its layers "
-        "gets two matrices of rank 8, whose product is multiplied by 16 / 8. bits=4 and target=PATTERN may follow "
-        "(docs/adapters.md).",
+        "Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r). "
+        "bits=4 and target=PATTERN may follow (docs/adapters.md).",
     )  # fmt: skip
     objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
     grow: str = _option(
@@ -138,8 +142,8 @@ class Config:
     muon_momentum: float = _option(SCHEDULE, 0.95, "Decay rate of Muon's mean of gradients.")
     lr_scale: tuple[str, ...] = _option(
         SCHEDULE, (),
-        "PATTERN=FACTOR: multiply the learning rate of the parameters whose names the regular expression matches "
-        "anywhere, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.",
+        "PATTERN=FACTOR: scale the learning rate of parameters whose name contains a match of PATTERN, a regular "
+        "expression, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.",
         many=True,
     )  # fmt: skip
     weight_decay: float = _option(SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.")
@@ -207,7 +211,7 @@ class Config:
     save_every: int = _option(CHECKPOINTS, 1000, "Steps between checkpoints; the last step always has one.")
     keep: int = _option(CHECKPOINTS, 3, "Number of checkpoints to keep.")
     resume: str = _option(
-        CHECKPOINTS, "auto", "auto: continue from the newest whole checkpoint in --out. no: refuse if there is one.",
+        CHECKPOINTS, "auto", "auto: continue from the newest complete checkpoint in --out. no: refuse if there is one.",
         type=click.Choice(["auto", "no"]),
     )  # fmt: skip
     eval_every: int = _option(
@@ -233,52 +237,48 @@ class Config:
                 continue
             if option.metadata.get("many"):
                 if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
-                    raise UsageError(f"{_flag(option.name)} is {value!r}, which is not a list of texts")
+                    raise UsageError(
+                        f"{_flag(option.name)} is {value!r}, which is not a list of texts",
+                        "malformed", option=option.name, given=value,
+                    )  # fmt: skip
                 object.__setattr__(self, option.name, tuple(value))
                 continue
             if staged := option.metadata.get("staged"):
-                values = stages(_flag(option.name), value, staged)
+                values = stages(option.name, value, staged)
                 if len(values) == 1:  # the command line gives a text
                     object.__setattr__(self, option.name, values[0][1])
                 continue
             wrong = not isinstance(value, (int, float) if kind is float else kind)
             if wrong or isinstance(value, bool) != (kind is bool):
-                raise UsageError(f"{_flag(option.name)} is {value!r}, which is not {_KINDS[kind]}")
+                raise UsageError(
+                    f"{_flag(option.name)} is {value!r}, which is not {_KINDS[kind]}",
+                    "malformed", option=option.name, given=value,
+                )  # fmt: skip
         for name in self.log_to:
             if name not in TRACKERS:
-                raise UsageError(f"--log-to {name} is unknown; give one of {', '.join(TRACKERS)}")
-        for name in ("data", "out"):
-            if not getattr(self, name):
-                raise UsageError(f"--{name} is missing; give a directory")
+                raise UsageError(
+                    f"--log-to {name} is unknown; give one of {', '.join(TRACKERS)}",
+                    "unknown", option="log_to", given=name,
+                )  # fmt: skip
+        if not self.data:
+            raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
         for name in ("save_every", "keep", "log_every", "sub_networks"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give at least 1")
+            self._require(name, getattr(self, name) >= 1, "at least 1")
         for name in ("steps", "epochs", "micro_batch_size", "lr", "muon_rate", "clip_norm", "epsilon"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{_flag(name)} is {value}; give a number above 0")
+            self._require(name, value is None or 0 < value < math.inf, "a number above 0")
         for name in ("warmup", "eval_every", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{_flag(name)} is {getattr(self, name)}; give 0 or a number above it")
+            self._require(name, 0 <= getattr(self, name) < math.inf, "0 or a number above it")
         for name in ("beta1", "beta2", "muon_momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(
-                    f"{_flag(name)} is {getattr(self, name)}; give a number from 0 to below 1, such as 0.9"
-                )
-        for _, share in self.mask_shares:
-            if not 0 < share <= 1:
-                raise UsageError(f"--mlm-probability is {self.mlm_probability}; give shares above 0 and at most 1")
-        for _, rows in self.batch_sizes:
-            if rows < 1:
-                raise UsageError(f"--global-batch-size is {self.global_batch_size}; give at least 1")
-        if not 0 < self.long_share < 1:
-            raise UsageError(f"--long-share is {self.long_share}; give a share between 0 and 1")
-        if not 0 < self.decay_share <= 1:
-            raise UsageError(f"--decay-share is {self.decay_share}; give a share above 0, such as 0.2")
-        if self.long_length is not None and not self.long_length > self.length:
-            raise UsageError(f"--long-length {self.long_length} must be more than --length {self.length}")
-        if not 0 <= self.average < 1:
-            raise UsageError(f"--average is {self.average}; give a share of the run below 1, such as 0.15")
+            self._require(name, 0 <= getattr(self, name) < 1, "a number from 0 to below 1, such as 0.9")
+        is_share = all(0 < share <= 1 for _, share in self.mask_shares)
+        self._require("mlm_probability", is_share, "shares above 0 and at most 1")
+        self._require("global_batch_size", all(rows >= 1 for _, rows in self.batch_sizes), "at least 1")
+        self._require("long_share", 0 < self.long_share < 1, "a share between 0 and 1")
+        self._require("decay_share", 0 < self.decay_share <= 1, "a share above 0, such as 0.2")
+        self._require("average", 0 <= self.average < 1, "a share of the run below 1, such as 0.15")
+        is_longer = self.long_length is None or self.long_length > self.length
+        self._require("long_length", is_longer, f"more than --length {self.length}")
         self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
         self._check_defaults(self.schedule == "wsd", ("decay_share",), "--schedule wsd")
         self._check_defaults(self.optimizer != "adamw", ("muon_rate", "muon_momentum"), "--optimizer muon")
@@ -288,25 +288,34 @@ class Config:
         self._check_duration()
         self._check_distillation()
 
+    def _require(self, name: str, is_right: bool, expected: str) -> None:
+        """Raises UsageError for an option out of its range. expected: what to give instead."""
+        value = getattr(self, name)
+        if not is_right:
+            raise UsageError(f"{_flag(name)} is {value}; give {expected}", "out-of-range", option=name, given=value)
+
     def _check_defaults(self, are_used: bool, names: tuple[str, ...], needed: str) -> None:
         """Raises UsageError for options that are given and not used."""
         defaults = {option.name: option.default for option in fields(self)}
         for name in names:
             if not are_used and getattr(self, name) != defaults[name]:
                 raise UsageError(
-                    f"{_flag(name)} {getattr(self, name)} needs {needed}; give that too, or leave {_flag(name)} out"
-                )
+                    f"{_flag(name)} {getattr(self, name)} needs {needed}; give that too, or leave {_flag(name)} out",
+                    "needs-option", option=name, given=getattr(self, name),
+                )  # fmt: skip
 
     def _check_adapter(self) -> None:
         if self.lora and self.grow:
             raise UsageError(
-                "--grow and --lora were given; a model that grows trains all its weights, so give one of them"
-            )
+                "--grow and --lora were given; a model that grows trains all its weights, so give one of them",
+                "conflict", option="lora",
+            )  # fmt: skip
         if self.lora and self.side_channel:
             raise UsageError(
                 "--side-channel and --lora were given; a side channel trains the word embeddings, which are frozen "
-                "beside an adapter, so give one of them"
-            )
+                "beside an adapter, so give one of them",
+                "conflict", option="lora",
+            )  # fmt: skip
         self._check_defaults(bool(self.init), ("lora",), "--init: the weights to freeze")
 
     def _check_growth(self) -> None:
@@ -315,81 +324,108 @@ class Config:
             return
         begins = [begin for begin, _ in self.depths]
         if self.init:
-            raise UsageError("--grow and --init were given; --grow begins with random weights, so give --model")
+            raise UsageError(
+                "--grow and --init were given; --grow begins with random weights, so give --model",
+                "conflict", option="init",
+            )  # fmt: skip
         if self.distil_method in ("relations", "hidden"):
             raise UsageError(
                 f"--distil {self.distil_method} compares layers by their number, which --grow changes; give --distil "
-                "logits, or leave --grow out"
-            )
+                "logits, or leave --grow out",
+                "conflict", option="distil", given=self.distil,
+            )  # fmt: skip
         if begins[-1] > 1 - self.average + 1e-9:
             most = math.floor(100 * (1 - begins[-1]) + 1e-9) / 100
             raise UsageError(
                 f"--average {self.average} takes in weights from before the last growth at {begins[-1]}; give at most "
-                f"{most:g}"
-            )
+                f"{most:g}",
+                "out-of-range", option="average", given=self.average,
+            )  # fmt: skip
 
     def _check_elastic(self) -> None:
         self._check_defaults(bool(self.elastic), ("sub_networks",), "--elastic")
         if not self.elastic:
             return
         if self.grow:
-            raise UsageError("--elastic and --grow were given, and both say how many layers are trained; give one")
+            raise UsageError(
+                "--elastic and --grow were given, and both say how many layers are trained; give one",
+                "conflict", option="elastic",
+            )  # fmt: skip
         if self.lora:
-            raise UsageError("--elastic and --lora were given; sub-networks train all their weights, so give one")
+            raise UsageError(
+                "--elastic and --lora were given; sub-networks train all their weights, so give one",
+                "conflict", option="elastic",
+            )  # fmt: skip
         if self.gradient_checkpointing:
             raise UsageError(
-                "--gradient-checkpointing and --elastic were given; the weights of a sub-network are there in the "
-                "forward pass alone, so its layers cannot be computed again: leave --gradient-checkpointing out"
-            )
+                "--gradient-checkpointing and --elastic were given; the weights of a sub-network exist only in the "
+                "forward pass, so its layers cannot be computed again; leave --gradient-checkpointing out",
+                "conflict", option="gradient_checkpointing",
+            )  # fmt: skip
         if self.compile == "on":
-            raise UsageError("--compile on would compile each sub-network of --elastic; leave it out")
+            raise UsageError(
+                "--compile on would compile each sub-network of --elastic; leave it out",
+                "conflict", option="compile", given=self.compile,
+            )  # fmt: skip
         if self.distil_method == "hidden" and self.distil_layers == "uniform":
             raise UsageError(
                 "--distil hidden compares every layer, and the sub-networks of --elastic have different ones; give "
-                "--distil-layers last"
-            )
+                "--distil-layers last",
+                "conflict", option="distil_layers", given=self.distil_layers,
+            )  # fmt: skip
 
     def _check_duration(self) -> None:
         durations = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
         given = [f"{flag} {value}" for flag, value in durations.items() if value is not None]
         if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} were given; give one of them")
+            raise UsageError(f"{' and '.join(given)} were given; give one of them", "conflict", option="steps")
         if self.budget:
             self.seconds  # noqa: B018  (refuses what is no time)
             if self.warmup >= 1:
                 raise UsageError(
                     f"--warmup {self.warmup:.0f} is a number of steps, and a run with --budget has none; give a share "
-                    "below 1"
-                )
+                    "below 1",
+                    "conflict", option="warmup", given=self.warmup,
+                )  # fmt: skip
             if self.teacher_cache and len(self.mask_shares) > 1:
                 raise UsageError(
                     f"--mlm-probability {self.mlm_probability} changes with the time of a --budget, and "
-                    "--teacher-cache has answers to rows whose masks are known in advance; give --steps"
-                )
+                    "--teacher-cache has answers to rows whose masks are known in advance; give --steps",
+                    "conflict", option="budget", given=self.budget,
+                )  # fmt: skip
 
     def _check_distillation(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise UsageError(f"--alpha is {self.alpha}; give the weight of the teacher's loss, from 0 to 1")
-        if not 0 < self.temperature < math.inf:
-            raise UsageError(f"--temperature is {self.temperature}; give a number above 0, such as 2")
+        self._require("alpha", 0 <= self.alpha <= 1, "the weight of the teacher's loss, from 0 to 1")
+        self._require("temperature", 0 < self.temperature < math.inf, "a number above 0, such as 2")
         if self.teacher and self.teacher_cache:
-            raise UsageError("--teacher and --teacher-cache were given; give one of them")
+            raise UsageError(
+                "--teacher and --teacher-cache were given; give one of them", "conflict", option="teacher_cache"
+            )
         if self.teacher_cache and len(self.sources) > 1:
             raise UsageError(
                 f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(self.sources)}; give "
-                "one, or --teacher, which answers during training"
-            )
+                "one, or --teacher, which answers during training",
+                "conflict", option="teacher_cache",
+            )  # fmt: skip
         if self.teacher_cache and self.distil in ("relations", "hidden"):
-            raise UsageError(f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits")
+            raise UsageError(
+                f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits; give --distil logits",
+                "needs-option", option="distil", given=self.distil,
+            )  # fmt: skip
         if self.teacher_cache and self.long_length is not None:
-            raise UsageError("--teacher-cache does not go with --long-length: its answers are to rows of one length")
+            raise UsageError(
+                "--teacher-cache and --long-length were given; a cache has answers to rows of one length, so leave one "
+                "of them out",
+                "conflict", option="teacher_cache",
+            )  # fmt: skip
         teaching = ("distil", "distil_layers", "alpha", "temperature")
         self._check_defaults(bool(self.distil_method), teaching, "a --teacher-cache or a --teacher")
         if self.compile == "on" and self._recomputes_tapped_layers:
             raise UsageError(
                 f"--compile on does not go with --gradient-checkpointing and --distil {self.distil_method}, which "
-                "reads the layers that are computed again; leave one of them out"
-            )
+                "reads the layers that are computed again; leave one of them out",
+                "conflict", option="compile", given=self.compile,
+            )  # fmt: skip
 
     @property
     def _recomputes_tapped_layers(self) -> bool:
@@ -418,18 +454,21 @@ class Config:
         """--budget in seconds."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", self.budget)
         if not match or float(match[1]) <= 0:
-            raise UsageError(f"--budget {self.budget} is not a time; write it like 90s, 30m or 24h")
+            raise UsageError(
+                f"--budget {self.budget} is not a time; write it like 90s, 30m or 24h",
+                "malformed", option="budget", given=self.budget,
+            )  # fmt: skip
         return float(match[1]) * _SECONDS[match[2]]
 
     @property
     def mask_shares(self) -> tuple[tuple[float, float], ...]:
         """--mlm-probability as (share of the run that is done, share of tokens from then on)."""
-        return stages("--mlm-probability", self.mlm_probability, float)
+        return stages("mlm_probability", self.mlm_probability, float)
 
     @property
     def batch_sizes(self) -> tuple[tuple[float, int], ...]:
         """--global-batch-size as (share of the run that is done, rows of a step from then on)."""
-        return stages("--global-batch-size", self.global_batch_size, int)
+        return stages("global_batch_size", self.global_batch_size, int)
 
     @property
     def depths(self) -> tuple[tuple[float, int], ...]:
@@ -439,32 +478,38 @@ class Config:
         layers = _numbers(self.grow, int)
         begins = [0.0, *_numbers(self.grow_at, float)]
         if len(layers) < 2 or layers[0] < 1 or layers != sorted(layers):
-            raise UsageError(f"--grow is {self.grow}; give numbers of layers that do not fall, such as 3,6,12")
+            raise UsageError(
+                f"--grow is {self.grow}; give numbers of layers that do not fall, such as 3,6,12",
+                "malformed", option="grow", given=self.grow,
+            )  # fmt: skip
         if len(begins) != len(layers) or begins != sorted(set(begins)) or not begins[-1] < 1:
             raise UsageError(
                 f"--grow-at is {self.grow_at or 'missing'}; --grow {self.grow} needs {len(layers) - 1} rising shares "
-                "of the run between 0 and 1, such as 0.5"
-            )
+                "of the run between 0 and 1, such as 0.5",
+                "malformed", option="grow_at", given=self.grow_at,
+            )  # fmt: skip
         return tuple(zip(begins, layers, strict=True))
 
     @property
     def rate_scales(self) -> tuple[tuple[re.Pattern[str], float], ...]:
         """--lr-scale as (pattern, factor), in their order."""
-        found = []
+        scales = []
         for given in self.lr_scale:
             pattern, _, factor = given.rpartition("=")
             try:
-                found.append((re.compile(pattern), float(factor)))
+                scales.append((re.compile(pattern), float(factor)))
             except (ValueError, re.error) as error:
                 raise UsageError(
                     f"--lr-scale {given} is not a regular expression, = and a number ({error}); write it like "
-                    "embeddings=0.1"
-                ) from None
-            if not pattern or not 0 <= found[-1][1] < math.inf:
+                    "embeddings=0.1",
+                    "malformed", option="lr_scale", given=given,
+                ) from None  # fmt: skip
+            if not pattern or not 0 <= scales[-1][1] < math.inf:
                 raise UsageError(
-                    f"--lr-scale {given} needs a pattern, = and a factor of 0 or more; write it like embeddings=0.1"
-                )
-        return tuple(found)
+                    f"--lr-scale {given} needs a pattern, = and a factor of 0 or more; write it like embeddings=0.1",
+                    "malformed", option="lr_scale", given=given,
+                )  # fmt: skip
+        return tuple(scales)
 
     @property
     def longest(self) -> int:
@@ -472,34 +517,46 @@ class Config:
         return max(self.length, self.long_length or 0)
 
 
+def default_out(config: Config) -> str:
+    """The directory of a run without --out: runs/<model>-<date of today>. Ranks must take that of rank 0."""
+    path = Path(config.init or config.model)
+    name = path.parent.resolve().name if path.name == "config.json" else path.resolve().name
+    return f"runs/{name}-{date.today():%Y-%m-%d}"
+
+
 def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/extending.md") -> Any:
     """registry[name]. Raises UsageError, listing the known names, if the name is unknown."""
     if name not in registry:
         raise UsageError(
             f"{flag} {name or 'without a name'} is unknown; give one of {', '.join(registry)}, or run the file that "
-            f"adds your own ({page})"
-        )
+            f"adds your own ({page})",
+            "unknown", option=flag[2:].replace("-", "_"), given=name,
+        )  # fmt: skip
     return registry[name]
 
 
-def stages(flag: str, given: float | str, kind: Callable[[str], Any]) -> tuple[tuple[float, Any], ...]:
+def stages(name: str, given: float | str, kind: Callable[[str], Any]) -> tuple[tuple[float, Any], ...]:
     """Values for the parts of a run, as (begin, value): "0.3:0.15@0.8" → ((0, 0.3), (0.8, 0.15)).
 
-    A begin is a share of the run; without @ the parts are equally long. Raises UsageError for anything else.
+    A begin is a share of the run; without @ the parts are equally long. Raises UsageError for anything else. name: of
+    the option in Config.
     """
     parts = str(given).split(":")
     try:
-        found = []
+        values = []
         for number, part in enumerate(parts):
             value, at, begin = part.partition("@")
-            found.append((float(begin) if at else number / len(parts), kind(value)))
+            values.append((float(begin) if at else number / len(parts), kind(value)))
     except ValueError:
-        found = []
-    begins = [begin for begin, _ in found]
-    if not found or begins[0] != 0 or begins != sorted(set(begins)) or not all(begin < 1 for begin in begins):
-        values = {float: "0.3, or 0.3:0.15, or 0.3:0.15@0.8", int: "64, or 64:128, or 64:128@0.8"}[kind]  # type: ignore[index]  # kind is one of the two
-        raise UsageError(f"{flag} is {given}; give one value, or values for the parts of a run: {values}")
-    return tuple(found)
+        values = []
+    begins = [begin for begin, _ in values]
+    if not values or begins[0] != 0 or begins != sorted(set(begins)) or not all(begin < 1 for begin in begins):
+        examples = {float: "0.3, or 0.3:0.15, or 0.3:0.15@0.8", int: "64, or 64:128, or 64:128@0.8"}[kind]  # type: ignore[index]  # kind is one of the two
+        raise UsageError(
+            f"{_flag(name)} is {given}; give one value, or values for the parts of a run: {examples}",
+            "malformed", option=name, given=given,
+        )  # fmt: skip
+    return tuple(values)
 
 
 def _mixed(given: Any) -> str | list[list[Any]]:
@@ -513,8 +570,9 @@ def _mixed(given: Any) -> str | list[list[Any]]:
     except (TypeError, ValueError):
         raise UsageError(
             f"--data is {given!r}; give a directory, or several, each with a weight above 0: --data a/ 0.7 --data b/ "
-            "0.3"
-        ) from None
+            "0.3",
+            "malformed", option="data", given=given,
+        ) from None  # fmt: skip
     return pairs[0][0] if len(pairs) == 1 else pairs
 
 
@@ -535,7 +593,10 @@ def _with_weights(data: tuple[str, ...]) -> Any:
     """The values of --data, as `_joined` leaves them: a text, or a list of [text, weight]; None without any."""
     pairs = [value.split(_WEIGHT) for value in data]
     if len(pairs) > 1 and (lacking := [pair[0] for pair in pairs if len(pair) == 1]):
-        raise UsageError(f"--data {lacking[0]} has no weight; give each one its weight: --data a/ 0.7 --data b/ 0.3")
+        raise UsageError(
+            f"--data {lacking[0]} has no weight; give each one its weight: --data a/ 0.7 --data b/ 0.3",
+            "missing", option="data", given=lacking[0],
+        )  # fmt: skip
     return None if not pairs else pairs[0][0] if len(pairs[0]) == 1 else pairs
 
 
@@ -608,10 +669,13 @@ def command(run: Callable[[Config], None]) -> click.Command:
             else:
                 values = recipe({"model": Config.model} | given)
             config = Config(**values | given)
-        brought = {} if file else {name: value for name, value in values.items() if name not in given}
-        if brought and os.environ.get("RANK", "0") == "0":
-            options = " ".join(f"{_flag(name)} {value}" for name, value in brought.items())
-            click.echo(f"{config.model} brings {options}; --optimizer adamw leaves all of them out")
+        if os.environ.get("RANK", "0") == "0":
+            if not config.out:
+                config = replace(config, out=default_out(config))
+                click.echo(f"--out {config.out}")
+            if defaults := {} if file else {name: value for name, value in values.items() if name not in given}:
+                options = " ".join(f"{_flag(name)} {value}" for name, value in defaults.items())
+                click.echo(f"Defaults of {config.model}: {options}. With --optimizer adamw they do not apply.")
         run(config)
 
     parameters: list[click.Parameter] = []
@@ -643,14 +707,24 @@ def read_options(path: Path) -> dict[str, Any]:
     """The options in a run.json. Raises UsageError if the file is not a run.json, or has unknown options."""
     try:
         saved = dict(json.loads(path.read_bytes())["config"])
+    except FileNotFoundError:
+        raise UsageError(
+            f"--config {path} does not exist; give the run.json of a run",
+            "not-found", option="config", given=str(path),
+        ) from None  # fmt: skip
     except OSError as error:
-        raise UsageError(f"--config {path} cannot be read: {error.strerror}") from None
+        raise UsageError(
+            f"--config {path} cannot be read: {error.strerror}; give the run.json of a run",
+            "unreadable", option="config", given=str(path),
+        ) from None  # fmt: skip
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError(f"--config {path} is not a run.json that bertrain pretrain wrote") from None
-    older = [saved.pop(name, None) for name in ("log", "tensorboard")]  # than --log-to
-    if "tensorboard" in older or True in older:
-        saved["log_to"] = ["tensorboard"]
-    unknown = sorted(saved.keys() - {option.name for option in fields(Config)})
-    if unknown:
-        raise UsageError(f"--config {path} has options that do not exist: {', '.join(unknown)}; remove them")
+        raise UsageError(
+            f"--config {path} is not a run.json that bertrain pretrain wrote; give one, or leave --config out",
+            "not-a-run", option="config", given=str(path),
+        ) from None  # fmt: skip
+    if unknown := sorted(saved.keys() - {option.name for option in fields(Config)}):
+        raise UsageError(
+            f"--config {path} has options that this version does not have: {', '.join(unknown)}; remove them from it",
+            "other-version", option="config", given=unknown,
+        )  # fmt: skip
     return saved

@@ -1,4 +1,4 @@
-"""The whole way on text that every machine has: corpus, shards, two minutes of training, predictions, a checkpoint.
+"""All steps on text that every machine has: corpus, shards, two minutes of training, predictions, a checkpoint.
 
     bertdata demo
 
@@ -31,7 +31,7 @@ TRAIN = ("--steps", str(STEPS), "--eval-every", "400", "--save-every", "400")
 MARK = ".demo"  # the file of a directory that a demo has made
 
 
-def require_place(out: Path) -> None:
+def make_or_require(out: Path) -> None:
     """Makes the directory. Raises UsageError if it cannot be made or written, or holds what no demo has made."""
     try:
         make_directory(out)
@@ -39,11 +39,19 @@ def require_place(out: Path) -> None:
         if not others and may_write:
             write_file(out / MARK, b"")
     except OSError as error:
-        raise UsageError(f"--out {out} cannot be used ({error.strerror}); give another directory") from None
+        raise UsageError(
+            f"--out {out} cannot be used ({error.strerror}); give another directory",
+            "unwritable", option="out", given=str(out),
+        ) from None  # fmt: skip
     if others and MARK not in others:
-        raise UsageError(f"--out {out} holds {others[0]}, which the demo has not made; give a new directory")
+        raise UsageError(
+            f"--out {out} holds {others[0]}, which the demo has not made; give a new directory",
+            "out-exists", option="out", given=str(out),
+        )  # fmt: skip
     if not may_write:
-        raise UsageError(f"--out {out} cannot be written to; give another directory")
+        raise UsageError(
+            f"--out {out} cannot be written to; give another directory", "unwritable", option="out", given=str(out)
+        )
 
 
 @click.command(cls=OneSentence)
@@ -54,10 +62,9 @@ def main(out: str) -> None:
     The text is the docstrings of the installed Python packages. Finished steps are not repeated, so after Ctrl-C the
     same command continues. Remove the directory to start anew.
     """
-    place = Path(out)
-    require_place(place)
+    make_or_require(Path(out))
     torch.set_num_threads(min(THREADS, torch.get_num_threads()))
-    corpus, shards, run = (str(place / name) for name in ("corpus.txt", "shards", "run"))
+    corpus, shards, run = (str(Path(out) / name) for name in ("corpus.txt", "shards", "run"))
     if not Path(corpus).exists():
         number, size = docstrings.write(Path(corpus), CORPUS_BYTES)
         click.echo(f"{corpus}: {number:,} docstrings of the installed packages, {size / 1e6:.1f} MB")

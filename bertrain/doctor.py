@@ -27,7 +27,7 @@ from bertrain.config import Config, command
 from bertrain.models import adapters
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
-from bertrain.plan import Plan
+from bertrain.plan import Plan, counted
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
 
@@ -45,9 +45,9 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         return
     for shards, _ in sources:
         faults = verify(shards.path)
-        sound = f"{shards.num_documents:,} documents, {shards.num_tokens:,} tokens, every byte as written"
-        named = f"{shards.path}: {sound}" if len(sources) > 1 else sound
-        yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, named)
+        sound = f"{counted(shards.num_documents, 'document')}, {shards.num_tokens:,} tokens, every byte as written"
+        line = f"{shards.path}: {sound}" if len(sources) > 1 else sound
+        yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, line)
     try:
         assemble.check_names(config)
         batches = Batches(config, sources, world_size=nproc)
@@ -56,10 +56,10 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield "samples", (FAIL, str(error))
         return
     loader, plan = batches.loader, batches.plan
-    steps = f"{plan.steps:,} steps" if not config.budget else f"a budget of {config.budget}"
-    passes = plan.samples(plan.steps) / loader.num_samples
-    counted = f"{loader.num_samples:,} samples of {config.length} an epoch, {steps}"
-    yield "samples", (PASS, counted + ("" if config.budget else f", {passes:.2g} passes"))
+    steps = counted(plan.steps, "step") if not config.budget else f"a budget of {config.budget}"
+    epochs = plan.samples(plan.steps) / loader.num_samples
+    sizes = f"{counted(loader.num_samples, 'sample')} of {config.length} tokens an epoch, {steps}"
+    yield "samples", (PASS, sizes + ("" if config.budget else f", {epochs:.2g} epochs"))
     for line in batches.shares():
         yield "mix", (PASS, line)
     facts = loader.facts
@@ -86,9 +86,9 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     try:
         weights, warnings = assemble.model(config, shards)
         cpu = torch.device("cpu")
-        made = assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
-        optim.build(made, config)
-        assemble.check_parts(config, shards, made)
+        learner = assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
+        optim.build(learner, config)
+        assemble.check_parts(config, shards, learner)
     except BertdataError as error:
         yield "model", (FAIL, str(error))
         return
@@ -99,11 +99,12 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     yield "devices", _devices(nproc)
     yield "memory", _memory(config, plan, weights, parameters, trained, nproc)
     yield "disk", _disk(config, parameters, trained)
-    yield "run", _run(config, batches, shards, made)
+    yield "run", _run(config, batches, shards, learner)
 
 
 def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
-    shape = f"{config.global_batch_size} rows: {plan.accumulation} × {plan.micro_batch_size} on each of {nproc} ranks"
+    ranks = "one rank" if nproc == 1 else f"each of {nproc} ranks"
+    shape = f"{config.global_batch_size} rows a step: {plan.accumulation} × {plan.micro_batch_size} on {ranks}"
     others = [warning for warning in plan.warnings if "warmup" not in warning]
     if others:
         return WARN, f"{shape}; {others[0]}; give another --global-batch-size"
@@ -114,10 +115,10 @@ def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
 
 def _devices(nproc: int) -> Finding:
     if not torch.cuda.is_available():
-        return WARN, f"no GPU that torch can use; {nproc} ranks on CPU cores: for small models only"
+        return WARN, f"no GPU that torch can use; {counted(nproc, 'rank')} on CPU cores: for small models only"
     count = torch.cuda.device_count()
     if count < nproc:
-        return FAIL, f"{nproc} ranks and {count} GPUs; give --nproc {count}"
+        return FAIL, f"{nproc} ranks and {counted(count, 'GPU')}; give --nproc {count}"
     return PASS, f"{count} × {torch.cuda.get_device_name(0)}"
 
 
@@ -127,10 +128,10 @@ def _memory(config: Config, plan: Plan, weights: PreTrainedModel, parameters: in
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
     size = 2 if on_gpu and config.precision != "fp32" else 4
-    places = plan.micro_batch_size * plan.length
+    tokens = plan.micro_batch_size * plan.length
     kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
     passes = config.sub_networks if config.elastic else 1  # each may be as large as the model, and all are kept
-    activations = passes * places * width * layers * kept * size
+    activations = passes * tokens * width * layers * kept * size
     most = max(share for _, share in config.mask_shares)
     slots = bertdata.Masking(probability=most, policy=config.masking).num_slots(plan.length)
     head = (
@@ -156,14 +157,15 @@ def _memory(config: Config, plan: Plan, weights: PreTrainedModel, parameters: in
 
 
 def _disk(config: Config, parameters: int, trained: int) -> Finding:
-    place = _existing(Path(config.out))
+    directory = _existing(Path(config.out))
     mean = 4 * bool(config.average)  # bytes a parameter; the end of a run writes it as a model, too
     needed = (4 * parameters + (8 + mean) * trained) * (config.keep + 1) + mean * parameters
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(directory).free
     estimate = (
-        f"{config.keep} checkpoints and one being written need {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free"
+        f"{counted(config.keep, 'checkpoint')} and one being written need {needed / 1e9:.1f} GB; "
+        f"{free / 1e9:.1f} GB are free"
     )
-    return (FAIL, f"{estimate} at {place}; make room or lower --keep") if needed > free else (PASS, estimate)
+    return (FAIL, f"{estimate} at {directory}; make room or lower --keep") if needed > free else (PASS, estimate)
 
 
 def _existing(path: Path) -> Path:
@@ -173,12 +175,12 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _run(config: Config, batches: Batches, shards: bertdata.Dataset, made: Learner) -> Finding:
+def _run(config: Config, batches: Batches, shards: bertdata.Dataset, learner: Learner) -> Finding:
     run = Path(config.out)
     if run.exists() and not run.is_dir():
         return FAIL, f"--out {run} is a file; give a directory"
-    if not os.access(place := _existing(run), os.W_OK | os.X_OK):
-        return FAIL, f"--out {run} cannot be written, as {place} gives no permission; give another --out"
+    if not os.access(parent := _existing(run), os.W_OK | os.X_OK):
+        return FAIL, f"--out {run} cannot be written, as {parent} gives no permission; give another --out"
     newest, damaged = checkpoint.newest(run) if run.exists() else (None, [])
     if damaged:
         return WARN, damaged[0]
@@ -191,8 +193,8 @@ def _run(config: Config, batches: Batches, shards: bertdata.Dataset, made: Learn
         checkpoint.require_same(newest, saved, checkpoint.made_with(config))
         batches.resume(newest, saved)
         # With --lora the run adapts the weights that the checkpoint names, which may be others than --init has.
-        base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else made.base
-        checkpoint.require_same_models(newest, saved, config, teacher=made.teacher, base=base)
+        base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else learner.base
+        checkpoint.require_same_models(newest, saved, config, teacher=learner.teacher, base=base)
     except BertdataError as error:
         return FAIL, str(error)
     return PASS, f"continues from {newest.name}"
@@ -211,7 +213,7 @@ def doctor(config: Config, nproc: int) -> None:
 def _with_ranks(run: Callable[[Config, int], None]) -> click.Command:
     """The options of pretrain, and --nproc."""
     ranks = [1]
-    made = command(lambda config: run(config, ranks[0]))
+    with_options = command(lambda config: run(config, ranks[0]))
 
     def take(context: click.Context, parameter: click.Parameter, value: int) -> None:
         ranks[0] = value
@@ -220,9 +222,9 @@ def _with_ranks(run: Callable[[Config, int], None]) -> click.Command:
         ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1),
         callback=take, expose_value=False,
     )  # fmt: skip
-    made.params.insert(0, option)
-    made.help = run.__doc__
-    return made
+    with_options.params.insert(0, option)
+    with_options.help = run.__doc__
+    return with_options
 
 
 main = _with_ranks(doctor)

@@ -15,7 +15,7 @@ AMPERE = (8, 0)  # the first GPUs that have a kernel for sequences of unequal le
 
 
 def num_targets(batch: Batch) -> int:
-    """How many places of this rank's batch are predicted."""
+    """How many tokens of this rank's batch are predicted."""
     return int((batch.targets != IGNORE_INDEX).sum())
 
 
@@ -34,7 +34,7 @@ def micro_batches(batch: Batch, *, size: int, count: int, device: torch.device) 
             piece["sample_ids"] -= 1
             for name in {"targets", "next_sentence_label"} & piece.keys():
                 piece[name] += IGNORE_INDEX
-            if "position_ids" in piece:  # one document, not as many as places
+            if "position_ids" in piece:  # one document, not as many as tokens
                 piece["position_ids"] += torch.arange(batch.input_ids.shape[1])
             piece.pop("attention_mask", None)
         if "position_ids" in piece and has_kernel(device):
@@ -55,7 +55,7 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def cu_seqlens_of(position_ids: torch.Tensor) -> torch.Tensor:
-    """position_ids int64 [B, T] of packed rows → where their documents begin in the B · T places, and the end: int32.
+    """position_ids int64 [B, T] of packed rows → where their documents begin among the B · T tokens, and the end: int32.
 
     The padding of a row counts as a document. The end is repeated until the number of documents is a power of two, so
     that there are few shapes: a kernel's backward pass takes memory and time for each.

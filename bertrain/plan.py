@@ -12,15 +12,20 @@ from bertrain.optim import learning_rate
 BUDGET_STEPS = 1_000_000  # the resolution of a schedule over time; a run with a budget takes as many steps as it can
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 row, 1,000 rows."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def masking_of(config: Config, *, num_samples: int = 0, skipped: int = 0) -> bertdata.Masking:
     """The masking of a stream of a run that reads `num_samples` in all, and before this stream `skipped` of them.
 
     num_samples: 0 if it is not known; then the share of tokens does not change.
     """
     shares = config.mask_shares if num_samples else config.mask_shares[:1]
-    at = {round(begin * num_samples) - skipped: share for begin, share in shares}
-    first = [share for position, share in at.items() if position <= 0][-1]
-    later = tuple((position, share) for position, share in at.items() if position > 0)
+    by_position = {round(begin * num_samples) - skipped: share for begin, share in shares}
+    first = [share for position, share in by_position.items() if position <= 0][-1]
+    later = tuple((position, share) for position, share in by_position.items() if position > 0)
     return bertdata.Masking(probability=first, policy=config.masking, later=later)
 
 
@@ -98,12 +103,14 @@ class Plan:
         warmup = round(config.warmup * steps) if config.warmup < 1 else round(config.warmup)
         if warmup > steps:
             clamped = max(1, steps // 10)
-            warnings.append(f"--warmup {warmup} is longer than the run of {steps} steps; using {clamped}")
+            warnings.append(f"--warmup {warmup} is longer than the run of {counted(steps, 'step')}; using {clamped}")
             warmup = clamped
         if largest > num_samples:
-            warnings.append(f"a step of {largest} rows sees each of the {num_samples} samples more than once")
+            warnings.append(
+                f"a step of {counted(largest, 'row')} sees each of the {counted(num_samples, 'sample')} more than once"
+            )
         if (least := min(rows for _, rows in sizes)) < world_size:
-            warnings.append(f"{world_size} ranks share {least} rows a step, so some ranks are idle")
+            warnings.append(f"{world_size} ranks share {counted(least, 'row')} a step, so some ranks are idle")
         return cls(
             steps=steps,
             long_from=steps if config.long_length is None else min(steps - 1, round(steps * (1 - config.long_share))),

@@ -1,6 +1,6 @@
 """Pre-train a masked language model on shards.
 
-    torchrun --nproc-per-node 2 -m bertrain.pretrain --data shards/ --out run/
+    torchrun --nproc-per-node 2 -m bertrain.pretrain --data shards/
     python -m bertrain.pretrain --data shards/ --out run/ --model bert-base --steps 100000
     python -m bertrain.pretrain --config run/run.json --out run2/ --seed 1
 
@@ -15,6 +15,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -23,10 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertdata.cli import one_sentence
 from bertrain import feed
-from bertrain.config import Config, command
+from bertrain.config import Config, command, default_out
 from bertrain.run import Run
 from bertrain.runtime import checkpoint
-from bertrain.runtime.dist import COMPILES_S, SILENT_S, Readings, World, world
+from bertrain.runtime.dist import COMPILES_S, SILENT_S, Readings, world
 from bertrain.runtime.rates import Rates
 from bertrain.runtime.stop import Signals
 
@@ -34,7 +35,8 @@ from bertrain.runtime.stop import Signals
 def pretrain(config: Config) -> None:
     """Pre-train a masked language model on the shards that bertdata build made. Runs alone or under torchrun."""
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
-        out = Path(config.out)
+        out = Path(ranks.from_first(lambda: config.out or default_out(config)))
+        config = replace(config, out=str(out))
         ranks.on_first(lambda: stack.enter_context(checkpoint.locked(out)))
         choice = ranks.from_first(lambda: checkpoint.choose(out))
         run = ranks.together(lambda: Run(config, ranks, choice))
@@ -49,20 +51,16 @@ def pretrain(config: Config) -> None:
                         train(run, signals)
                 run.watch.finish(run.clock)
             except KeyboardInterrupt:  # the second Ctrl-C
-                _end(
-                    ranks,
-                    f"interrupted at step {run.step}; {run.describe_newest()}, and the same command continues",
-                    130,
-                )
-        if signals.stopped:
-            by = f"stopped by {signals.stopped} after step {run.step}"
-            _end(
-                ranks,
-                f"{by}; {run.describe_newest()}, and the same command continues",
-                130 * (signals.stopped == "SIGINT"),
-            )
-        else:
-            _end(ranks, f"done: {run.saved}\nAutoModelForMaskedLM.from_pretrained({str(run.saved)!r})", 0)
+                run.watch.say(f"Interrupted at step {run.step}. {run.describe_newest()}")
+                sys.exit(130)
+        if ranks.rank == 0:
+            if signals.stopped:
+                by = "Ctrl-C" if signals.stopped == "SIGINT" else signals.stopped
+                click.echo(f"Stopped by {by} after step {run.step}. {run.describe_newest()}")
+            else:
+                click.echo(f"done: {run.saved}\nAutoModelForMaskedLM.from_pretrained({str(run.saved)!r})")
+        if signals.stopped == "SIGINT":
+            sys.exit(130)
 
 
 def train(run: Run, signals: Signals) -> None:
@@ -99,10 +97,9 @@ def train(run: Run, signals: Signals) -> None:
         # again, and divides by what all ranks count.
         scale = (ranks.world_size / counts.clamp(min=1)).float()
         run.begin_step()
-        size, number = plan.micro_batches(run.loader.length, run.loader.global_batch_size)
-        for piece in feed.micro_batches(batch, size=size, count=number, device=ranks.device):
-            number -= 1
-            with _without_all_reduce(module, number > 0), run.autocast():
+        size, count = plan.micro_batches(run.loader.length, run.loader.global_batch_size)
+        for number, piece in enumerate(feed.micro_batches(batch, size=size, count=count, device=ranks.device), 1):
+            with _without_all_reduce(module, number < count), run.autocast():
                 losses = module(**learner.prepare(piece))
                 run.scaler.scale(learner.total(losses, scale)).backward()
             run.sums.add(losses, piece.get("sources"))
@@ -133,13 +130,6 @@ def _without_all_reduce(module: torch.nn.Module, skip: bool) -> Iterator[None]:
     """Keeps the ranks' gradients apart until the last pass of a step: one all-reduce a step."""
     with module.no_sync() if skip and isinstance(module, DistributedDataParallel) else contextlib.nullcontext():
         yield
-
-
-def _end(ranks: World, line: str, code: int) -> None:
-    if ranks.rank == 0:
-        click.echo(line)
-    if code:
-        sys.exit(code)
 
 
 main = command(pretrain)

@@ -1,4 +1,4 @@
-"""Defaults that presets bring: the options that reached the lowest loss in given minutes of CPUs (docs/recipes.md)."""
+"""Defaults of presets: the options that reached the lowest loss in given minutes of CPUs (docs/recipes.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def recipe(given: dict[str, Any]) -> dict[str, Any]:
-    """The defaults that come with the model of the options `given`.
+    """The defaults of the model of the options `given`.
 
     There are none for weights that are trained already, for students, whose teacher's cache fixes the masks, and where
     another optimizer is given: rates are of an optimizer.

@@ -55,7 +55,10 @@ class Run:
         weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from, layers=self._layers)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
-        self.clock = Clock({"trained": self.spent} | saved["apart_s"])
+        on_gpu = ranks.device.type == "cuda"
+        self.clock = Clock(
+            {"trained": self.spent} | saved["apart_s"], compiles=on_gpu or config.compiles(on_gpu=on_gpu)
+        )
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         self._prepare(weights)
@@ -119,7 +122,10 @@ class Run:
         if self.resumed_from is None:
             return checkpoint.BEGINNING
         if config.resume == "no":
-            raise UsageError(f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue")
+            raise UsageError(
+                f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue",
+                "out-exists", option="out", given=str(self.out),
+            )  # fmt: skip
         saved = checkpoint.read_trainer(self.resumed_from)
         checkpoint.require_same(self.resumed_from, saved, self.made_with)
         self.batches.resume(self.resumed_from, saved)
@@ -153,9 +159,10 @@ class Run:
             self._prepare(weights)
             if self.learner.teacher != before.teacher:
                 raise UsageError(
-                    f"--teacher {self.config.teacher} is {self.learner.teacher} now, and the run began with "
-                    f"{before.teacher}; give a checkpoint that does not change"
-                )
+                    f"--teacher {self.config.teacher} is {self.learner.teacher}, and the run began with "
+                    f"{before.teacher}; give a checkpoint that does not change",
+                    "changed", option="teacher", given=self.config.teacher,
+                )  # fmt: skip
             grow.carry(before, self.learner, old, self.optimizer, stack=self.config.grow_by == "stack")
 
         self.ranks.together(renew)
@@ -297,9 +304,9 @@ class Run:
 
         def show() -> None:
             shards, length = next(iter(self._held_out.values())), self.loader.length
-            found = predictions(self.learner, shards, self.ranks.device, split="validation", length=length, rows=1)
+            shown = predictions(self.learner, shards, self.ranks.device, split="validation", length=length, rows=1)
             self.clock.lap("evaluated")
-            self.watch.evaluation(self.step, result, found, seconds=self.clock.seconds["evaluated"] - before)
+            self.watch.evaluation(self.step, result, shown, seconds=self.clock.seconds["evaluated"] - before)
 
         self.ranks.on_first(show)
         self.clock.lap("evaluated")
@@ -308,19 +315,21 @@ class Run:
     @property
     def _held_out(self) -> dict[str, bertdata.Dataset]:
         """The datasets that have a validation split, by name."""
-        named = zip(self.config.sources, self.sources, strict=True)
-        return {path: shards for (path, _), (shards, _) in named if "validation" in shards.splits}
+        sources = zip(self.config.sources, self.sources, strict=True)
+        return {path: shards for (path, _), (shards, _) in sources if "validation" in shards.splits}
 
     def _evaluate(self, **options: Any) -> dict[str, Any] | None:
         """The result of `evaluate`; in a mix the mean of each source's by weight."""
         options |= {"split": "validation", "length": self.loader.length, "max_samples": EVALUATED_SAMPLES}
+        if not self.names:
+            return evaluate(self.learner, self.shards, self.ranks, **options)
         results = {}
         for name, shards in self._held_out.items():
             result = evaluate(self.learner, shards, self.ranks, **options)
             if result is None:
                 return None
             results[name] = result
-        return mean(results, dict(self.config.sources)) if self.names else result
+        return mean(results, dict(self.config.sources))
 
     def _end_of_steps(self) -> None:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
@@ -402,7 +411,7 @@ class Run:
                 name = f"{kind}{self.step:08d}"
                 card.renew(self.out / name, self._card(name))
         except OSError as error:
-            self.watch.warn(f"the model card of step {self.step} has not got its validation loss: {error.strerror}")
+            self.watch.warn(f"the model card of step {self.step} lacks its validation loss: {error.strerror}")
 
     def _take_last(self) -> None:
         """At the end of a run that is too short for a mean, the mean is that of the last weights."""
@@ -441,5 +450,6 @@ class Run:
         return int(self.saved.name.removeprefix(checkpoint.STEP)) if self.saved else None
 
     def describe_newest(self) -> str:
-        """What a stopped run has, in words."""
-        return f"its newest checkpoint is of step {self.saved_step}" if self.saved else "it has no checkpoint yet"
+        """What a stopped run has saved: a sentence."""
+        saved = f"Step {self.saved_step} is saved" if self.saved else "Nothing is saved yet"
+        return f"{saved}; run the same command to continue."

@@ -7,6 +7,7 @@ somebody has changed, or written, is known and never replaced. checkpoint.json d
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -48,9 +49,10 @@ def renew(directory: Path, content: bytes) -> None:
 
 
 def on_hub(path: Path, repository: str) -> bytes:
-    """The text of a card for a repository of the hub: its title, and the lines that load the model, name that."""
+    """The text of a card for a repository of the hub, which its title and the lines that load the model name."""
     text, name = path.read_text(encoding="utf-8", errors="replace"), path.parent.name
-    for line in ('from_pretrained("{}")', "\n# {}\n", "--init {} ", "--checkpoint {} "):
+    text = re.sub("^# .*$", lambda title: f"# {repository}", text, count=1, flags=re.MULTILINE)
+    for line in ('from_pretrained("{}")', "--init {} ", "--checkpoint {} "):
         shown = shlex.quote(name) if line.startswith("--") else name
         text = text.replace(line.format(shown), line.format(repository))
     return text.encode()
@@ -67,6 +69,7 @@ def of_run(
     a sentence that says what it was on. unigram: the loss of guessing by frequency alone, in nats.
     """
     is_mean = name.startswith("average-")
+    title = f"{Path(config.out).resolve().name} after step {facts['step']:,}{' (mean)' * is_mean}"
     size = f" with {parameters:,} parameters" if parameters else ""
     what = "; the weights are the mean of the last ones of the run" if is_mean else ""
     total, weights = sum(weight for _, weight in sources), [weight for _, weight in sources]
@@ -86,7 +89,7 @@ def of_run(
     ]
     return _sealed(
         _front("fill-mask", model_type),
-        f"# {name}\n\nA masked language model of type `{model_type}`{size}, trained with bertrain{what}.\n\n{_OPEN}",
+        f"# {title}\n\nA masked language model of type `{model_type}`{size}, trained with bertrain{what}.\n\n{_OPEN}",
         _usage("AutoModelForMaskedLM", name),
         f"## Data\n\nThe tokenizer{f', `{tokenizer}`,' if tokenizer else ''} is in this directory; it has "
         f"{vocab_size:,} ids.\n\n{_table(('dataset_id', 'documents', 'tokens', 'share of the rows'), data)}",
@@ -162,7 +165,7 @@ def _losses(evaluation: Mapping[str, Any], kind: str, regime: str, unigram: floa
         return "No validation loss had been measured when this checkpoint was written."
     rows = [
         ("validation loss", f"{loss:.4f} nats a token"),
-        ("guessing by frequency alone", f"{unigram:.4f} nats a token"),
+        ("guessing by frequency alone, on the train split", f"{unigram:.4f} nats a token"),
         ("right", f"{accuracy:.2%}"),
         ("after step", f"{evaluation['step']:,}"),
     ]

@@ -1,4 +1,4 @@
-"""Checkpoints: ordinary Hugging Face directories, whole or not there at all.
+"""Checkpoints: ordinary Hugging Face directories, complete or not there at all.
 
     run/run.json                    the options and what they amount to
     run/log.jsonl                   what happened
@@ -59,6 +59,8 @@ BEGINNING: dict[str, Any] = {
     "side-channel": "", "stage": 0,
 }  # fmt: skip
 """What trainer.json would say before the first step."""
+OTHERS = {"model", "teacher", "base", "loader", "earlier_tokens"}
+"""What trainer.json says besides."""
 
 
 def locked(run: Path) -> AbstractContextManager[None]:
@@ -68,7 +70,10 @@ def locked(run: Path) -> AbstractContextManager[None]:
             raise FileExistsError
         make_directory(run)
     except (FileExistsError, NotADirectoryError):
-        raise UsageError(f"--out {run} cannot be made, because a file is in its place; give another --out") from None
+        raise UsageError(
+            f"--out {run} cannot be made, because a file has this name; give another --out",
+            "out-exists", option="out", given=str(run),
+        ) from None  # fmt: skip
     return hold(run / ".lock", f"{run} is in use", "give another --out")
 
 
@@ -110,7 +115,7 @@ def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) ->
 
 
 def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
-    """Writes a directory that AutoModelForMaskedLM loads, whole or not at all, and syncs it.
+    """Writes a directory that AutoModelForMaskedLM loads, completely or not at all, and syncs it.
 
     model: of which the weights are, and whose configuration is written. Raises OSError or BuildError if
     there is no room, and WriteAbandoned once `leaving` is set. After any error, a directory of this name is as it was.
@@ -148,7 +153,11 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
     except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
         shutil.rmtree(temporary, ignore_errors=True)
         reason = str(error).partition("\n")[0]
-        raise BuildError(f"{target} cannot be written ({reason}); make room and run the same command again") from None
+        raise BuildError(
+            f"{target} cannot be written ({reason}); make room and run the same command again",
+            "unwritable",
+            option="out",
+        ) from None
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -160,7 +169,7 @@ def _raise_if(leaving: threading.Event) -> None:
 
 
 def remove_others(target: Path, *, keep: int) -> None:
-    """Removes all but the newest `keep` directories of the same kind as `target`, which is the newest whole one.
+    """Removes all but the newest `keep` directories of the same kind as `target`, which is the newest complete one.
 
     Raises the first OSError, after it has tried all.
     """
@@ -192,7 +201,7 @@ def _numbered(run: Path, kind: str) -> list[Path]:
 
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint of a run, if there is one, and a warning for each newer one that is damaged."""
+    """The newest complete checkpoint of a run, if there is one, and a warning for each newer one that is damaged."""
     warnings: list[str] = []
     for path in _numbered(run, STEP):
         fault = _fault(path)
@@ -218,19 +227,27 @@ def _fault(path: Path) -> str | None:
 
 
 def read_trainer(path: Path) -> dict[str, Any]:
-    """What trainer.json of a checkpoint says; where an older one says nothing, as in BEGINNING."""
-    return BEGINNING | json.loads((path / TRAINER).read_bytes())
+    """What trainer.json of a checkpoint says. Raises DatasetError for one of another version."""
+    saved: dict[str, Any] = json.loads((path / TRAINER).read_bytes())
+    if missing := sorted((BEGINNING.keys() | OTHERS) - saved.keys()):
+        raise DatasetError(
+            f"{path} was written by another version of bertrain: its {TRAINER} has no {missing[0]}; use that version, "
+            "or start from its weights with --init and another --out",
+            "other-version", given=str(path),
+        )  # fmt: skip
+    return saved
 
 
 def require_same(path: Path, saved: Mapping[str, Any], given: Mapping[str, str]) -> None:
     """Raises UsageError if a checkpoint, whose trainer.json is `saved`, was `made_with` other options than `given`."""
-    for option, now in given.items():
-        if saved[option] != now:
+    for option, value in given.items():
+        if saved[option] != value:
             was = f"--{option} {saved[option]}" if saved[option] else f"no --{option}"
             raise UsageError(
-                f"{path} was trained with {was}, and {f'--{option} {now}' if now else 'none'} was given; give the "
-                "same, or another --out"
-            )
+                f"{path} was trained with {was}, and {f'--{option} {value}' if value else 'none'} was given; give the "
+                "same, or another --out",
+                "other-settings", option=option.replace("-", "_"), given=value,
+            )  # fmt: skip
 
 
 def require_same_models(
@@ -240,16 +257,18 @@ def require_same_models(
 
     teacher, base: those of the Learner of this run.
     """
-    if saved.get("teacher") != teacher:
+    if saved["teacher"] != teacher:
         raise UsageError(
-            f"{path} was trained with {saved.get('teacher') or 'no teacher'}, and this run has {teacher or 'none'}; "
-            "give the same, or another --out"
-        )
-    if saved.get("base") != base:
+            f"{path} was trained with {saved['teacher'] or 'no teacher'}, and this run has {teacher or 'none'}; give "
+            "the same, or another --out",
+            "other-settings", option="teacher", given=teacher,
+        )  # fmt: skip
+    if saved["base"] != base:
         raise UsageError(
-            f"{path} has an adapter for other weights than --init {config.init} has now; put those back, or give "
-            "another --out"
-        )
+            f"{path} has an adapter for other weights than --init {config.init} has; put those back, or give another "
+            "--out",
+            "other-settings", option="init", given=config.init,
+        )  # fmt: skip
 
 
 def made_with(config: Config) -> dict[str, str]:
@@ -267,7 +286,7 @@ def made_with(config: Config) -> dict[str, str]:
 
 def elastic_of(path: Path) -> str:
     """--elastic of the run that wrote a checkpoint; an empty text without it, or where no run of ours wrote it."""
-    return read_trainer(path).get("elastic", "") if (path / TRAINER).exists() else ""
+    return str(read_trainer(path)["elastic"]) if (path / TRAINER).exists() else ""
 
 
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
@@ -279,19 +298,18 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
     try:
         if learner.objective_parameters():
             beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
-            older = "objectives.distil."  # before objectives had names, only a distillation had parameters
-            named = {name if name.startswith("objectives.") else older + name: x for name, x in beside.items()}
-            if named.keys() != learner.objective_parameters().keys():
-                raise ValueError(f"objectives had {', '.join(named)}")
-            learner.load_state_dict(named, strict=False)
+            if beside.keys() != learner.objective_parameters().keys():
+                raise ValueError(f"objectives had {', '.join(beside)}")
+            learner.load_state_dict(beside, strict=False)
         optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
     except (ValueError, RuntimeError, FileNotFoundError) as error:
         reason = str(error).partition(" state_dict for Learner:")[2].strip() or str(error)  # what follows that heading
         reason = reason.partition("\n")[0].rstrip(".")
         raise DatasetError(
             f"{path} was written by a run with other parameters ({reason}); give the same --objective and --distil, or "
-            "another --out"
-        ) from None
+            "another --out",
+            "other-settings", option="objective", given=reason,
+        ) from None  # fmt: skip
     for group, given in zip(optimizer.param_groups, settings, strict=True):
         group.update(given)
 
@@ -302,7 +320,9 @@ def read_average(path: Path, average: Average) -> None:
         try:
             average.load_state_dict(torch.load(path / AVERAGE_FILE, map_location="cpu", weights_only=True))
         except ValueError as error:
-            raise DatasetError(f"{path / AVERAGE_FILE}: {error}; give another --out") from None
+            raise DatasetError(
+                f"{path / AVERAGE_FILE}: {error}; give another --out", "other-settings", option="out"
+            ) from None
 
 
 def tokenizer_files(shards: bertdata.Dataset, model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
@@ -333,8 +353,9 @@ class Choice(NamedTuple):
             if time.monotonic() > end:
                 raise DatasetError(
                     f"rank 0 resumes from {self.path}, and another rank does not see the same checkpoint there "
-                    f"({seen[:40]}); give an --out that all machines share"
-                )
+                    f"({seen[:40]}); give an --out that all machines share",
+                    "other-stream", option="out", given=str(self.path.parent),
+                )  # fmt: skip
             time.sleep(1)
 
     @staticmethod
@@ -348,21 +369,35 @@ class Choice(NamedTuple):
 
 
 def choose(run: Path) -> Choice:
-    """The newest whole checkpoint of a run. Reads every byte of it."""
+    """The newest complete checkpoint of a run. Reads every byte of it."""
     path, warnings = newest(run)
     index = hashlib.sha256((path / INDEX).read_bytes()).hexdigest() if path else ""
     return Choice(path, index, tuple(warnings))
 
 
-def find(path: Path) -> Path:
-    """A directory with a model in it: the path itself, or the newest whole checkpoint of a run."""
+def find(path: Path, option: str = "checkpoint") -> Path:
+    """A directory with a model in it: the path itself, or the newest complete checkpoint of a run.
+
+    option: the option that names it, for errors. Raises UsageError if there is none, DatasetError if it is damaged.
+    """
     if (path / "config.json").is_file():
         if (path / INDEX).exists() and (fault := _fault(path)):
-            raise DatasetError(f"checkpoint {path} is damaged: {fault}; give the run's directory to use another")
+            raise DatasetError(
+                f"checkpoint {path} is damaged: {fault}; give the run's directory to use another",
+                "damaged", option=option, given=str(path),
+            )  # fmt: skip
         return path
     checkpoint, warnings = newest(path)
     if checkpoint is None:
         if warnings:
-            raise DatasetError(warnings[0])
-        raise UsageError(f"{path} holds no checkpoint; give a run directory, or one with config.json and weights")
+            raise DatasetError(warnings[0], "damaged", option=option, given=str(path))
+        if not path.exists():
+            raise UsageError(
+                f"{path} does not exist; give the directory of a run or of a checkpoint",
+                "not-found", option=option, given=str(path),
+            )  # fmt: skip
+        raise UsageError(
+            f"{path} holds no checkpoint; give the directory of a run, or one with config.json and weights",
+            "not-a-run", option=option, given=str(path),
+        )  # fmt: skip
     return checkpoint

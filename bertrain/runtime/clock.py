@@ -13,14 +13,14 @@ KINDS = ("trained", "compiled", "evaluated", "waited")
 class Clock:
     """Adds up seconds by what they went to. `lap` ends a stretch of time that began where the one before ended.
 
-    A step that compiled counts as compiling, with all its time: the first of each row length in a process, and every
-    other one in which torch.compile made a graph on this rank.
+    A step that compiled counts as compiling, with all its time: every one in which torch.compile made a graph on this
+    rank and, where code is compiled at all, the first of each row length in a process.
     """
 
-    def __init__(self, before: Mapping[str, float]) -> None:
-        """before: seconds by kind of the same run in other processes."""
+    def __init__(self, before: Mapping[str, float], *, compiles: bool) -> None:
+        """before: seconds by kind of the same run in other processes. compiles: False on CPUs without torch.compile."""
         self.seconds = dict.fromkeys(KINDS, 0.0) | dict(before)
-        self._lengths: set[int] = set()
+        self._compiles, self._lengths = compiles, set[int]()
         self.start()
 
     def start(self) -> None:
@@ -28,14 +28,14 @@ class Clock:
         self._since, self._graphs = time.perf_counter(), _num_graphs()
 
     def lap(self, kind: str) -> None:
-        now = time.perf_counter()
-        self.seconds[kind] += now - self._since
-        self._since = now
+        end = time.perf_counter()
+        self.seconds[kind] += end - self._since
+        self._since = end
 
     def lap_of_step(self, length: int) -> None:
         """Ends the stretch of a training step with rows of `length`."""
         graphs = _num_graphs()
-        compiled = length not in self._lengths or graphs != self._graphs
+        compiled = graphs != self._graphs or (self._compiles and length not in self._lengths)
         self._lengths.add(length)
         self._graphs = graphs
         self.lap("compiled" if compiled else "trained")
@@ -45,11 +45,14 @@ class Clock:
         return {f"{kind}_s": round(seconds, 3) for kind, seconds in self.seconds.items()}
 
     def __str__(self) -> str:
-        trained, compiled, evaluated, waited = self.seconds.values()
-        return (
-            f"trained {trained:.1f} s, compiled {compiled:.1f} s, evaluated {evaluated:.1f} s, waited for checkpoints "
-            f"{waited:.1f} s"
-        )
+        names = {
+            "trained": "trained",
+            "compiled": "compiled",
+            "evaluated": "evaluated",
+            "waited": "waited for checkpoints",
+        }
+        shown = {kind: name for kind, name in names.items() if kind != "compiled" or self.seconds[kind]}
+        return ", ".join(f"{name} {self.seconds[kind]:.1f} s" for kind, name in shown.items())
 
 
 def _num_graphs() -> int:

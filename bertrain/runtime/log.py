@@ -141,11 +141,8 @@ class Sums:
     def state(self) -> dict[str, list[float]]:
         return dict(zip(self._names, self._values.tolist(), strict=True))
 
-    def load(self, state: Mapping[str, Sequence[float]] | Sequence[float]) -> None:
-        """Continues from a state. Older checkpoints have one list: mlm, nsp and a teacher's, three numbers each."""
-        if not isinstance(state, Mapping):
-            triples = [state[at : at + 3] for at in range(0, len(state), 3)]
-            state = dict(zip(("mlm", "nsp", "distil"), triples, strict=False))
+    def load(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Continues from a state."""
         for row, name in zip(self._values, self._names, strict=True):
             row += torch.tensor(state.get(name, [0.0] * row.numel()), dtype=torch.float64).to(row.device)
 

@@ -47,10 +47,10 @@ class Operations:
     """What a model multiplies, counted from its modules once. Units: multiply-adds of a forward pass."""
 
     token: float  # for each token, by linear maps and convolutions of the encoder
-    place: float  # for each masked place, by the head
+    target: float  # for each masked token, by the head
     width: float  # for each token and each vector that it is multiplied with in attention
-    scores: Callable[[int], float]  # places that a token attends to → the number of those vectors in a layer
-    windows: tuple[int | None, ...]  # by layer, how many places a token attends to at most
+    scores: Callable[[int], float]  # tokens that a token attends to → the number of those vectors in a layer
+    windows: tuple[int | None, ...]  # by layer, how many tokens a token attends to at most
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Operations:
@@ -58,7 +58,7 @@ class Operations:
         config, family = model.config, family_of(model)
         if family.dense:
             parameters = sum(parameter.numel() for parameter in model.parameters())
-            return cls(token=parameters, place=0, width=0, scores=float, windows=())
+            return cls(token=parameters, target=0, width=0, scores=float, windows=())
         layers = layers_of(model)
         runs = Counter(id(layer) for layer in layers)  # a module that stands for several layers
         parts = [part for name, part in model.base_model.named_children() if name not in family.untrained]
@@ -73,7 +73,7 @@ class Operations:
         window = 2 * config.sliding_window + 1 if getattr(config, "sliding_window", None) else None
         return cls(
             token=sum(_weights(part, runs) for part in parts),
-            place=head,
+            target=head,
             width=width or config.hidden_size,
             scores=functools.partial(family.scores, config),
             windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
@@ -82,23 +82,23 @@ class Operations:
     def of_step(self, *, rows: float, length: int, slots: int) -> float:
         """Floating point operations of a forward and backward pass.
 
-        A multiply-add is 2 operations, and the backward pass counts twice the forward pass. Only `slots` places of a
+        A multiply-add is 2 operations, and the backward pass counts twice the forward pass. Only `slots` tokens of a
         row go through the head. What is computed twice to save memory is not counted, as it is not in the usual
         definition of MFU (Chowdhery et al., 2022).
         """
         reach = (length if window is None else min(length, window) for window in self.windows)
-        attention = self.width * sum(self.scores(places) for places in reach)
-        return 6 * rows * (length * (self.token + attention) + slots * self.place)
+        attention = self.width * sum(self.scores(tokens) for tokens in reach)
+        return 6 * rows * (length * (self.token + attention) + slots * self.target)
 
 
 def _rows(module: Module) -> int:
-    """How many numbers a linear map gives for a place; its weight may be packed."""
+    """How many numbers a linear map gives for a token; its weight may be packed."""
     linear: Any = module
     return getattr(linear, "out_features", None) or linear.weight.shape[0]
 
 
 def _weights(module: Module, runs: Mapping[int, int]) -> float:
-    """How many weights one place is multiplied by in a module. runs: how often it runs, by id; else once."""
+    """How many weights one token is multiplied by in a module. runs: how often it runs, by id; else once."""
     own = dict(module.named_parameters(recurse=False)).get("weight")  # one beside an adapter shows that of a part
     number = own.numel() if own is not None and own.dim() > 1 and not isinstance(module, Embedding) else 0
     return runs.get(id(module), 1) * (number + sum(_weights(part, runs) for part in module.children()))

@@ -46,11 +46,11 @@ class Signals:
         self._received.append(signal.Signals(number).name)
         if number != signal.SIGINT:
             return
-        now = time.monotonic()
-        if self._first_interrupt and now - self._first_interrupt > REPEAT_S:
+        seconds = time.monotonic()
+        if self._first_interrupt and seconds - self._first_interrupt > REPEAT_S:
             raise KeyboardInterrupt
         if not self._first_interrupt:
-            self._first_interrupt = now
+            self._first_interrupt = seconds
             if os.environ.get("RANK", "0") == "0":
                 with contextlib.suppress(OSError):  # print could not be called while it is running
                     os.write(2, b"\nstopping after this step, with a checkpoint; press Ctrl-C again to leave at once\n")

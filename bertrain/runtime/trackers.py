@@ -27,7 +27,7 @@ LEAVING_S = 5.0  # how long a run may wait that ends with an error
 
 
 class Record(NamedTuple):
-    """What a tracker is told of a run."""
+    """What a tracker gets of a run."""
 
     out: Path
     options: dict[str, Any]
@@ -102,7 +102,10 @@ def require(names: Sequence[str]) -> None:
     """Raises UsageError for a tracker whose library is not installed. Imports none."""
     for name in names:
         if sys.modules.get(name) is None and not find_spec(name):
-            raise UsageError(f"--log-to {name} needs {name}, which is not installed; {install(EXTRAS[name])}")
+            raise UsageError(
+                f"--log-to {name} needs {name}, which is not installed; {install(EXTRAS[name])}",
+                "not-installed", option="log_to", given=name,
+            )  # fmt: skip
 
 
 class Tracker:

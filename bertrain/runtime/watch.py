@@ -17,7 +17,7 @@ from tqdm import tqdm
 import bertdata
 from bertdata.files import make_directory, write_file
 from bertrain.config import Config
-from bertrain.plan import Plan
+from bertrain.plan import Plan, counted
 from bertrain.runtime import checkpoint, trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
@@ -101,26 +101,26 @@ class Watch(contextlib.ExitStack):
             self.warn(warning)
         resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
         length = f"{plan.steps:,} steps" if not config.budget else f"{config.budget}"
-        print(
-            f"{config.init or config.model}: {parameters:,} parameters, {length} of {config.global_batch_size} rows "
-            f"({plan.accumulation} × {plan.micro_batch_size} on each of {self.ranks.world_size} ranks), "
-            f"{facts['precision']}, {num_samples:,} samples an epoch{resumed}\n"
-            + "".join(f"{line}\n" for line in lines)
-            + f"losses to compare with, in nats a token: {self.reference['uniform']:.3f} by guessing evenly, "
-            f"{self.reference['unigram']:.3f} by frequency alone",
-            flush=True,
+        size = f"{config.global_batch_size} {'row' if config.global_batch_size == 1 else 'rows'}"
+        passes = "one pass" if plan.accumulation == 1 else f"{plan.accumulation} passes of {plan.micro_batch_size}"
+        ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
+        first = (
+            f"{config.init or config.model}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
+            f"{ranks}, {facts['precision']}, {num_samples:,} samples an epoch{resumed}"
         )
-        lines = [*_growth_lines(config, plan), *_elastic_lines(resolved.get("sub_networks"))]
-        for line in [*lines, *_scale_lines(resolved.get("lr_scale", []))]:
-            print(line, flush=True)
+        reference = (
+            f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "
+            f"evenly, {self.reference['unigram']:.3f} by frequency alone"
+        )
+        lines = [first, *lines, reference, *_growth_lines(config, plan)]
+        lines += [*_elastic_lines(resolved.get("sub_networks")), *_scale_lines(resolved.get("lr_scale", []))]
         if channel := resolved.get("side_channel"):
-            print(
-                "--side-channel: {ids:,} ids have one or more of {structures:,} structures".format(**channel),
-                flush=True,
-            )
+            lines.append("--side-channel: {ids:,} ids have one or more of {structures:,} structures".format(**channel))
+        for line in lines:
+            self.say(line)
 
     def growth(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
-        """Keeps and shows how the model has grown. scales: what --lr-scale amounts to now."""
+        """Keeps and shows how the model has grown. scales: what --lr-scale amounts to from then on."""
         if not self.is_first:
             return
         self._keep(entry)
@@ -128,13 +128,12 @@ class Watch(contextlib.ExitStack):
         self._renew_run_json()
         losses = " before and ".join("-" if entry[f"loss_{when}"] is None else f"{entry[f'loss_{when}']:.4f}"
                                      for when in ("before", "after"))  # fmt: skip
-        self._bar.write(
+        self.say(
             f"step {entry['step']}: the model grows from {entry['layers_before']} to {entry['layers']} layers, "
-            f"{entry['parameters']:,} parameters; loss {losses} after",
-            file=sys.stdout,
+            f"{entry['parameters']:,} parameters; loss {losses} after"
         )
         for line in _scale_lines(scales):
-            self._bar.write(line, file=sys.stdout)
+            self.say(line)
 
     def _history(self, step: int) -> list[dict[str, Any]]:
         """The history in run.json, with what this start changes. Says each change."""
@@ -143,14 +142,14 @@ class Watch(contextlib.ExitStack):
             options, history = dict(before["config"]), list(before.get("history", []))
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        now = json.loads(json.dumps(asdict(self.config)))
+        values = json.loads(json.dumps(asdict(self.config)))
         changes = {
             name: [options[name], value]
-            for name, value in now.items()
+            for name, value in values.items()
             if name in options and options[name] != value and name not in ("out", "resume")
         }
         for name, (was, value) in changes.items():
-            print(f"note: --{name.replace('_', '-')} was {was!r} and is {value!r} after step {step}", flush=True)
+            self.say(f"note: --{name.replace('_', '-')} was {was!r} and is {value!r} after step {step}")
         return [*history, {"after_step": step, "changed": changes}] if changes else history
 
     def _write_run_json(self) -> None:
@@ -163,8 +162,14 @@ class Watch(contextlib.ExitStack):
         except OSError as error:
             self.warn(f"run.json cannot be written: {error.strerror}")
 
+    def say(self, line: str) -> None:
+        """Prints a line on rank 0, above the progress bar if there is one."""
+        if self.is_first:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+
     def warn(self, line: str) -> None:
-        print(f"warning: {line}", flush=True)
+        self.say(f"warning: {line}")
 
     def advance(self) -> None:
         if self.is_first:
@@ -213,7 +218,7 @@ class Watch(contextlib.ExitStack):
         if self._bar.disable and (done or time.perf_counter() - self._last_line > QUIET_S):
             self._last_line = time.perf_counter()
             total = "" if self.config.budget else f"/{self.plan.steps}"
-            print(f"step {step}{total}: {line}, {entry['seconds']:.0f} s", flush=True)
+            self.say(f"step {step}{total}: {line}, {entry['seconds']:.0f} s")
 
     def require_finite(
         self, step: int, loss: float | None, norm: float | None, *, others: Mapping[str, float | None] | None = None
@@ -227,13 +232,15 @@ class Watch(contextlib.ExitStack):
         if not math.isfinite(numbers.get("distil_loss") or 0.0):
             raise TrainingError(
                 f"the loss from the teacher is {numbers['distil_loss']} at step {step}; lower --lr {self.config.lr}, "
-                "or give another --precision than fp16, in which a teacher may overflow"
-            )
+                "or give another --precision than fp16, in which a teacher may overflow",
+                "not-finite", option="lr", given=self.config.lr,
+            )  # fmt: skip
         if wild:
             raise TrainingError(
                 f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen --warmup and run again "
-                "from the newest checkpoint"
-            )
+                "from the newest checkpoint",
+                "not-finite", option="lr", given=self.config.lr,
+            )  # fmt: skip
 
     def evaluation(
         self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], *, seconds: float
@@ -241,14 +248,12 @@ class Watch(contextlib.ExitStack):
         """Keeps and shows an evaluation. predictions: tokens around, target, predicted. seconds: what both took."""
         if not self.is_first:
             return
-        found = {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
-        found |= {name: value for name, value in result.items() if name.startswith("average_")}
+        entry = {"step": step} | {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
+        entry |= {name: value for name, value in result.items() if name.startswith("average_")}
         by_source = result.get("sources", {})
         if by_source:
-            found["validation_sources"] = by_source
-        self._keep(
-            {"step": step} | found | {"validation_s": round(seconds, 3), "predictions": predictions[:KEPT_PREDICTIONS]}
-        )
+            entry["validation_sources"] = by_source
+        self._keep(entry | {"validation_s": round(seconds, 3), "predictions": predictions[:KEPT_PREDICTIONS]})
         loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
         if result.get("average_loss") is not None:
             loss += f" (with the mean of the last weights {result['average_loss']:.4f})"
@@ -256,7 +261,7 @@ class Watch(contextlib.ExitStack):
             losses = ((name, part["loss"]) for name, part in by_source.items())
             loss += "; " + ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in losses)
         lines = [f"step {step}: validation loss {loss}, {seconds:.1f} s", *table(predictions[:SHOWN_PREDICTIONS])]
-        self._bar.write("\n".join(lines))
+        self.say("\n".join(lines))
         if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
             self._warn_once(
                 "collapse",
@@ -268,7 +273,7 @@ class Watch(contextlib.ExitStack):
         """Says what the time of the run went to, and keeps it in run.json."""
         if not self.is_first:
             return
-        self._bar.write(f"{clock}")
+        self.say(str(clock))
         self._run_json["clock"] = clock.entry()
         self._renew_run_json()
 
@@ -302,7 +307,7 @@ class Watch(contextlib.ExitStack):
     def _warn_once(self, kind: str, line: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
-            self._bar.write(f"warning: {line}", file=sys.stdout)
+            self.warn(line)
 
 
 def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -323,7 +328,7 @@ def _growth_lines(config: Config, plan: Plan) -> list[str]:
         f"{layers} after {unit.format(first / plan.steps if config.budget else first)}"
         for first, layers in plan.depths[1:]
     )
-    return [f"begins with {plan.depths[0][1]} layers, has {', '.join(later)}"]
+    return [f"begins with {counted(plan.depths[0][1], 'layer')}, has {', '.join(later)}"]
 
 
 def _elastic_lines(facts: dict[str, int] | None) -> list[str]:

@@ -48,9 +48,9 @@ class Memory:
         memo: dict[int, Any] = {}
         for tensor in _tensors(state):
             if tensor.untyped_storage().nbytes():
-                place = blocks[tensor.untyped_storage().data_ptr()]
+                block = blocks[tensor.untyped_storage().data_ptr()]
                 view = torch.empty(0, dtype=tensor.dtype)
-                memo[id(tensor)] = view.set_(place, tensor.storage_offset(), tensor.shape, tensor.stride())
+                memo[id(tensor)] = view.set_(block, tensor.storage_offset(), tensor.shape, tensor.stride())
         return copy.deepcopy(state, memo)
 
     def _block(self, number: int, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -75,15 +75,15 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 def _storages(state: object) -> list[torch.UntypedStorage]:
     """The memory that the tensors of a state are in, each once: tied weights share theirs."""
-    found = (tensor.untyped_storage() for tensor in _tensors(state))
-    return list({storage.data_ptr(): storage for storage in found if storage.nbytes()}.values())
+    storages = (tensor.untyped_storage() for tensor in _tensors(state))
+    return list({storage.data_ptr(): storage for storage in storages if storage.nbytes()}.values())
 
 
 class Writer:
     """Writes the checkpoints of a run, one after the other. Enter it while the run trains; only rank 0 saves.
 
     At the end it waits for the write that is under way, also after an error. After a KeyboardInterrupt it leaves the
-    write off, as soon as the file that is being written is whole, and nothing of it stays.
+    write off, as soon as the file that is being written is complete, and nothing of it stays.
     """
 
     def __init__(self, run: Path, *, keep: int, saved: Path | None, warn: Callable[[str], None]) -> None:
