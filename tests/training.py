@@ -74,17 +74,6 @@ def refused_run(data, out, *, kind, option=None, **options):
     return refused(main, *flags(data, out, **options), kind=kind, option=option)
 
 
-def last_checkpoint(run):
-    return max(run.glob("step-*"))
-
-
-def remove_after(run, step):
-    """Removes the checkpoints of a run after a step, as if it had been stopped there."""
-    for path in run.glob("step-*"):
-        if path.name > f"step-{step:08d}":
-            shutil.rmtree(path)
-
-
 def launch(num_ranks, module, arguments, *, before=(), port=0, **more):
     """Starts a module under torchrun, with options of torchrun's before it; each rank has one thread.
 
@@ -149,3 +138,14 @@ def entries(out):
 def losses(log):
     """Step and loss of every entry, training and validation, exactly as logged."""
     return [(entry["step"], entry.get("loss"), entry.get("validation_loss"), entry.get("grad_norm")) for entry in log]
+
+
+def last_checkpoint(run):
+    return max(run.glob("step-*"))
+
+
+def remove_after(run, step):
+    """Removes the checkpoints of a run after a step, as if it had been stopped there."""
+    for path in run.glob("step-*"):
+        if path.name > f"step-{step:08d}":
+            shutil.rmtree(path)
