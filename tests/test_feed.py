@@ -9,7 +9,7 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainerCallback, TrainingArguments
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, Trainer, TrainingArguments
 
 from bertdata import Loader
 from bertdata.torch import BatchDataset, SampleDataset, tensors
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 OPTIONS = {"length": 24, "global_batch_size": 7, "seed": 3}
-WORKERS = [(0, None), (1, "fork"), (2, "fork"), (5, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow)]
+WORKERS = [0, 2, pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
 
 
 def loader_of(dataset, **options):
@@ -32,7 +32,6 @@ def expected_batches(dataset, **options):
 
 
 def assert_same(one, other):
-    assert len(one) == len(other)
     for a, b in zip(one, other, strict=True):
         assert a.keys() == b.keys()
         for name in a:
@@ -42,45 +41,55 @@ def assert_same(one, other):
 @pytest.mark.parametrize("samples", ["windows", "documents", "packed", "pairs"])
 def test_tensors_are_what_models_take(dataset, samples):
     batch = next(loader_of(dataset, samples=samples))
-    found = tensors(batch)
+    arguments = tensors(batch)
     expected = {"input_ids", "attention_mask", "labels"}
     expected |= {"packed": {"position_ids"}, "pairs": {"token_type_ids", "next_sentence_label"}}.get(samples, set())
-    assert found.keys() == expected
-    for name, tensor in found.items():
+    assert arguments.keys() == expected
+    for name, tensor in arguments.items():
         assert tensor.dtype == torch.int64
         assert tensor.shape == ((7,) if name == "next_sentence_label" else (7, 24))
-    assert torch.equal(found["labels"], torch.from_numpy(batch.labels))
+    assert torch.equal(arguments["labels"], torch.from_numpy(batch.labels))
     model = BertForPreTraining(_config(dataset)) if samples == "pairs" else BertForMaskedLM(_config(dataset))
-    assert model(**found).loss.isfinite()
+    assert model(**arguments).loss.isfinite()
 
 
-@pytest.mark.parametrize("samples", ["windows", "packed"])
-@pytest.mark.parametrize(("workers", "start"), WORKERS)
-def test_batches_are_the_same_for_any_workers(dataset, workers, start, samples):
-    stream = BatchDataset(loader_of(dataset, samples=samples))
-    context = {"multiprocessing_context": start} if workers else {}
-    found = list(DataLoader(stream, batch_size=None, num_workers=workers, **context))
-    assert_same(found, expected_batches(dataset, samples=samples))
+@pytest.mark.parametrize("workers", WORKERS)
+def test_batches_are_the_same_for_any_workers(dataset, workers):
+    stream = BatchDataset(loader_of(dataset, samples="packed"))
+    batches = list(DataLoader(stream, batch_size=None, num_workers=workers))
+    assert_same(batches, expected_batches(dataset, samples="packed"))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.slow
+def test_batches_and_samples_are_the_same_where_workers_do_not_share_memory(dataset):
+    options = {"num_workers": 2, "multiprocessing_context": "spawn"}
+    expected = expected_batches(dataset)
+    assert_same(list(DataLoader(BatchDataset(loader_of(dataset)), batch_size=None, **options)), expected)
+    assert_same(list(DataLoader(SampleDataset(loader_of(dataset)), batch_size=7, **options)), samples_of(dataset, 0))
+
+
+def samples_of(dataset, epoch):
+    """The samples of an epoch, seven at a time."""
+    loader = Loader(dataset, **OPTIONS)
+    n = loader.num_samples
+    parts = (np.arange(first, min(first + 7, n)) for first in range(0, n, 7))
+    return [tensors(loader.read(epoch * n + part)) for part in parts]
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_ranks_and_workers_share_the_global_batches(dataset, workers):
-    parts = [
-        list(
-            DataLoader(BatchDataset(loader_of(dataset, rank=rank, world_size=3)), batch_size=None, num_workers=workers)
-        )
-        for rank in range(3)
-    ]
-    whole = [{name: torch.cat([part[name] for part in batch]) for name in batch[0]}
-             for batch in zip(*parts, strict=True)]  # fmt: skip
-    assert_same(whole, expected_batches(dataset))
+    streams = [BatchDataset(loader_of(dataset, rank=rank, world_size=3)) for rank in range(3)]
+    parts = [DataLoader(stream, batch_size=None, num_workers=workers) for stream in streams]
+    joined = [{name: torch.cat([part[name] for part in batch]) for name in batch[0]}
+              for batch in zip(*parts, strict=True)]  # fmt: skip
+    assert_same(joined, expected_batches(dataset))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_goes_on_from_every_batch(dataset, workers):
     expected = expected_batches(dataset)
     stream = BatchDataset(loader_of(dataset))
-    for count in (0, 1, 2, len(expected) - 1, len(expected)):
+    for count in (1,) if workers else (0, 1, 2, len(expected) - 1, len(expected)):
         taken = iter(DataLoader(stream, batch_size=None, num_workers=workers))
         for _ in range(count):
             next(taken)
@@ -95,7 +104,7 @@ def test_a_stream_goes_on_from_every_batch(dataset, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchdata_keeps_the_state(dataset, workers):
     expected = expected_batches(dataset)
-    for count in (1, 4):
+    for count in (4,) if workers else (1, 4):
         stateful = StatefulDataLoader(BatchDataset(loader_of(dataset)), batch_size=None, num_workers=workers)
         taken = iter(stateful)
         for _ in range(count):
@@ -106,17 +115,14 @@ def test_torchdata_keeps_the_state(dataset, workers):
         assert_same(list(other), expected[count:])
 
 
-@pytest.mark.parametrize(("workers", "start"), WORKERS)
-def test_samples_are_the_same_for_any_workers(dataset, workers, start):
+@pytest.mark.parametrize("workers", WORKERS)
+def test_samples_are_the_same_for_any_workers(dataset, workers):
+    """Also where workers outlive an epoch: they hear of the next one."""
     samples = SampleDataset(loader_of(dataset))
-    context = {"multiprocessing_context": start} if workers else {}
+    batches = DataLoader(samples, batch_size=7, num_workers=workers, persistent_workers=workers == 2)
     for epoch in (0, 3):
         samples.set_epoch(epoch)
-        found = list(DataLoader(samples, batch_size=7, num_workers=workers, **context))
-        n = len(samples)
-        plain = Loader(dataset, **OPTIONS)
-        expected = [tensors(plain.read(epoch * n + np.arange(at, min(at + 7, n)))) for at in range(0, n, 7)]
-        assert_same(found, expected)
+        assert_same(list(batches), samples_of(dataset, epoch))
 
 
 def test_samples_by_number(dataset):
@@ -132,15 +138,11 @@ def test_samples_by_number(dataset):
 
 
 def test_pickled_datasets_are_small(dataset):
-    for made in (
-        SampleDataset(loader_of(dataset, samples="packed")),
-        BatchDataset(loader_of(dataset, samples="pairs")),
-    ):
-        pickled = pickle.dumps(made)
+    samples, batches = SampleDataset(loader_of(dataset, samples="packed")), BatchDataset(loader_of(dataset))
+    for data, first in ((samples, lambda data: data[3]), (batches, lambda data: next(iter(data)))):
+        pickled = pickle.dumps(data)
         assert len(pickled) < 4096
-        again = pickle.loads(pickled)
-        assert_same([next(iter(again)) if isinstance(again, BatchDataset) else again[3]],
-                    [next(iter(made)) if isinstance(made, BatchDataset) else made[3]])  # fmt: skip
+        assert_same([first(pickle.loads(pickled))], [first(data)])
 
 
 def _config(dataset):
@@ -150,24 +152,13 @@ def _config(dataset):
     )  # fmt: skip
 
 
-class _Seen(TrainerCallback):
-    """What the model was given, step by step."""
-
-    def __init__(self, model):
-        self.ids = []
-        model.register_forward_pre_hook(
-            lambda m, args, named: self.ids.append(named["input_ids"].clone()), with_kwargs=True
-        )
-
-
-@pytest.mark.parametrize("kind", ["samples", "batches"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("kind", "workers"), [("samples", 2), ("batches", 0)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_transformers_trainer(dataset, tmp_path, kind, workers):
     """Trainer gets our batches, unchanged and in order, learns from them, and resumes."""
     torch.manual_seed(0)
-    model = BertForMaskedLM(_config(dataset))
-    seen = _Seen(model)
+    model, seen = BertForMaskedLM(_config(dataset)), []
+    model.register_forward_pre_hook(lambda m, args, named: seen.append(named["input_ids"].clone()), with_kwargs=True)
     loader = Loader(dataset, **OPTIONS)
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=7, dataloader_num_workers=workers,
@@ -180,16 +171,12 @@ def test_transformers_trainer(dataset, tmp_path, kind, workers):
         trainer = _Streaming(model=model, args=arguments, train_dataset=BatchDataset(loader))
     trainer.train()
     expected = [tensors(loader.read(np.arange(7 * step, 7 * step + 7)))["input_ids"] for step in range(6)]
-    assert len(seen.ids) == 6
-    for found, batch in zip(seen.ids, expected, strict=True):
-        assert torch.equal(found, batch)
+    assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected, strict=True))
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0]
-    seen.ids.clear()
+    seen.clear()
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert len(seen.ids) == 3
-    for found, batch in zip(seen.ids, expected[3:], strict=True):
-        assert torch.equal(found, batch)
+    assert all(torch.equal(ids, batch) for ids, batch in zip(seen, expected[3:], strict=True))
 
 
 class _InOrder(Trainer):
@@ -207,31 +194,19 @@ def test_accelerate_shards_samples(dataset):
     """As accelerate prepares it for each of two processes, the halves make up our batches; set_epoch reaches us."""
     n = Loader(dataset, **OPTIONS).num_samples // 14 * 14
     for epoch in (0, 2):
-        found = []
+        halves = []
         for rank in range(2):
-            samples = SampleDataset(Loader(dataset, **OPTIONS))
-            whole = DataLoader(samples, batch_size=7, drop_last=True)
-            prepared = prepare_data_loader(whole, num_processes=2, process_index=rank)
+            batches = DataLoader(SampleDataset(Loader(dataset, **OPTIONS)), batch_size=7, drop_last=True)
+            prepared = prepare_data_loader(batches, num_processes=2, process_index=rank)
             prepared.set_epoch(epoch)
-            found.append(list(prepared))
+            halves.append(list(prepared))
         plain = Loader(dataset, **OPTIONS)
         for step in range(n // 14):
             for rank in range(2):
                 first = epoch * plain.num_samples + 14 * step + 7 * rank
-                assert_same([found[rank][step]], [tensors(plain.read(np.arange(first, first + 7)))])
+                assert_same([halves[rank][step]], [tensors(plain.read(np.arange(first, first + 7)))])
 
 
 def test_accelerate_leaves_batches_as_they_are(dataset):
-    whole = DataLoader(BatchDataset(loader_of(dataset)), batch_size=None)
-    assert_same(list(prepare_data_loader(whole, num_processes=1, process_index=0)), expected_batches(dataset))
-
-
-def test_persistent_workers_hear_of_the_epoch(dataset):
-    """DataLoader workers that outlive an epoch make the order and masks of the next one."""
-    samples = SampleDataset(loader_of(dataset))
-    batches = DataLoader(samples, batch_size=7, num_workers=2, persistent_workers=True)
-    n, plain = len(samples), Loader(dataset, **OPTIONS)
-    for epoch in (0, 1, 4):
-        samples.set_epoch(epoch)
-        expected = [tensors(plain.read(epoch * n + np.arange(at, min(at + 7, n)))) for at in range(0, n, 7)]
-        assert_same(list(batches), expected)
+    batches = DataLoader(BatchDataset(loader_of(dataset)), batch_size=None)
+    assert_same(list(prepare_data_loader(batches, num_processes=1, process_index=0)), expected_batches(dataset))
