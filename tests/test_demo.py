@@ -2,28 +2,24 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from helpers import invoke, refused, succeeds
 from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata import cli
-from bertdata.errors import InputError
 from bertdata.sources import docstrings
 from bertrain import demo
-
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
 def quick(corpus, monkeypatch):
     """The demo with two steps of training on a small text. Gives how often the text was made."""
-    made = []
+    sizes = []
 
     def write(path, num_bytes):
-        made.append(num_bytes)
+        sizes.append(num_bytes)
         path.write_bytes(corpus.read_bytes())
         return 1, path.stat().st_size
 
@@ -32,13 +28,7 @@ def quick(corpus, monkeypatch):
     monkeypatch.setattr(demo, "ROWS", ("--length", "16", "--global-batch-size", "4"))
     monkeypatch.setattr(demo, "STEPS", 2)
     monkeypatch.setattr(demo, "TRAIN", ("--steps", "2", "--save-every", "1", "--model", "bert-tiny"))
-    return made
-
-
-def run(out):
-    result = CliRunner().invoke(demo.main, ["--out", str(out)])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return sizes
 
 
 def commands(result):
@@ -46,47 +36,39 @@ def commands(result):
 
 
 def test_the_demo_goes_the_whole_way_and_uses_again_what_is_there(quick, tmp_path):
-    first = run(tmp_path / "demo")
-    assert first.exit_code == 0, first.output
+    first = succeeds(demo.main, "--out", tmp_path / "demo")
     steps = [["bertdata", "inspect"], ["bertdata", "verify"], ["bertrain", "pretrain"], ["bertrain", "evaluate"]]
     assert commands(first) == [["bertdata", "build"], *steps]
-    for shown in ("sound", "done: ", "nats a token", "| Predicted"):
-        assert shown in first.stdout
+    newest = tmp_path / "demo" / "run" / "step-00000002"
+    assert f"done: {newest}" in first.stdout
     assert first.stdout.splitlines()[-1].startswith('python -c "from transformers import AutoModelForMaskedLM')
-    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "demo" / "run" / "step-00000002")
+    model = AutoModelForMaskedLM.from_pretrained(newest)
     assert model.config.vocab_size == bertdata.open(tmp_path / "demo" / "shards").special_tokens.vocab_size == 150
-    again = run(tmp_path / "demo")
-    assert (again.exit_code, commands(again), quick) == (0, steps, [demo.CORPUS_BYTES])
-
-
-def test_a_failed_step_ends_the_demo(quick, tmp_path):
-    assert run(tmp_path / "demo").exit_code == 0
+    assert commands(succeeds(demo.main, "--out", tmp_path / "demo")) == steps
+    assert quick == [demo.CORPUS_BYTES]
     next((tmp_path / "demo" / "shards").glob("train-*.tokens.npy")).write_bytes(b"damaged")
-    result = run(tmp_path / "demo")
+    result = invoke(demo.main, "--out", tmp_path / "demo")  # a failed step ends the demo
     assert result.exit_code == 1
     assert ["bertrain", "pretrain"] not in commands(result)
 
 
-@pytest.mark.parametrize("kind", ["file", "below a file", "of others", "of mine", "read-only"])
-def test_a_directory_that_the_demo_cannot_use_is_one_sentence(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [("file", "unwritable"), ("below a file", "unwritable"), ("of others", "out-exists"), ("read-only", "unwritable")],
+)
+def test_a_directory_that_the_demo_cannot_use_is_one_sentence(tmp_path, monkeypatch, case, kind):
     out = tmp_path / "demo"
-    if kind in ("file", "below a file"):
+    if case in ("file", "below a file"):
         out.write_text("x")
-        out = out / "below" if kind != "file" else out
+        out = out / "below" if case != "file" else out
     else:
         out.mkdir()
-    if kind == "of others":
-        (out / "thesis.tex").write_text("x")
-    if kind == "of mine":  # as the README names it
-        (out / "corpus.txt").write_text("x")
-    if kind == "read-only":  # also for root, whom no mode of a directory stops
+    if case == "of others":
+        (out / "corpus.txt").write_text("x")  # as the README names it
+    if case == "read-only":  # also for root, whom no mode of a directory stops
         monkeypatch.setattr(os, "access", lambda path, mode: False)
     before = sorted(tmp_path.rglob("*"))
-    result = run(out)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith(f"Error: --out {out} ")
-    assert line.endswith(("; give another directory", "; give a new directory"))
+    refused(demo.main, "--out", out, kind=kind, option="out")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -94,15 +76,8 @@ def test_bertdata_becomes_the_process_that_trains(monkeypatch):
     """It does not import bertrain, and nothing of it stays in memory."""
     started = []
     monkeypatch.setattr(os, "execv", lambda path, words: started.append((path, words)))
-    assert CliRunner().invoke(cli.main, ["demo", "--out", "x"]).exit_code == 0
+    succeeds(cli.main, "demo", "--out", "x")
     assert started == [(sys.executable, [sys.executable, "-m", "bertrain", "demo", "--out", "x"])]
-
-
-def test_the_arguments_whose_loss_and_time_are_stated():
-    assert demo.BUILD == ("--vocab-size", "2000")
-    assert demo.ROWS == ("--length", "64", "--global-batch-size", "32")
-    assert demo.TRAIN == ("--steps", "1600", "--eval-every", "400", "--save-every", "400")
-    assert "\n\t$(BIN)/bertdata demo\n" in (ROOT / "Makefile").read_text()
 
 
 def test_a_corpus_is_of_docstrings_without_blank_lines_and_without_repetition(tmp_path, monkeypatch):
@@ -117,6 +92,6 @@ def test_a_corpus_is_of_docstrings_without_blank_lines_and_without_repetition(tm
     assert docstrings.write(tmp_path / "some.txt", 1)[0] == 1
     assert (tmp_path / "some.txt").read_text().rstrip("\n") == documents[0]
     monkeypatch.setattr(docstrings, "sources", list)
-    with pytest.raises(InputError, match="no docstrings"):
+    with pytest.raises(bertdata.BertdataError):
         docstrings.write(tmp_path / "none.txt", 1)
     assert not (tmp_path / "none.txt").exists()

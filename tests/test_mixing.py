@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import make_text
 from helpers import invoke, refused, refuses, succeeds
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training import entries, flags, losses, on_ranks, remove_after, train
 
 import bertdata
@@ -106,10 +107,14 @@ def test_one_dataset_with_a_weight_is_an_ordinary_run(mix, dataset, tmp_path):
     assert not any("sources" in entry or "validation_sources" in entry for entry in plain)
 
 
-def test_pairs_have_a_loss_of_both_objectives_by_source(mix, tmp_path):
-    log = train(mix, tmp_path / "run", steps=2, eval_every=0, model="bert-tiny", objective="mlm+nsp")
-    for part in next(entry["sources"] for entry in log if "sources" in entry).values():
+def test_pairs_have_a_loss_of_both_objectives_by_source_which_tensorboard_gets_too(mix, tmp_path):
+    options = {"steps": 1, "eval_every": 0, "model": "bert-tiny", "objective": "mlm+nsp", "log_to": ["tensorboard"]}
+    log = train(mix, tmp_path / "run", **options)
+    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    board.Reload()
+    for name, part in next(entry["sources"] for entry in log if "sources" in entry).items():
         assert part.keys() == {"loss", "nsp_loss", "tokens", "epochs"}
+        assert board.Scalars(f"sources/{name}/nsp_loss")[0].value == pytest.approx(part["nsp_loss"])
 
 
 def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, dataset, tmp_path):

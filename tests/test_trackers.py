@@ -8,21 +8,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
-from training import entries, train
+from helpers import refuses, succeeds
+from training import entries, refused_run, train
 
-from bertdata.errors import UsageError
+from bertdata.errors import install
 from bertrain import config
 from bertrain.config import Config
 from bertrain.pretrain import main as pretrain_command
 from bertrain.runtime import trackers
-from bertrain.runtime.watch import _flat
 
-OPTIONS = {"model": "bert-tiny", "length": 16, "steps": 4, "eval_every": 2}
+OPTIONS = {"model": "bert-tiny", "length": 16, "steps": 4, "eval_every": 2, "save_every": 2}
 
 
 class Library:
-    """Stands for wandb and trackio: keeps what it is told."""
+    """Stands for wandb and trackio: keeps what it gets."""
 
     def __init__(self, mode="offline"):
         self.mode, self.begun, self.rows, self.ended = mode, [], [], 0
@@ -54,25 +53,25 @@ class Library:
 
 @pytest.fixture
 def library(monkeypatch):
-    made = Library()
+    library = Library()
     for name in ("wandb", "trackio"):
-        monkeypatch.setitem(sys.modules, name, made)
-    return made
+        monkeypatch.setitem(sys.modules, name, library)
+    return library
 
 
 def expected(out):
     """What a tracker gets of the entries of log.jsonl."""
-    found = []
+    rows = []
     for entry in entries(out):
-        numbers = {name: value for name, value in _flat(entry) if isinstance(value, (int, float)) and name != "step"}
-        found.append((entry["step"], {name.replace("validation_", "validation/"): v for name, v in numbers.items()}))
-    return found
+        numbers = {name: value for name, value in entry.items() if isinstance(value, (int, float)) and name != "step"}
+        rows.append((entry["step"], {name.replace("validation_", "validation/"): v for name, v in numbers.items()}))
+    return rows
 
 
 def test_the_names_of_the_option_are_those_of_the_table():
     assert tuple(trackers.TRACKERS) == tuple(trackers.EXTRAS) == config.TRACKERS
-    with pytest.raises(UsageError, match="--log-to mlflow is unknown; give one of tensorboard, wandb, trackio"):
-        Config(data="x", out="y", log_to=("mlflow",))
+    with refuses("unknown", "log_to"):
+        Config(data="x", log_to=("mlflow",))
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
@@ -130,7 +129,8 @@ def test_without_weights_and_biases_the_record_is_kept_here(tmp_path, library, m
     tracker.write({"loss": 1.0}, 1)
     trackers.close([tracker], 10)
     reason = "timed out" if problem == "no answer" else "there is no account here: run wandb login"
-    assert f"does not take the log ({reason}); it is kept in {tmp_path / 'wandb'}" in tracker.fault
+    assert f"({reason})" in tracker.fault
+    assert f" {tmp_path / 'wandb'}," in tracker.fault
     assert library.rows == [(1, {"loss": 1.0})]
     begun = [{}, {"mode": "offline"}] if problem == "no account" else [{"resume": "allow"}, {}, {"mode": "offline"}]
     assert [
@@ -142,8 +142,9 @@ def test_a_tracker_that_fails_ends_no_run_and_is_a_warning(dataset, tmp_path, li
     library.fault = OSError("the disk is full\nof logs")
     log = train(dataset.path, tmp_path / "run", log_to=("trackio",), **OPTIONS)
     assert log[-1]["step"] == 4
-    shown = capsys.readouterr().out
-    assert shown.count("warning: --log-to trackio has failed and takes no more entries: the disk is full\n") == 1
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "--log-to" in line)
+    assert line.startswith("warning: --log-to trackio ")
+    assert line.endswith(": the disk is full")
 
 
 def test_a_tracker_that_hangs_makes_no_step_wait(dataset, tmp_path, library, monkeypatch, capsys):
@@ -153,19 +154,14 @@ def test_a_tracker_that_hangs_makes_no_step_wait(dataset, tmp_path, library, mon
     log = train(dataset.path, tmp_path / "run", log_to=("wandb",), **OPTIONS)
     is_over.set()
     assert log[-1]["step"] == 4
-    assert "warning: --log-to wandb has not taken all of the log" in capsys.readouterr().out
+    assert "warning: --log-to wandb " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "extra"), [("tensorboard", "train"), ("wandb", "wandb"), ("trackio", "trackio")]
-)  # fmt: skip
-def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_path, monkeypatch, name, extra):
+@pytest.mark.parametrize("name", config.TRACKERS)
+def test_a_library_that_is_missing_is_one_sentence_before_the_run(dataset, tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    words = ["--data", dataset.path, "--out", tmp_path / "run", "--log-to", name, "--steps", 1, "--model", "bert-tiny"]
-    done = CliRunner().invoke(pretrain_command, [str(word) for word in words])
-    assert done.exit_code == 2
-    sentence = f"Error: --log-to {name} needs {name}, which is not installed; pip install -e '.[{extra}]'"
-    assert done.stderr.splitlines()[-1] == sentence
+    refusal = refused_run(dataset.path, tmp_path / "run", log_to=name, kind="not-installed", option="log_to")
+    assert (refusal.given, install(trackers.EXTRAS[name]) in refusal.sentence) == (name, True)
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
@@ -177,7 +173,6 @@ def test_the_commands_of_the_page_run(dataset, tmp_path, library, monkeypatch):
     (tmp_path / "shards").symlink_to(dataset.path)
     small = ["--model", "bert-tiny", "--global-batch-size", "4", "--length", "16"]
     for number, line in enumerate(lines):
-        done = CliRunner().invoke(pretrain_command, [*shlex.split(line), *small, "--steps", str(number + 1)])
-        assert done.exit_code == 0, done.output
+        succeeds(pretrain_command, *shlex.split(line), *small, "--steps", number + 1)
     assert len(library.begun) == 2
     assert list((tmp_path / "run" / "tensorboard").iterdir())
