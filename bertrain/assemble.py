@@ -140,7 +140,10 @@ def model(
 
 def _start_of(init: str) -> str:
     """The directory of --init, of a run that of its newest checkpoint; a name on the hub as it is."""
-    return str(checkpoint.find(Path(init), "init")) if Path(init).is_dir() else init
+    if not Path(init).is_dir():
+        return init
+    build.refuse_adapter(Path(init))
+    return str(checkpoint.find(Path(init), "init"))
 
 
 def _with_adapter(

@@ -57,8 +57,8 @@ def evaluate(
 ) -> dict[str, Any] | None:
     """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
 
-    Also bits_per_byte (bits a token × tokens a byte of the complete dataset), and the token predicted most often and its
-    share of all predictions. All ranks must call it; each takes its part, and all get the same result. interrupted:
+    Also bits_per_byte (bits a token × tokens a byte of the dataset), and the token predicted most often and its share
+    of all predictions. All ranks must call it; each takes its part, and all get the same result. interrupted:
     asked on all ranks after each batch; where it is true the result is None. progress: show a bar on rank 0.
     """
     loader = bertdata.Loader(

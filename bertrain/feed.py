@@ -55,7 +55,7 @@ def has_kernel(device: torch.device) -> bool:
 
 
 def cu_seqlens_of(position_ids: torch.Tensor) -> torch.Tensor:
-    """position_ids int64 [B, T] of packed rows → where their documents begin among the B · T tokens, and the end: int32.
+    """position_ids int64 [B, T] of packed rows → where documents begin among the B · T tokens, and the end: int32.
 
     The padding of a row counts as a document. The end is repeated until the number of documents is a power of two, so
     that there are few shapes: a kernel's backward pass takes memory and time for each.

@@ -1,12 +1,11 @@
 """What tests share: commands that run in this process, and errors by their kind."""
 
+import json
 import os
+import re
 import shutil
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-import json
-import re
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -120,6 +119,8 @@ def stop_after(blocks):
             raise KeyboardInterrupt
 
     return progress
+
+
 def json_of(command, *arguments, **options):
     """The object that a command prints in its last line with --json, and click's result."""
     result = succeeds(command, *arguments, "--json", **options)

@@ -89,9 +89,7 @@ def _obstore() -> Any:
     try:
         import obstore
     except ImportError:
-        raise RemoteError(
-            f"s3://, gs:// and az:// need obstore; {install('remote')}", "not-installed"
-        ) from None
+        raise RemoteError(f"s3://, gs:// and az:// need obstore; {install('remote')}", "not-installed") from None
     if _first_process() != os.getpid():
         raise RemoteError(
             "an object store was used before this process was forked, and obstore would wait for ever in it; open the "

@@ -48,9 +48,9 @@ class Memory:
         memo: dict[int, Any] = {}
         for tensor in _tensors(state):
             if tensor.untyped_storage().nbytes():
-                block = blocks[tensor.untyped_storage().data_ptr()]
+                storage = blocks[tensor.untyped_storage().data_ptr()]
                 view = torch.empty(0, dtype=tensor.dtype)
-                memo[id(tensor)] = view.set_(block, tensor.storage_offset(), tensor.shape, tensor.stride())
+                memo[id(tensor)] = view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         return copy.deepcopy(state, memo)
 
     def _block(self, number: int, storage: torch.UntypedStorage) -> torch.Tensor:
