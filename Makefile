@@ -6,7 +6,7 @@ PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
 PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 
-.PHONY: help demo bench test test-all oldest bounds gpu pages docs check fix golden wheel
+.PHONY: help demo bench test test-all oldest bounds gpu pages docs check fix reference golden wheel
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -69,6 +69,9 @@ check: $(VENV)/.dev  ## format, lint and types
 fix: $(VENV)/.dev  ## repair format and lint where that can be done
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+reference: $(VENV)/.dev  ## docs/errors.md and docs/commands.md from the source
+	$(BIN)/python tools/reference_pages.py
 
 golden: $(VENV)/.dev  ## golden files of the present format
 	$(BIN)/python tools/golden.py

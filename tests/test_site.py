@@ -1,13 +1,9 @@
 """The site of docs/, without mkdocs: what leads where, and what tools/site.py makes. `make docs` builds the site."""
 
-import importlib
-import io
 import re
 import runpy
-import tokenize
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 
@@ -73,95 +69,6 @@ def test_the_ten_questions_are_those_of_the_checklist_and_each_has_its_answer():
     targets = [path.relative_to(DOCS).as_posix() for text, path, _ in links("index.md") if text in asked]
     assert len(set(targets)) == 10  # their anchors are checked with those of all links
     assert "index.md" not in targets
-
-
-# ----------------------------------------------------------------------------------------------------------- the errors
-
-
-@pytest.fixture(scope="module")
-def errors():
-    return SITE["errors"]()
-
-
-def test_no_error_of_the_source_is_missing(errors):
-    """Counted by the tokens of the source: the name of one of our errors where it is called."""
-    names = {"UsageError", "InputError", "TokenizerError", "BuildError", "DatasetError", "RemoteError", "StateError",
-             "TrainingError", "BadRow"}  # fmt: skip
-    assert names | {"BertdataError"} == SITE["error_classes"](SITE["sources"]())
-    listed, raised = {(error.file, error.line) for error in errors}, 0
-    for path in sorted([*(ROOT / "bertdata").rglob("*.py"), *(ROOT / "bertrain").rglob("*.py")]):
-        text = path.read_text(encoding="utf-8")
-        found = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.string.strip()]
-        for before, token, after in zip(found, found[1:], found[2:], strict=False):
-            if token.string in names and after.string == "(" and before.string in ("raise", "return", "=", "."):
-                raised += 1
-                rest = text.splitlines()[token.start[0] - 1][token.start[1] :]
-                if rest.startswith(("UsageError(str(error)", "DatasetError(warnings[0]")):
-                    continue  # which repeat the message of another error
-                assert (path.relative_to(ROOT).as_posix(), token.start[0]) in listed
-    assert raised > 400
-
-
-def test_every_message_is_one_sentence_that_a_user_can_read(errors):
-    for error in errors:
-        words = re.sub(r"⟨[\w ]+⟩|…", "", error.message)
-        is_prefix = error.message.endswith(": …")  # of the message of another error
-        assert is_prefix or len(re.findall(r"[A-Za-z]{2,}", words)) >= 2, error
-        assert not re.search(r"[⟨⟩\n\\]|\. [A-Z]", words), error
-        assert not re.search(r"[.!?:;,]$", error.message), error
-        assert words.count("(") == words.count(")"), error
-
-
-def test_every_file_with_errors_has_a_group_and_every_group_has_errors_and_a_page(errors):
-    groups = SITE["GROUPS"]
-    assert {SITE["group_of"](error.file) for error in errors} == {*groups}
-    assert {page for page, _ in groups.values()} <= {*PAGES}
-    with pytest.raises(KeyError, match="bertdata/new.py has errors"):
-        SITE["group_of"]("bertdata/new.py")
-
-
-def test_the_page_and_the_search_have_the_words_of_an_error_that_a_user_sees():
-    page, message = SITE["error_index"](), "<em>directory</em> already holds a dataset; use --overwrite to replace it"
-    assert f"{message}, or another --out</li>" in page
-    assert "is not a dataset: it has no manifest.json" in page
-    places = [
-        {"location": place, "title": "", "text": ""} for place in ("a.html", "errors.html", "errors.html#a-group")
-    ]
-    found = SITE["searchable"]({"config": {}, "docs": places})
-    assert found["config"] == {}
-    assert found["docs"][:2] == places[:2]
-    (one,) = (place for place in found["docs"] if place["title"].startswith(message))
-    assert one["text"] == "Building a dataset"
-    assert f'<li id="{one["location"].partition("#")[2]}">{one["title"]}</li>' in page
-
-
-def test_an_expression_is_shown_as_the_user_reads_it():
-    import ast
-
-    def shown(expression):
-        return SITE["_words"](ast.parse(expression, mode="eval").body, {"NAME": "a.json"})
-
-    assert shown("f'{self.path} has {n} rows of {len(x)}'") == "⟨path⟩ has … rows of …"
-    assert shown("f'{NAME} of {where.NAME}'") == "a.json of a.json"
-    assert shown("f'{name}{advice if x else 1}' + ' end'") == "⟨name⟩⟨advice⟩ / 1 end"
-    assert shown("'one' if x else f'two {most_rows}'") == "one / two ⟨most rows⟩"
-    assert shown("' (more)' * few") == " (more)"
-
-
-# --------------------------------------------------------------------------------------------------------- the commands
-
-
-def test_the_page_of_commands_has_every_option_of_every_command():
-    index = SITE["command_index"]()
-    for program, module in (("bertdata", "bertdata.cli"), ("bertrain", "bertrain.__main__")):
-        group = importlib.import_module(module).main
-        above = click.Context(group, info_name=program)
-        for name in group.list_commands(above):
-            section = index.partition(f"\n### {program} {name}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
-            options = [option for option in group.get_command(above, name).params if isinstance(option, click.Option)]
-            assert f"Usage: {program} {name}" in section
-            for option in options:
-                assert option.hidden or max(option.opts, key=len) in section, (name, option.opts)
 
 
 # -------------------------------------------------------------------------------------------------------- built pages

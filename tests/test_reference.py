@@ -1,0 +1,100 @@
+"""docs/errors.md and docs/commands.md are those of the source, and tests hold no sentence that stands there."""
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from bertdata.errors import KINDS
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tools"))
+import reference_pages as pages  # noqa: E402
+
+ERRORS = pages.errors()
+TESTS = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tests").glob("*.py"))}
+NUM_WORDS = 4  # so many words in a row are a sentence's, and not by chance
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_the_page_is_that_of_the_source(page):
+    assert (ROOT / page).read_text(encoding="utf-8") == pages.PAGES[page](), (
+        "run make reference, and look at the changes"
+    )
+
+
+def test_every_error_states_a_kind_and_every_kind_is_used():
+    assert [error for error in ERRORS if error.kind not in KINDS] == []
+    assert {error.kind for error in ERRORS} == {*KINDS}
+    assert 40 <= len(KINDS) <= 60
+    assert len(ERRORS) > 400
+
+
+def test_every_sentence_is_one_that_a_user_can_read():
+    for error in ERRORS:
+        words = re.sub(r"⟨[\w ]+⟩|…", "", error.message)
+        is_prefix = error.message.endswith(": …")  # of the message of another error
+        assert is_prefix or len(re.findall(r"[A-Za-z]{2,}", words)) >= 2, error
+        assert not re.search(r"[⟨⟩\n\\]|\. [A-Z]", words), error
+        assert not re.search(r"[.!?:;,]$", error.message), error
+        assert words.count("(") == words.count(")"), error
+
+
+def word_rows(text):
+    """All rows of NUM_WORDS words of a text."""
+    words = re.findall(r"[A-Za-z'_-]+", text)
+    return {tuple(words[at : at + NUM_WORDS]) for at in range(len(words) - NUM_WORDS + 1)}
+
+
+def texts_of(tree):
+    """The constant texts of a module, without docstrings: pairs of line and text."""
+    described = (ast.Module, ast.FunctionDef, ast.ClassDef)
+    docs = {id(node.body[0].value) for node in ast.walk(tree)
+            if isinstance(node, described) and node.body and isinstance(node.body[0], ast.Expr)}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_no_test_holds_a_sentence_of_an_error(name):
+    """Tests look at the kind, the option and the value; a better sentence must not break them."""
+    known = set().union(*(word_rows(part) for error in ERRORS for part in re.split(r"⟨.*?⟩|…|;", error.message)))
+    assert [(line, text) for line, text in texts_of(TESTS[name]) if word_rows(text) & known] == []
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_no_test_matches_the_words_of_our_errors(name):
+    ours = {error.name for error in ERRORS} | {"BertdataError"}
+    for call in ast.walk(TESTS[name]):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.raises" and call.args:
+            names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
+            assert not (names & ours and any(keyword.arg == "match" for keyword in call.keywords)), call.lineno
+
+
+def test_an_expression_is_shown_as_the_user_reads_it():
+    def shown(expression):
+        return pages._words(ast.parse(expression, mode="eval").body, {"NAME": "a.json"})
+
+    assert shown("f'{self.path} has {n} rows of {len(x)}'") == "⟨path⟩ has … rows of …"
+    assert shown("f'{NAME} of {where.NAME}'") == "a.json of a.json"
+    assert shown("f'{name}{advice if x else 1}' + ' end'") == "⟨name⟩⟨advice⟩ / 1 end"
+    assert shown("'one' if x else f'two {most_rows}'") == "one / two ⟨most rows⟩"
+    assert shown("' (more)' * few") == " (more)"
+
+
+def test_the_page_of_commands_has_every_option_of_every_command():
+    page = pages.command_page()
+    for program, module in (("bertdata", "bertdata.cli"), ("bertrain", "bertrain.__main__")):
+        group = importlib.import_module(module).main
+        above = click.Context(group, info_name=program)
+        for name in group.list_commands(above):
+            section = page.partition(f"\n### {program} {name}\n")[2].partition("\n## ")[0].partition("\n### ")[0]
+            options = [option for option in group.get_command(above, name).params if isinstance(option, click.Option)]
+            assert f"Usage: {program} {name}" in section
+            for option in options:
+                assert option.hidden or max(option.opts, key=len) in section, (name, option.opts)
