@@ -1,0 +1,293 @@
+"""Breaks the product in drawn places, and says whether the tests notice.
+
+    python tools/mutate.py lines --out lines.json              which fast test executes which line; takes minutes
+    python tools/mutate.py run lines.json --out mutations.json --count 60 --seed 0
+    python tools/mutate.py table mutations.json                how many were found, and those that were not
+
+Six kinds of mutation, the same number of each, at places that a seeded generator draws from executed lines: a sign, a
+bound, a missing fsync, a dtype, a dropped term, and an option that is ignored. Each is tried in a copy of the project:
+first the fast tests of the files whose tests execute the line, then all tests. Python does not see which lines of a
+compiled kernel are executed: all of them count, and KERNEL_TESTS names their tests. A mutation that changes nothing
+that a test could see is listed in EQUIVALENT with the reason.
+
+Needs the package coverage, which the extra `dev` has. A run that was stopped goes on from the results in --out.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+ROOT = Path(__file__).parent.parent
+FAST, ALL = "not slow and not gpu", "not gpu"
+LIMIT_S = {FAST: 900, ALL: 2400}
+KERNEL_TESTS = {
+    "bertdata/read": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
+    "bertdata/sources": ["text", "inputs", "split", "kernels"],
+    "bertdata/tokenize": ["engine", "words", "tokens", "text", "kernels", "build"],
+    "bertdata/write": ["kernels", "build", "import", "prepare"],
+}
+"""Package -> the files of its kernels' tests."""
+EQUIVALENT: dict[str, str] = {}
+"""Mutation, as `run` prints it → why no test can see it."""
+
+BOUNDS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+SIGNS = {ast.Add: ast.Sub, ast.Sub: ast.Add}
+TERMS = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
+TYPES = {
+    "int64": "int32", "int32": "int64", "uint16": "uint8", "uint32": "uint16", "uint64": "uint32", "uint8": "uint16",
+    "float64": "float32", "float32": "float64",
+}  # fmt: skip
+
+
+class Mutation(NamedTuple):
+    """A change of one expression or statement of one file; old and new are text, the position is in the old file."""
+
+    kind: str
+    file: str  # from the root of the project
+    line: int
+    begin: int  # offsets in the bytes of the file
+    end: int
+    new: str
+    old: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.kind}: {' '.join(self.old.split())} -> {' '.join(self.new.split())}"
+
+
+# --------------------------------------------------------------------------------------------------------- the mutations
+
+
+def mutations_of(file: str, source: str) -> Iterator[Mutation]:
+    """Every mutation of a file that this tool knows."""
+    starts, content = [0], source.encode()
+    for line in content.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def change(kind: str, node: ast.expr | ast.stmt, new: str) -> Mutation:
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[operator]  # ast.parse sets both
+        return Mutation(kind, file, node.lineno, begin, end, new, content[begin:end].decode())
+
+    def text(node: ast.AST) -> str:
+        return f"({ast.unparse(node)})"
+
+    annotations = {id(part) for node in ast.walk(ast.parse(source)) for part in _annotations(node)}
+    for node in ast.walk(ast.parse(source)):
+        if id(node) in annotations:
+            continue
+        match node:
+            case ast.BinOp(left=left, op=op, right=right) if not _is_text(node):
+                if type(op) in SIGNS:
+                    changed = ast.BinOp(left, SIGNS[type(op)](), right)
+                    yield change("sign", node, text(changed))
+                if isinstance(op, TERMS):
+                    yield change("dropped term", node, text(left))
+                    yield change("dropped term", node, text(right))
+            case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+                yield change("sign", node, text(operand))
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in BOUNDS:
+                yield change("bound", node, text(ast.Compare(left, [BOUNDS[type(op)]()], [right])))
+            case ast.BoolOp(values=[first, *others]):
+                yield change("dropped term", node, text(first))
+                yield change("dropped term", node, text(others[-1]))
+            case ast.Constant(value=int(value)) if not isinstance(value, bool) and value > 0:
+                yield change("bound", node, str(value + 1))
+            case ast.Attribute(value=owner, attr=attr) if attr in TYPES:
+                yield change("dtype", node, f"{ast.unparse(owner)}.{TYPES[attr]}")
+            case ast.Expr(value=ast.Call(func=function)) if "fsync" in ast.unparse(function):
+                yield change("missing fsync", node, "pass")
+            case ast.Call(func=function, args=args, keywords=[_, *_] as keywords):
+                for at, keyword in enumerate(keywords):
+                    if keyword.arg and keyword.arg not in ("help", "metavar", "short_help", "kind", "given"):
+                        rest = [other for number, other in enumerate(keywords) if number != at]
+                        yield change("ignored option", node, ast.unparse(ast.Call(function, args, rest)))
+
+
+def _annotations(node: ast.AST) -> Iterator[ast.AST]:
+    for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+        if part is not None:
+            yield from ast.walk(part)
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    texts = (ast.JoinedStr, ast.Constant)
+    return any(isinstance(side, texts) and not isinstance(getattr(side, "value", None), int | float)
+               for side in (node.left, node.right))  # fmt: skip
+
+
+def lines_of_kernels(source: str) -> set[int]:
+    """The lines of functions that are compiled."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    compiled = [node for node in functions if any("jit" in ast.unparse(item) for item in node.decorator_list)]
+    return {line for node in compiled for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
+
+
+def drawn(executed: dict[str, dict[str, list[str]]], count: int, seed: int) -> list[Mutation]:
+    """`count` mutations of executed lines, as many of each kind as there are, never two in one line."""
+    of_kind: dict[str, list[Mutation]] = {}
+    for path in sorted([*(ROOT / "bertdata").rglob("*.py"), *(ROOT / "bertrain").rglob("*.py")]):
+        file, source = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        lines = {int(line) for line in executed.get(file, {})} | lines_of_kernels(source)
+        for mutation in mutations_of(file, source):
+            if mutation.line in lines:
+                of_kind.setdefault(mutation.kind, []).append(mutation)
+    draw, taken, chosen = random.Random(seed), set[tuple[str, int]](), list[Mutation]()
+    for kind in sorted(of_kind):
+        draw.shuffle(of_kind[kind])
+    while len(chosen) < count and any(of_kind.values()):
+        for kind in sorted(of_kind):
+            while of_kind[kind]:
+                mutation = of_kind[kind].pop()
+                if (mutation.file, mutation.line) not in taken:
+                    taken.add((mutation.file, mutation.line))
+                    chosen.append(mutation)
+                    break
+    return chosen[:count]
+
+
+# ------------------------------------------------------------------------------------------------------------- the tests
+
+
+def copy_of_project(folder: Path) -> Path:
+    """A copy with the compiled kernels of the project's own tests, whose files keep their times."""
+    copy = folder / "project"
+    left_out = shutil.ignore_patterns(".git", ".venv", "*.egg-info", "site", "dist", ".bench")
+    shutil.copytree(ROOT, copy, ignore=left_out)
+    return copy
+
+
+def passes(copy: Path, marks: str, tests: list[str], *, workers: int) -> bool:
+    """Whether tests pass in a copy, all of those with the marks if none is named. Tests that do not end fail."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-m",
+        marks,
+        "-n",
+        str(workers),
+        "--dist",
+        "worksteal",
+        *tests,
+    ]
+    environment = os.environ | {"PYTHONPATH": str(copy), "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [*command, *tests],
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        return process.wait(LIMIT_S[marks]) in (0, 5)  # 5: none of the tests was collected
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def found_by(mutation: Mutation, tests: list[str], workers: int) -> str:
+    """The first set of tests that fails: fast, all or none."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copy_of_project(Path(folder))
+        path = copy / mutation.file
+        content = path.read_bytes()
+        path.write_bytes(content[: mutation.begin] + mutation.new.encode() + content[mutation.end :])
+        if tests and not passes(copy, FAST, tests, workers=workers):
+            return "fast"
+        return "none" if passes(copy, ALL, [], workers=workers) else "all"
+
+
+# ---------------------------------------------------------------------------------------------------------- the commands
+
+
+@click.group(help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command()
+@click.option("--out", required=True, help="JSON file for file -> line -> tests.")
+def lines(out: str) -> None:
+    """Run the fast tests once, and write which test executes which line."""
+    import coverage
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "coveragerc"
+        settings.write_text(
+            f"[run]\ndata_file = {folder}/data\nsource = {ROOT}/bertdata,{ROOT}/bertrain\n"
+            "dynamic_context = test_function\n"
+        )
+        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q", "-m", FAST]
+        subprocess.run([*command, "-n", "0"], cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=False)
+        data = coverage.CoverageData(f"{folder}/data")
+        data.read()
+        executed = {
+            Path(file).relative_to(ROOT).as_posix(): {
+                line: sorted({name.split(".")[0] for name in names if name})
+                for line, names in data.contexts_by_lineno(file).items()
+            }
+            for file in data.measured_files()
+        }
+    Path(out).write_text(json.dumps(executed))
+
+
+@main.command()
+@click.argument("lines_file")
+@click.option("--out", required=True, help="JSON file for the results, one line each; those that it has are kept.")
+@click.option("--count", default=60, help="Number of mutations.")
+@click.option("--seed", default=0, help="Seed of what is drawn.")
+@click.option("--workers", default=2, help="Processes that run tests together.")
+@click.option("--minutes", default=600.0, help="Begin no mutation after this time.")
+def run(lines_file: str, out: str, count: int, seed: int, workers: int, minutes: float) -> None:
+    """Try mutations of the lines that `lines` found."""
+    import time
+
+    executed, results, begun = json.loads(Path(lines_file).read_text()), Path(out), time.monotonic()
+    known = {json.loads(line)["mutation"] for line in results.read_text().splitlines()} if results.exists() else set()
+    for mutation in drawn(executed, count, seed):
+        if str(mutation) in known or time.monotonic() - begun > 60 * minutes:
+            continue
+        files = executed.get(mutation.file, {}).get(str(mutation.line))
+        files = files or [f"test_{name}" for name in KERNEL_TESTS.get(str(Path(mutation.file).parent), [])]
+        found = found_by(mutation, [f"tests/{name}.py" for name in files], workers)
+        with open(results, "a") as file:
+            file.write(json.dumps({"mutation": str(mutation), "found by": found}) + "\n")
+        click.echo(f"{found:5} {mutation}")
+
+
+@main.command()
+@click.argument("results_file")
+def table(results_file: str) -> None:
+    """Print how many mutations the fast tests and all tests find, and those that none finds."""
+    results = [json.loads(line) for line in Path(results_file).read_text().splitlines()]
+    counted = [result for result in results if result["mutation"] not in EQUIVALENT]
+    fast = sum(result["found by"] == "fast" for result in counted)
+    found = sum(result["found by"] != "none" for result in counted)
+    click.echo(f"{len(results)} mutations, {len(results) - len(counted)} of them equivalent")
+    click.echo(f"fast tests find {fast} of {len(counted)}, all tests {found}")
+    for result in counted:
+        if result["found by"] != "fast":
+            click.echo(f"{result['found by']:5} {result['mutation']}")
+
+
+if __name__ == "__main__":
+    main()
