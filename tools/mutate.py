@@ -67,7 +67,7 @@ class Mutation(NamedTuple):
         return f"{self.file}:{self.line} {self.kind}: {' '.join(self.old.split())} -> {' '.join(self.new.split())}"
 
 
-# --------------------------------------------------------------------------------------------------------- the mutations
+# --- the mutations
 
 
 def mutations_of(file: str, source: str) -> Iterator[Mutation]:
@@ -158,7 +158,7 @@ def drawn(executed: dict[str, dict[str, list[str]]], count: int, seed: int) -> l
     return chosen[:count]
 
 
-# ------------------------------------------------------------------------------------------------------------- the tests
+# --- the tests
 
 
 def copy_of_project(folder: Path) -> Path:
@@ -216,7 +216,7 @@ def found_by(mutation: Mutation, tests: list[str], workers: int) -> str:
         return "none" if passes(copy, ALL, [], workers=workers) else "all"
 
 
-# ---------------------------------------------------------------------------------------------------------- the commands
+# --- the commands
 
 
 @click.group(help=__doc__)
