@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -84,6 +85,7 @@ def errors() -> list[Error]:
     classes, constants = error_classes(modules), _constants(modules)
     listed = {}
     for file, tree in modules.items():
+        before = _assigned_before(tree)
         of_self = {name: text for name, text in _assigned(tree, constants).items() if name.startswith("self.")}
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         for scope in (tree, *functions):  # outer ones first
@@ -92,10 +94,24 @@ def errors() -> list[Error]:
                 name = _last(call.func)
                 if name not in classes | {"fail"} or ast.unparse(call.args[0]) in REPEATED:
                     continue
-                parts = call.args if name == "BadRow" else call.args[:1]
+                parts = [before.get(call, call.args[0]), *(call.args[1:] if name == "BadRow" else [])]
                 message = "; ".join(_words(part, texts) for part in parts)
                 listed[file, call.lineno, call.col_offset] = Error(_kind(name, call), message, name, file, call.lineno)
     return [listed[position] for position in sorted(listed)]
+
+
+def _assigned_before(tree: ast.AST) -> dict[ast.AST, ast.expr]:
+    """Calls whose first argument is a name that the statement just before assigns → what it assigns."""
+    before = {}
+    for node in ast.walk(tree):
+        for body in (getattr(node, "body", None), getattr(node, "orelse", None), getattr(node, "finalbody", None)):
+            statements = body if isinstance(body, list) else []
+            for one, two in itertools.pairwise(statements):
+                if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
+                    for call in ast.walk(two):
+                        if isinstance(call, ast.Call) and call.args and ast.unparse(call.args[0]) == one.targets[0].id:
+                            before[call] = one.value
+    return before
 
 
 def _kind(name: str, call: ast.Call) -> str:
