@@ -23,7 +23,7 @@ from bertdata.errors import KINDS, install
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("bertdata", "bertrain")
 BESIDE = {"BadRow"}  # no subclass of BertdataError: it becomes part of an InputError
-REPEATED = {"str(error)"}  # the sentence of another error, which is listed where it is made
+REPEATED = {"str(error)", "warnings[0]", "error.kind"}  # of another error, which is listed where it is made
 NO_KIND = {"BadRow": "bad-row", "fail": "malformed"}  # calls that name no kind
 
 ERRORS = """# Errors
@@ -92,7 +92,7 @@ def errors() -> list[Error]:
             texts = {**constants, **of_self, **_assigned(scope, constants)}
             for call in (node for node in ast.walk(scope) if isinstance(node, ast.Call) and node.args):
                 name = _last(call.func)
-                if name not in classes | {"fail"} or ast.unparse(call.args[0]) in REPEATED:
+                if name not in classes | {"fail"} or {ast.unparse(part) for part in call.args[:2]} & REPEATED:
                     continue
                 parts = [before.get(call, call.args[0]), *(call.args[1:] if name == "BadRow" else [])]
                 message = "; ".join(_words(part, texts) for part in parts)
