@@ -98,7 +98,7 @@ class BertdataError(Exception):
     name of the option or argument that is wrong, as in Python (global_batch_size), if there is one. given: its value.
     """
 
-    def __init__(self, sentence: str, kind: str = "?", *, option: str | None = None, given: Any = None) -> None:
+    def __init__(self, sentence: str, kind: str, *, option: str | None = None, given: Any = None) -> None:
         super().__init__(sentence, kind)
         self.kind, self.option, self.given = kind, option, given
 
