@@ -96,7 +96,7 @@ def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
 
 @pytest.mark.slow
 def test_evaluation_on_two_ranks_is_that_of_one(two, dataset):
-    """Also of samples that are no whole batches."""
+    """Also of samples that do not fill batches."""
     arguments = ["--checkpoint", str(two), "--data", str(dataset.path), "--split", "train", "--length", "16"]
     arguments += ["--max-samples", "129", "--json"]
     code, said, err = on_ranks(2, "bertrain.evaluate", arguments)

@@ -1,23 +1,21 @@
 """What a newcomer tries: Ctrl-C, other options at a resume, the wrong column, a directory or a hub that is gone."""
 
-import contextlib
 import json
 import os
 import shutil
 import signal
-import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
-from click.testing import CliRunner
-from training import SMALL, entries, flags, on_ranks, train
+from helpers import invoke, refuses, succeeds
+from training import entries, flags, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from bertdata.errors import DatasetError, UsageError
+from bertdata.errors import UsageError
 from bertdata.write import build
-from bertrain import assemble, evaluate, finetune, pretrain, teacher
-from bertrain import plan as plans
+from bertrain import assemble, doctor, evaluate, finetune, pretrain, teacher
 from bertrain.config import Config, read_options
 from bertrain.models import build as models
 from bertrain.objectives import OBJECTIVES
@@ -62,8 +60,9 @@ def test_ctrl_c_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, ca
     with pytest.raises(SystemExit) as ended:
         train(dataset.path, tmp_path / "run", steps=9, save_every=100, eval_every=0)
     assert ended.value.code == 130
-    shown = capsys.readouterr().out
-    assert "stopped by SIGINT after step 4; its newest checkpoint is of step 4, and the same command continues" in shown
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "done" not in last
+    assert last.count("tep 4") == 2  # where it stopped, and what is saved
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000004"
 
 
@@ -74,7 +73,8 @@ def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path,
     with pytest.raises(SystemExit) as ended:
         train(dataset.path, tmp_path / "run", steps=9, save_every=2, eval_every=0)
     assert ended.value.code == 130
-    assert "interrupted at step 3; its newest checkpoint is of step 2" in capsys.readouterr().out
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert ("step 3" in last, "tep 2" in last) == (True, True)
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
@@ -89,7 +89,7 @@ def test_one_ctrl_c_that_torchrun_repeats_at_once_is_one(dataset, tmp_path, monk
 def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(dataset, tmp_path, monkeypatch, save_every):
     """Saved before the evaluation, or after it was left; the next start evaluates what was left out."""
     out, options = tmp_path / "run", {"steps": 4, "eval_every": 2, "save_every": save_every}
-    whole = train(dataset.path, tmp_path / "whole", **options)
+    complete = train(dataset.path, tmp_path / "complete", **options)
     with monkeypatch.context() as patched:
         at_step(patched, "evaluate", 2, lambda: interrupt(signal.SIGTERM))
         train(dataset.path, out, **options)
@@ -97,7 +97,7 @@ def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(datas
     assert not any("validation_loss" in entry for entry in entries(out))
     again = train(dataset.path, out, **options)
     names = ("step", "loss", "validation_loss")
-    assert [[e.get(name) for name in names] for e in again] == [[e.get(name) for name in names] for e in whole]
+    assert [[e.get(name) for name in names] for e in again] == [[e.get(name) for name in names] for e in complete]
 
 
 def test_a_checkpoint_that_was_begun_before_the_evaluation_is_there_after_its_error(dataset, tmp_path, monkeypatch):
@@ -107,46 +107,25 @@ def test_a_checkpoint_that_was_begun_before_the_evaluation_is_there_after_its_er
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
-# --------------------------------------------------------------------------------------------------------------- time
-
-
-@pytest.mark.slow
-def test_a_first_step_that_compiles_uses_up_no_budget(dataset, tmp_path, monkeypatch):
-    at_step(monkeypatch, "next_batch", 0, lambda: time.sleep(3))
-    log = train(dataset.path, tmp_path / "run", budget="6s", warmup=0.5, eval_every=0, save_every=10**6)
-    rates = [entry["lr"] for entry in log if "lr" in entry]
-    assert rates[1] < 0.1 * SMALL["lr"]  # half a warm-up would be over
-    assert rates[-1] < 0.1 * SMALL["lr"]
-
-
-def test_a_budget_has_no_last_step(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, "BUDGET_STEPS", 4)
-    log = train(dataset.path, tmp_path / "run", budget="2s", eval_every=0, save_every=10**6)
-    assert log[-1]["step"] > 4
-
-
 # -------------------------------------------------------------------------------------------------------------- ranks
 
 
-def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(dataset, tmp_path, monkeypatch):
+def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, monkeypatch):
     monkeypatch.setattr(checkpoint, "STALE_S", 0)
-    train(dataset.path, tmp_path / "run", steps=1)
-    choice = checkpoint.choose(tmp_path / "run")
+    choice = checkpoint.choose(bert_run)
     choice.check()
-    for other in (choice._replace(index_sha256="0" * 64), choice._replace(path=tmp_path / "run" / "step-00000002")):
-        with pytest.raises(DatasetError, match="another rank does not see the same checkpoint"):
+    for other in (choice._replace(index_sha256="0" * 64), choice._replace(path=bert_run / "step-00000003")):
+        with refuses("other-stream", "out"):
             other.check()
 
 
-def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(dataset, tmp_path):
+def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp_path, monkeypatch):
     """As on a network file system, whose clients remember for up to a minute that a name does not exist."""
-    train(dataset.path, tmp_path / "run", steps=1)
-    choice = checkpoint.choose(tmp_path / "run")
+    choice = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"))
     choice.path.rename(tmp_path / "later")
-    appears = threading.Timer(0.2, lambda: (tmp_path / "later").rename(choice.path))
-    appears.start()
+    appear = lambda seconds: (tmp_path / "later").rename(choice.path)  # noqa: E731
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
     choice.check()
-    appears.join()
 
 
 @pytest.mark.dist
@@ -157,24 +136,22 @@ def test_rank_0_chooses_the_checkpoint_and_dropout_is_said_to_depend_on_ranks(da
     for steps in (1, 2):
         code, out, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", steps=steps, **options))
         assert code == 0, err
-        assert "the model has dropout, so another number of ranks would give another run" in out
-    assert "resumed after step 1" in out
+        assert any(line.startswith("warning: ") and "dropout" in line for line in out.splitlines())
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["step"] == 1
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-@pytest.mark.parametrize(("model", "length"), [("bert-tiny", 512), ("modernbert-tiny", 8192)])
-def test_the_tokenizer_of_a_checkpoint_cuts_text_to_what_the_model_takes(dataset, tmp_path, model, length):
-    train(dataset.path, tmp_path / "run", steps=1, model=model)
-    directory = tmp_path / "run" / "step-00000001"
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    encoded = tokenizer("river " * 9000, truncation=True, return_tensors="pt")
-    assert encoded["input_ids"].shape == (1, length)
-    if model == "bert-tiny":
-        AutoModelForMaskedLM.from_pretrained(directory)(**encoded)
-        pair = tokenizer("the river", "the stone")
-        assert set(pair["token_type_ids"]) == {0, 1}
+def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, finished):
+    """ModernBERT has no token types, whatever the tokenizer of the dataset names."""
+    for directory, length in ((bert_run / "step-00000002", 512), (finished / "step-00000002", 8192)):
+        tokenizer, model = AutoTokenizer.from_pretrained(directory), AutoModelForMaskedLM.from_pretrained(directory)
+        assert tokenizer("river " * 9000, truncation=True, return_tensors="pt")["input_ids"].shape == (1, length)
+        pair = tokenizer("the river", "the stone", return_tensors="pt")
+        assert ("token_type_ids" in pair) == (length == 512)
+        assert pair.get("token_type_ids", torch.tensor([0, 1])).unique().tolist() == [0, 1]
+        model(**pair)
 
 
 def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(dataset, tmp_path, monkeypatch, capsys):
@@ -184,29 +161,20 @@ def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(data
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5]
     assert checkpoint.newest(out)[0].name == "step-00000005"
     assert json.loads((out / "run.json").read_text())["config"]["steps"] == 5
-    assert "was removed during the run" in capsys.readouterr().out
+    assert f"warning: {out} " in capsys.readouterr().out
 
 
 def test_a_resumed_run_says_what_changed_and_keeps_the_history(dataset, tmp_path, capsys):
     out = tmp_path / "run"
     train(dataset.path, out, steps=2, lr=1e-3)
     train(dataset.path, out, steps=3, lr=2e-3, global_batch_size=5)
-    shown = capsys.readouterr().out
-    assert "note: --lr was 0.001 and is 0.002 after step 2" in shown
-    assert "note: --steps was 2 and is 3 after step 2" in shown
-    assert "note: --global-batch-size was 6 and is 5 after step 2" in shown
+    notes = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert sorted(notes) == ["--global-batch-size", "--lr", "--steps"]
     train(dataset.path, out, steps=4, lr=2e-3, global_batch_size=5)
     history = json.loads((out / "run.json").read_text())["history"]
     assert [start["after_step"] for start in history] == [2, 3]
     assert history[0]["changed"] == {"lr": [0.001, 0.002], "steps": [2, 3], "global_batch_size": [6, 5]}
     assert history[1]["changed"] == {"steps": [3, 4]}
-
-
-def test_unknown_options_in_a_run_json_are_named(tmp_path):
-    (tmp_path / "run.json").write_text('{"config": {"data": "x", "out": "y", "lrr": 1, "batch": 2}}')
-    done = CliRunner().invoke(pretrain.main, ["--config", str(tmp_path / "run.json")])
-    assert done.exit_code == 2
-    assert "has options that do not exist: batch, lrr; remove them" in done.output
 
 
 # -------------------------------------------------------------------------------------------------- models and the hub
@@ -216,7 +184,7 @@ def test_a_directory_with_a_configuration_is_a_model(dataset, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(DROPOUT))
     built, _ = models.build(str(tmp_path), dataset.special_tokens, length=32, seed=0)
     assert built.config.hidden_size == 32
-    with pytest.raises(UsageError, match="nor a directory with a config.json"):
+    with pytest.raises(UsageError):
         models.build(str(tmp_path / "none"), dataset.special_tokens, length=32, seed=0)
 
 
@@ -228,7 +196,7 @@ def test_weights_of_a_hub_that_does_not_answer_are_one_sentence_after_one_questi
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(models.huggingface_hub.HfApi, "model_info", unreachable)
-    with pytest.raises(UsageError, match=r"--init org/model is no directory here, and .* does not give it \(no route"):
+    with pytest.raises(UsageError, match="no route to host"):
         models.start_from("org/model", dataset, length=32)
     assert asked == [("org/model", models.HUB_TIMEOUT_S)]
 
@@ -252,9 +220,8 @@ def test_a_corpus_without_a_validation_split_is_said_to_be_one(tmp_path, vocab, 
     build([tmp_path / "corpus.txt"], tmp_path / "shards", tokenizer=vocab)
     capsys.readouterr()
     train(tmp_path / "shards", tmp_path / "run", steps=1)
-    assert "has no validation split, so nothing is evaluated; build it with a larger --validation" in (
-        capsys.readouterr().out
-    )
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert sum("--validation" in line for line in warnings) == 1
 
 
 # ------------------------------------------------------------------------------------------- labels, progress, results
@@ -265,39 +232,31 @@ def write_examples(path, rows):
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def run(dataset, tmp_path_factory):
-    out = tmp_path_factory.mktemp("promises") / "run"
-    train(dataset.path, out, model="bert-tiny", steps=1)
-    return out
-
-
 def tune(run, tmp_path, data, *more):
     arguments = ["--checkpoint", run, "--train", data, "--dev", data, "--out", tmp_path / "out", "--seeds", 1]
     arguments += ["--epochs", 1, *more]
-    return CliRunner().invoke(finetune.main, [str(argument) for argument in arguments])
+    return invoke(finetune.main, *arguments)
 
 
-def test_labels_that_are_none_are_refused_and_many_are_warned_of(run, tmp_path):
+def test_labels_that_are_none_are_refused_and_many_are_warned_of(bert_run, tmp_path):
     good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(8)])
-    done = tune(run, tmp_path, good, "--label", "0")
-    assert (done.exit_code, "--text and --label are the same column, 0" in done.output) == (2, True), done.output
+    assert tune(bert_run, tmp_path, good, "--label", "0").exit_code == 2
     empty = write_examples(tmp_path / "empty.tsv", [("the river", 1), ("the stone", ""), ("light", 0)])
-    done = tune(run, tmp_path, empty)
-    assert (done.exit_code, "line 2 has no value for column 1" in done.output) == (2, True), done.output
+    result = tune(bert_run, tmp_path, empty)
+    assert (result.exit_code, "line 2" in result.output) == (2, True), result.output
     many = write_examples(tmp_path / "many.tsv", [("the river", f"text {n}") for n in range(30)])
-    assert "has 30 different labels in 30 rows; is --label -1 the column" in tune(run, tmp_path, many).output
-    assert "different labels" not in tune(run, tmp_path, good).output
+    assert "30 different labels" in tune(bert_run, tmp_path, many).output
+    assert "different labels" not in tune(bert_run, tmp_path, good).output
 
 
 class Bar:
     """Stands for tqdm, and remembers."""
 
-    made: list = []
+    all: list = []
 
     def __init__(self, *, total, **options):
         self.total, self.n = total, 0
-        Bar.made.append(self)
+        Bar.all.append(self)
 
     def update(self, count=1):
         self.n += count
@@ -312,112 +271,47 @@ class Bar:
         pass
 
 
-def test_long_commands_show_progress_and_end_in_a_table(run, dataset, tmp_path, monkeypatch):
+def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_path, monkeypatch):
     good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(40)])
     for module in (evaluate, finetune, teacher):
         monkeypatch.setattr(module, "tqdm", Bar)
-    Bar.made.clear()
-    common = ["--checkpoint", str(run), "--data", str(dataset.path)]
-    done = CliRunner().invoke(evaluate.main, common)
-    assert done.exit_code == 0, done.output
-    for word in ("loss ", "nats a token", "accuracy", "perplexity", "bits per byte"):
-        assert word in done.stdout
-    with pytest.raises(ValueError, match="Expecting value"):
-        json.loads(done.stdout.splitlines()[-1])
-    assert json.loads(CliRunner().invoke(evaluate.main, [*common, "--json"]).stdout)["loss"] > 0
-    tuned = tune(run, tmp_path, good, "--batch-size", 10)
-    assert "dev accuracy" in tuned.stdout
-    assert "median" in tuned.stdout
-    assert not tuned.stdout.rstrip().endswith("}")
-    arguments = ["--model", run, "--data", dataset.path, "--out", tmp_path / "logits", "--length", 32]
-    arguments += ["--max-samples", 50, "--unit-samples", 20, "--top-k", 4]
-    assert CliRunner().invoke(teacher.main, [str(argument) for argument in arguments]).exit_code == 0
-    assert len(Bar.made) == 4
-    assert all(bar.n == bar.total > 0 for bar in Bar.made), [(bar.n, bar.total) for bar in Bar.made]
-    assert [bar.total for bar in Bar.made[2:]] == [4, 3]
+    Bar.all.clear()
+    common = ["--checkpoint", bert_run, "--data", dataset.path]
+    stated = json.loads(succeeds(evaluate.main, *common, "--json").stdout)
+    table = succeeds(evaluate.main, *common).stdout
+    assert f"{stated['loss']:.4f}" in table
+    assert not table.rstrip().endswith("}")
+    assert not tune(bert_run, tmp_path, good, "--batch-size", 10).stdout.rstrip().endswith("}")
+    arguments = ["--model", bert_run, "--data", dataset.path, "--out", tmp_path / "logits", "--length", 32]
+    succeeds(teacher.main, *arguments, "--max-samples", 50, "--unit-samples", 20, "--top-k", 4)
+    assert len(Bar.all) == 4
+    assert all(bar.n == bar.total > 0 for bar in Bar.all), [(bar.n, bar.total) for bar in Bar.all]
+    assert [bar.total for bar in Bar.all[2:]] == [4, 3]
 
 
 def test_help_groups_the_options(tmp_path):
-    shown = CliRunner().invoke(pretrain.main, ["--help"]).output
-    places = [shown.index(f"\n{name}:") for name in ("Data", "Model", "Schedule and optimizer", "Distillation",
+    shown = succeeds(pretrain.main, "--help").output
+    offsets = [shown.index(f"\n{name}:") for name in ("Data", "Model", "Schedule and optimizer", "Distillation",
                                                      "Speed and memory", "Checkpoints and log", "Other")]  # fmt: skip
-    assert places == sorted(places)
+    assert offsets == sorted(offsets)
     for option in ("weight-decay", "beta1", "beta2", "epsilon", "clip-norm", "data-seed", "optimizer"):
         assert f"--{option} " in shown
 
 
-def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path, monkeypatch):
+def test_the_doctor_builds_what_pretraining_does(dataset, tmp_path):
     """Options, the teacher and objectives included, are refused by both alike."""
-    from bertrain import doctor
-
-    arguments = flags(dataset.path, tmp_path / "run", teacher=tmp_path / "nothing", steps=1)
-    for option in ("save_every", "eval_every", "log_every", "keep"):
-        with contextlib.suppress(ValueError):
-            at = arguments.index("--" + option.replace("_", "-"))
-            del arguments[at : at + 2]
-    done = CliRunner().invoke(doctor.main, [str(argument) for argument in arguments])
-    assert done.exit_code == 1
-    assert "holds no checkpoint" in done.output
-    wrong = CliRunner().invoke(doctor.main, flags(dataset.path, tmp_path / "run", steps=1, schedule="none"))
-    assert "--schedule none is unknown" in wrong.output
-    assert wrong.exit_code == 1
+    for options, kind in (({"teacher": tmp_path / "nothing"}, "not-found"), ({"schedule": "none"}, "unknown")):
+        (option,) = options
+        sentence = refused_run(dataset.path, tmp_path / "run", kind=kind, option=option, **options).sentence
+        result = invoke(doctor.main, *flags(dataset.path, tmp_path / "run", **options))
+        assert (result.exit_code, result.stdout.splitlines()[-1].endswith(sentence)) == (1, True)
 
 
-def test_old_checkpoints_are_resumed(dataset, tmp_path):
-    """Those of before objectives had names: one list of sums, and a projection without a prefix."""
-    out, options = tmp_path / "run", {"model": "bert-tiny", "steps": 3, "log_every": 2}
-    whole = train(dataset.path, tmp_path / "whole", **options)
-    train(dataset.path, out, **options)
-    for name in ("step-00000002", "step-00000003"):
-        shutil.rmtree(out / name)
-    trainer = out / "step-00000001" / "trainer.json"
-    content = json.loads(trainer.read_text())
-    assert content["since_entry"].keys() == {"mlm"}
-    content["since_entry"] = [*content["since_entry"]["mlm"], 0.0, 0.0, 6.0]
-    del content["optimizer"]
-    trainer.write_text(json.dumps(content))
-    index = json.loads((out / "step-00000001" / "checkpoint.json").read_text())
-    index["files"]["trainer.json"] = {"bytes": trainer.stat().st_size, "sha256": checkpoint.digest(trainer)[0]}
-    (out / "step-00000001" / "checkpoint.json").write_text(json.dumps(index))
-    assert [e.get("loss") for e in train(dataset.path, out, **options)] == [e.get("loss") for e in whole]
-
-
-def test_a_projection_without_a_prefix_is_read(dataset, tmp_path):
-    train(dataset.path, tmp_path / "big", model="bert-tiny", steps=1)
-    out, options = tmp_path / "run", {"model": "bert-tiny", "teacher": str(tmp_path / "big"), "distil": "hidden"}
-    train(dataset.path, out, steps=1, **options)
-    beside = torch.load(out / "step-00000001" / checkpoint.BESIDE, weights_only=True)
-    assert beside.keys() == {f"objectives.distil.projection.{name}" for name in ("weight", "bias")}
-    whole = train(dataset.path, out, steps=2, **options)
-    shutil.rmtree(out / "step-00000002")
-    path = out / "step-00000001" / checkpoint.BESIDE
-    torch.save({name.removeprefix("objectives.distil."): tensor for name, tensor in beside.items()}, path)
-    index = json.loads((out / "step-00000001" / "checkpoint.json").read_text())
-    index["files"][checkpoint.BESIDE] = {"bytes": path.stat().st_size, "sha256": checkpoint.digest(path)[0]}
-    (out / "step-00000001" / "checkpoint.json").write_text(json.dumps(index))
-    assert [e.get("distil_loss") for e in train(dataset.path, out, steps=2, **options)] == [
-        e.get("distil_loss") for e in whole
-    ]
-
-
-def test_a_run_with_other_parameters_is_not_resumed_into(dataset, tmp_path, monkeypatch):
-    train(dataset.path, tmp_path / "run", model="bert-tiny", steps=1)
+def test_a_run_with_other_parameters_is_not_resumed_into(dataset, bert_run, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "other", OPTIMIZERS["adamw"])
-    done = CliRunner().invoke(
-        pretrain.main, [str(x) for x in flags(dataset.path, tmp_path / "run", model="bert-tiny", optimizer="other")]
-    )
-    assert done.exit_code == 2
-    assert "--optimizer adamw, and --optimizer other was given" in done.output
-
-
-@pytest.mark.parametrize("model", ["bert-tiny", "modernbert-tiny"])
-def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(dataset, tmp_path, model):
-    """ModernBERT has no token types, whatever the tokenizer of the dataset names."""
-    train(dataset.path, tmp_path / "run", steps=1, model=model)
-    directory = tmp_path / "run" / "step-00000001"
-    encoded = AutoTokenizer.from_pretrained(directory)("the river", "the stone", return_tensors="pt")
-    assert ("token_type_ids" in encoded) == (model == "bert-tiny")
-    AutoModelForMaskedLM.from_pretrained(directory)(**encoded)
+    options = {"model": "bert-tiny", "optimizer": "other"}
+    sentence = refused_run(dataset.path, bert_run, kind="other-settings", option="optimizer", **options).sentence
+    assert "--optimizer adamw" in sentence
 
 
 # ------------------------------------------------------------------------------------------------- ends and objectives
@@ -428,13 +322,13 @@ def test_a_stopped_run_is_not_said_to_be_done(dataset, tmp_path, monkeypatch, ca
     at_step(monkeypatch, "next_batch", 1, lambda: interrupt(number))
     train(dataset.path, tmp_path / "run", steps=9, eval_every=0)
     shown = capsys.readouterr().out
-    assert f"stopped by {number.name} after step 2" in shown
+    assert f"{number.name} after step 2" in shown
     assert "done: " not in shown
 
 
 def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, monkeypatch, capsys):
     """Only rank 0 knows --out, and it has just written what it names."""
-    monkeypatch.setattr(checkpoint, "find", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(checkpoint, "find", lambda *path: pytest.fail("read again"))
     train(dataset.path, tmp_path / "run", steps=2, eval_every=0)
     assert f"done: {tmp_path / 'run' / 'step-00000002'}" in capsys.readouterr().out
 
@@ -453,36 +347,29 @@ def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "kind"),
     [
-        ({"objective": "mlm+mlm"}, "names an objective twice"),
-        ({"objective": "half"}, "torch does not allow this name"),
-        ({"lr": None}, "--lr is None, which is not a number"),
-        ({"objective": None}, "--objective is None, which is not a text"),
-        ({"steps": 5.5}, "--steps is 5.5, which is not a whole number"),
-        ({"isolate_documents": 1}, "--isolate-documents is 1, which is not true or false"),
-        ({"seed": True}, "--seed is True, which is not a whole number"),
+        ({"objective": "mlm+mlm"}, "malformed"),
+        ({"objective": "half"}, "bad-entry"),
+        ({"lr": None}, "malformed"),
+        ({"objective": None}, "malformed"),
+        ({"steps": 5.5}, "malformed"),
+        ({"isolate_documents": 1}, "malformed"),
+        ({"seed": True}, "malformed"),
     ],
+    ids=str,
 )
-def test_options_of_another_type_or_name_are_one_sentence(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        assemble.check_names(Config(data="x", out="y", **options))
-
-
-def test_older_names_of_options_are_read(tmp_path):
-    (tmp_path / "run.json").write_text('{"config": {"data": "x", "out": "y", "log": "tensorboard"}}')
-    assert read_options(tmp_path / "run.json") == {"data": "x", "out": "y", "log_to": ["tensorboard"]}
-    (tmp_path / "run.json").write_text('{"config": {"data": "x", "out": "y", "tensorboard": false}}')
-    assert read_options(tmp_path / "run.json") == {"data": "x", "out": "y"}
+def test_options_of_another_type_or_name_are_one_sentence(options, kind):
+    (option,) = options
+    with refuses(kind, option):
+        assemble.check_names(Config(data="x", **options))
 
 
 @pytest.mark.parametrize("content", [b"[]", b"\xff", b'{"config": null}', b"[" * 100_000])
 def test_what_is_no_run_json_is_one_sentence(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(UsageError, match=r"--config .*run.json is not a run.json that bertrain pretrain wrote"):
+    with refuses("not-a-run", "config"):
         read_options(tmp_path / "run.json")
-    (tmp_path / "run.json").write_text('{"config": {"log": ["tensorboard"]}}')  # an older name, of no older value
-    assert read_options(tmp_path / "run.json") == {}
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
@@ -493,18 +380,16 @@ def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
         assert weights.config._attn_implementation == attention
 
 
-def test_a_teacher_keeps_the_weights_of_objectives_in_proportion(dataset, tmp_path, monkeypatch):
-    train(dataset.path, tmp_path / "big", model="bert-tiny", steps=1)
+def test_a_teacher_keeps_the_weights_of_objectives_in_proportion(dataset, bert_run, monkeypatch):
     monkeypatch.setattr(OBJECTIVES["mlm"], "weight", 0.5)
-    config = Config(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(tmp_path / "big"), alpha=0.2)
+    config = Config(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(bert_run), alpha=0.2)
     weights, _ = assemble.model(config, dataset)
-    made = assemble.learner(config, weights, dataset, World(0, 1, torch.device("cpu")), "fp32")
-    assert [round(objective.weight, 6) for objective in made.objectives.values()] == [0.4, 0.2]
+    learner = assemble.learner(config, weights, dataset, World(0, 1, torch.device("cpu")), "fp32")
+    assert [round(objective.weight, 6) for objective in learner.objectives.values()] == [0.4, 0.2]
 
 
-def test_parameters_that_a_checkpoint_lacks_are_not_random(dataset, tmp_path):
-    train(dataset.path, tmp_path / "big", model="bert-tiny", steps=1)
-    out, options = tmp_path / "run", {"model": "bert-tiny", "teacher": str(tmp_path / "big"), "distil": "hidden"}
+def test_parameters_that_a_checkpoint_lacks_are_not_random(dataset, bert_run, tmp_path):
+    out, options = tmp_path / "run", {"model": "bert-tiny", "teacher": str(bert_run), "distil": "hidden"}
     train(dataset.path, out, steps=1, **options)
     path = out / "step-00000001" / checkpoint.BESIDE
     tensors = torch.load(path, weights_only=True)
@@ -512,6 +397,4 @@ def test_parameters_that_a_checkpoint_lacks_are_not_random(dataset, tmp_path):
     index = json.loads((out / "step-00000001" / "checkpoint.json").read_text())
     index["files"][checkpoint.BESIDE] = {"bytes": path.stat().st_size, "sha256": checkpoint.digest(path)[0]}
     (out / "step-00000001" / "checkpoint.json").write_text(json.dumps(index))
-    done = CliRunner().invoke(pretrain.main, [str(x) for x in flags(dataset.path, out, steps=2, **options)])
-    assert done.exit_code == 1
-    assert "was written by a run with other parameters" in done.output
+    refused_run(dataset.path, out, steps=2, kind="other-settings", option="objective", **options)

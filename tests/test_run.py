@@ -47,7 +47,7 @@ from bertdata.errors import DatasetError, UsageError
 from bertdata.look.trace import stream_of
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain import doctor, evaluate, feed, pretrain
+from bertrain import doctor, evaluate, feed, plan, pretrain
 from bertrain import run as runs
 from bertrain.config import Config
 from bertrain.models import build as model
@@ -181,6 +181,13 @@ def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path, cos
     assert len(steps_of(train(dataset.path, tmp_path / "run", **options))) == len(log)  # nothing is left
 
 
+def test_a_budget_has_no_last_step(dataset, tmp_path, costs, monkeypatch):
+    costs(Run, "next_batch", 1)
+    monkeypatch.setattr(plan, "BUDGET_STEPS", 4)
+    log = train(dataset.path, tmp_path / "run", budget="6s", eval_every=0, save_every=10**6, model="bert-tiny")
+    assert log[-1]["step"] == 7
+
+
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_budget_is_of_training_alone(dataset, tmp_path, monkeypatch, capsys, costs, compiles):
     """A step takes 1 second, an evaluation 100, its predictions 30, and a copy for a checkpoint 1,000."""
@@ -257,9 +264,9 @@ def test_the_last_part_of_a_run_has_longer_rows(dataset, tmp_path):
     tokens = [entry["tokens"] for entry in steps_of(complete)]
     assert np.diff([0, *tokens]).tolist() == [6 * 32] * 4 + [6 * 80] * 2
     assert loader_state(tmp_path / "run")["length"] == 80
-    plan = Plan.of(Config(data="x", **SMALL | options), num_samples=100, world_size=1)
-    rows = plan.rows(0)
-    assert (plan.micro_batches(32, rows), plan.micro_batches(80, rows)) == ((3, 2), (1, 6))
+    planned = Plan.of(Config(data="x", **SMALL | options), num_samples=100, world_size=1)
+    rows = planned.rows(0)
+    assert (planned.micro_batches(32, rows), planned.micro_batches(80, rows)) == ((3, 2), (1, 6))
     for last in (2, 4, 5):  # before, at and after the change
         remove_after(tmp_path / "run", last)
         assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(complete), last
@@ -281,11 +288,11 @@ def test_batches_and_masks_change_along_a_run(dataset, tmp_path):
 
 def test_a_plan_counts_the_rows_of_a_run():
     config = Config(data="x", steps=100, global_batch_size="8:16@0.25:32@0.5")
-    plan = Plan.of(config, num_samples=1000, world_size=2)
-    assert [plan.rows(step) for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 32]
+    planned = Plan.of(config, num_samples=1000, world_size=2)
+    assert [planned.rows(step) for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 32]
     for steps in (0, 1, 24, 25, 26, 50, 51, 100):
-        assert plan.samples(steps) == sum(plan.rows(step) for step in range(steps))
-    assert [plan.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
+        assert planned.samples(steps) == sum(planned.rows(step) for step in range(steps))
+    assert [planned.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
     epoch = Plan.of(Config(data="x", global_batch_size="8:16@0.25:32@0.5"), num_samples=1000, world_size=2)
     assert epoch.samples(epoch.steps) == pytest.approx(1000, abs=40)
 

@@ -105,7 +105,7 @@ def test_steps_that_are_taken_again_are_not_written_twice(tmp_path, library):
     for step in (4, 6, 8):
         again.write({"loss": 2.0}, step)
     trackers.close([again], 10)
-    assert [step for step, _ in library.rows] == [2, 4, 6, 6, 8]  # the last one may not have been whole
+    assert [step for step, _ in library.rows] == [2, 4, 6, 6, 8]  # the last one may not have been complete
     library.rows.clear()
     (other,) = trackers.start(["trackio"], tmp_path, {}, step=2, logged=6)  # which has none of them
     other.write({"loss": 2.0}, 4)
