@@ -558,35 +558,29 @@ def test_the_commands_count_what_they_read(tmp_path, vocab):
     succeeds(main, "verify", tmp_path / "out")
     succeeds(main, "export", tmp_path / "out", "--format", "megatron", "--out", tmp_path / "back")
     assert (tmp_path / "back.bin").read_bytes() == Path(f"{prefix}.bin").read_bytes()
+    arguments = ["--tokenizer", vocab, "--out", tmp_path / "none", "--end-token", "[SEP]"]
+    refused(main, "import", f"{prefix}.bin", *arguments, kind="conflict", option="end_token")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "option", "value"),
+    ("inputs", "options", "kind", "option", "value"),
     [
-        (["a.bin", "b.ds"], "conflict", "inputs", None),
-        (["a.txt"], "unknown-format", "inputs", "a.txt"),
-        (["s3://bucket/a.bin"], "bad-url", "inputs", "s3://bucket/a.bin"),
-        (["a.ds", "--end-token", "[SEP]"], "conflict", "end_token", "[SEP]"),
-        (["a.bin", "--end-token", "</s>"], "unknown", "end_token", "</s>"),
-        (["a.bin"], "not-found", None, "a.bin"),
+        ([], {}, "missing", "inputs", None),
+        (["a.bin", "b.ds"], {}, "conflict", "inputs", None),
+        (["a.txt"], {}, "unknown-format", "inputs", "a.txt"),
+        (["s3://bucket/a.bin"], {}, "bad-url", "inputs", "s3://bucket/a.bin"),
+        (["a.ds"], {"end_token": "[SEP]"}, "conflict", "end_token", "[SEP]"),
+        (["a.bin"], {"end_token": "</s>"}, "unknown", "end_token", "</s>"),
+        (["a.bin"], {}, "not-found", None, "a.bin"),
+        (["a.bin"], {"format": "csv"}, "unknown", "format", "csv"),
+        (["a.bin"], {"shard_size": 0}, "out-of-range", "shard_size", 0),
     ],
 )
-def test_what_cannot_be_imported_is_refused_in_one_sentence(tmp_path, vocab, arguments, kind, option, value):
-    out = tmp_path / "out"
-    refusal = refused(main, "import", *arguments, "--tokenizer", vocab, "--out", out, kind=kind, option=option)
-    assert refusal.given == value
-    assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "option", "value"),
-    [("missing", "inputs", None), ("unknown", "format", "csv"), ("out-of-range", "shard_size", 0)],
-)
-def test_arguments_of_an_import_are_checked(tmp_path, vocab, kind, option, value):
-    given = {"inputs": ["a.bin"], "tokenizer": vocab} | {option: [] if value is None else value}
+def test_what_cannot_be_imported_is_refused(tmp_path, vocab, inputs, options, kind, option, value):
     with refuses(kind, option) as caught:
-        import_ids(out=tmp_path / "out", **given)
+        import_ids(inputs, tmp_path / "out", tokenizer=vocab, **options)
     assert caught.value.given == value
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_import_refuses_and_replaces_as_a_build_does(tmp_path, corpus, vocab):
