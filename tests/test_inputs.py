@@ -48,7 +48,7 @@ from sources import (
 
 import bertdata
 from bertdata.cli import main
-from bertdata.errors import BuildError, InputError, UsageError
+from bertdata.errors import InputError
 from bertdata.format.verify import verify
 from bertdata.sources import documents, streams
 from bertdata.sources.documents import TextFormat
@@ -270,8 +270,9 @@ def test_compression_is_known_though_the_first_bytes_come_one_by_one(ending):
 def test_standard_input_and_pipes_need_a_tokenizer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("-", tmp_path / "pipe"):
-        with pytest.raises(UsageError, match=f"^{name} "):
+        with refuses("needs-option", "tokenizer") as caught:
             build(name, tmp_path / "out")
+        assert caught.value.given == str(name)
     assert not (tmp_path / "out").exists()
 
 
@@ -287,7 +288,7 @@ def test_an_interrupted_build_from_standard_input_starts_anew(tmp_path, vocab):
 
 
 def test_empty_standard_input_is_one_sentence(tmp_path, vocab):
-    with standard_input(write(tmp_path / "empty", b"")), pytest.raises(InputError):
+    with standard_input(write(tmp_path / "empty", b"")), refuses("empty", "inputs"):
         build("-", tmp_path / "out", tokenizer=vocab)
     assert not (tmp_path / "out").exists()
 
@@ -539,7 +540,7 @@ def test_the_warning_of_many_invalid_bytes_names_the_option(tmp_path, vocab):
     for name, count, options in (("german", 200, []), ("english", 1, []), ("western", 1, ["--encoding", "cp1252"])):
         arguments = ["--out", tmp_path / f"{name}.out", "--tokenizer", vocab, "--validation", 0, *options]
         stderr = succeeds(main, "build", tmp_path / name, *arguments).stderr
-        assert f" {count} invalid " in stderr
+        assert f" {count} " in stderr
         assert ("--encoding" in stderr) == (name == "german")
         assert "--strict" in stderr
 
@@ -549,8 +550,9 @@ def test_an_interrupted_build_of_another_encoding_is_not_continued_as_utf8(tmp_p
     options = SPLIT | {"tokenizer": vocab, "shard_size": 1000}
     build(path, tmp_path / "straight", encoding="latin-1", **options)
     assert len(stopped(path, tmp_path / "out", 2, encoding="latin-1", **options)) == 2
-    with pytest.raises(BuildError, match="iso8859-1"):
+    with refuses("other-settings", "out") as caught:
         build(path, tmp_path / "out", **options)
+    assert "iso8859-1" in str(caught.value)
     assert build(path, tmp_path / "out", encoding="iso-8859-1", **options).reused_units == 2
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
@@ -715,7 +717,7 @@ def test_nothing_but_bad_rows_is_one_sentence(tmp_path, vocab, name):
     content = {"a.jsonl": b"{\n7\n", "a.parquet": as_parquet([None] * 9), "a.arrow": as_arrow([None] * 9)}[name]
     path = write(tmp_path / name, content)
     for size in (1, 1 << 30):
-        with pytest.raises(InputError):
+        with refuses("empty", "inputs"):
             build(path, tmp_path / "out", tokenizer=vocab, on_error="skip", shard_size=size)
         assert not (tmp_path / "out").exists()
 
@@ -909,27 +911,28 @@ def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, straigh
 def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
     for directory in (tmp_path, out):
-        with pytest.raises(BuildError):
+        with refuses("parts-missing", "out"):
             finish(directory)
     assert list(tmp_path.iterdir()) == []
     build_parts(corpus, out, 3, [1], tokenizer=vocab, **SMALL)
     before = sorted(path.name for path in (out / ".build").iterdir())
-    with pytest.raises(BuildError, match="1/3, 3/3"):
+    with refuses("parts-missing", "out") as caught:
         finish(out)
+    assert caught.value.given == ["1/3", "3/3"]
     assert sorted(path.name for path in (out / ".build").iterdir()) == before
     build_parts(corpus, out, 3, (0, 2), tokenizer=vocab, **SMALL)
     finish(out)
     assert published(out) == straight
-    with pytest.raises(BuildError):
+    with refuses("parts-missing", "out"):
         finish(out)
-    with pytest.raises(BuildError):
+    with refuses("out-exists", "out"):
         build(corpus, out, tokenizer=vocab, part=(0, 3), **SMALL)
     assert published(out) == straight
 
 
 def test_an_unfinished_undivided_build_is_not_finished_as_parts(tmp_path, corpus, vocab):
     stopped(corpus, tmp_path / "out", 3, tokenizer=vocab, **SMALL)
-    with pytest.raises(BuildError):
+    with refuses("parts-missing", "out"):
         finish(tmp_path / "out")
     assert len(units_in(tmp_path / "out")) == 3
 
@@ -938,8 +941,9 @@ def test_parts_of_different_numbers_are_told_and_those_that_are_complete_are_eno
     out = tmp_path / "out"
     build_parts(corpus, out, 3, [0], tokenizer=vocab, **SMALL)
     build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
-    with pytest.raises(BuildError, match="of 2 and of 3"):
+    with refuses("parts-missing", "out") as caught:
         finish(out)
+    assert caught.value.given == {2: ["2/2"], 3: ["2/3", "3/3"]}
     build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
     finish(out)
     assert published(out) == straight
@@ -952,20 +956,20 @@ def test_a_part_that_is_written_wrong_is_wrong_usage(tmp_path, corpus, part):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "kind", "option"),
     [
-        ("pipe", {}),
-        ("-", {}),
-        ("text", {"overwrite": True}),
-        ("text", {"max_documents": 5}),
-        *(("text", {"part": part}) for part in ((3, 3), (-1, 3), (0, 0))),
+        ("pipe", {}, "conflict", "part"),
+        ("-", {}, "conflict", "part"),
+        ("text", {"overwrite": True}, "conflict", "part"),
+        ("text", {"max_documents": 5}, "conflict", "part"),
+        *(("text", {"part": part}, "out-of-range", "part") for part in ((3, 3), (-1, 3), (0, 0))),
     ],
 )
-def test_parts_that_cannot_be_are_refused(tmp_path, monkeypatch, vocab, name, options):
+def test_parts_that_cannot_be_are_refused(tmp_path, monkeypatch, vocab, name, options, kind, option):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     write(Path("text"), as_text(ROWS))
-    with pytest.raises(UsageError):
+    with refuses(kind, option):
         build(name, "out", **{"tokenizer": vocab, "part": (0, 3)} | options)
     assert not Path("out").exists()
 
@@ -982,12 +986,14 @@ def test_parts_have_the_same_settings_and_inputs(tmp_path, corpus, vocab):
     out = tmp_path / "out"
     build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
     for change in ({"shard_size": 4000}, {"validation": 0.0}, {"documents": "line"}, {"on_error": "skip"}):
-        with pytest.raises(BuildError, match=next(iter(change))):
+        with refuses("other-settings", "out") as caught:
             build(corpus, out, part=(1, 2), **SMALL | {"tokenizer": vocab} | change)
-    with pytest.raises(BuildError, match=corpus.name):
+        assert next(iter(change)) in str(caught.value)
+    with refuses("other-settings", "out"):
         build([corpus, corpus], out, tokenizer=vocab, part=(1, 2), **SMALL)
-    with pytest.raises(BuildError, match="2/2"):
+    with refuses("parts-missing", "out") as caught:
         finish(out)
+    assert caught.value.given == ["2/2"]
 
 
 def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab):
@@ -1000,8 +1006,9 @@ def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab
     with refuses("bad-row", "inputs") as caught:
         build(path, tmp_path / "out", part=(bad, 2), **options)
     assert f"{path}, line 21: " in str(caught.value)
-    with pytest.raises(BuildError, match=f"{bad + 1}/2"):
+    with refuses("parts-missing", "out") as caught:
         finish(tmp_path / "out")
+    assert caught.value.given == [f"{bad + 1}/2"]
     assert {unit for unit in units_in(tmp_path / "out") if unit % 2 != bad}
 
 
@@ -1015,8 +1022,9 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
             lock.truncate()
             lock.flush()
             fcntl.flock(lock, kind)
-            with pytest.raises(BuildError, match="process 12345"):
+            with refuses("busy") as caught:
                 call()
+            assert caught.value.given == "12345"
 
     require_busy("part-1-of-3.lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(0, 3), **options))
     require_busy("lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(1, 3), **options))
@@ -1032,7 +1040,7 @@ def test_an_interrupted_part_keeps_its_finished_units(tmp_path, corpus, vocab, s
     build_parts(corpus, out, 2, [0], **options)
     assert {unit for unit in stopped(corpus, out, 2, part=(1, 2), **options) if unit % 2} == {1, 3}
     kept = records_of(out)
-    with pytest.raises(BuildError, match="2/2"):
+    with refuses("parts-missing", "out"):
         finish(out)
     assert records_of(out) == kept
     build_parts(corpus, out, 2, [1], **options)
@@ -1070,7 +1078,7 @@ def test_an_undivided_build_takes_what_parts_made_and_the_other_way_round(tmp_pa
 
 def test_parts_without_a_document_publish_nothing(tmp_path, vocab):
     build_parts(write(tmp_path / "blank", b" \n" * 500), tmp_path / "out", 2, tokenizer=vocab, shard_size=300)
-    with pytest.raises(InputError):
+    with refuses("empty", "inputs"):
         finish(tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
 
@@ -1079,8 +1087,9 @@ def test_a_lost_unit_is_told(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
     build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
     (out / ".build" / "unit-00003.json").unlink()
-    with pytest.raises(BuildError, match=r"\[3\]"):
+    with refuses("parts-missing", "out") as caught:
         finish(out)
+    assert caught.value.given == [3]
     build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
     finish(out)
     assert published(out) == straight

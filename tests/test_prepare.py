@@ -15,7 +15,6 @@ from sources import as_jsonl, as_text, write
 import bertdata
 from bertdata import prepare
 from bertdata.cli import main
-from bertdata.errors import InputError, UsageError
 from bertdata.look.trace import documents_of, with_texts
 from bertdata.sources.maps import function_of
 from bertdata.write import build, finish
@@ -179,7 +178,7 @@ def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
 def test_what_does_not_go_with_dedup_is_refused(tmp_path, corpus, vocab, options):
     os.mkfifo(tmp_path / "pipe")
     path = corpus if options else tmp_path / "pipe"
-    with pytest.raises(UsageError):
+    with refuses("conflict", "dedup"):
         build(path, tmp_path / "out", tokenizer=vocab, dedup=True, **options)
     assert not (tmp_path / "out").exists()
 
@@ -224,7 +223,7 @@ def test_documents_that_are_all_left_out(tmp_path, vocab):
     """With a vocabulary, and before one is trained."""
     path = rows(tmp_path / "a.jsonl", TEXTS)
     for tokenizer in (vocab, None):
-        with pytest.raises(InputError, match="--map"):
+        with refuses("bad-function", "map"):
             build(path, tmp_path / "out", tokenizer=tokenizer, map=["bertdata.prepare:cjk(0.5)"])
         assert not (tmp_path / "out" / "manifest.json").exists()
 
