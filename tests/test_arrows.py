@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,89 +12,33 @@ import bertdata
 
 ROOT = Path(__file__).parent.parent
 
-# Modules that any room may import. Each may import those before it.
+# Modules that any package may import. Each may import those before it.
 COMMON = ["choices", "errors", "keys", "jit", "types", "files", "urls", "prepare"]
-# Rooms, leaf first; the rooms that each may import; and its files, of which each may import those before it.
-ROOMS = {
-    "remote": (set(), ["requests", "reader", "stores", "web", "hub", "files"]),
-    "format": (
-        {"remote"},
-        ["arrays", "records", "table", "manifest", "shard", "origins", "dataset", "answers", "verify", "transfer"],
-    ),
-    "sources": (
-        {"remote"},
-        [
-            "kernels",
-            "inputs",
-            "find",
-            "streams",
-            "texts",
-            "maps",
-            "jsonl",
-            "documents",
-            "tables",
-            "ids",
-            "split",
-            "blocks",
-            "docstrings",
-        ],
-    ),
-    "tokenize": (
-        set(),
-        ["kernels", "rules", "forms", "models", "added", "engine", "wordpiece", "words", "tokenizer", "load", "train"],
-    ),
+# Packages, leaf first: the packages that each may import, and its files, of which each may import those before it.
+PACKAGES = {
+    "remote": ("", "requests reader stores web hub files"),
+    "format": ("remote", "arrays records table manifest shard origins dataset answers verify transfer"),
+    "sources": ("remote", "kernels inputs find streams texts maps jsonl documents tables ids split blocks docstrings"),
+    "tokenize": ("", "kernels rules forms models added engine wordpiece words tokenizer load train"),
     "write": (
-        {"format", "sources", "tokenize"},
-        [
-            "kernels",
-            "threads",
-            "duplicates",
-            "units",
-            "staging",
-            "cluster",
-            "publish",
-            "vocabulary",
-            "dataset",
-            "importing",
-            "exporting",
-        ],
+        "format sources tokenize",
+        "kernels threads duplicates units staging cluster publish vocabulary dataset importing exporting",
     ),
-    "read": (
-        {"format"},
-        [
-            "kernels",
-            "order",
-            "stream",
-            "index",
-            "windows",
-            "pieces",
-            "pairs",
-            "samples",
-            "source",
-            "mix",
-            "words",
-            "masking",
-            "loader",
-        ],
-    ),
-    "look": ({"format", "sources", "tokenize", "read"}, ["facts", "show", "trace", "page", "report", "bench"]),
+    "read": ("format", "kernels order stream index windows pieces pairs samples source mix words masking loader"),
+    "look": ("format sources tokenize read", "facts show trace page report bench"),
 }
+PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import, files) in PACKAGES.items()}
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
-TRAINER_FILES = [
-    "recipes", "config", "feed", "reading", "tables",
-    "models.families", "models.isolation", "models.encoder", "models.taps", "models.grow",
-    "models.elastic", "models.build", "models.adapters", "models.__init__",
-    "objectives.losses", "objectives.base", "objectives.mlm", "objectives.nsp", "objectives.__init__",
-    "objectives.distil", "objectives.elastic",
-    "optim.schedules", "optim.average", "optim.side_channel", "optim.muon", "optim.optimizers", "optim.__init__",
-    "plan",
-    "runtime.dist", "runtime.stop", "runtime.clock", "runtime.rates", "runtime.log", "runtime.card",
-    "runtime.checkpoint", "runtime.writer", "runtime.trackers",
-    "runtime.watch", "runtime.__init__", "assemble", "batches", "pairs", "evaluate", "run",
-    "tasks.metrics", "tasks.base", "tasks.texts", "tasks.words", "tasks.spans", "tasks.choices",
-    "tasks.__init__", "finetune", "report", "plot",
-    "pretrain",
-]  # fmt: skip
+_LISTED = """
+recipes config feed reading tables models.families models.isolation models.encoder models.taps models.grow
+models.elastic models.build models.adapters models.__init__ objectives.losses objectives.base objectives.mlm
+objectives.nsp objectives.__init__ objectives.distil objectives.elastic optim.schedules optim.average
+optim.side_channel optim.muon optim.optimizers optim.__init__ plan runtime.dist runtime.stop runtime.clock
+runtime.rates runtime.log runtime.card runtime.checkpoint runtime.writer runtime.trackers runtime.watch
+runtime.__init__ assemble batches pairs evaluate run tasks.metrics tasks.base tasks.texts tasks.words
+tasks.spans tasks.choices tasks.__init__ finetune report plot pretrain
+"""
+TRAINER_FILES = _LISTED.split()
 COMMANDS = ["demo", "augment", "suite", "search", "extract", "push", "teacher", "doctor"]
 
 ENGINE = {
@@ -106,56 +51,57 @@ TRAINER = {
 }
 
 
+@cache
 def imports(path, *, only_top=False):
     """Dotted names that a file imports; `from bertdata import x` counts as bertdata.x."""
     tree = ast.parse(path.read_text())
-    found = set()
+    names = set()
     for node in tree.body if only_top else ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def modules(names, package, known):
     """The modules of a package that dotted names are in."""
-    found = set()
+    inside = set()
     for name in names:
         parts = name.split(".")
         if parts[0] == package:
-            inside = [".".join(parts[1 : 1 + n]) for n in range(len(parts), 0, -1)]
-            found |= set([module for module in inside if module in known][:1])
-    return found
+            candidates = [".".join(parts[1 : 1 + n]) for n in range(len(parts), 0, -1)]
+            inside |= set([module for module in candidates if module in known][:1])
+    return inside
 
 
-FILES = [f"{room}.{file}" for room, (_, files) in ROOMS.items() for file in files]
+FILES = [f"{package}.{file}" for package, (_, files) in PACKAGES.items() for file in files]
 
 
 @pytest.mark.parametrize("module", [*COMMON, *FILES])
-def test_arrows_of_the_engine_point_one_way(module):
-    """A file imports common modules, files before it in its room, and rooms that its room may import."""
-    found = modules(imports(ENGINE[module]), "bertdata", ENGINE)
+def test_a_file_of_the_engine_imports_what_comes_before_it(module):
+    """Common modules, files before it in its package, and the packages that its package may import."""
+    imported = modules(imports(ENGINE[module]), "bertdata", ENGINE)
     if module in COMMON:
-        assert found <= set(COMMON[: COMMON.index(module)])
+        assert imported <= set(COMMON[: COMMON.index(module)])
         return
-    room, file = module.split(".")
-    may_import, files = ROOMS[room]
-    allowed = {*COMMON, *(f"{room}.{other}" for other in files[: files.index(file)])}
-    others = found - allowed
+    package, file = module.split(".")
+    may_import, files = PACKAGES[package]
+    others = imported - {*COMMON, *(f"{package}.{other}" for other in files[: files.index(file)])}
     assert {name.split(".")[0] for name in others} <= may_import, others
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_arrow_between_rooms_is_used(room):
-    may_import, files = ROOMS[room]
-    found = set().union(*(modules(imports(ENGINE[f"{room}.{file}"]), "bertdata", ENGINE) for file in files))
-    assert may_import == {name.split(".")[0] for name in found if "." in name} - {room}
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_every_package_that_it_may(package):
+    may_import, files = PACKAGES[package]
+    imported = set().union(*(modules(imports(ENGINE[f"{package}.{file}"]), "bertdata", ENGINE) for file in files))
+    assert may_import == {name.split(".")[0] for name in imported if "." in name} - {package}
 
 
-def test_every_file_of_the_engine_is_on_the_map():
-    rooms = {f"{room}.__init__" for room in ROOMS}
-    assert set(ENGINE) - rooms - {"__init__", "__main__", "cli", "torch"} == {*COMMON, *FILES}
+def test_every_file_is_on_the_map():
+    others = {f"{package}.__init__" for package in PACKAGES} | {"__init__", "__main__", "cli", "torch"}
+    assert set(ENGINE) - others == {*COMMON, *FILES}
+    assert set(TRAINER) - {"__init__", "__main__"} == {*TRAINER_FILES, *COMMANDS}
 
 
 @pytest.mark.parametrize("module", ENGINE)
@@ -173,25 +119,21 @@ def test_libraries_are_where_they_belong(module):
 
 
 @pytest.mark.parametrize("module", [*TRAINER_FILES, *COMMANDS])
-def test_arrows_of_the_trainer_point_one_way(module):
+def test_a_file_of_the_trainer_imports_what_comes_before_it(module):
     before = TRAINER_FILES[: TRAINER_FILES.index(module)] if module in TRAINER_FILES else TRAINER_FILES
     allowed = {name.removesuffix(".__init__") for name in before}
     names = {name.removesuffix(".__init__") for name in TRAINER} - {"__init__", "__main__"}
     assert modules(imports(TRAINER[module]), "bertrain", names) <= allowed
 
 
-def test_every_file_of_the_trainer_is_on_the_map():
-    assert set(TRAINER) - {"__init__", "__main__"} == {*TRAINER_FILES, *COMMANDS}
-
-
 @pytest.mark.parametrize("module", TRAINER)
 def test_the_trainer_uses_no_private_part_of_the_engine(module):
-    found = imports(TRAINER[module])
+    imported = imports(TRAINER[module])
     allowed = {"choices", "cli", "errors", "files", "format.answers", "format.arrays", "format.records",
                "format.verify", "look.page", "read.words", "sources.docstrings", "sources.inputs",
                "sources.streams", "tokenize.load", "tokenize.tokenizer"}  # fmt: skip
-    assert modules(found, "bertdata", ENGINE) - {"__init__"} <= allowed
-    assert not any(part.startswith("_") for name in found for part in name.split(".") if part != "__future__")
+    assert modules(imported, "bertdata", ENGINE) - {"__init__"} <= allowed
+    assert not any(part.startswith("_") for name in imported for part in name.split(".") if part != "__future__")
     source = TRAINER[module].read_text()
     assert "from_numpy" not in source or module == "feed"
 
@@ -232,6 +174,7 @@ def test_public_names_are_exactly_these():
     names += "finish import_ids key open train_tokenizer"
     assert sorted(bertdata.__all__) == sorted(names.split())
     assert set(bertdata.__all__) <= set(dir(bertdata))
+    assert not {"Any", "annotations", "importlib"} & set(dir(bertdata))
     assert all(getattr(bertdata, name) is not None for name in bertdata.__all__)
     with pytest.raises(AttributeError, match="no attribute 'loda'"):
         _ = bertdata.loda

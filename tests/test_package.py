@@ -79,14 +79,14 @@ def test_help_loads_nothing_heavy():
 
 
 def test_version_is_that_of_the_package():
-    result = python("-m", "bertrain", "--version")
-    assert (result.returncode, result.stdout) == (0, f"bertrain, version {bertdata.__version__}\n")
+    result = CliRunner().invoke(main, ["--version"])
+    assert (result.exit_code, result.output.split()[-1]) == (0, bertdata.__version__)
 
 
 def test_an_unknown_command_is_wrong_usage():
     result = python("-m", "bertrain", "pretain")
     assert result.returncode == 2
-    assert "No such command 'pretain'" in result.stderr
+    assert "'pretain'" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -96,8 +96,7 @@ def test_interrupted_while_a_command_is_imported(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", interrupted)
     done = CliRunner().invoke(main, ["pretrain", "--data", "shards"])
-    assert done.exit_code == 130
-    assert done.output.startswith("interrupted; ")
+    assert (done.exit_code, done.output.count("\n")) == (130, 1)
 
 
 # ---------------------------------------------------------------------------------------------------------- completion
@@ -196,25 +195,17 @@ def names(requirements):
     return {canonicalize_name(Requirement(line).name) for line in requirements}
 
 
-def test_the_license_is_apache():
-    assert PROJECT["license"] == "Apache-2.0"
-    text = (ROOT / "LICENSE").read_text()
-    assert text.split()[:4] == ["Apache", "License", "Version", "2.0,"]
-    assert text.endswith("limitations under the License.\n")
-    assert len(text.splitlines()) == 202
-
-
 def test_version_authors_and_license_are_the_same_everywhere():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["version"] == PROJECT["version"] == bertdata.__version__
-    assert cited["authors"] == PROJECT["authors"] == [{"name": "the bertdata developers"}]
+    assert cited["authors"] == PROJECT["authors"]
     assert cited["license"] == PROJECT["license"]
 
 
-def test_the_engine_needs_no_torch_and_the_extra_holds_what_training_needs():
-    assert not {"torch", "transformers", "matplotlib"} & names(PROJECT["dependencies"])
-    needed = {"torch", "transformers", "safetensors", "accelerate", "matplotlib", "tensorboard"}
-    assert names(PROJECT["optional-dependencies"]["train"]) == needed
+def test_the_engine_needs_no_torch_and_the_extra_does():
+    heavy = {"torch", "transformers", "matplotlib"}
+    assert not heavy & names(PROJECT["dependencies"])
+    assert heavy <= names(PROJECT["optional-dependencies"]["train"])
 
 
 def pins(file):
@@ -260,40 +251,22 @@ def targets():
     return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.fixture(scope="module")
-def workflow():
-    return yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
-
-
-def test_every_command_of_the_workflow_is_a_target_of_the_makefile(workflow, targets):
-    commands = {step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step}
-    assert commands == {"make bounds", "make check", "make docs", "make oldest", "make test-all", "make wheel"}
-    assert {command.removeprefix("make ") for command in commands} <= targets
-
-
-def test_the_workflow_may_only_read_and_names_the_version_of_each_action(workflow):
+def test_the_workflow_runs_targets_of_the_makefile_on_every_supported_python_and_may_only_read(targets):
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     assert workflow["permissions"] == {"contents": "read"}
-    assert workflow["concurrency"]["cancel-in-progress"] is True
-    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
-    actions = [step["uses"] for step in steps if "uses" in step]
-    assert actions
-    assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in actions)
-    assert not any("permissions" in job for job in workflow["jobs"].values())
-
-
-def test_the_workflow_tests_every_python_that_is_supported(workflow):
+    jobs = workflow["jobs"].values()
+    assert not any("permissions" in job for job in jobs)
+    assert {step.get("run", "make test").removeprefix("make ") for job in jobs for step in job["steps"]} <= targets
     versions = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
     stated = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert set(stated) <= set(versions)
     assert f">={versions[0]}" == PROJECT["requires-python"]
 
 
-def test_every_hook_is_a_target_of_the_makefile(targets):
+def test_every_hook_is_a_target_of_the_makefile_and_downloads_nothing(targets):
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert repository["repo"] == "local"  # which pre-commit does not download
-    for hook in repository["hooks"]:
-        assert hook["language"] == "system"
-        assert hook["entry"].removeprefix("make ") in targets
+    assert (repository["repo"], {hook["language"] for hook in repository["hooks"]}) == ("local", {"system"})
+    assert {hook["entry"].removeprefix("make ") for hook in repository["hooks"]} <= targets
 
 
 def test_contributing_names_every_target_for_contributors(targets):
@@ -312,11 +285,11 @@ def sources():
         )
         return {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
     ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split()]
-    found = set()
+    paths = set()
     for directory, below, files in os.walk(ROOT):
         below[:] = [name for name in below if not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)]
-        found |= {(Path(directory) / name).relative_to(ROOT).as_posix() for name in files}
-    return found - SETS_UP
+        paths |= {(Path(directory) / name).relative_to(ROOT).as_posix() for name in files}
+    return paths - SETS_UP
 
 
 def build(kind, directory, out):
@@ -347,27 +320,15 @@ def archives(tmp_path_factory):
     return source, wheel
 
 
+@pytest.mark.slow
 def test_a_source_archive_holds_the_files_of_the_project_and_no_others(archives):
     with tarfile.open(archives[0]) as archive:
-        held = {name.partition("/")[2]: item.mode for name, item in ((i.name, i) for i in archive) if item.isfile()}
+        held = {item.name.partition("/")[2]: item.mode for item in archive if item.isfile()}
     assert {name for name in held if ".egg-info/" not in name} - SETS_UP == sources()
     assert held[".ci/run"] & 0o111, "cannot be run"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("LICENSE", "README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff"),
-        *("Makefile", "constraints.txt", ".ci/run", "docs/format.md", "tests/conftest.py", "tests/reference/"),
-        *("tests/golden/v1.json", "tests/golden/v1/", "tools/", "benchmarks/common.py", "benchmarks/results/"),
-    ],
-)
-def test_a_source_archive_holds_what_testing_and_measuring_need(archives, name):
-    with tarfile.open(archives[0]) as archive:
-        held = [item.name.partition("/")[2] for item in archive if item.isfile()]
-    assert any(file == name or (name.endswith("/") and file.startswith(name)) for file in held)
-
-
+@pytest.mark.slow
 def test_a_wheel_holds_every_module_and_the_commands(archives):
     with zipfile.ZipFile(archives[1]) as wheel:
         held = set(wheel.namelist())
@@ -378,13 +339,12 @@ def test_a_wheel_holds_every_module_and_the_commands(archives):
     assert held - set(metadata.values()) == packages
     assert {"bertdata/py.typed", "bertrain/py.typed"} <= packages
     assert "licenses/LICENSE" in metadata
-    assert about["License-Expression"] == "Apache-2.0"
-    assert about["Author"] == "the bertdata developers"
-    assert commands.split() == [
-        "[console_scripts]", "bertdata", "=", "bertdata.cli:main", "bertrain", "=", "bertrain.__main__:main",
-    ]  # fmt: skip
+    assert about["License-Expression"] == PROJECT["license"]
+    assert about["Author"] == PROJECT["authors"][0]["name"]
+    assert all(f"{name} = {target}" in commands for name, target in PROJECT["scripts"].items())
 
 
+@pytest.mark.slow
 def test_an_editable_install_is_a_plain_path(tmp_path):
     """mypy and editors read a path, and do not call the finder that setuptools installs otherwise."""
     (tree := tmp_path / "tree").mkdir()
