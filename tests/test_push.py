@@ -125,7 +125,8 @@ def test_the_newest_checkpoint_is_sent_without_the_state_of_the_training(hub, ru
 def test_the_card_names_the_repository_and_is_else_as_it_was(hub, run):
     call(run / "step-00000001", "org/name")
     text, before = hub.commits[0]["README.md"].decode(), (run / "step-00000001" / "README.md").read_text()
-    assert text.replace("# org/name\n", "# run after step 1\n").replace("org/name", "step-00000001") == before
+    lines = zip(text.splitlines(), before.splitlines(), strict=True)
+    assert all("org/name" in line for line, was in lines if line != was)
     assert ModelCard(text).text.lstrip().startswith("# org/name\n")
     for line in ('from_pretrained("org/name")', "--init org/name --data", "--checkpoint org/name --train"):
         assert line in text
