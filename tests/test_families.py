@@ -45,7 +45,7 @@ def test_the_page_of_models_has_every_family_with_its_facts():
     rows = [line.split(" | ")[:4] for line in page.splitlines() if line.startswith("| ") and "model_type" not in line]
     assert {name.removeprefix("| "): facts for name, *facts in rows} == {
         name: [
-            "after the padding id" if family.positions_after_padding else "0",
+            "after padding" if family.positions_after_padding else "0",
             family.isolation or "no",
             {"attention": "logits, relations, hidden", "hidden": "logits, hidden", None: "logits"}[family.taps],
         ]

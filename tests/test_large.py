@@ -207,7 +207,7 @@ def test_damaged_tables_are_found(large):
     digests = bytearray((large.path / "digests.npy").read_bytes())
     digests[-1] ^= 1
     put_table(large.path, "digests.npy", bytes(digests))
-    assert any("its dataset_id is not that of its arrays" in fault for fault in verify(large.path))
+    assert any("dataset_id" in fault for fault in verify(large.path))
 
 
 @pytest.mark.parametrize(

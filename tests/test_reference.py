@@ -46,8 +46,9 @@ def test_every_sentence_is_one_that_a_user_can_read():
 
 def word_rows(text):
     """All rows of NUM_WORDS words of a text."""
-    words = re.findall(r"[A-Za-z'_-]+", text)
-    return {tuple(words[at : at + NUM_WORDS]) for at in range(len(words) - NUM_WORDS + 1)}
+    words = [word.strip(",;.()") for word in text.split()]
+    rows = (tuple(words[at : at + NUM_WORDS]) for at in range(len(words) - NUM_WORDS + 1))
+    return {row for row in rows if all(re.fullmatch(r"[A-Za-z'_-]+", word) for word in row)}
 
 
 def texts_of(tree):

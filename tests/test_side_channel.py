@@ -188,8 +188,9 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content, kind, line):
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "table.tsv").write_bytes(b"a\t\xff\n")
-    with pytest.raises(UsageError, match="line 1"):
+    with pytest.raises(UsageError) as refused:
         side_channel.read(str(tmp_path / "table.tsv"), {"a": 0})
+    assert "line 1" in str(refused.value)
 
 
 def test_lines_may_end_as_on_windows_and_a_name_may_stand_twice(tmp_path):

@@ -340,7 +340,7 @@ def assert_exact(tokenizer, texts, *, sentences=False):
     try:
         ours, theirs = both(tokenizer, texts, sentences=sentences)
     except TokenizerError as error:  # a special token in the text, and no unknown one
-        if "remove it from the text" not in str(error):
+        if error.kind != "tokenizer-lacks-token":
             raise
         return
     assert ours.ids.tolist() == theirs.ids.tolist()
