@@ -35,10 +35,12 @@ class Block:
     inputs: NDArray[np.int64]  # [num_documents] number of the input that each is from
     places: NDArray[np.int64]  # [num_documents] where it begins there: Documents.starts
     replaced: NDArray[np.int64]  # [num_documents] how many invalid byte sequences became U+FFFD
-    first_replaced: tuple[int, int] | None  # the first of them: number of the input, place in it
+    first_replaced: tuple[int, int] | None  # the first of them: number of the input, offset or row in it
     bytes_read: int  # of all inputs on disk, up to the end of this block
     skipped: int = 0  # rows without text before or between these documents
-    first_skipped: tuple[int, int, str] | None = None  # the first of them: number of the input, place in it, reason
+    first_skipped: tuple[int, int, str] | None = (
+        None  # the first of them: number of the input, offset or row in it, reason
+    )
     num_removed: int = 0  # documents before or between these that --map left out
     num_duplicates: int = 0  # documents that `without` left out
 

@@ -89,7 +89,7 @@ class TextFile:
     def documents(self, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
         """The documents of the units that are wanted, some at a time, with the number of their unit in the range.
 
-        base: place of this input in a range of inputs that is cut into units.
+        base: offset of this input in a range of inputs that is cut into units.
         """
         size = self.form.shard_size
         with opened(self.file, self.form.encoding) as stream:
@@ -114,12 +114,13 @@ class TextFile:
                 first = max(stop, first + 1)
             self.size, self.bytes_read = total, total
 
-    def at(self, places: Sequence[int]) -> Iterator[Documents]:
-        """The documents that begin at some places, one at a time, in the order of the input.
+    def at(self, starts: Sequence[int]) -> Iterator[Documents]:
+        """The documents that begin at some bytes, one at a time, in the order of the input.
 
-        Of a plain file nothing else is read; of any other, all that comes before. What begins at no place is left out.
+        Of a plain file nothing else is read; of any other, all that comes before. A byte at which none begins is left
+        out.
         """
-        wanted = np.unique(places)
+        wanted = np.unique(starts)
         with opened(self.file, self.form.encoding) as stream:
             if self._is_one_document:
                 parts = self._all(stream)
@@ -187,7 +188,7 @@ class TextFile:
     def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
         """The documents that start in [first, stop), before they are repaired. stop None: no limit."""
         by_line = self.kind == "jsonl" or self.form.documents == "line"
-        begin = self._before(stream, first)  # place of buffer[0]: inside an earlier document, or 0
+        begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
         self.size = begin
         filled, is_end = 0, False
         buffer = np.empty(0, np.uint8)  # its first `filled` bytes are read and not yet given out
@@ -237,9 +238,9 @@ class TextFile:
             if is_wanted(unit := int(units[first])):
                 yield unit, some.part(first, stop)
 
-    def _before(self, stream: InputStream, place: int) -> int:
-        """Moves the stream to the last byte before `place` that is not white space, or to byte 0. Returns where."""
-        stop = place
+    def _before(self, stream: InputStream, offset: int) -> int:
+        """Moves the stream to the last byte before `offset` that is not white space, or to byte 0. Returns where."""
+        stop = offset
         while stop > 0:
             start = max(0, stop - BLOCK_BYTES)
             stream.seek(start)
@@ -248,7 +249,7 @@ class TextFile:
                 stop = start + length
                 break
             stop = start
-        if place > 0:
+        if offset > 0:
             stream.seek(max(0, stop - 1))
         return max(0, stop - 1)
 

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from bertdata.errors import InputError, UsageError
+from bertdata.errors import InputError, UsageError, counted
 from bertdata.sources.inputs import KIND_OF, STANDARD_INPUT, Input, ending_of, local, of_remote
 from bertdata.urls import is_remote, is_url
 
@@ -41,13 +41,13 @@ class Inputs:
         counts = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
         size = _readable(sum(file.size or 0 for file in self.files))
         where = "" if all(file.remote for file in self.files) else " on disk"
-        lines = [f"reading {_files(len(self.files))}: {counts}; {size}{where}"]
+        lines = [f"reading {counted(len(self.files), 'file')}: {counts}; {size}{where}"]
         if self.left_out:
             total = sum(map(len, self.left_out.values()))
             in_order = sorted(self.left_out.items(), key=lambda item: item[0] == _HIDDEN)
             reasons = "; ".join(f"{len(names):,} {why} ({_some(names)})" for why, names in in_order)
             advice = "; --include PATTERN reads files with other endings" if _UNKNOWN in self.left_out else ""
-            lines.append(f"note: left out {_files(total)}: {reasons}{advice}")
+            lines.append(f"note: left out {counted(total, 'file')}: {reasons}{advice}")
         return lines
 
 
@@ -90,8 +90,8 @@ def find_inputs(
         taken = [file for file, why in reasons.items() if why is None]
         if not taken:
             raise InputError(
-                f"{name} has {_files(len(paths))}, of which none is read ({_some(list(paths))}); select files with "
-                "--include, for example --include '*', or name them",
+                f"{name} has {counted(len(paths), 'file')}, of which none is read ({_some(list(paths))}); select files "
+                "with --include, for example --include '*', or name them",
                 "no-match",
                 option="inputs",
                 given=name,
@@ -231,10 +231,6 @@ def _why_not(path: PurePath, include: Sequence[str], exclude: Sequence[str], by_
 def _matches(path: PurePath, patterns: Sequence[str]) -> bool:
     """Whether the path matches one of the patterns; a leading `**/` matches no directory too."""
     return any(fnmatchcase(path.as_posix(), each) for p in patterns for each in (p, p.removeprefix("**/")))
-
-
-def _files(number: int) -> str:
-    return f"{number:,} file{'s' * (number != 1)}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ def texts_of(lines: Documents, key: str) -> Decoded:
     if documents := _at_once(lines, key):
         return Decoded(documents, [])
     texts, bad = list[bytes](), list[tuple[int, BadRow]]()
-    starts, counts, places = (list[int]() for _ in range(3))
+    starts, counts, invalid = (list[int]() for _ in range(3))
     offsets, view = lines.offsets.tolist(), memoryview(lines.text)
     for number, start in enumerate(lines.starts.tolist()):
         raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
@@ -41,8 +41,8 @@ def texts_of(lines: Documents, key: str) -> Decoded:
         texts.append(text)
         starts.append(start)
         counts.append(num_bad + num_surrogates)
-        places.append(start + max(bad_at, 0) if counts[-1] else -1)
-    return Decoded(Documents.of(texts, starts, counts, places), bad)
+        invalid.append(start + max(bad_at, 0) if counts[-1] else -1)
+    return Decoded(Documents.of(texts, starts, counts, invalid), bad)
 
 
 def _at_once(lines: Documents, key: str) -> Documents | None:

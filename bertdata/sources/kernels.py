@@ -43,8 +43,8 @@ def _load64(typing: Any, array: Any, offset: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
-        word = builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()))
+        pointer = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
+        word = builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()))
         word.align = 1
         return word
 
@@ -63,8 +63,8 @@ def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
 
         def at(number: int) -> Any:
             data = context.make_array(signature.args[number])(context, builder, args[number]).data
-            place = builder.gep(builder.bitcast(data, byte.as_pointer()), [args[number + 1]])
-            return builder.bitcast(place, vector.as_pointer())
+            pointer = builder.gep(builder.bitcast(data, byte.as_pointer()), [args[number + 1]])
+            return builder.bitcast(pointer, vector.as_pointer())
 
         text = builder.load(at(0))
         text.align = 1
@@ -79,7 +79,7 @@ def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
 
 @jit()
 def first_invalid(text, start, stop):
-    """The place of the first byte of text[start:stop] that is not valid UTF-8, as CPython reports it; -1: all is valid.
+    """The index of the first byte of text[start:stop] that is not valid UTF-8, as CPython reports it; -1: all is valid.
 
     text must have 8 bytes more than `stop`.
     """
@@ -114,10 +114,10 @@ def first_invalid(text, start, stop):
 
 
 @jit()
-def cut(data, size, place, is_end, by_line, cuts):
+def cut(data, size, offset, is_end, by_line, cuts):
     """Finds the documents in data[:size], as docs/format.md says. Returns how many are complete.
 
-    data: uint8, PADDING bytes longer than `size`. place: of data[0] in the input. is_end: whether the input ends with
+    data: uint8, PADDING bytes longer than `size`. offset: of data[0] in the input. is_end: whether the input ends with
     these bytes, so that the last line and the last document are complete. by_line: whether each line that is not blank
     is a document; else blank lines end documents. cuts: Cuts.
 
@@ -147,11 +147,11 @@ def cut(data, size, place, is_end, by_line, cuts):
             k += 1
         if k < i:  # the line is not blank
             if not is_open:
-                starts[count], invalid[count], is_open = place + line, -1, True
+                starts[count], invalid[count], is_open = offset + line, -1, True
             if has_high and invalid[count] < 0:
                 bad = first_invalid(data, line, i)
                 if bad >= 0:
-                    invalid[count] = place + bad
+                    invalid[count] = offset + bad
             if is_whole and data[i - 1] == RETURN:
                 q -= 1
             text[q] = NEWLINE

@@ -99,6 +99,6 @@ def split(files: Sequence[Input], form: TextFormat) -> Plan:
 
 
 def _is_plain(file: Input, form: TextFormat) -> bool:
-    """Whether a place in the text is a place in the file."""
+    """Whether an offset in the text is an offset in the file."""
     is_table = (form.kind or file.kind) in TABLE_KINDS
     return not (is_table or file.compression or file.is_stream) and form.encoding == UTF_8

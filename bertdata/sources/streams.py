@@ -139,8 +139,8 @@ class InputStream:
         self._num_read += length
         return length
 
-    def seek(self, place: int) -> None:
-        self.file.seek(place)
+    def seek(self, offset: int) -> None:
+        self.file.seek(offset)
 
     @property
     def bytes_read(self) -> int:

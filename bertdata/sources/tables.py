@@ -48,12 +48,12 @@ class TableFile:
         with readable(self.file, self.kind):
             yield from (self._of_groups if self.kind == "parquet" else self._of_batches)(is_wanted)
 
-    def at(self, places: Sequence[int]) -> Iterator[Documents]:
+    def at(self, rows: Sequence[int]) -> Iterator[Documents]:
         """The rows with some numbers, one at a time, in the order of the input. Reads no other row group of Parquet.
 
         A number that no row has, or one without a text, is left out.
         """
-        wanted = np.unique(places)
+        wanted = np.unique(rows)
         with readable(self.file, self.kind):
             for first, column in self._columns_with(wanted):
                 for row in wanted[(wanted >= first) & (wanted < first + len(column))].tolist():
@@ -116,19 +116,19 @@ class TableFile:
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
         """Rows of Arrow. A row belongs to the unit in which its text begins."""
-        row, place = 0, 0
+        row, offset = 0, 0
         for batch in self._batches():
             column = _binary(batch)
             lengths = np.diff(offsets_of(column))
             lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
-            ends = place + np.cumsum(lengths + 1)
+            ends = offset + np.cumsum(lengths + 1)
             units = (ends - lengths - 1) // self.form.shard_size
             cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
             for first, stop in pairwise(cuts):
                 if first < stop and is_wanted(unit := int(units[first])):
                     for rows in _cut(column.slice(first, stop - first), row + first + 1):
                         yield unit, rows
-            row, place = row + len(column), int(ends[-1]) if ends.size else place
+            row, offset = row + len(column), int(ends[-1]) if ends.size else offset
 
     def _batches(self) -> Iterator[Any]:
         """The text's column of each record batch of Arrow."""

@@ -35,9 +35,9 @@ class Documents(NamedTuple):
 
     text: bytearray  # UTF-8, a newline after each document; then at least PADDING bytes
     offsets: NDArray[np.int64]  # [n + 1]
-    starts: NDArray[np.int64]  # [n] place in the input: of the first byte; of a table, number of the row from 1
+    starts: NDArray[np.int64]  # [n] offset of the first byte in the input; of a table, number of the row from 1
     replaced: NDArray[np.int64]  # [n] how many invalid byte sequences became U+FFFD
-    invalid: NDArray[np.int64]  # [n] place of the first of them in the input; -1: there is none
+    invalid: NDArray[np.int64]  # [n] offset or row of the first of them in the input; -1: there is none
 
     @property
     def num_bytes(self) -> int:
@@ -90,7 +90,7 @@ class Decoded(NamedTuple):
     """What some lines or rows of an input are."""
 
     documents: Documents  # valid UTF-8
-    bad: list[tuple[int, BadRow]]  # place in the input and reason of each row without a text
+    bad: list[tuple[int, BadRow]]  # offset or row in the input, and reason, of each row without a text
     num_removed: int = 0  # documents that --map left out
 
 

@@ -142,8 +142,8 @@ def _empty(dataset: Dataset, shard: Shard) -> NDArray[np.int64]:
     """How many documents of a shard come before each one that has no id."""
     if "empty" not in shard.arrays:
         return np.zeros(0, np.int64)
-    places: NDArray[np.int64] = dataset.array(shard.name, "empty").astype(np.int64)
-    return places
+    counts: NDArray[np.int64] = dataset.array(shard.name, "empty").astype(np.int64)
+    return counts
 
 
 def _require_lengths(dataset: Dataset, lengths: NDArray[np.int64]) -> None:

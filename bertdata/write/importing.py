@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bertdata.choices import IDS_FORMATS
-from bertdata.errors import InputError, UsageError
+from bertdata.errors import InputError, UsageError, counted
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Manifest
@@ -136,7 +136,7 @@ def import_ids(
             say(missing_roles_warning(loaded.missing_roles))
         units = finished_units(staging)
         if units:
-            say(f"continuing: keeping {len(units)} finished unit{'s' * (len(units) > 1)} of an earlier run")
+            say(f"continuing: keeping {counted(len(units), 'finished unit')} of an earlier run")
         writer = _Writer(staging, loaded, settings, sentences=any(file.has_sentences for file in files))
         with announcing_compilation(say):
             _store_all(files, writer, units, progress)
