@@ -17,11 +17,13 @@ demo: $(VENV)/.train  ## text to shards to a trained model, in a few minutes
 	$(BIN)/bertdata demo
 
 # Ours beside other engines: docs/benchmarks.md. BENCH is where their environments and all results on the way are; what is
-# there is used again. CORPUS=file takes a text of yours. BENCH_OPTIONS="--rounds 1 --minutes 0.5" is quicker.
+# there is used again. CORPUS=file takes a text of yours. TOKENIZERS=directory has files of real tokenizers.
+# BENCH_OPTIONS="--rounds 1 --minutes 0.5" is quicker.
 BENCH ?= .bench
 
-bench: $(VENV)/.train  ## ours beside the rivals: writes benchmarks/results/rivals.* and README's table
-	$(BIN)/python benchmarks/table.py --directory $(BENCH) $(if $(CORPUS),--corpus $(CORPUS)) $(BENCH_OPTIONS)
+bench: $(VENV)/.train  ## ours beside other libraries: writes benchmarks/results/comparison.* and README's table
+	$(BIN)/python benchmarks/table.py --directory $(BENCH) $(if $(CORPUS),--corpus $(CORPUS)) \
+	    $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(BENCH_OPTIONS)
 
 # The quick tests. test-all runs the slow ones too.
 test: $(VENV)/.dev  ## the quick tests

@@ -1,9 +1,9 @@
 """How long does text take to become fsynced shards, start-up and all, beside other engines?
 
-    python benchmarks/bench_build.py corpus.txt tokenizer.json [--rounds 3] [--rivals .bench]
+    python benchmarks/bench_build.py corpus.txt tokenizer.json [--rounds 3] [--environments .bench]
 
 Regime: file in the page cache, kernels compiled, two workers each, every run a process of its own from start to exit.
-Ours gets the file; the rivals (rival_build.py, environments.py) get its documents in two files, one for each worker,
+Ours gets the file; the others (other_build.py, environments.py) get its documents in two files, one for each worker,
 and datatrove gets JSON lines. Before anything is timed, the number of ids and their sum are compared. Besides whole
 times, slopes: megabytes for each further second, of every engine from a quarter of the documents to all of them. The
 documents are also built from JSON lines, Parquet and zstd. The parts of our own run (reading, tokenizing, writing) are
@@ -39,15 +39,17 @@ from bertdata.sources.inputs import local
 from bertdata.sources.split import split
 from bertdata.tokenize.load import load as load_tokenizer
 
-RIVALS = ("datasets", "datatrove", "litdata", "streaming", "megatron")
-LIMIT_S = 240.0  # of one run of a rival
+OTHERS = ("datasets", "datatrove", "litdata", "streaming", "megatron")
+LIMIT_S = 240.0  # of one run of another library
 
 
 @click.command()
 @click.argument("corpus", type=Path)
 @click.argument("tokenizer")
 @click.option("--rounds", "repeats", default=3)
-@click.option("--rivals", "environments", type=Path, help="Also times the rivals, whose environments are made here.")
+@click.option(
+    "--environments", "environments", type=Path, help="Also times other libraries, whose environments are made here."
+)
 def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) -> None:
     size = corpus.stat().st_size / 1e6
 
@@ -71,44 +73,47 @@ def main(corpus: Path, tokenizer: str, repeats: int, environments: Path | None) 
             f"ours, {path.suffix}": partial(build, path) for path in in_other_kinds(corpus, texts, Path(directory))
         }
         left_out: dict[str, str] = {}
-        for name in RIVALS if environments else ():
+        for name in OTHERS if environments else ():
             try:
-                turns |= rival(name, environments, tokenizer, texts, Path(directory))
+                turns |= turns_of(name, environments, tokenizer, texts, Path(directory))
             except LeftOut as reason:
                 left_out[name] = str(reason)
                 print(f"without {name}: {reason}", flush=True)
-        rival_of = {turn: name for name in RIVALS for turn in (name, f"{name}, a quarter")}
-        seconds = in_turns(turns, repeats, rival_of, left_out)
+        library_of = {turn: name for name in OTHERS for turn in (name, f"{name}, a quarter")}
+        seconds = in_turns(turns, repeats, library_of, left_out)
     medians = {name: round(statistics.median(found), 3) for name, found in seconds.items()}
     for name, median in medians.items():
         print(f"{name:<20}{median:>9.2f} s")
-    slopes = {}
-    for name, whole in {"ours": "ours, one"} | {name: name for name in RIVALS if name in medians}.items():
-        seconds = medians[whole] - medians[f"{name}, a quarter"]
-        slopes[name] = further / seconds if seconds else 0.0  # no slope: the larger text took no longer
     result = {
         "seconds": medians, "MB": round(size, 1), "rounds": repeats, "left out": left_out,
-        "MB/s by slope": {name: round(slope, 2) for name, slope in slopes.items()},
-        "whole, times": {name: round(medians[name] / medians["ours, one"], 2) for name in RIVALS if name in medians},
+        "MB/s by slope": slopes(medians, further),
+        "whole, times": {name: round(medians[name] / medians["ours, one"], 2) for name in OTHERS if name in medians},
     }  # fmt: skip
     report("file to shards", "whole command, two workers", result | {"parts, MB/s": parts(corpus, tokenizer)})
 
 
-def rival(
+def slopes(medians: dict[str, float], further: float) -> dict[str, float]:
+    """Megabytes a second, of those that a whole text has further than its quarter; 0 where it took no longer."""
+    wholes = {"ours": "ours, one"} | {name: name for name in OTHERS if name in medians}
+    seconds = {name: medians[whole] - medians[f"{name}, a quarter"] for name, whole in wholes.items()}
+    return {name: round(further / each, 2) if each else 0.0 for name, each in seconds.items()}
+
+
+def turns_of(
     name: str, environments: Path, tokenizer: str, texts: list[str], directory: Path
 ) -> dict[str, Callable[[], float]]:
-    """Turns of a rival on all texts and on a quarter of them. Raises LeftOut if it fails or makes other ids."""
+    """Turns of a library on all texts and on a quarter of them. Raises LeftOut if it fails or makes other ids."""
     python = python_of(name, environments)
     files = {share: in_two_files(texts[: len(texts) // share], directory / f"{name}-{share}", name) for share in (1, 4)}
 
     def turn(share: int, out: str | None = None) -> float:
         with tempfile.TemporaryDirectory() as scratch:
-            command = command_of(python, "rival_build.py", "build", name, tokenizer, out or scratch, *files[share])
+            command = command_of(python, "other_build.py", "build", name, tokenizer, out or scratch, *files[share])
             return seconds_of(command, LIMIT_S)
 
     with tempfile.TemporaryDirectory() as scratch:
         turn(1, scratch)
-        found = last_line(command_of(python, "rival_build.py", "count", name, tokenizer, scratch), seconds=LIMIT_S)
+        found = last_line(command_of(python, "other_build.py", "count", name, tokenizer, scratch), seconds=LIMIT_S)
     if found != (wanted := count(bertdata.open(directory / "shards"))):
         raise LeftOut(f"makes other ids: {found}, ours {wanted}")
     return {name: partial(turn, 1), f"{name}, a quarter": partial(turn, 4)}

@@ -3,7 +3,7 @@
     taskset -c 0 python benchmarks/bench_import.py --tokenizer bert-base-uncased [--gigabytes 2]
 
 Imports a nanoGPT file of uint16 in documents of about 700 ids, which it makes: random ids in 32 MB that repeat. The
-rival is no importer: it copies the file, reads the copy, and takes its SHA-256 and its CRC-32, which every shard has.
+other is no importer: it copies the file, reads the copy, and takes its SHA-256 and its CRC-32, which every shard has.
 Both find the file in the page cache. `taskset` gives the rate of one core.
 """
 

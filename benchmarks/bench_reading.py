@@ -1,14 +1,15 @@
 """What do masked batches cost, beside other engines: cold and warm, to open, to resume, and in memory?
 
-    python benchmarks/bench_reading.py shards/ tokenizer.json --rivals .bench [--rounds 3] [--seconds 2]
+    python benchmarks/bench_reading.py shards/ tokenizer.json --environments .bench [--rounds 3] [--seconds 2]
 
 Every engine has the same text: the shards of ours, and for the others the rows of one epoch of it, each written by its
-own writer. Regime: rival_read.py. A round is one process of each engine in turn. Cold: the files were dropped from the
+own writer. Regime: other_read.py. A round is one process of each engine in turn. Cold: the files were dropped from the
 page cache; from opening to the 20th batch, and megabytes from the disk. Warm: batches for so many seconds, 20 at least.
 Opening and resuming: to the first batch, from nothing and from a quarter of an epoch on; the median of five times.
 Memory: what the engine and its libraries add to the private memory of a process that has imported torch and
-transformers. Two ceilings: `copy`, rows of a file in random order by np.memmap, unmasked; and `collator`, transformers'
-collator alone.
+transformers. Unmasked: as warm, without masks, so without transformers' collator. `memmap` is no library but a file of
+rows in random order by np.memmap, masked by vectorised NumPy. `collator` is transformers' collator alone: no engine
+that uses it can be faster.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ from environments import LeftOut, command_of, last_line, python_of
 import bertdata
 
 LENGTH = 128
-ALONE = ("ours", "copy", "collator")  # which need no environment
-RIVALS = ("datasets", "streaming", "litdata", "datatrove", "megatron")
+ALONE = ("ours", "memmap", "collator")  # which need no environment
+OTHERS = ("datasets", "streaming", "litdata", "datatrove", "megatron")
 LIMIT_S = 300.0  # of one process
-FIGURES = {"cold": "Mtok/s", "opening": "ms", "resuming": "ms", "warm": "Mtok/s", "memory": "MB"}
+FIGURES = {
+    "cold": "Mtok/s", "opening": "ms", "resuming": "ms", "warm": "Mtok/s", "memory": "MB", "unmasked": "Mtok/s",
+}  # fmt: skip
 
 
 @click.command()
 @click.argument("shards")
 @click.argument("tokenizer")
-@click.option("--rivals", "environments", type=Path, required=True, help="Where their environments are made.")
+@click.option("--environments", "environments", type=Path, required=True, help="Where their environments are made.")
 @click.option("--rounds", "repeats", default=3)
 @click.option("--seconds", default=2.0, help="Of warm reading in each round.")
 @click.option("--directory", help="Where to write; default: the directory for temporary files.")
@@ -51,7 +54,7 @@ def main(shards: str, tokenizer: str, environments: Path, repeats: int, seconds:
 
         def command(what: str, name: str, *more: object) -> list[str]:
             at = shards if name == "ours" else Path(scratch, name)
-            given = ("rival_read.py", what, name, rows, tokenizer, at, *more)
+            given = ("other_read.py", what, name, rows, tokenizer, at, *more)
             if name in ALONE:
                 return [sys.executable, str(Path(__file__).parent / given[0]), *map(str, given[1:])]
             return command_of(python_of(name, environments), *given)
@@ -61,7 +64,7 @@ def main(shards: str, tokenizer: str, environments: Path, repeats: int, seconds:
             commands.pop(name, None)
             print(f"without {name}: {reason}", flush=True)
 
-        for name in (*ALONE, *RIVALS):
+        for name in (*ALONE, *OTHERS):
             Path(scratch, name).mkdir()
             try:
                 sizes[name] = last_line(command("write", name), seconds=LIMIT_S)["MB"]

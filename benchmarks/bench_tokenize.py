@@ -1,22 +1,23 @@
-"""How fast does text in memory become ids and offsets, beside `tokenizers` 0.x and, with --rivals, three others?
+"""How fast does text in memory become ids and offsets, beside `tokenizers` 0.x and other libraries?
 
-    python benchmarks/bench_tokenize.py corpus.txt|random tokenizer.json [--megabytes 64] [--rounds 7] [--rivals .bench]
+    python benchmarks/bench_tokenize.py corpus.txt|random tokenizer.json [--rounds 7] [--environments .bench]
 
 Regime: documents (between blank lines) in memory → one array of ids and the offsets of documents, one thread on one
 core but where it says two, kernels compiled. Cold: tables of words empty at the start; warm: as the pass before left
 them. All take turns. `encode_batch_fast` of the installed `tokenizers` gets another sixteenth of the text in each
 round, as all of it would take minutes.
 
-The rivals (rival_tokenize.py) live in environments of their own (environments.py), which are made in the directory
-that --rivals names. Each runs in a process of its own on the same core, gets the documents in the type that it takes
-fastest, and keeps its own type of result. A copy of the text in memory is timed too: nothing can be faster. Cold
-is a tokenizer just read from its file; reading is not timed. A rival gets the whole text. If that takes it longer than
-PASS_S, it gets one part of the text in each round; its cold rate is then lower than for the whole, because more of the
-words of a part are met for the first time. Where a tokenizer does not split text (Llama 2, Gemma), `tokenizers` 1.0
-keeps whole documents in its table: a warm pass finds them there, and text that differs by a letter is as slow as cold.
+The others (other_tokenize.py) live in environments of their own (environments.py), which are made in the directory that
+--environments names; without it they are left out. Each runs in a process of its own on the same core, gets the
+documents in the type that it takes fastest, and keeps its own type of result. A copy of the text in memory is timed
+too: nothing can be faster. Cold is a tokenizer just read from its file; reading is not timed. Another gets the whole
+text. If that takes it longer than PASS_S, it gets one part of the text in each round; its cold rate is then lower than
+for the whole, because more of the words of a part are met for the first time. Where a tokenizer does not split text
+(Llama 2, Gemma), `tokenizers` 1.0 keeps whole documents in its table: a warm pass finds them there, and text that
+differs by a letter is as slow as cold.
 
-Before anything is timed every document's ids, ours and the rivals', are compared with those of `tokenizers` 0.x. A
-rival that gives others, or does not take the tokenizer, is left out, with the reason. Rates by CPU time, of all threads
+Before anything is timed every document's ids, ours and theirs, are compared with those of `tokenizers` 0.x. A library
+that gives other ids, or does not take the tokenizer, is left out, with the reason. Rates by CPU time, of all threads
 together, show what threads cost each other where other jobs take the cores.
 """
 
@@ -42,7 +43,7 @@ import numpy as np
 from common import report
 from environments import PINS, LeftOut, in_turns, one_core
 from numpy.typing import NDArray
-from rival_tokenize import RIVALS, Rival, read_ids
+from other_tokenize import OTHERS, Other, read_ids
 
 from bertdata.tokenize.kernels import PADDING
 from bertdata.tokenize.load import load as load_tokenizer
@@ -107,23 +108,23 @@ def timed(run: Callable[[], int], cores: set[int], before: Callable[[], object] 
     return turn
 
 
-def first_pass(rival: Rival, documents: int, ids: Path, expected: list[NDArray[Any]]) -> float:
-    """Seconds of a rival for all documents. Raises LeftOut if ids are expected and it has others."""
-    seconds, _ = rival.encode(0, documents, cold=True, ids=ids)
+def first_pass(other: Other, documents: int, ids: Path, expected: list[NDArray[Any]]) -> float:
+    """Seconds of a library for all documents. Raises LeftOut if ids are expected and it has others."""
+    seconds, _ = other.encode(0, documents, cold=True, ids=ids)
     if expected and (others := other_ids(expected, read_ids(ids))):
         raise LeftOut(f"{len(others)} of {documents} documents have other ids")
     return seconds
 
 
-def asked(rival: Rival, cuts: list[int], offsets: NDArray[np.int64], cold: bool) -> Callable[[], Pass]:
-    """Passes of a rival, each over the next of the stretches."""
+def asked(other: Other, cuts: list[int], offsets: NDArray[np.int64], cold: bool) -> Callable[[], Pass]:
+    """Passes of a library, each over the next of the stretches."""
     stretches = cycle(pairwise(cuts))
 
     def turn() -> Pass:
         first, stop = next(stretches)
         if not cold:  # once untimed, as for ours
-            rival.encode(first, stop, cold=False)
-        return int(offsets[stop] - offsets[first]), *rival.encode(first, stop, cold=cold)
+            other.encode(first, stop, cold=False)
+        return int(offsets[stop] - offsets[first]), *other.encode(first, stop, cold=cold)
 
     return turn
 
@@ -134,7 +135,9 @@ def asked(rival: Rival, cuts: list[int], offsets: NDArray[np.int64], cold: bool)
 @click.option("--megabytes", default=64.0)
 @click.option("--rounds", "repeats", default=7)
 @click.option("--check/--no-check", default=True, help="Compare every document's ids with those of tokenizers first.")
-@click.option("--rivals", "directory", type=Path, help="Also times the rivals, whose environments are made here.")
+@click.option(
+    "--environments", "directory", type=Path, help="Also times other libraries, whose environments are made here."
+)
 def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bool, directory: Path | None) -> None:
     wanted = int(megabytes * 1e6)
     text = random_text(wanted) if corpus.name == "random" else corpus.read_bytes()[:wanted].decode(errors="ignore")
@@ -195,20 +198,20 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
         if directory:
             scratch = Path(stack.enter_context(TemporaryDirectory()))
             (scratch / "documents.json").write_text(json.dumps(texts), encoding="utf-8")
-            for name in RIVALS:
+            for name in OTHERS:
                 try:
-                    rival = Rival(name, directory, tokenizer, scratch / "documents.json")
-                    stack.callback(rival.close)
-                    seconds = first_pass(rival, len(texts), scratch / "ids.npz", expected)
+                    other = Other(name, directory, tokenizer, scratch / "documents.json")
+                    stack.callback(other.close)
+                    seconds = first_pass(other, len(texts), scratch / "ids.npz", expected)
                 except LeftOut as reason:
                     left_out[name] = str(reason)
                     print(f"without {name}: {reason}")
                     continue
                 parts[name] = math.ceil(seconds / PASS_S)
                 for state in ("cold", "warm"):
-                    contenders[f"{name} {state}"] = asked(rival, cuts(documents, parts[name]), offsets, state == "cold")
-        rival_of = {f"{name} {state}": name for name in parts for state in ("cold", "warm")}
-        passes = in_turns(contenders, repeats, rival_of, left_out)
+                    contenders[f"{name} {state}"] = asked(other, cuts(documents, parts[name]), offsets, state == "cold")
+        library_of = {f"{name} {state}": name for name in parts for state in ("cold", "warm")}
+        passes = in_turns(contenders, repeats, library_of, left_out)
     os.sched_setaffinity(0, cores)
     parts = {name: count for name, count in parts.items() if name not in left_out}
     rates = {name: [done / seconds / 1e6 for done, seconds, _ in each] for name, each in passes.items()}
@@ -235,8 +238,8 @@ def main(corpus: Path, tokenizer: str, megabytes: float, repeats: int, check: bo
         "of most": ratios(most),
     }
     if directory:
-        packages = [pin for _, environment in RIVALS.values() for pin in PINS[environment]]
-        result |= {"rivals": packages, "parts of the text": parts, "left out": left_out}
+        packages = [pin for _, environment in OTHERS.values() for pin in PINS[environment]]
+        result |= {"packages": packages, "parts of the text": parts, "left out": left_out}
     names = {"corpus": corpus.name, "tokenizer": Path(tokenizer).parent.name, "bytes": size, "rounds": repeats}
     report("text in memory to ids", "one thread, compiled", names | {"checked": check} | result)
 

@@ -1,12 +1,13 @@
 """How many tokens a second does the loop train on, beside transformers' Trainer on the same data, model and dtype?
 
-    python benchmarks/bench_trainer.py shards/ [--ranks 2] [--steps 30] [--rows 64]
+    python benchmarks/bench_trainer.py shards/ [--ranks 2] [--steps 30] [--rows 64] [--precision fp32]
 
 Three contenders, each under torchrun with one thread a rank, in turns: ours; the Trainer as people use it (ready rows,
-DataCollatorForLanguageModeling, all places through the vocabulary projection); and a Trainer that is given our batches
-and our sparse head, so that only the loop differs. BERT of 4 layers, width 256, the shards' vocabulary; length 128,
-AdamW with the same rates. Steps before the clock starts are not counted. The peak of the machine is a matrix
-product of 1024 x 1024 on every rank at once.
+DataCollatorForLanguageModeling, all positions through the vocabulary projection); and a Trainer that gets our batches
+and our sparse head, so that only the loop differs. All have the same precision, the same implementation of attention
+(the one that ours chooses) and the same settings of malloc (MALLOC, which ours sets by itself). BERT of 4 layers, width
+256, the shards' vocabulary; length 128, AdamW with the same rates. Steps before the clock starts are not counted. The
+peak of the machine is a matrix product of 1024 x 1024 on every rank at once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from common import report
+from common import MALLOC, has_bf16, report
 
 import bertdata
 
@@ -36,6 +37,10 @@ def config_of(shards: bertdata.Dataset) -> dict[str, Any]:
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     special = {"vocab_size": shards.special_tokens.vocab_size, "pad_token_id": shards.special_tokens.pad}
     return {"model_type": "bert", "max_position_embeddings": 512} | sizes | dropouts | special
+
+
+def attention_of(model: Any) -> str:
+    return model.config._attn_implementation  # noqa: SLF001
 
 
 def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: int, precision: str) -> None:
@@ -51,12 +56,14 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
     )  # fmt: skip
 
     from bertrain.feed import SampleDataset
+    from bertrain.models.build import choose_attention
     from bertrain.objectives import Learner, MaskedTokens
 
     shards = bertdata.open(data)
     torch.manual_seed(0)
     values = config_of(shards)
     model: Any = BertForMaskedLM(BertConfig(**{name: value for name, value in values.items() if name != "model_type"}))
+    choose_attention(model, bf16=precision == "bf16", on_gpu=False, length=LENGTH)
     masking = None if kind == "usual" else bertdata.Masking()
     samples = SampleDataset(bertdata.Loader(shards, length=LENGTH, masking=masking))
     collator = None
@@ -103,13 +110,22 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
     if run.args.process_index == 0:
         losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
         rate = (steps - WARM) * rows * LENGTH / clock.seconds
-        Path(out, "found.json").write_text(json.dumps({"tokens_per_s": rate, "losses": losses}))
+        found = {"tokens_per_s": rate, "losses": losses, "attention": attention_of(run.model)}
+        Path(out, "found.json").write_text(json.dumps(found))
 
 
 def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
     from bertrain.config import Config
+    from bertrain.models import build
     from bertrain.pretrain import pretrain
 
+    chosen, choose = list[str](), build.choose_attention
+
+    def watched(model: Any, **more: Any) -> None:
+        choose(model, **more)
+        chosen.append(attention_of(model))
+
+    build.choose_attention = watched
     options = {"length": LENGTH, "global_batch_size": rows, "steps": steps, "lr": 1e-3, "log_every": 5}
     pretrain(
         Config(
@@ -121,6 +137,7 @@ def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
         entries = [entry for entry in entries if "lr" in entry]
         seconds = entries[-1]["seconds"] - entries[0]["seconds"]
         found = {"tokens_per_s": (steps - 5) * rows * LENGTH / seconds, "losses": [e["loss"] for e in entries]}
+        found["attention"] = chosen[-1]
         found["flops_per_s"] = statistics.median(entry["flops_per_s"] for entry in entries[1:])
         Path(out, "found.json").write_text(json.dumps(found))
 
@@ -143,7 +160,7 @@ def gemm_peak(precision: str) -> float:
 @click.option("--steps", default=30)
 @click.option("--rows", default=64, help="Of a step, over all ranks.")
 @click.option("--rounds", "repeats", default=3)
-@click.option("--precision", default="fp32", help="Of all contenders: fp32 or bf16.")
+@click.option("--precision", default="fp32", help="Of all three: fp32 or bf16.")
 @click.option("--worker", help="What one rank of a run does; used by the benchmark itself.")
 @click.option("--out", default="")
 def main(
@@ -158,10 +175,12 @@ def main(
         else:
             trainer(worker, data, out, rows, steps, ranks, precision)
         return
+    if precision == "bf16" and not has_bf16():
+        sys.exit("this processor has no instructions for bf16 (avx512_bf16 or amx_bf16)")
     found: dict[str, list[dict[str, Any]]] = {}
     peaks: list[float] = []
-    for _ in range(repeats):
-        for name in ("ours", "usual", "sparse", "peak"):
+    for turn in range(repeats):
+        for name in ("ours", "usual", "sparse", "peak")[: 3 + (turn == 0)]:
             with tempfile.TemporaryDirectory() as scratch:
                 run = Path(scratch, "run")
                 run.mkdir()
@@ -169,7 +188,7 @@ def main(
                 command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
                 command += [__file__, data, "--worker", name, "--out", str(run), "--steps", str(steps)]
                 command += ["--rows", str(rows), "--ranks", str(ranks), "--precision", precision]
-                environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+                environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"} | MALLOC
                 subprocess.run(command, check=True, env=environment, capture_output=True)
                 if name == "peak":
                     peaks.append(sum(float(path.read_text()) for path in run.glob("peak-*")) / ranks)
@@ -177,6 +196,7 @@ def main(
                     found.setdefault(name, []).append(json.loads(Path(run, "found.json").read_text()))
     rates = {name: statistics.median(run["tokens_per_s"] for run in runs) for name, runs in found.items()}
     losses = {name: [round(loss, 3) for loss in runs[-1]["losses"]] for name, runs in found.items()}
+    (attention,) = {run["attention"] for runs in found.values() for run in runs}  # or it is no comparison
     peak = statistics.median(peaks)
     share = statistics.median(run["flops_per_s"] for run in found["ours"]) / peak
     for name, rate in rates.items():
@@ -186,7 +206,7 @@ def main(
     result = {
         "tokens/s": {name: round(rate) for name, rate in rates.items()}, "times": times, "losses": losses,
         "GEMM peak, GFLOP/s a rank": round(peak / 1e9, 1), "share of peak": round(share, 3), "steps": steps,
-        "rows": rows, "ranks": ranks,
+        "rows": rows, "ranks": ranks, "attention": attention,
     }  # fmt: skip
     report("tokens a second of training", f"CPU, {ranks} ranks, one thread each, {precision}", result)
 

@@ -1,4 +1,4 @@
-"""What every benchmark shares: medians over rounds in which the rivals alternate, and the last line as JSON."""
+"""What every benchmark shares: medians over rounds in which all take turns, and the last line as JSON."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+# For every program that is compared: glibc keeps freed memory, as bertrain tells it by itself.
+MALLOC = {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=2147483647"}
 
 
 def rounds(contenders: dict[str, Callable[[], float]], *, repeats: int) -> dict[str, dict[str, float]]:
@@ -49,6 +52,13 @@ def machine() -> dict[str, Any]:
     with open("/proc/cpuinfo") as file:
         model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "?")
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()} | packages
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies in bf16. Others take a hundred times as long for it as for fp32."""
+    with open("/proc/cpuinfo") as file:
+        flags = next((line.split() for line in file if line.startswith("flags")), [])
+    return bool({"avx512_bf16", "amx_bf16"} & set(flags))
 
 
 def report(question: str, regime: str, result: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""The rivals, each in an environment of its own: their versions, how the environments are made, and how one is asked.
+"""The other libraries, each in an environment of its own: their versions, how these are made, how one is asked.
 
     python benchmarks/environments.py [DIRECTORY]        makes those that are not there; default: .bench
 
-An environment sees the packages of the Python that runs this, and has those beside that its rival needs or wants in
-another version. So torch and transformers are there once, and the same ones for all, where the rival allows it. Delete
+An environment sees the packages of the Python that runs this, and has those beside that its library needs or wants in
+another version. So torch and transformers are there once, and are the same for all. Delete
 the directory at any time. What cannot be installed is left out of a measurement, and pip's last word is the reason.
 """
 
@@ -26,21 +26,28 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 PINS = {
+    "gigatoken": ["gigatoken==0.10.0", "awkward==2.14.0"],
     "tokenizers": ["tokenizers==1.0.0rc3"],
     "nanotoken": ["nanotoken==0.1.0"],
     "tokie": ["tokie==0.1.4"],
     "datasets": ["datasets==5.2.0"],
     "datatrove": ["datatrove==0.10.1", "orjson==3.13.0"],
     "litdata": ["litdata==0.2.76"],
-    "streaming": ["mosaicml-streaming==0.13.0"],
+    "streaming": [
+        "mosaicml-streaming==0.13.0", "Brotli==1.2.1", "catalogue==2.0.10", "python-snappy==0.7.3", "cramjam==2.14.0",
+        "xxhash==4.1.0", "zstd==1.5.7.2",
+    ],
     "megatron": ["megatron-core==0.16.1"],
-}
+}  # fmt: skip
+# Installed without what they require: the packages above suffice for local files, and torchvision would need another
+# build of torch.
+ALONE = ("streaming",)
 ROOT = Path(__file__).parent.parent
 Found = TypeVar("Found")
 
 
 class LeftOut(Exception):
-    """A rival that cannot be measured; says why, in one line."""
+    """A library that cannot be measured; says why, in one line."""
 
 
 def python_of(name: str, directory: Path) -> str:
@@ -57,6 +64,7 @@ def python_of(name: str, directory: Path) -> str:
     torch = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
     (place / "torch.txt").write_text(torch + "\n")
     install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(place / "torch.txt")]
+    install += ["--no-deps"] * (name in ALONE)
     found = subprocess.run([str(python), *install, *PINS[name]], capture_output=True, text=True)
     if found.returncode:
         lines = [line for line in found.stderr.splitlines() if line.startswith("ERROR: ")] or ["pip failed"]
@@ -114,26 +122,26 @@ def last_line(command: list[str], *, seconds: float) -> Any:
 
 
 def in_turns(
-    turns: dict[str, Callable[[], Found]], rounds: int, rival_of: dict[str, str], left_out: dict[str, str]
+    turns: dict[str, Callable[[], Found]], rounds: int, library_of: dict[str, str], left_out: dict[str, str]
 ) -> dict[str, list[Found]]:
-    """What each turn gave in each round. If one turn of a rival raises LeftOut, none of that rival's are in the result.
+    """What each turn gave in each round. If one turn of a library raises LeftOut, the result has none of its turns.
 
-    rival_of: the rivals of turns; a failure of any other turn is raised. left_out: gets the reasons.
+    library_of: the libraries of turns; a failure of any other turn is raised. left_out: gets the reasons.
     """
     found: dict[str, list[Found]] = {name: [] for name in turns}
     for _ in range(rounds):
         for name, turn in turns.items():
-            rival = rival_of.get(name, "")
-            if rival in left_out:
+            library = library_of.get(name, "")
+            if library in left_out:
                 continue
             try:
                 found[name].append(turn())
             except LeftOut as why:
-                if not rival:
+                if not library:
                     raise
-                left_out[rival] = str(why)
-                print(f"without {rival}: {why}", flush=True)
-    return {name: each for name, each in found.items() if rival_of.get(name) not in left_out}
+                left_out[library] = str(why)
+                print(f"without {library}: {why}", flush=True)
+    return {name: each for name, each in found.items() if library_of.get(name) not in left_out}
 
 
 def seconds_of(command: list[str], limit: float) -> float:

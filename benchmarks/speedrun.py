@@ -1,21 +1,25 @@
 """What is a fixed time worth: corpus → shards → model → bits per byte → SST-2, by us and by a run_mlm script?
 
-    python benchmarks/speedrun.py corpus.txt tokenizer/ [--sst2 sst2/] [--minutes 10] [--seeds 3] [--rivals .bench]
+    python benchmarks/speedrun.py corpus.txt tokenizer/ [--sst2 sst2/] [--minutes 10] [--environments .bench]
 
-Both get the same minutes, text, tokenizer, architecture (`small_modernbert`) and dtype (bf16), and their time begins
-with the raw text. Both run in one process on all cores, unless --ranks says otherwise. Both are compiled; compiling,
-the start of processes and checkpoints do not count for either. Ours: bertdata build, then pretrain with the rest as
---budget and the recipe RECIPE. The other: `datasets` tokenizes and groups the text as run_mlm.py does, then
-transformers' Trainer with its DataCollatorForLanguageModeling trains with AdamW, 128 rows a step and a peak rate of
-2e-3, compiled or not, whichever gives it more steps in the time by trials of 10 and 30 steps. Both are then scored
-alike: masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.finetune over three seeds. The script
-trains on the held-out documents too, as it gets all of the text. With --seeds N both are trained N times from the same
-shards and rows.
+Both get the same text, tokenizer, architecture (`small_modernbert`), implementation of attention, settings of malloc
+and dtype (bf16; fp32 on processors without bf16), and their time begins with the raw text. Both run in one process on
+all cores, unless --ranks says otherwise. Both are compiled; compiling, the start of processes and checkpoints do not
+count for either. Ours: bertdata build, then pretrain with the rest of the minutes as --budget and the recipe RECIPE.
+The other: `datasets` tokenizes and groups the text as run_mlm.py does, then transformers' Trainer with its
+DataCollatorForLanguageModeling trains as many steps as the minutes allow by trials of 10 and 30 steps, compiled or not,
+whichever gives more. Its recipe is run_mlm's: AdamW, a linear schedule, 15 % of the tokens masked independently. But
+its peak rate is 2e-3, as that of run_mlm, 5e-5, suits fine-tuning, with a warm-up and 128 rows a step. "ours, same
+recipe" trains as many steps with that recipe (SAME), so that only the engine differs.
+
+All are then scored alike: masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.finetune over
+three seeds. The script trains on the held-out documents too, as it gets all of the text. With --seeds N all are trained
+N times from the same shards and rows.
 
 --eager: neither is compiled, which suits a minute or two, and --rows gives the script smaller batches. With
 --eval-every, our run also says when it had reached the loss that the script ends with, both on the rows that our run is
-evaluated on: evaluations do not count. --rivals: the
-environment of `datasets` is made here (environments.py); else it must be installed beside ours.
+evaluated on: evaluations do not count. --environments: the environment of `datasets` is made here (environments.py);
+else it must be installed beside ours.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from common import report, small_modernbert
+import torch
+from common import MALLOC, has_bf16, report, small_modernbert
 from environments import python_of
 
 from bertrain.run import EVALUATED_SAMPLES
@@ -39,6 +44,11 @@ from bertrain.run import EVALUATED_SAMPLES
 LENGTH, LR = 64, 2e-3  # LR: of the script
 RECIPE = "--optimizer muon --lr 3e-3 --muon-rate 3 --muon-momentum 0.9 --warmup 0.1"  # docs/recipes.md
 RECIPE += " --global-batch-size 32 --mlm-probability 0.3"
+SAME = f"--optimizer adamw --lr {LR} --beta2 0.98 --epsilon 1e-6 --weight-decay 0.01 --clip-norm 1 --schedule linear"
+SAME += " --mlm-probability 0.15 --masking bernoulli"  # with the script's rows, steps and warm-up: what TRAIN says
+ON_GPU = torch.cuda.is_available()
+PRECISION = "bf16" if ON_GPU or has_bf16() else "fp32"
+ATTENTION = "eager" if PRECISION == "bf16" and not ON_GPU else "sdpa"  # what ours takes
 PREPARE = """
 import os, sys
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -62,17 +72,18 @@ import torch
 from datasets import load_from_disk
 from transformers import (AutoTokenizer, DataCollatorForLanguageModeling, ModernBertConfig, ModernBertForMaskedLM,
                           Trainer, TrainingArguments)
-name, data, out, config, rows, lr, ranks, steps, compiled, seed = sys.argv[1:]
+name, data, out, config, rows, lr, ranks, steps, compiled, seed, warmup, precision, attention = sys.argv[1:]
 torch.manual_seed(int(seed))
 tokenizer = AutoTokenizer.from_pretrained(name)
 values = json.loads(config)
 values.pop("model_type")
 model = ModernBertForMaskedLM(ModernBertConfig(**values))
+model.set_attn_implementation(attention)
 arguments = TrainingArguments(
     output_dir=out, max_steps=int(steps), per_device_train_batch_size=int(rows) // int(ranks), learning_rate=float(lr),
-    warmup_steps=max(1, int(0.06 * int(steps))), lr_scheduler_type="linear", weight_decay=0.01, adam_beta2=0.98,
-    adam_epsilon=1e-6, bf16=True, use_cpu=not torch.cuda.is_available(), save_strategy="no", report_to=[],
-    torch_compile=compiled == "compiled", disable_tqdm=True, seed=int(seed), logging_steps=50,
+    warmup_steps=int(warmup), lr_scheduler_type="linear", weight_decay=0.01, adam_beta2=0.98,
+    adam_epsilon=1e-6, bf16=precision == "bf16", use_cpu=not torch.cuda.is_available(), save_strategy="no",
+    report_to=[], torch_compile=compiled == "compiled", disable_tqdm=True, seed=int(seed), logging_steps=50,
     optim="adamw_torch_fused", ddp_find_unused_parameters=False)
 trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk(data),
                   data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15))
@@ -89,7 +100,7 @@ if trainer.args.process_index == 0:
 def run(command: list[str], ranks: int = 1) -> str:
     """What a command prints. ranks: how many processes share the cores."""
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
-    environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"} | MALLOC
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command[:6])} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
@@ -104,21 +115,27 @@ def build(corpus: str, tokenizer: str, scratch: Path) -> float:
 
 
 def ours(
-    scratch: Path, seconds: float, ranks: int, seed: int, eager: bool, eval_every: int
+    scratch: Path, name: str, recipe: str, ranks: int, seed: int, eager: bool, eval_every: int
 ) -> tuple[str, dict[str, Any]]:
-    """seconds: of training. `curve` of the figures: seconds of training and validation loss at each evaluation."""
-    out = scratch / f"ours-{seed}"
+    """A run `name`. `curve` of the figures: seconds of training and validation loss at each evaluation.
+
+    The log counts the first step as compiling. Where nothing is compiled it is training, as in the script's time.
+    """
+    out = scratch / f"{name}-{seed}"
     command = ["--data", scratch / "shards", "--out", out, "--model", scratch / "config.json", "--length", LENGTH]
-    command += [*RECIPE.split(), "--precision", "bf16", "--compile", "off" if eager else "on"]
-    command += ["--budget", f"{seconds:.0f}s"]
+    command += [*recipe.split(), "--precision", PRECISION, "--compile", "off" if eager else "on"]
     command += ["--eval-every", eval_every, "--save-every", 10**9, "--log-every", eval_every or 50, "--seed", seed]
     run([*launch(ranks), "-m", "bertrain.pretrain", *map(str, command)], ranks)
     entries = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
-    last = next(entry for entry in reversed(entries) if "trained_s" in entry)
-    seconds_at = {entry["step"]: entry["trained_s"] for entry in entries if "trained_s" in entry}
+    timed = [entry for entry in entries if "trained_s" in entry]
+    for entry in timed if eager else ():
+        entry["trained_s"] += entry["compiled_s"]
+    seconds_at = {entry["step"]: entry["trained_s"] for entry in timed}
     losses = {entry["step"]: entry["validation_loss"] for entry in entries if "validation_loss" in entry}
     curve = [[seconds_at[step], loss] for step, loss in losses.items() if step in seconds_at]
-    return str(out), {name: last[name] for name in ("trained_s", "compiled_s", "step", "tokens")} | {"curve": curve}
+    return str(out), {name: timed[-1][name] for name in ("trained_s", "compiled_s", "step", "tokens")} | {
+        "curve": curve
+    }
 
 
 def group(python: str, corpus: str, tokenizer: str, scratch: Path) -> float:
@@ -134,9 +151,14 @@ def script(
 ) -> tuple[str, float]:
     """Trains by the script. Returns where its model is, and seconds."""
     out, begun = str(scratch / f"theirs-{seed}"), time.perf_counter()
-    rest = [tokenizer, str(scratch / "rows"), out, (scratch / "config.json").read_text(), str(rows), str(LR)]
-    run([*launch(ranks, python), str(scratch / "train.py"), *rest, str(ranks), str(steps), how, str(seed)], ranks)
+    rest = [tokenizer, scratch / "rows", out, (scratch / "config.json").read_text(), rows, LR, ranks, steps, how, seed]
+    rest += [warmup_of(steps), PRECISION, ATTENTION]
+    run([*launch(ranks, python), *map(str, [scratch / "train.py", *rest])], ranks)
     return out, time.perf_counter() - begun
+
+
+def warmup_of(steps: int) -> int:
+    return max(1, int(0.06 * steps))
 
 
 def launch(ranks: int, python: str = sys.executable) -> list[str]:
@@ -168,7 +190,7 @@ def fitting(
 @click.option("--eager", is_flag=True, help="Compile neither.")
 @click.option("--rows", default=128, show_default=True, help="Of a step of the script.")
 @click.option("--eval-every", default=0, show_default=True, help="Steps of ours between evaluations; 0: none.")
-@click.option("--rivals", "environments", type=Path, help="Makes the environment of `datasets` here.")
+@click.option("--environments", "environments", type=Path, help="Makes the environment of `datasets` here.")
 def main(
     corpus: str,
     tokenizer: str,
@@ -194,7 +216,7 @@ def main(
 
     def tune(model: str) -> dict[str, Any]:
         tuning = ["--checkpoint", model, "--out", f"{model}-tuned", "--epochs", str(epochs), "--lr", "3e-4"]
-        tuning += ["--length", str(LENGTH), "--precision", "bf16"]
+        tuning += ["--length", str(LENGTH), "--precision", PRECISION]
         for part in ("train", "dev", "test"):
             tuning += [f"--{part}", str(Path(sst2 or "", f"{part}.tsv"))]
         tuned = json.loads(run([sys.executable, "-m", "bertrain.finetune", "--json", *tuning]).splitlines()[-1])
@@ -207,14 +229,15 @@ def main(
         if not alone:
             grouped = group(python, corpus, tokenizer, scratch)
             fits = fitting(python, scratch, rows, 60 * minutes - grouped, ranks, tokenizer, eager)
+            found["ours, same recipe"] = {"until training": found["ours"]["until training"], "seeds": []}
             found["run_mlm"] = {"until training": round(grouped, 1), "steps that fit": fits, "seeds": []}
             how = max(fits, key=lambda name: fits[name])
         for seed in range(seeds):
-            model, figures = ours(
-                scratch, 60 * minutes - found["ours"]["until training"], ranks, seed, eager, eval_every
-            )
-            runs = {"ours": (model, figures)}
+            budget = f" --budget {60 * minutes - found['ours']['until training']:.0f}s"
+            runs = {"ours": ours(scratch, "ours", RECIPE + budget, ranks, seed, eager, eval_every)}
             if not alone:
+                same = f"{SAME} --global-batch-size {rows} --steps {fits[how]} --warmup {warmup_of(fits[how])}"
+                runs["ours, same recipe"] = ours(scratch, "same", same, ranks, seed, eager, 0)
                 model, seconds = script(python, scratch, rows, ranks, fits[how], how, tokenizer, seed)
                 trained = json.loads(Path(model, "trained.json").read_text())
                 figures = {"trained_s": trained, "seconds, all": round(seconds, 1), "tokens": fits[how] * rows * LENGTH}
@@ -233,8 +256,8 @@ def main(
             print(name, one["bits a byte, median"], flush=True)
     report(
         "what a fixed time is worth",
-        f"{minutes} minutes, {ranks} processes on {len(os.sched_getaffinity(0))} cores, bf16, "
-        f"{'eager' if eager else 'compiled'}, {RECIPE}; the script {rows} rows",
+        f"{minutes} minutes, {ranks} processes on {len(os.sched_getaffinity(0))} cores, {PRECISION}, "
+        f"{ATTENTION} attention, {'not compiled' if eager else 'compiled'}, {RECIPE}; the script {rows} rows",
         found,
     )
 

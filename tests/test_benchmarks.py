@@ -1,4 +1,4 @@
-"""The table of rivals says what was measured, in README too; a run that was stopped goes on; a rival may fail."""
+"""The table says what was measured, in README too; a run that was stopped goes on; a library may fail."""
 
 import copy
 import json
@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bertdata.sources import docstrings
@@ -33,7 +34,7 @@ def environments(table):
 
 @pytest.fixture
 def data():
-    return json.loads((RESULTS / "rivals.json").read_text())
+    return json.loads((RESULTS / "comparison.json").read_text())
 
 
 # ---------------------------------------------------------------------------------------------------------- the figures
@@ -45,15 +46,15 @@ def test_readme_holds_the_table_of_the_committed_results(table, data):
 
 
 def test_the_markdown_table_is_that_of_the_committed_results(table, data):
-    assert (RESULTS / "rivals.md").read_text() == table.markdown(data)
+    assert (RESULTS / "comparison.md").read_text() == table.markdown(data)
 
 
 def test_every_row_follows_from_what_was_measured(table, data):
     assert data["rows"] == table.rows_of(data["measured"])
-    assert data["ceilings"] == table.ceilings(data["measured"])
+    assert data["notes"] == table.notes(data["measured"])
 
 
-def test_every_rival_of_every_question_has_a_figure_or_a_reason(table, data):
+def test_every_library_of_every_question_has_a_figure_or_a_reason(table, data):
     for question in table.ROWS:
         rows = [row for row in data["rows"] if row["question"] == question]
         assert rows
@@ -62,7 +63,7 @@ def test_every_rival_of_every_question_has_a_figure_or_a_reason(table, data):
             if row["times"]:
                 ratio = max(row["ours"], row["theirs"]) / min(row["ours"], row["theirs"])
                 assert max(row["times"], 1 / row["times"]) == pytest.approx(ratio, rel=0.01)
-    assert {row["rival"] for row in data["rows"]} >= set(table.NAMES.values())
+    assert {row["library"] for row in data["rows"]} >= set(table.NAMES.values())
 
 
 def test_the_stamp_says_where_when_and_with_what(data):
@@ -70,13 +71,13 @@ def test_the_stamp_says_where_when_and_with_what(data):
     for name in ("date", "commit", "memory, GB", "corpus, MB", "rounds", "share of other programs", "seconds"):
         assert stamp[name], name
     assert {"cpu", "cores", "python", "torch", "tokenizers", "transformers"} <= set(stamp["machine"])
-    assert all("==" in pin for pin in stamp["rivals"])
+    assert all("==" in pin for pin in stamp["packages"])
 
 
 def test_a_reason_stands_in_the_place_of_a_figure(table, data):
     changed = copy.deepcopy(data)
     changed["measured"]["building"] = {"reason": "not done after 900 s"}
-    row = next(row for row in changed["rows"] if row["what"] == "reading" and row["rival"] == "litdata")
+    row = next(row for row in changed["rows"] if row["what"] == "reading" and row["library"] == "litdata")
     row |= {"theirs": None, "times": None, "reason": "its wheel is not for this Python"}
     changed["stamp"]["other programs ran"] = False
     changed["rows"] = [row for row in changed["rows"] if row["question"] != "building"]
@@ -86,7 +87,7 @@ def test_a_reason_stands_in_the_place_of_a_figure(table, data):
         assert "not done after 900 s" in made
 
 
-def test_a_reason_of_ours_is_not_shown_as_the_rivals(table, data):
+def test_a_reason_of_ours_is_not_shown_as_that_of_others(table, data):
     changed = copy.deepcopy(data)
     changed["stamp"]["other programs ran"] = False
     changed["measured"]["building"]["result"]["MB/s by slope"]["ours"] = -1.0
@@ -94,17 +95,24 @@ def test_a_reason_of_ours_is_not_shown_as_the_rivals(table, data):
     for figures in ({"ours": {"warm": {"reason": "no room"}}}, {}):
         result["figures"] = {name: each for name, each in result["figures"].items() if name != "ours"} | figures
         result["left out"]["ours"] = "" if figures else "not done"
-        changed |= {"rows": table.rows_of(changed["measured"]), "ceilings": table.ceilings(changed["measured"])}
+        changed |= {"rows": table.rows_of(changed["measured"]), "notes": table.notes(changed["measured"])}
         cells = dict(line.split(" | ")[:2] for line in table.readme(changed).splitlines() if line.startswith("| "))
         assert cells["| reading"] == ("ours: no room" if figures else "ours: not done")
         assert cells["| building, each further MB"] == "ours: the larger text took no longer: noise"
         assert "ours: " in table.markdown(changed)
 
 
-def test_a_slope_of_a_rival_that_is_lost_in_noise_is_said(table, data):
+def test_slopes_are_of_the_further_text(table):
+    import bench_build
+
+    medians = {"ours, one": 3.0, "ours, a quarter": 1.0, "least": 0.1, "litdata": 5.0, "litdata, a quarter": 5.0}
+    assert bench_build.slopes(medians, 12.0) == {"ours": 6.0, "litdata": 0.0}
+
+
+def test_a_slope_of_a_library_that_is_lost_in_noise_is_said(table, data):
     result = data["measured"]["building"]["result"]
-    result["MB/s by slope"]["datatrove"] = 0.0
-    (row,) = [row for row in table.building(result) if row["what"].endswith("MB") and row["rival"] == "datatrove"]
+    result["MB/s by slope"] |= {"ours": 1.0, "datatrove": 0.0}
+    (row,) = [row for row in table.building(result) if row["what"].endswith("MB") and row["library"] == "datatrove"]
     assert (row["theirs"], row["reason"]) == (None, "the larger text took no longer: noise")
 
 
@@ -112,12 +120,15 @@ def test_the_time_to_a_loss_is_the_measured_one_on_both_sides(table):
     result = {
         "regime": "2.0 minutes, 1 processes",
         "ours": {"until training": 3.0, "seeds": [{"loss": 4.0, "seconds to the loss of run_mlm": 20.0}]},
+        "ours, same recipe": {"until training": 3.0, "seeds": [{"loss": 5.1, "trained_s": 67.0, "step": 90}]},
         "run_mlm": {"until training": 10.0, "seeds": [{"loss": 5.0, "trained_s": 130.0}]},
     }
-    _, time = table.time_to_loss(result)
+    equal, losses, time, _ = table.time_to_loss(result)
+    assert (equal["ours"], equal["theirs"], equal["times"]) == (70.0, 140.0, 2.0)
+    assert (losses["ours"], losses["theirs"], losses["times"]) == (5.1, 5.0, None)
     assert (time["ours"], time["theirs"]) == (23.0, 140.0)
     result["ours"]["seeds"][0]["seconds to the loss of run_mlm"] = None
-    assert table.time_to_loss(result)[1]["reason"] == "ours: has not reached it"
+    assert table.time_to_loss(result)[2]["reason"] == "ours: has not reached it"
 
 
 def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, data):
@@ -126,7 +137,7 @@ def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, d
     assert "**" not in busy
     assert "|" not in busy
     assert data["stamp"]["date"] in busy
-    assert "(benchmarks/results/rivals.md)" in busy
+    assert "(benchmarks/results/comparison.md)" in busy
     data["stamp"]["other programs ran"] = False
     first, *rest = table.readme(data).splitlines()
     for name in ("date", "commit"):
@@ -138,25 +149,78 @@ def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, d
 
 def test_writing_changes_readme_only_between_the_comments(table, data, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "ROOT", tmp_path)
-    monkeypatch.setattr(table, "OUT", tmp_path / "rivals")
+    monkeypatch.setattr(table, "OUT", tmp_path / "comparison")
     text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
     (tmp_path / "README.md").write_text(text)
     table.write(data)
     first = (tmp_path / "README.md").read_text()
     assert first == text.replace("old", table.readme(data))
-    table.write(json.loads((tmp_path / "rivals.json").read_text()))
+    table.write(json.loads((tmp_path / "comparison.json").read_text()))
     assert (tmp_path / "README.md").read_text() == first
-    assert (tmp_path / "rivals.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_tokenizer_that_a_library_does_not_take_is_said_once(table):
+    rates = {"cold": 2.0, "warm": 3.0, "encode_batch_fast": 1.0, "tokie cold": 4.0, "tokie warm": 6.0}
+    others = dict.fromkeys(("tokenizers 1.0", "gigatoken", "nanotoken"), "takes no Unigram")
+    rows = table.tokenizing("T5", {"MB/s median": rates, "left out": others})
+    assert [row["what"] for row in rows if row["reason"]] == ["tokenizing, T5, cold"] * 3
+    assert [(row["what"], row["times"]) for row in rows if row["library"] == "tokie"] == [
+        ("tokenizing, T5, cold", 0.5),
+        ("tokenizing, T5, warm", 0.5),
+    ]
+
+
+def test_readme_has_the_limit_of_the_collator_beside_reading(table, data):
+    data["stamp"]["other programs ran"] = False
+    data["measured"]["reading"]["result"]["figures"]["collator"] = {"warm": {"Mtok/s": 3.21}}
+    data["notes"] = table.notes(data["measured"])
+    (line,) = [line for line in table.readme(data).splitlines() if line.startswith("| reading |")]
+    assert "3.21 Mtok/s" in line
 
 
 # -------------------------------------------------------------------------------------------------------------- the run
+
+
+def test_only_tokenizers_that_are_there_are_measured(table, tmp_path):
+    trained = tmp_path / "trained.json"
+    assert table.files_of(None, trained) == {"BERT": trained}
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "tokenizer.json").write_text("{}")
+    assert table.files_of(tmp_path, trained) == {"GPT-2": tmp_path / "gpt2" / "tokenizer.json"}
+
+
+def test_plain_numpy_masks_as_bert_does(table, tmp_path):
+    import other_read
+    from tokenizers import Tokenizer, models
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(5, 90))]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    rows = np.random.default_rng(0).integers(5, 90, (1024, 128))
+    rows[:, 0], rows[:, -1] = 2, 3
+    np.save(tmp_path / "rows.npy", rows)
+    engine = other_read.Memmap(tmp_path / "rows.npy", str(tmp_path / "tokenizer.json"), str(tmp_path))
+    engine.write()
+    engine.prepare()
+    batches = list(engine.batches())
+    ids, labels = (np.concatenate([batch[name] for batch in batches]) for name in ("input_ids", "labels"))
+    chosen = labels != -100
+    restored = np.where(chosen, labels, ids)
+    assert sorted(map(bytes, restored)) == sorted(map(bytes, rows))
+    assert not chosen[:, [0, -1]].any()
+    assert chosen[:, 1:-1].mean() == pytest.approx(0.15, abs=0.005)
+    assert (ids[chosen] == engine.mask).mean() == pytest.approx(0.8, abs=0.02)
+    assert (ids[chosen] == labels[chosen]).mean() == pytest.approx(0.1, abs=0.02)
+    engine.masked = False
+    assert set(map(bytes, next(engine.batches())["input_ids"].numpy())) <= set(map(bytes, rows))
 
 
 def test_the_commands_of_the_page_are_ones_that_make_bench_takes(table):
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     commands = [shlex.split(line, comments=True) for line in page.splitlines() if line.startswith("    make bench")]
     variables = [variable.split("=", 1) for command in commands for variable in command[2:]]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for name, value in variables:
         assert f"$({name})" in (ROOT / "Makefile").read_text()
         if name == "BENCH_OPTIONS":
@@ -172,7 +236,7 @@ def test_preparing_makes_text_vocabulary_and_shards_once(table, tmp_path, monkey
         docstrings, "sources", lambda: [Path(table.__file__), Path(table.__file__).parent / "distil.py"]
     )
     text = table.prepare(tmp_path, None, 0.1)
-    assert "Our engine and trainer beside the rivals" in text.read_text()
+    assert "Our engine and trainer beside other libraries" in text.read_text()
     table.prepare(tmp_path, None, 0.1)
     assert runs == ["train-tokenizer", "build"]
 
@@ -208,7 +272,7 @@ def test_what_was_measured_is_not_measured_again(table, environments, tmp_path):
     assert len(calls) == 7
 
 
-def test_a_rival_that_fails_or_hangs_is_one_line(environments):
+def test_a_library_that_fails_or_hangs_is_one_line(environments):
     fail = "import sys; print('noise'); sys.exit('first\\n  File x\\nValueError: what is wrong\\n')"
     with pytest.raises(environments.LeftOut, match="^ValueError: what is wrong$"):
         environments.last_line([sys.executable, "-c", fail], seconds=20)
@@ -219,34 +283,34 @@ def test_a_rival_that_fails_or_hangs_is_one_line(environments):
     assert environments.last_line([sys.executable, "-c", "print('x'); print('[1]')"], seconds=20) == [1]
 
 
-def test_a_rival_that_fails_in_a_round_is_left_out_alone(environments):
+def test_a_library_that_fails_in_a_round_is_left_out_alone(environments):
     def fails():
         raise environments.LeftOut("not done after 240 s")
 
     again = iter([1, 2])
     turns = {"ours": lambda: 5, "a, all": lambda: next(again), "a, a quarter": lambda: 0, "b, all": fails}
     turns["b, a quarter"] = lambda: 0
-    rival_of = {name: name[0] for name in turns if name != "ours"}
+    library_of = {name: name[0] for name in turns if name != "ours"}
     left_out: dict[str, str] = {}
-    found = environments.in_turns(turns, 2, rival_of, left_out)
+    found = environments.in_turns(turns, 2, library_of, left_out)
     assert found == {"ours": [5, 5], "a, all": [1, 2], "a, a quarter": [0, 0]}
     assert left_out == {"b": "not done after 240 s"}
     with pytest.raises(environments.LeftOut):
-        environments.in_turns({"ours": fails}, 1, rival_of, {})
+        environments.in_turns({"ours": fails}, 1, library_of, {})
 
 
-def test_a_rival_that_does_not_answer_is_left_out(environments, tmp_path, monkeypatch):
-    import rival_tokenize
+def test_a_library_that_does_not_answer_is_left_out(environments, tmp_path, monkeypatch):
+    import other_tokenize
 
-    monkeypatch.setattr(rival_tokenize, "ANSWER_S", 0.2)
-    monkeypatch.setattr(rival_tokenize, "python_of", lambda name, directory: sys.executable)
+    monkeypatch.setattr(other_tokenize, "ANSWER_S", 0.2)
+    monkeypatch.setattr(other_tokenize, "python_of", lambda name, directory: sys.executable)
     hangs = [sys.executable, "-c", "import time; time.sleep(60)"]
-    monkeypatch.setattr(rival_tokenize, "command_of", lambda *arguments: hangs)
-    rival = rival_tokenize.Rival("tokie", tmp_path, "", tmp_path)
+    monkeypatch.setattr(other_tokenize, "command_of", lambda *arguments: hangs)
+    other = other_tokenize.Other("tokie", tmp_path, "", tmp_path)
     with pytest.raises(environments.LeftOut, match="^no answer after 0 s$"):
-        rival.encode(0, 1, cold=True)
-    assert rival.process.wait(10) < 0  # it has the core no longer
-    rival.close()
+        other.encode(0, 1, cold=True)
+    assert other.process.wait(10) < 0  # it has the core no longer
+    other.close()
 
 
 def test_what_cannot_be_installed_is_left_out(environments, tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 """One engine writes rows of ids in its own format, or opens and reads them, for bench_reading.py.
 
-    python rival_read.py write NAME ROWS TOKENIZER AT        ROWS: .npy, int64 [N, T], with special tokens
-    python rival_read.py read NAME ROWS TOKENIZER AT SECONDS
+    python other_read.py write NAME ROWS TOKENIZER AT        ROWS: .npy, int64 [N, T], with special tokens
+    python other_read.py read NAME ROWS TOKENIZER AT SECONDS
 
 A batch is 256 rows in random order with 15 % of the tokens masked, as int64 `input_ids` and `labels`: ours by our
-Loader, Megatron's by its BERTMaskedWordPieceDataset, and all others by transformers' DataCollatorForLanguageModeling.
+Loader, Megatron's by its BERTMaskedWordPieceDataset, `memmap` by NumPy alone, and all others by transformers'
+DataCollatorForLanguageModeling, which gets tensors: of what it takes, it is fastest with these. Each is read without
+masks too, so that the readers are compared and not the maskers: the same rows, as int64 `input_ids` alone.
 After writing, the rows of a batch are compared with ROWS; not Megatron's, which makes rows of its own from sentences.
 One process without workers on one core, torch with one thread. The last line is JSON; a part that fails has a reason.
 """
@@ -35,23 +37,21 @@ OPENED = 5  # times that a dataset is opened and resumed
 class Engine:
     """What all that use transformers' collator share. `batches(skip)` opens the dataset anew and yields batches."""
 
+    masked = True
+
     def __init__(self, rows: Path, tokenizer: str, at: str) -> None:
         self.rows, self.tokenizer, self.at = np.load(rows, mmap_mode="r"), tokenizer, at
 
-    def collator(self) -> Any:
-        names = {f"{name.lower()}_token": f"[{name}]" for name in ("CLS", "SEP", "PAD", "MASK", "UNK")}
-        tokenizer = PreTrainedTokenizerFast(tokenizer_file=self.tokenizer, **names)
-        inner = DataCollatorForLanguageModeling(tokenizer, mlm_probability=SHARE)
-
-        def collate(rows: list[Any]) -> Any:
-            ids = [row["input_ids"] if isinstance(row, dict) else row for row in rows]
-            return inner([{"input_ids": torch.as_tensor(one)} for one in ids])
-
-        return collate
-
     def prepare(self) -> None:
         """What is not counted as opening: imports and the collator."""
-        self.collate = self.collator()
+        names = {f"{name.lower()}_token": f"[{name}]" for name in ("CLS", "SEP", "PAD", "MASK", "UNK")}
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=self.tokenizer, **names)
+        self.collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=SHARE)
+
+    def collate(self, rows: list[Any]) -> Any:
+        """A batch of rows, or of dicts that hold them."""
+        ids = [torch.as_tensor(row["input_ids"] if isinstance(row, dict) else row) for row in rows]
+        return self.collator(ids) if self.masked else {"input_ids": torch.stack(ids)}
 
     def clear(self) -> None:
         """What must be done before a dataset is opened once more. It is not timed."""
@@ -69,31 +69,56 @@ class Ours(Engine):
     def prepare(self) -> None:
         import bertdata
 
-        self.options: dict[str, Any] = {"length": self.rows.shape[1], "global_batch_size": SIZE}
-        self.open: Callable[[], Any] = lambda: bertdata.Loader(bertdata.open(self.at), **self.options)
+        length = self.rows.shape[1]
+        self.open: Callable[[Any], Any] = lambda masking: bertdata.Loader(
+            bertdata.open(self.at), length=length, global_batch_size=SIZE, masking=masking
+        )
+        self.masking = bertdata.Masking(probability=SHARE)
 
     def batches(self, skip: int = 0) -> Iterator[Any]:
-        loader = self.open()
+        loader = self.open(self.masking if self.masked else None)
         if skip:
             loader.load_state_dict(loader.state_dict() | {"position": skip * SIZE})
         for batch in loader:
-            yield {"input_ids": torch.from_numpy(batch.input_ids), "labels": torch.from_numpy(batch.labels)}
+            arrays = {"input_ids": batch.input_ids} | ({"labels": batch.labels} if self.masked else {})
+            yield {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-class Copy(Engine):
-    """No engine: random rows of a file by np.memmap, unmasked. What is faster than this saves on copying."""
+class Memmap(Engine):
+    """No library: random rows of a file by np.memmap, masked by a few vectorised lines of NumPy.
+
+    One draw of 16 bits for each token says whether it is masked, and how; all else touches masked tokens alone.
+    """
 
     def write(self) -> None:
         self.rows.astype("<u2").tofile(f"{self.at}/rows.bin")
 
     def prepare(self) -> None:
-        return
+        from tokenizers import Tokenizer
+
+        vocabulary = Tokenizer.from_file(self.tokenizer).get_vocab()
+        self.mask, self.special = vocabulary["[MASK]"], np.zeros(len(vocabulary), bool)
+        self.special[[vocabulary[f"[{name}]"] for name in ("CLS", "SEP", "PAD")]] = True
+        self.random = np.random.Generator(np.random.SFC64(0))
 
     def batches(self, skip: int = 0) -> Iterator[Any]:
         rows = np.memmap(f"{self.at}/rows.bin", "<u2", "r").reshape(-1, self.rows.shape[1])
         order = np.random.default_rng(0).permutation(len(rows))
         for first in range(skip * SIZE, len(rows) - SIZE + 1, SIZE):
-            yield {"input_ids": rows[order[first : first + SIZE]].astype(np.int64)}
+            ids = rows[order[first : first + SIZE]].astype(np.int64)
+            yield self.mask_some(ids) if self.masked else {"input_ids": torch.from_numpy(ids)}
+
+    def mask_some(self, ids: np.ndarray) -> Any:
+        """Of the chosen tokens 80 % become [MASK], 10 % become random ones, 10 % stay."""
+        limit, flat, labels = round(SHARE * 2**16), ids.reshape(-1), np.full(ids.size, -100)
+        draws = np.frombuffer(self.random.bytes(2 * ids.size), np.uint16)
+        chosen = np.flatnonzero(draws < limit)
+        chosen = chosen[~self.special[flat[chosen]]]
+        labels[chosen], kinds = flat[chosen], draws[chosen]
+        flat[chosen[kinds < 0.8 * limit]] = self.mask
+        changed = chosen[kinds >= 0.9 * limit]
+        flat[changed] = self.random.integers(self.special.size, size=changed.size)
+        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels.reshape(ids.shape))}
 
 
 class Collator(Engine):
@@ -109,7 +134,7 @@ class Collator(Engine):
 
 
 class Datasets(Engine):
-    """Rows come as tensors of torch: as fast as arrays of NumPy, and over three times as fast as Python lists."""
+    """Batches come as tables of Arrow: over twice as fast as tensors of torch, three times as fast as single rows."""
 
     def write(self) -> None:
         import datasets
@@ -119,10 +144,18 @@ class Datasets(Engine):
 
     def batches(self, skip: int = 0) -> Iterator[Any]:
         import datasets
-        from accelerate import skip_first_batches
+        from accelerate.data_loader import SkipBatchSampler
 
-        loader = self.loader(datasets.load_from_disk(self.at).with_format("torch"), shuffle=True)
-        return iter(skip_first_batches(loader, skip) if skip else loader)  # as transformers' Trainer resumes
+        stored, data = datasets.load_from_disk(self.at).with_format("arrow"), torch.utils.data
+        numbers: Any = data.BatchSampler(data.RandomSampler(stored), SIZE, drop_last=True)
+        if skip:
+            numbers = SkipBatchSampler(numbers, skip)  # as transformers' Trainer resumes
+        return iter(data.DataLoader(stored, batch_size=None, sampler=numbers, collate_fn=self.collate_table))
+
+    def collate_table(self, table: Any) -> Any:
+        flat = table.column("input_ids").combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        ids = torch.from_numpy(flat.astype(np.int64)).view(SIZE, -1)
+        return self.collator(list(ids)) if self.masked else {"input_ids": ids}
 
 
 class Stateful(Engine):
@@ -145,10 +178,14 @@ class Stateful(Engine):
 
 
 class Streaming(Stateful):
+    stored: Any = None
+
     def clear(self) -> None:
         without_pictures()
         from streaming.base.util import clean_stale_shared_memory
 
+        if hasattr(self.stored, "_iterator"):
+            self.stored._iterator.non_blocking_exit()  # or its threads go on waiting, which slows all that follows
         clean_stale_shared_memory()  # or the dataset that was opened before is in its way
 
     def write(self) -> None:
@@ -163,8 +200,8 @@ class Streaming(Stateful):
         without_pictures()
         from streaming import StreamingDataLoader, StreamingDataset
 
-        stored = StreamingDataset(local=self.at, shuffle=True, batch_size=SIZE)
-        return StreamingDataLoader(stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate)
+        self.stored = StreamingDataset(local=self.at, shuffle=True, batch_size=SIZE)
+        return StreamingDataLoader(self.stored, batch_size=SIZE, drop_last=True, collate_fn=self.collate)
 
 
 class Litdata(Stateful):
@@ -239,7 +276,11 @@ class Megatron(Engine):
             masking_max_ngram=1, masking_do_full_word=False, masking_do_permutation=False,
             masking_use_longer_ngrams=False, masking_use_geometric_distribution=False, classification_head=False,
         )  # fmt: skip
-        self.collate = lambda rows: {
+
+    def collate(self, rows: list[Any]) -> Any:
+        if not self.masked:
+            return {"input_ids": torch.from_numpy(np.stack(rows).astype(np.int64))}
+        return {
             "input_ids": torch.from_numpy(np.stack([row["text"] for row in rows])),
             "labels": torch.from_numpy(np.stack([row["labels"] for row in rows])),
         }
@@ -250,14 +291,16 @@ class Megatron(Engine):
         from megatron.core.datasets.utils import Split
 
         stored = IndexedDataset(f"{self.at}/rows")
+        if not self.masked:
+            return iter(self.loader(stored, shuffle=True))
         documents = np.arange(stored.document_indices.size - 1, dtype=np.int32)
         rows = BERTMaskedWordPieceDataset(stored, "rows", documents, len(self.rows) // 2, Split.train, self.config)
         return iter(self.loader(torch.utils.data.Subset(rows, range(skip * SIZE, len(rows)))))
 
 
 ENGINES = {
-    "ours": Ours, "copy": Copy, "collator": Collator, "datasets": Datasets, "streaming": Streaming, "litdata": Litdata,
-    "datatrove": Datatrove, "megatron": Megatron,
+    "ours": Ours, "memmap": Memmap, "collator": Collator, "datasets": Datasets, "streaming": Streaming,
+    "litdata": Litdata, "datatrove": Datatrove, "megatron": Megatron,
 }  # fmt: skip
 
 
@@ -343,6 +386,17 @@ def warm(engine: Any, seconds: float) -> dict[str, float]:
     return {"Mtok/s": tokens / passed / 1e6}
 
 
+def memory(engine: Any, seconds: float) -> dict[str, float]:
+    """Private memory that was added since the process had imported torch and transformers."""
+    return {"MB": (private() - engine.bare) / 1e6, "MB before": engine.bare / 1e6}
+
+
+def unmasked(engine: Any, seconds: float) -> dict[str, float]:
+    """The same without masks."""
+    engine.masked = False
+    return warm(engine, seconds)
+
+
 def check(engine: Any) -> None:
     """About the right share of tokens is masked. This loads kernels, and makes Megatron's index, which stays.
 
@@ -383,18 +437,17 @@ def main(what: str, name: str, rows: str, tokenizer: str, at: str, seconds: str 
             compare(engine)
         print(json.dumps({"MB": size / 1e6}), flush=True)
         os._exit(0)  # threads of some would keep the process
-    bare = private()
+    engine.bare = private()
     found: dict[str, Any] = {}
     engine.prepare()
     check(engine)
     gc.collect()
-    for part in (cold, opening, resuming, warm):
+    for part in (cold, opening, resuming, warm, memory, unmasked):
         try:
             found[part.__name__] = part(engine, float(seconds))
         except Exception as error:  # of which the table tells
             said = str(error) if isinstance(error, LeftOut) else f"{type(error).__name__}: {error}"
             found[part.__name__] = {"reason": reason(said)}
-    found["memory"] = {"MB": (private() - bare) / 1e6, "MB before": bare / 1e6}
     print(json.dumps(found), flush=True)
     os._exit(0)  # threads of some would keep the process
 

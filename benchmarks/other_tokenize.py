@@ -1,9 +1,9 @@
-"""The rivals of bench_tokenize.py: tokenizers that need another environment than ours, each in a process of its own.
+"""Other libraries for bench_tokenize.py: tokenizers, each in an environment and a process of its own.
 
-This file is both ends of the pipe. The benchmark imports it for `Rival`. The Python of a rival's environment runs it as
-a script, which needs numpy, the standard library and that rival:
+This file is both ends of the pipe. The benchmark imports it for `Other`. The Python of a library's environment runs it
+as a script, which needs numpy, the standard library and that library:
 
-    python rival_tokenize.py RIVAL TOKENIZER DOCUMENTS    a line of JSON in asks for a pass, one out has its time
+    python other_tokenize.py LIBRARY TOKENIZER DOCUMENTS    a line of JSON in asks for a pass, one out has its time
 
 The process keeps to one core, because `tokenizers` 1.0 and tokie take all cores, whatever RAYON_NUM_THREADS and
 TOKENIZERS_PARALLELISM say. It ends when its standard input is closed.
@@ -22,12 +22,12 @@ from select import select
 from typing import Any
 
 import numpy as np
-from environments import LeftOut, command_of, one_core, python_of
+from environments import LeftOut, command_of, one_core, python_of, short
 from numpy.typing import NDArray
 
-ANSWER_S = 300.0  # a rival that has not answered by then is left out
+ANSWER_S = 300.0  # a library that has not answered by then is left out
 
-# One class for each rival: `Name(path)` reads a tokenizer file; `encode` is what is timed, without special tokens, on
+# One class for each library: `Name(path)` reads a tokenizer file; `encode` is what is timed, without special tokens, on
 # documents of the type it takes fastest; `ids` makes one array for each document of what `encode` returned, not timed.
 
 
@@ -79,23 +79,39 @@ class Tokie:
         return [encoding.ids for encoding in found]
 
 
+class Gigatoken:
+    takes = bytes
+
+    def __init__(self, path: str) -> None:
+        from gigatoken import Tokenizer
+
+        self.tokenizer = Tokenizer(path)
+
+    def encode(self, documents: list) -> Any:
+        return self.tokenizer.encode_batch(documents, parallel=False)
+
+    def ids(self, found: Any) -> list:
+        return [np.asarray(row) for row in found]
+
+
 # Their names → class and environment.
-RIVALS = {
+OTHERS = {
+    "gigatoken": (Gigatoken, "gigatoken"),
     "tokenizers 1.0": (Tokenizers, "tokenizers"),
     "nanotoken": (Nanotoken, "nanotoken"),
     "tokie": (Tokie, "tokie"),
 }
 
 
-class Rival:
-    """One rival in a process of its own, which reads the files `tokenizer` and `documents` (JSON: a list of texts).
+class Other:
+    """One library in a process of its own, which reads the files `tokenizer` and `documents` (JSON: a list of texts).
 
-    directory: where the environments are. Raises LeftOut if that of the rival cannot be made.
+    directory: where the environments are. Raises LeftOut if that of the library cannot be made.
     """
 
     def __init__(self, name: str, directory: Path, tokenizer: str, documents: Path) -> None:
-        python = python_of(RIVALS[name][1], directory)
-        command = command_of(python, "rival_tokenize.py", name, tokenizer, documents)
+        python = python_of(OTHERS[name][1], directory)
+        command = command_of(python, "other_tokenize.py", name, tokenizer, documents)
         # In a session of its own: Ctrl-C reaches the benchmark alone, which then ends this process.
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -120,7 +136,7 @@ class Rival:
             raise LeftOut(f"its process ended with status {self.process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
-            raise LeftOut(answer["error"])
+            raise LeftOut(short(answer["error"]))
         return answer["seconds"], answer["cpu"]
 
     def close(self) -> None:
@@ -129,7 +145,7 @@ class Rival:
 
 
 def read_ids(path: Path) -> list[NDArray[Any]]:
-    """One array of ids for each document, of what a rival wrote."""
+    """One array of ids for each document, of what a library wrote."""
     with np.load(path) as found:
         return np.split(found["ids"], np.cumsum(found["lengths"])[:-1])
 
@@ -137,25 +153,25 @@ def read_ids(path: Path) -> list[NDArray[Any]]:
 def work(name: str, tokenizer: str, path: str) -> None:
     """The other end: passes as they are asked for. The first fault is answered, and ends the process."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a rival prints is no answer
+    os.dup2(2, 1)  # what a library prints is no answer
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # nobody reads the answer: the benchmark was killed
     os.sched_setaffinity(0, one_core())
-    make, rival = RIVALS[name][0], None
+    make, other = OTHERS[name][0], None
     documents = json.loads(Path(path).read_text(encoding="utf-8"))
     if make.takes is bytes:
         documents = [document.encode() for document in documents]
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            if request["cold"] or rival is None:
-                rival = None  # before the next is made
-                rival = make(tokenizer)
+            if request["cold"] or other is None:
+                other = None  # before the next is made
+                other = make(tokenizer)
             part = documents[request["first"] : request["stop"]]
             start, cpu = time.perf_counter(), time.process_time()
-            found = rival.encode(part)
+            found = other.encode(part)
             answer: dict[str, Any] = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
             if request["ids"]:
-                ids = [np.asarray(one, dtype=np.uint32) for one in rival.ids(found)]
+                ids = [np.asarray(one, dtype=np.uint32) for one in other.ids(found)]
                 np.savez(request["ids"], ids=np.concatenate(ids), lengths=[one.size for one in ids])
             found = None
         except BaseException as error:  # a panic of Rust is no Exception

@@ -1,7 +1,7 @@
 """Text → tokens on disk by five other engines, each as its documentation does it; bench_build.py times the commands.
 
-    python rival_build.py build NAME TOKENIZER OUT FILE...    NAME: datasets, datatrove, litdata, streaming or megatron
-    python rival_build.py count NAME TOKENIZER OUT            prints the number of tokens, and the sum of their ids
+    python other_build.py build NAME TOKENIZER OUT FILE...    NAME: datasets, datatrove, litdata, streaming or megatron
+    python other_build.py count NAME TOKENIZER OUT            prints the number of tokens, and the sum of their ids
 
 FILE is text with a blank line between documents, for datatrove JSON lines; there are two, one for each worker.
 Documents are tokenized by `encode_batch_fast` of `tokenizers` in batches, without special tokens, but where an engine
