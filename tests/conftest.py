@@ -137,8 +137,8 @@ def once(tmp_path_factory):
     folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def made(name, make):
-        directory = folder / f"once-{name}"
-        with locked(folder / f"once-{name}.lock", "is made", "wait", wait=True):
+        directory = folder / f"once-{make.__module__}-{name}"  # two files of tests may use one name
+        with locked(directory.with_suffix(".lock"), "is made", "wait", wait=True):
             if not (directory / "made").exists():
                 directory.mkdir()
                 make(directory)

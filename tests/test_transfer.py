@@ -319,7 +319,7 @@ def test_a_failure_does_not_wait_for_what_has_begun():
     def do(name):
         if name == "fails":
             began.wait()
-            raise RemoteError("no")
+            raise RemoteError("no", "server-failed")
         began.set()
         is_free.wait(60)
         return 1
@@ -383,7 +383,7 @@ def test_a_build_to_a_url_gives_the_files_of_a_directory(bucket, corpus, vocab, 
 
 def test_a_build_to_a_url_that_could_not_be_reached_goes_on(bucket, corpus, vocab, tmp_path):
     build(corpus, tmp_path / "here", tokenizer=vocab)
-    with patch.object(stores, "write", side_effect=RemoteError("no")), pytest.raises(RemoteError):
+    with patch.object(stores, "write", side_effect=RemoteError("no", "server-failed")), pytest.raises(RemoteError):
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
     with patch("bertdata.write.dataset.encode_all", None):  # the text is not read again
         build(corpus, f"{bucket.url}/there", tokenizer=vocab)
