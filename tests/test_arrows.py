@@ -52,11 +52,15 @@ TRAINER = {
 
 
 @cache
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path, *, only_top=False):
     """Dotted names that a file imports; `from bertdata import x` counts as bertdata.x."""
-    tree = ast.parse(path.read_text())
     names = set()
-    for node in tree.body if only_top else ast.walk(tree):
+    for node in parsed(path).body if only_top else ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -136,6 +140,20 @@ def test_the_trainer_uses_no_private_part_of_the_engine(module):
     assert not any(part.startswith("_") for name in imported for part in name.split(".") if part != "__future__")
     source = TRAINER[module].read_text()
     assert "from_numpy" not in source or module == "feed"
+
+
+@pytest.mark.parametrize("path", [*ENGINE.values(), *TRAINER.values()], ids=[*ENGINE, *TRAINER])
+def test_no_source_unpickles_runs_a_shell_or_trusts_remote_code(path):
+    for name in imports(path):
+        assert not {"pickle", "marshal", "shelve", "subprocess", "dill", "joblib"} & set(name.split("."))
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert called not in ("eval", "exec", "os.system", "os.popen", "np.load", "numpy.load")
+            assert called != "torch.load" or options["weights_only"] == "True"
+            if called.endswith(".from_pretrained"):
+                assert options.get("trust_remote_code") == "False" or "options" in ast.unparse(node)
 
 
 def loaded_after(statement):

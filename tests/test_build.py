@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import failing, published, refuses, stop_after
+from helpers import failing, invoke, published, refuses, stop_after, succeeds
 from reference import documents as reference
 from reference import keys
 
 import bertdata
+from bertdata.cli import main
 from bertdata.errors import BertdataError, BuildError, DatasetError, InputError, UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import documents
@@ -108,15 +109,6 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
     assert verify(dataset.path) == []
 
 
-def test_a_bigger_unit_than_the_text_gives_the_same_documents(tmp_path, corpus, vocab, dataset):
-    one = build([corpus], tmp_path / "one", tokenizer=vocab, validation=0.2, test=0.1).dataset
-    for split in ("train", "validation", "test"):
-        joined = [int(t) for n in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, n)]
-        assert one.tokens(split, 0).tolist() == joined
-    assert len(dataset.splits["train"].shards) > 2
-    assert one.dataset_id != dataset.dataset_id
-
-
 def test_unit_numbers_are_offsets_in_the_text(tmp_path, vocab):
     """A document of three units, then one in the fourth: numbers 1 and 2 are missing, and no shard is empty."""
     (tmp_path / "text").write_text("stone " * 500 + "\n\nriver")
@@ -179,15 +171,6 @@ def test_splits_are_stable_and_keep_duplicates_together(tmp_path, vocab):
     for split, texts in before.items():
         assert texts <= after[split]
         assert not any(texts & after[other] for other in after if other != split)
-
-
-def test_shares_are_kept(tmp_path, vocab):
-    (tmp_path / "text").write_text("\n".join(f"{number}" for number in range(10_000)))
-    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, documents="line", validation=0.1,
-                    test=0.05).dataset  # fmt: skip
-    counts = np.array([split.num_documents for split in dataset.splits.values()])
-    expected = np.array([8500, 1000, 500])
-    assert ((counts - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees: p > 0.001
 
 
 def test_a_share_ends_below_its_bound(tmp_path, vocab):
@@ -271,6 +254,7 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus,
         assert (after.st_ino, after.st_mtime_ns) == (status.st_ino, status.st_mtime_ns)
 
 
+@pytest.mark.slow
 def test_a_killed_build_continues(tmp_path, corpus, vocab, expected):
     program = f"""
 import os, signal
@@ -293,9 +277,14 @@ def full_disk():
 
 @pytest.mark.usefixtures("dataset")  # so that numba has compiled, and its cache does not count
 @pytest.mark.parametrize(
-    ("tokenizer", "error"), [("given", KeyboardInterrupt), pytest.param("trained", full_disk, marks=pytest.mark.slow)]
+    ("tokenizer", "error", "step"),
+    [
+        ("given", KeyboardInterrupt, 3),
+        pytest.param("given", KeyboardInterrupt, 1, marks=pytest.mark.slow),
+        pytest.param("trained", full_disk, 1, marks=pytest.mark.slow),
+    ],
 )
-def test_a_build_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab, tokenizer, error):
+def test_a_build_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab, tokenizer, error, step):
     """Every rename, sync, removal and record of a build fails in turn; running it again ends in the same bytes."""
     num_documents = 12 if tokenizer == "trained" else 4
     (tmp_path / "text").write_text(make_text(num_documents, seed=1))
@@ -304,7 +293,7 @@ def test_a_build_stopped_anywhere_publishes_nothing_and_continues(tmp_path, voca
         build([tmp_path / "text"], tmp_path / "complete", **options)
     expected = published(tmp_path / "complete")
     assert len(calls) > 30
-    for number in range(len(calls)):
+    for number in range(0, len(calls), step):
         out = tmp_path / f"out{number}"
         with failing(number, error), pytest.raises((KeyboardInterrupt, OSError)):
             build([tmp_path / "text"], out, **options)
@@ -560,39 +549,32 @@ def test_the_first_invalid_byte_is_reported(tmp_path, vocab):
 # ------------------------------------------------------------------------------------------------------------ the disk
 
 
-def run_build(corpus, out, vocab, *, before="", **environment):
-    """Builds in a process of its own through the command line, after some Python; returns the finished process."""
-    arguments = [str(corpus), "--out", str(out), "--tokenizer", vocab, "--shard-size", "8000"]
-    program = f"{before}\nfrom bertdata.cli import main\nmain({['build', *arguments]!r})"
-    return subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | environment, cwd=corpus.parent, capture_output=True, text=True
-    )
-
-
 def test_nothing_is_written_outside_the_output(tmp_path, corpus, vocab):
     home, temporary = tmp_path / "home", tmp_path / "tmp"
     home.mkdir()
     temporary.mkdir()
     beside = {path: path.stat().st_mtime_ns for path in corpus.parent.rglob("*")}
-    done = run_build(corpus, tmp_path / "out", vocab, HOME=str(home), TMPDIR=str(temporary))
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "bertdata", "build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab]
+    environment = os.environ | {"HOME": str(home), "TMPDIR": str(temporary)}
+    subprocess.run(command, env=environment, cwd=corpus.parent, check=True)
     assert list(home.iterdir()) == list(temporary.iterdir()) == []
     assert {path: path.stat().st_mtime_ns for path in corpus.parent.rglob("*")} == beside
 
 
-def test_a_full_disk_is_one_sentence_and_can_be_continued(tmp_path, corpus, vocab):
+def test_a_full_disk_is_one_sentence_and_can_be_continued(tmp_path, vocab, full_disk):
     """No file may grow above 9,000 bytes: the tokenizer fits and a shard of 8,000 bytes of text does not."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))"
     (tmp_path / "long").write_text(make_text(150).replace("\n\n", "\n"))
     out = tmp_path / "out"
-    done = run_build(tmp_path / "long", out, vocab, before=limit)
-    assert (done.returncode, done.stdout) == (1, "")
+    arguments = [tmp_path / "long", "--out", out, "--tokenizer", vocab, "--shard-size", "8000"]
+    with full_disk(9000):
+        done = invoke(main, "build", *arguments)
+    assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr.startswith(f"Error: {out}")
     assert done.stderr.count("\n") == 1
     assert os.strerror(errno.EFBIG) in done.stderr
     assert ".tmp" not in done.stderr
     assert not (out / "manifest.json").exists()
-    assert run_build(tmp_path / "long", out, vocab).returncode == 0
+    succeeds(main, "build", *arguments)
     assert verify(out) == []
 
 

@@ -143,7 +143,7 @@ def test_a_shell_completes_the_options_of_a_command_that_needs_torch(hiding):
 # -------------------------------------------------------------------------------------------------------- without torch
 
 
-@pytest.mark.parametrize("hide", ["torch transformers", "torch", "transformers"])
+@pytest.mark.parametrize("hide", ["torch transformers", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_without_libraries_a_command_says_one_sentence(hiding, hide):
     result = python("-m", "bertrain", "pretrain", "--help", hide=hide, before=hiding)
     assert (result.returncode, result.stdout) == (1, "")

@@ -27,7 +27,7 @@ from bertdata.remote import hub as hub_module
 from bertdata.remote import stores
 from bertdata.write import build
 
-SMALL = {"sentences": "line", "validation": 0.2, "test": 0.1, "shard_size": 8000}  # as `dataset` is built
+SMALL = {"sentences": "line", "validation": 0.2, "shard_size": 15_000}  # a few files: each is a request
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,13 @@ def cache(tmp_path, monkeypatch):
 def under(bucket, prefix):
     """Name → bytes of the objects below a prefix."""
     return {key.removeprefix(f"{prefix}/"): content for key, content in bucket.objects().items()}
+
+
+@pytest.fixture(scope="module")
+def dataset(once, corpus, vocab):
+    """The corpus in two shards of each of two splits."""
+    build_small = lambda folder: build(corpus, folder / "shards", tokenizer=vocab, **SMALL)  # noqa: E731
+    return bertdata.open(once("few-files", build_small) / "shards")
 
 
 @pytest.fixture
