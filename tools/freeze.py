@@ -7,8 +7,8 @@
 
 It prints what differs, a run with its first differing step, and ends with exit code 1; else it says that all is the
 same. A scenario is a command line as users type it. Each commit is checked out into a worktree, and its scenarios run
-in processes that have imported its packages already, one thread each. All scenarios of a commit take about two minutes
-of CPU time, a quarter of which compiles kernels.
+in processes that have imported its packages already, one thread each. All scenarios of a commit take about 3.5 minutes
+of CPU time, a quarter of which compiles kernels. --only 'grow.*' runs fewer.
 
 Builds give the same bytes on every machine. Losses give the same bits only on one kind of machine with one version of
 torch; for other machines frozen.json has a bound for each run, found by what SETTINGS change.
