@@ -1,7 +1,10 @@
 """The values that options can have. Command lines, checks and messages use these lists."""
 
+from typing import Literal, get_args
+
 SAMPLE_KINDS = ("windows", "documents", "packed", "pairs")  # what a row is made of; read/samples.py explains each
-MASKING_POLICIES = ("exact", "bernoulli", "whole_word", "span")  # docs/determinism.md defines each
+MaskingPolicy = Literal["exact", "bernoulli", "whole_word", "span"]  # docs/determinism.md defines each
+MASKING_POLICIES: tuple[MaskingPolicy, ...] = get_args(MaskingPolicy)
 SHUFFLES = ("full", "blocks")  # the order of an epoch: over all samples, or 64 MiB at a time
 INPUT_FORMATS = ("text", "jsonl", "parquet", "arrow")  # the format of an input file
 DOCUMENT_ENDS = ("blank", "line", "file")  # what ends a document of plain text

@@ -30,6 +30,7 @@ from bertdata.choices import (
     SAMPLE_KINDS,
     SENTENCE_ENDS,
     TOKENIZER_TYPES,
+    MaskingPolicy,
 )
 from bertdata.errors import BertdataError, UsageError, counted
 
@@ -628,7 +629,15 @@ def inspect(
     help="Masking policy for --masked.",
 )
 def show(
-    shards: str, sample: int, count: int, masked: bool, split: str, length: int, seed: int, samples: str, policy: str
+    shards: str,
+    sample: int,
+    count: int,
+    masked: bool,
+    split: str,
+    length: int,
+    seed: int,
+    samples: str,
+    policy: MaskingPolicy,
 ) -> None:
     """Print samples as a trainer gets them, decoded to text."""
     from bertdata.format.dataset import Dataset

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.choices import MASKING_POLICIES
+from bertdata.choices import MASKING_POLICIES, MaskingPolicy
 from bertdata.errors import UsageError
 
 IGNORE_INDEX = -100
@@ -62,13 +62,13 @@ class Masking:
     """
 
     probability: float = 0.15  # share of the filled places of a row that is selected
-    policy: str = "exact"
-    rounding: str = "nearest"  # how p * n becomes an integer: "nearest" (halves up), "even" (halves to even), "floor"
+    policy: MaskingPolicy = "exact"
+    rounding: Literal["nearest", "even", "floor"] = "nearest"  # of p * n: halves up, halves to even, down
     min_targets: int = 0  # places selected in a row at least, if it has so many candidates
     max_targets: int | None = None  # places selected in a row at most
     mask_fraction: float = 0.8  # share of the selected places that becomes [MASK]
     random_fraction: float = 0.1  # share of them that becomes a random id
-    random_from: str = "ordinary"  # ids that random ones come from: "ordinary" (not special) or "vocabulary" (all)
+    random_from: Literal["ordinary", "vocabulary"] = "ordinary"  # which ids random ones are: not special, or all
     later: tuple[tuple[int, float], ...] = ()
     """(position, probability) in ascending order: from this sample of a Loader's stream on, the share is another."""
 

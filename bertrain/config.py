@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from bertdata.choices import MASKING_POLICIES, SHUFFLES
+from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
 from bertdata.cli import OneSentence, one_sentence
 from bertdata.errors import UsageError
 from bertrain.recipes import recipe
@@ -161,7 +161,7 @@ class Config:
         "Share of the run, at its end, over which weights are averaged. The mean is evaluated, and saved as "
         "a separate checkpoint, OUT/average-XXXXXXXX.",
     )  # fmt: skip
-    masking: str = _option(
+    masking: MaskingPolicy = _option(
         DATA,
         "exact",
         "How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bertdata.choices import MaskingPolicy
 from bertdata.errors import UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.read.loader import Loader
@@ -11,7 +12,15 @@ from bertdata.types import IGNORE_INDEX, Masking
 
 
 def shown(
-    dataset: Dataset, *, samples: str, split: str, first: int, count: int, length: int, seed: int, policy: str | None
+    dataset: Dataset,
+    *,
+    samples: str,
+    split: str,
+    first: int,
+    count: int,
+    length: int,
+    seed: int,
+    policy: MaskingPolicy | None,
 ) -> str:
     """Samples by position, decoded. With a masking policy each is a table of input, target and what the mask did.
 
