@@ -194,6 +194,7 @@ def test_a_run_with_muon_resumes_to_the_same_bits(dataset, tmp_path):
         (2, {"grow": "1,2", "grow_at": "0.5"}),
         (2, {"model": "bert", "grow": "1,2", "grow_at": "0.5", "optimizer": "adamw"}),
         (2, {"model": "electra", "optimizer": "adamw"}),
+        (2, {"model": "bert untied", "optimizer": "adamw"}),  # whose head has a bias that nothing uses
         (2, {"model": "longformer", "optimizer": "adamw"}),  # parts of whose encoder get no gradient
         (2, {"side_channel": "a\tvowel\nb\tother\nc\tother\n", "optimizer": "adamw"}),
         (2, {"lora": "r=2,alpha=6", "lr": 2e-2, "eval_every": 2}),

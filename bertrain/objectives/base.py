@@ -81,8 +81,10 @@ class Learner(Encoder):
         self.side_channel: torch.nn.Module | None = None
         """What word embeddings learn together, if a run has it (optim/side_channel.py)."""
         self.uses_logits = any(objective.uses_logits for objective in objectives.values())
-        self.leaves_unused = self.is_dense or not self.uses_logits
-        """Whether a step may give parts of the model no gradient, such as its head."""
+        is_tied = getattr(model.config, "tie_word_embeddings", True)
+        self.leaves_unused = self.is_dense or not self.uses_logits or not is_tied
+        """Whether a step may give parts of the model no gradient: its head, or that bias of an untied one which only
+        tied ones use."""
 
     def begin_step(self, step: int) -> None:
         """Called on every rank before the micro-batches of a step."""
