@@ -307,5 +307,6 @@ def test_a_cache_of_answers_is_made_and_learned_from(configs, dataset, big, tmp_
 
 
 def test_the_doctor_sees_the_gpu(dataset, tmp_path):
-    said = succeeds(doctor.main, "--data", dataset.path, "--out", tmp_path / "run", "--steps", 100).stdout
-    assert ("1 × " in said or " × NVIDIA" in said) == ON_GPU
+    findings = dict(doctor.check(Config(data=str(dataset.path), out=str(tmp_path / "run"), steps=100), 1))
+    assert findings["devices"][0] == ("PASS" if ON_GPU else "WARN")
+    assert "FAIL" not in {verdict for verdict, _ in findings.values()}
