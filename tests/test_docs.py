@@ -32,11 +32,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import LETTERS, SPECIALS, WORDS, make_text
+from families import LONGFORMER, TABLES
 from families import SMALL as FAMILIES_HERE
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from reference import ids
-from test_extending import LONGFORMER, TABLES
 from torch.distributed.run import get_args_parser
 from training import entries
 from transformers import BertConfig, BertForMaskedLM
