@@ -43,7 +43,7 @@ from transformers import (
 
 import bertdata
 from bertdata import Masking
-from bertdata.errors import DatasetError, UsageError
+from bertdata.errors import UsageError
 from bertdata.look.trace import stream_of
 from bertdata.torch import tensors
 from bertdata.write import build
@@ -130,15 +130,10 @@ def test_heads_that_are_missing_are_named(dataset, bert_run):
         assert name in warning
 
 
-def test_weights_that_do_not_fit_are_refused(dataset, corpus, bert_run, tmp_path):
-    given = str(last_checkpoint(bert_run))
+def test_weights_of_another_tokenizer_are_refused(corpus, bert_run, tmp_path):
     build([corpus], tmp_path / "other", vocab_size=60)
-    for spec, shards, length, error in (
-        (given, bertdata.open(tmp_path / "other"), 32, UsageError), (given, dataset, 600, UsageError),
-        ("./nothing", dataset, 32, UsageError), (str(tmp_path), dataset, 32, DatasetError),
-    ):  # fmt: skip
-        with pytest.raises(error):
-            model.start_from(spec, shards, length=length)
+    with pytest.raises(UsageError):
+        model.start_from(str(last_checkpoint(bert_run)), bertdata.open(tmp_path / "other"), length=32)
 
 
 # ----------------------------------------------------------------------------------------------------- time and length
@@ -476,14 +471,12 @@ def has_saved_its_last_step(run):
 
 @pytest.mark.dist
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "num_ranks"), [("SIGTERM", 1), ("SIGUSR1", 1), ("SIGTERM", 2)])
-def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(dataset, tmp_path, name, num_ranks):
-    ranks = start_ranks(num_ranks, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
+def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(dataset, tmp_path):
+    ranks = start_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", **ENDLESS), tmp_path)
     wait_for_steps(tmp_path / "run", ranks[0].is_alive)
-    os.kill(ranks[-1].pid, getattr(signal, name))
+    os.kill(ranks[-1].pid, signal.SIGTERM)
     code, out, err = end_of(ranks, tmp_path)
     assert code == 0, err
-    assert num_ranks > 1 or name in out
     assert "done: " not in out
     assert has_saved_its_last_step(tmp_path / "run")
 
@@ -612,13 +605,19 @@ def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
 # ------------------------------------------------------------------------------------------------------------- seeing
 
 
-def test_a_collapse_and_a_plateau_are_said_once(dataset, tmp_path, monkeypatch):
-    for name, value in (("COLLAPSE_STEPS", 2), ("PLATEAU_STEPS", 2), ("COLLAPSED", 0.0), ("PLATEAU_NATS", 100.0)):
-        monkeypatch.setattr(watch, name, value)
+def test_a_collapse_and_a_plateau_are_said_once_and_late(dataset, tmp_path, monkeypatch):
     warnings = []
     monkeypatch.setattr(watch.Watch, "warn", lambda self, line: warnings.append(line))
-    train(dataset.path, tmp_path / "run", steps=6, eval_every=2, model="bert-tiny")
-    assert ["collapse" in line for line in warnings] == [False, True]
+    monkeypatch.setattr(watch, "COLLAPSED", 0.0)
+    monkeypatch.setattr(watch, "PLATEAU_NATS", 100.0)
+    train(dataset.path, tmp_path / "early", steps=2, eval_every=1, model="bert-tiny")
+    assert warnings == []
+    monkeypatch.setattr(watch, "COLLAPSE_STEPS", 2)
+    monkeypatch.setattr(watch, "PLATEAU_STEPS", 2)
+    train(dataset.path, tmp_path / "late", steps=4, eval_every=2, model="bert-tiny")
+    _, collapse = warnings
+    token = collapse.split("'")[1]
+    assert token in json.loads((dataset.path / "tokenizer.json").read_text())["model"]["vocab"]
 
 
 def test_an_evaluation_keeps_what_was_predicted_at_the_same_tokens(finished):
