@@ -24,9 +24,8 @@ def test_a_golden_dataset_is_read_as_it_was_written(version):
     assert dataset.dataset_id == expected["dataset_id"]
     assert {name: [s.num_documents, s.num_tokens] for name, s in dataset.splits.items()} == expected["splits"]
     assert {index: dataset[int(index)].tolist() for index in expected["documents"]} == expected["documents"]
-    if "origins" in expected:
-        documents = documents_of(Loader(dataset), np.arange(1))
-        assert [[each.input, each.place, each.document] for each in documents] == expected["origins"]
+    documents = documents_of(Loader(dataset), np.arange(1))
+    assert [[each.input, each.place, each.document] for each in documents] == expected["origins"]
     batch = next(Loader(dataset, **expected["loader"])).arrays()
     assert batch.keys() == expected["batch"].keys()
     for name, values in expected["batch"].items():

@@ -1,9 +1,9 @@
-"""Keeps the bytes of the current format for ever: a tiny dataset and what is read from it.
+"""Keeps the bytes of the format for ever: a tiny dataset in each form of the manifest, and what is read from it.
 
-    python tools/golden.py          writes tests/golden/v2/ and tests/golden/v2.json
+    python tools/golden.py          writes tests/golden/v1/ and v2/, and what is read from them to v1.json and v2.json
 
-Run once for each format version, by the library that introduced it. What is there is never written again, because
-tests/test_golden.py holds every later library to it. Version 2 is for datasets with many shards; this one has three.
+What is there is never written again, because tests/test_golden.py holds every later library to it. Version 2 is for
+datasets with many shards; this one has three.
 """
 
 from __future__ import annotations
@@ -66,21 +66,26 @@ def described(dataset: Dataset) -> dict[str, object]:
 
 
 def main() -> None:
-    version = manifest.VERSIONS[-1]
-    out, record = FOLDER / f"v{version}", FOLDER / f"v{version}.json"
-    if out.exists() or record.exists():
-        sys.exit(f"Error: {out} is there already, and golden files never change; a new format version has new ones")
+    versions = [version for version in manifest.VERSIONS if not (FOLDER / f"v{version}.json").exists()]
+    if not versions:
+        sys.exit(f"Error: {FOLDER} has every version, and golden files never change; a new format version has new ones")
+    for version in versions:
+        write(FOLDER / f"v{version}", most_listed=2 if version == manifest.MANY_SHARDS_VERSION else 1024)
+
+
+def write(out: Path, *, most_listed: int) -> None:
+    """Builds the dataset, with a manifest that lists its shards up to so many, and notes what is read from it."""
     with tempfile.TemporaryDirectory() as scratch:
         text, vocabulary = Path(scratch) / "text", Path(scratch) / "vocab.txt"
         text.write_text(TEXT, encoding="utf-8")
         os.utime(text, (1, 1))
         vocabulary.write_text("\n".join(VOCABULARY.split()), encoding="utf-8")
-        manifest.MOST_LISTED = 2
+        manifest.MOST_LISTED = most_listed
         settings = {"sentences": "line", "validation": 0.3, "shard_size": 300}
         with contextlib.chdir(scratch):
             dataset = build(["text"], out, tokenizer=str(vocabulary), **settings).dataset
     rows = json.dumps(described(dataset), indent=1)
-    record.write_text(rows + "\n", encoding="utf-8")
+    out.with_suffix(".json").write_text(rows + "\n", encoding="utf-8")
     print(f"{out}: {dataset.num_documents} documents, {sum(file.stat().st_size for file in out.iterdir()):,} bytes")
 
 
