@@ -519,6 +519,11 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
     with refuses("out-exists", "out") as caught:
         export(dataset, tmp_path / "a", format="megatron")
     assert caught.value.given == str(tmp_path / "a.idx")
+    with failing(-1, None) as calls:
+        export(dataset, tmp_path / "b", format="megatron")
+    assert calls.count(os.fsync) == 2 * len(["the file", "its directory"])
+    for path in tmp_path.glob("b.*"):
+        path.unlink()
     for number in range(4):
         with failing(number, KeyboardInterrupt) as calls, pytest.raises(KeyboardInterrupt):
             export(dataset, tmp_path / "b", format="megatron")

@@ -215,11 +215,12 @@ def test_lines_and_files_are_documents_however_they_are_packed(folder, ends, end
         assert read([path], **form) == expected
 
 
-def test_zstd_frames_that_are_to_be_skipped_are(folder):
+def test_padding_and_frames_that_are_to_be_skipped_are(folder):
     frame = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"notes"
-    for number, content in enumerate([frame + zstd(b"a\n\nb"), zstd(b"a\n\nb") + frame,
-                                      zstd(b"a\n") + frame + zstd(b"\nb")]):  # fmt: skip
-        assert texts_of(write(folder / f"skip{number}.zst", content)) == [b"a", b"b"]
+    for pack, gap, ending in ((zstd, frame, ".zst"), (lzma.compress, bytes(8), ".xz")):
+        for content in (pack(b"a\n\nb") + gap, pack(b"a\n") + gap + pack(b"\nb")):
+            assert texts_of(write(folder / f"skip{ending}", content)) == [b"a", b"b"]
+    assert texts_of(write(folder / "skip.zst", frame + zstd(b"a\n\nb"))) == [b"a", b"b"]
 
 
 def texts_of(*paths, **form):

@@ -198,6 +198,7 @@ def test_a_bad_line_of_json_is_named_by_its_number(folder, ending):
             read([path])
         assert f"{path}, line 5: " in str(caught.value), line
         assert read([path], on_error="skip") == [(0, text, 0) for text in (b"a", b"b", b"c")]
+        assert read([path], max_documents=2) == [(0, b"a", 0), (0, b"b", 0)]  # what comes after is not judged
 
 
 ROWS = [
