@@ -508,7 +508,7 @@ def results_of(root: Path, folder: Path, *options: str, **environment: str) -> d
     """
     fixed = {"PYTHONPATH": str(root), "BERTDATA_CACHE": f"{folder}/cache", "NUMBA_CACHE_DIR": f"{folder}/numba",
              "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-             "OMP_NUM_THREADS": "1"}  # fmt: skip
+             "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # fmt: skip
     folder.mkdir()
     try:
         command = [sys.executable, __file__, "--collect", str(root), str(folder), *options]
