@@ -778,3 +778,8 @@ def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch, durat
         positions = stream["position"] + np.arange(stream["global_batch_size"])
         assert stream["length"] == length
         assert loaders[length].read(positions).sample_ids.tolist() == sample_ids, step
+
+
+def test_next_sentences_need_a_model_with_a_head_for_them(dataset, tmp_path):
+    options = {"objective": "mlm+nsp", "model": "modernbert-tiny"}
+    refused_run(dataset.path, tmp_path / "run", kind="unsupported", option="objective", **options)
