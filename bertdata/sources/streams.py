@@ -73,11 +73,11 @@ class _Members(io.RawIOBase):
         while True:
             data = b""
             if self._member.eof:
-                data = self._member.unused_data or self._file.read(CHUNK)
-                while data and not data.strip(b"\0"):  # xz files may be padded with zeros
-                    data = self._file.read(CHUNK)
-                if not data:
-                    return 0
+                data = self._member.unused_data.lstrip(b"\0")  # xz files may be padded with zeros
+                while not data:
+                    if not (piece := self._file.read(CHUNK)):
+                        return 0
+                    data = piece.lstrip(b"\0")
                 self._member = self._new()
             elif self._member.needs_input:
                 data = self._file.read(CHUNK)
