@@ -35,7 +35,7 @@ FAST, ALL = "not slow and not gpu", "not gpu"
 LIMIT_S = {FAST: 900, ALL: 2400}
 KERNEL_TESTS = {
     "bertdata/read": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
-    "bertdata/sources": ["text", "inputs", "split", "kernels"],
+    "bertdata/sources": ["text", "inputs", "split", "import", "kernels"],
     "bertdata/tokenize": ["engine", "words", "tokens", "text", "kernels", "build"],
     "bertdata/write": ["kernels", "build", "import", "prepare"],
 }
