@@ -24,8 +24,8 @@ import bertdata
 from bertdata.format.arrays import HEADER_BYTES, array_path, npy_header
 from bertdata.format.manifest import Manifest, Shard, Split
 from bertdata.look.bench import memory, read_together
+from bertdata.torch import BatchDataset
 from bertdata.types import SpecialTokens
-from bertrain.feed import BatchDataset
 
 
 def make_sparse(out: Path, num_tokens: int) -> None:

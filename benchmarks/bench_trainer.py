@@ -55,7 +55,7 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
         TrainingArguments,
     )  # fmt: skip
 
-    from bertrain.feed import SampleDataset
+    from bertdata.torch import SampleDataset
     from bertrain.models.build import choose_attention
     from bertrain.objectives import Learner, MaskedTokens
 

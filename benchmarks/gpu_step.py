@@ -36,6 +36,7 @@ import torch
 from common import machine
 
 import bertdata
+from bertdata.torch import tensors
 from bertdata.write import build
 from bertrain import feed, optim
 from bertrain.config import Config
@@ -85,7 +86,7 @@ def measure(
         waited += time.perf_counter() - start
         with torch.autocast(device.type, torch.bfloat16):
             if way == "plain":
-                given = {key: feed.to_device(tensor, device) for key, tensor in feed.tensors(batch).items()}
+                given = {key: feed.to_device(tensor, device) for key, tensor in tensors(batch).items()}
                 loss = module(**given).loss
             else:
                 piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))

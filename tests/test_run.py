@@ -455,7 +455,7 @@ def test_the_peak_is_of_the_gpu_that_is_named(name, teraflops):
 
 
 def wait_for_steps(run, alive):
-    log, deadline = run / "log.jsonl", time.monotonic() + 180
+    log, deadline = run / "log.jsonl", time.monotonic() + 400
     while not (log.exists() and log.stat().st_size):
         assert time.monotonic() < deadline
         assert alive()

@@ -285,7 +285,7 @@ def soak(scratch: Path, draw: random.Random, minutes: float) -> dict[str, Any]:
     """Resident memory, descriptors and threads, the first fifth of the time left out."""
     from torch.utils.data import DataLoader
 
-    from bertrain.feed import BatchDataset
+    from bertdata.torch import BatchDataset
 
     vocab = write_vocab(scratch / "vocab.txt")
     shards = build([write_text(scratch / "text", 4_000_000)], scratch / "shards", tokenizer=str(vocab)).dataset
