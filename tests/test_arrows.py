@@ -168,10 +168,10 @@ def test_importing_the_package_loads_nothing_heavy():
     assert not heavy & loaded_after("import bertdata")
 
 
-def test_help_loads_nothing_heavy():
-    heavy = {"torch", "transformers", "numba", "numpy", "tokenizers", "pyarrow"}
-    run = "from bertdata.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
-    assert not heavy & loaded_after(run)
+@pytest.mark.parametrize("module", ["bertdata.cli", "bertrain.__main__"])
+def test_help_loads_nothing_heavy(module):
+    heavy = {"torch", "transformers", "numba", "numpy", "tokenizers", "pyarrow", "matplotlib"}
+    assert not heavy & loaded_after(f"from {module} import main\nmain(['--help'], standalone_mode=False)")
 
 
 def test_a_loader_needs_neither_torch_nor_a_tokenizer(dataset):

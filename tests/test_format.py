@@ -210,17 +210,6 @@ def test_the_manifest(dataset, manifest, shards, vocab):
             assert entry | {"crc32": stated[array]["crc32"]} == stated[array]
 
 
-def test_offsets_and_separators(dataset, shards):
-    for _, shard in shards:
-        tokens, documents, sentences = (dataset.array(shard["name"], a) for a in ("tokens", "documents", "sentences"))
-        for offsets in (documents, sentences):
-            assert (offsets[0], offsets[-1]) == (0, tokens.size)
-            assert (offsets[1:] > offsets[:-1]).all()
-        assert set(documents.tolist()) < set(sentences.tolist())
-        assert np.array_equal(np.flatnonzero(tokens == 3) + 1, documents[1:])
-        assert not np.isin(tokens, [0, 2, 4]).any()
-
-
 def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
     """Of an array of 2.4 MiB: bytes in each block, and the length."""
     size = 1_250_000
@@ -338,13 +327,6 @@ def test_any_damage_to_a_json_file_is_named(copy):
         path.unlink()
         assert any(path.name in fault for fault in reports(copy))
         path.write_bytes(content)
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_missing_tokenizer_is_named(copy, name):
-    (copy / name).unlink()
-    (fault,) = verify(copy)
-    assert str(copy / name) in fault
 
 
 def test_one_damaged_shard_is_named_once_and_the_others_are_still_read(tmp_path):

@@ -69,15 +69,6 @@ def test_a_command_is_the_main_of_its_module(name):
     assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
 
 
-def test_help_loads_nothing_heavy():
-    run = "import sys; from bertrain.__main__ import main; main(['--help'], standalone_mode=False); print(*sys.modules)"
-    result = python("-c", run)
-    assert result.returncode == 0, result.stderr
-    loaded = result.stdout.splitlines()[-1].split()
-    assert "bertrain.__main__" in loaded
-    assert not {"torch", "transformers", "numpy", "numba", "tokenizers", "pyarrow", "matplotlib"} & set(loaded)
-
-
 def test_version_is_that_of_the_package():
     result = CliRunner().invoke(main, ["--version"])
     assert (result.exit_code, result.output.split()[-1]) == (0, bertdata.__version__)
