@@ -213,11 +213,12 @@ def command_page() -> str:
 
     sections = [COMMANDS]
     for program, group in (("bertdata", bertdata), ("bertrain", bertrain)):
-        above = click.Context(group, info_name=program, terminal_width=80)
+        above = click.Context(group, info_name=program, terminal_width=80, **group.context_settings)
         sections.append(f"## {program}\n\n```text\n{group.get_help(above)}\n```\n")
         for name in group.list_commands(above):
             command = group.get_command(above, name)
-            help = command.get_help(click.Context(command, info_name=name, parent=above, terminal_width=80))
+            settings = {"parent": above, "terminal_width": 80} | command.context_settings
+            help = command.get_help(click.Context(command, info_name=name, **settings))
             sections.append(f"### {program} {name}\n\n```text\n{help}\n```\n")
     return "\n".join(sections)
 
