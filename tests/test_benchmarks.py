@@ -147,6 +147,7 @@ def test_readme_has_ratios_only_of_a_run_that_had_the_machine_to_itself(table, d
     assert any("**" in line for line in rest)
 
 
+@pytest.mark.slow
 def test_writing_changes_readme_only_between_the_comments(table, data, tmp_path, monkeypatch):
     monkeypatch.setattr(table, "ROOT", tmp_path)
     monkeypatch.setattr(table, "OUT", tmp_path / "comparison")

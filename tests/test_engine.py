@@ -174,6 +174,7 @@ def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, text
         check(tokenizer, texts, flags)
 
 
+@pytest.mark.slow
 def test_long_random_texts_for_every_choice_of_flags(every_kind):
     texts = random_texts(0, 4)
     for flags, tokenizer in every_kind:
@@ -302,6 +303,7 @@ def test_words_too_long_are_unknown(longest):
 
 
 @pytest.mark.parametrize("more", [65_536 - len(VOCABULARY), 65_537 - len(VOCABULARY)])
+@pytest.mark.slow
 def test_large_vocabularies(more):
     names = [f"{token}w{number}" for number in range(more // 2 + 1) for token in ("", "##")][:more]
     tokenizer = load([*VOCABULARY, *names])

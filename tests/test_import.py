@@ -440,6 +440,7 @@ def test_sentences_of_megatron_make_pairs(tmp_path, vocab):
 # ---------------------------------------------------------------------------------------------- killed, continued
 
 
+@pytest.mark.slow
 def test_an_import_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab):
     """Every rename, sync, removal and record of an import fails in turn; running it again ends in the same bytes."""
     prefix = megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS), []])

@@ -46,11 +46,13 @@ def program_of(folder, text):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_kernel_from_the_cache_loads_nothing_that_compiles(tmp_path):
     assert run(tmp_path, "total") == ["4", "True"]
     assert run(tmp_path, "total") == ["4", "False"]
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_compiled_calls_one_from_the_cache(tmp_path):
     run(tmp_path, "total")
     assert run(tmp_path, "total", "twice") == ["4", "8", "True"]
@@ -67,6 +69,7 @@ with announcing_compilation(print):
     assert program_of(tmp_path, text) == ""
 
 
+@pytest.mark.slow
 def test_a_cache_on_a_full_disk_is_not_needed(tmp_path):
     limit = "resource.RLIMIT_FSIZE"
     text = f"import resource\nresource.setrlimit({limit}, (100, resource.getrlimit({limit})[1]))\n"

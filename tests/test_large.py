@@ -174,6 +174,7 @@ def test_a_dataset_that_is_replaced_while_it_is_read_is_never_mixed(large, corpu
     assert verify(large.path) == []
 
 
+@pytest.mark.slow
 def test_it_comes_back_from_a_bucket_as_it_went(bucket, large, tmp_path):
     assert push(large.path, f"{bucket.url}/large") == large.dataset_id
     assert pull(f"{bucket.url}/large", tmp_path / "copy") == large.dataset_id

@@ -48,6 +48,7 @@ def test_the_examples_are_short():
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["trainer", "accelerate_loop"])
+@pytest.mark.slow
 def test_an_example_trains_and_goes_on_with_the_batches_that_follow(dataset, tmp_path, monkeypatch, seen, name):
     threads = torch.get_num_threads()
     run(name, dataset.path, tmp_path / "out", 3, monkeypatch)

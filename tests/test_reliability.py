@@ -368,6 +368,7 @@ def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):
 # -------------------------------------------------------------------------------------------------------- beside others
 
 
+@pytest.mark.slow
 def test_readers_during_a_rebuild_see_one_dataset_or_the_other(tmp_path, vocab):
     """Two builds in turn into one directory, of as many tokens, so that their sizes and headers are the same."""
     for name, word in (("a", "stone"), ("b", "river")):

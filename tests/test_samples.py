@@ -381,6 +381,7 @@ def test_a_cache_that_cannot_be_written_is_named(dataset, tmp_path, monkeypatch)
     assert "file/cache" in str(refused.value.given)
 
 
+@pytest.mark.slow
 def test_processes_that_make_an_index_together_end_in_one(dataset, cache):
     code = (
         "import sys, bertdata, hashlib, numpy; l = bertdata.Loader(bertdata.open(sys.argv[1]), length=16, "

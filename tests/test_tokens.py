@@ -488,6 +488,7 @@ def test_large_vocabularies_need_four_bytes(tmp_path, corpus):
 TIES = [f"{a}{b}{c} {c}{b}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvéß"]  # every pair equally often
 
 
+@pytest.mark.slow
 def test_a_trained_vocabulary_is_the_same_every_time():
     once = train_wordpiece(TIES, 300).files["tokenizer.json"]
     assert train_wordpiece(TIES, 300).files["tokenizer.json"] == once

@@ -87,6 +87,7 @@ def test_a_mask_takes_the_space_before_it_where_spaces_are_in_tokens(tmp_path):
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
     program = (
         "import hashlib, test_train; from bertdata.tokenize.train import TRAINERS\n"

@@ -461,6 +461,7 @@ def test_a_trie_holds_its_tokens_and_no_others(tokens, others):
 
 
 @pytest.mark.parametrize("vocab_size", [65_536, 65_537, 300_000])
+@pytest.mark.slow
 def test_large_vocabularies(vocab_size):
     content = byte_level(bytes_of(regex=True), edit=ignoring_merges)
     vocabulary = content["model"]["vocab"]
