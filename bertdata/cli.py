@@ -20,6 +20,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+import bertdata
 from bertdata.choices import (
     DOCUMENT_ENDS,
     EXPORT_FORMATS,
@@ -170,7 +171,7 @@ def _local(shards: str) -> str:
 
 
 @click.group(context_settings=SETTINGS)
-@click.version_option(package_name="bertdata")
+@click.version_option(bertdata.__version__, prog_name="bertdata")
 def main() -> None:
     """Turn text into memory-mapped token shards, for pre-training BERT-style encoders, and look at them."""
     gc.set_threshold(100_000)  # imports make many objects and no garbage: this saves a fifth of start-up
