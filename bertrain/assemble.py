@@ -45,28 +45,20 @@ def objectives(config: Config) -> dict[str, type[Objective]]:
     """The objectives that --objective names, in its order. Raises UsageError for unknown names and faulty entries."""
     names = config.objective.split("+")
     if len(set(names)) < len(names):
-        raise UsageError(
-            f"--objective {config.objective} names an objective twice; name each once",
-            "malformed", option="objective", given=config.objective,
-        )  # fmt: skip
+        sentence = f"--objective {config.objective} names an objective twice; name each once"
+        raise UsageError(sentence, "malformed", option="objective", given=config.objective)
     if taken := [name for name in names if hasattr(torch.nn.ModuleDict, name) or "." in name]:
-        raise UsageError(
-            f"--objective {taken[0]}: torch does not allow this name for a module; choose another",
-            "bad-entry", option="objective", given=taken[0],
-        )  # fmt: skip
+        sentence = f"--objective {taken[0]}: torch does not allow this name for a module; choose another"
+        raise UsageError(sentence, "bad-entry", option="objective", given=taken[0])
     classes = {name: pick(OBJECTIVES, name, "--objective") for name in names}
     for name, kind in classes.items():
         if not (isinstance(kind, type) and issubclass(kind, Objective)):
-            raise UsageError(
-                f"--objective {name}: its entry in OBJECTIVES is {kind!r}; give a subclass of Objective",
-                "bad-entry", option="objective", given=name,
-            )  # fmt: skip
+            sentence = f"--objective {name}: its entry in OBJECTIVES is {kind!r}; give a subclass of Objective"
+            raise UsageError(sentence, "bad-entry", option="objective", given=name)
         for method in ("count", "forward"):
             if getattr(kind, method) is getattr(Objective, method):
-                raise UsageError(
-                    f"--objective {name}: {kind.__name__} has no {method}; define it (docs/extending.md)",
-                    "bad-entry", option="objective", given=name,
-                )  # fmt: skip
+                sentence = f"--objective {name}: {kind.__name__} has no {method}; define it (docs/extending.md)"
+                raise UsageError(sentence, "bad-entry", option="objective", given=name)
     return classes
 
 
@@ -75,12 +67,12 @@ def samples(config: Config) -> str:
     needed = {kind.samples for kind in objectives(config).values() if kind.samples}
     needed |= {"packed"} if config.isolate_documents else set()
     if len(needed) > 1:
-        raise UsageError(
+        sentence = (
             f"--objective {config.objective} needs rows of {' and of '.join(sorted(needed))}"
             + " (--isolate-documents: packed)" * config.isolate_documents
-            + "; leave one of them out",
-            "conflict", option="objective", given=config.objective,
-        )  # fmt: skip
+            + "; leave one of them out"
+        )
+        raise UsageError(sentence, "conflict", option="objective", given=config.objective)
     return next(iter(needed), "windows")
 
 
@@ -194,11 +186,11 @@ def _side_channel(config: Config, weights: PreTrainedModel, shards: bertdata.Dat
     except NotImplementedError:
         embeddings = None
     if not isinstance(embeddings, torch.nn.Embedding):
-        raise UsageError(
+        sentence = (
             f"--side-channel needs a table of word embeddings, which {weights.config.model_type} does not have; "
-            "leave it out",
-            "unsupported", option="side_channel", given=config.side_channel,
-        )  # fmt: skip
+            "leave it out"
+        )
+        raise UsageError(sentence, "unsupported", option="side_channel", given=config.side_channel)
     vocabulary = tokenizers.Tokenizer.from_str(shards.tokenizer_file(TOKENIZER).decode()).get_vocab()
     return side_channel.SideChannel(side_channel.read(config.side_channel, vocabulary), embeddings.embedding_dim)
 
@@ -240,11 +232,11 @@ def _distillation(
     build.check_fits(directory, shards, teacher)
     if config.longest > build.max_length(teacher.config):
         most = build.max_length(teacher.config)
-        raise UsageError(
+        sentence = (
             f"rows of {config.longest} tokens are longer than the {most} positions of --teacher {config.teacher}; give "
-            "a smaller --length, or another teacher",
-            "too-long", option="length", given=config.longest,
-        )  # fmt: skip
+            "a smaller --length, or another teacher"
+        )
+        raise UsageError(sentence, "too-long", option="length", given=config.longest)
     objective = Distil(weights, config, vocab_size=vocab_size, teacher=teacher)
     computing = autocast(ranks.device, precision)
     if not family_of(teacher).half:  # it is called where the student computes in half precision
@@ -257,10 +249,8 @@ def precision(config: Config, device: torch.device, weights: PreTrainedModel) ->
     """--precision, resolved: fp32, bf16 or fp16. Raises UsageError for one that the model cannot compute in."""
     half = family_of(weights).half
     if config.precision not in ("auto", "fp32") and not half:
-        raise UsageError(
-            f"{weights.config.model_type} computes only in fp32; give --precision fp32",
-            "unsupported", option="precision", given=config.precision,
-        )  # fmt: skip
+        sentence = f"{weights.config.model_type} computes only in fp32; give --precision fp32"
+        raise UsageError(sentence, "unsupported", option="precision", given=config.precision)
     if config.precision != "auto":
         return config.precision
     if device.type != "cuda" or not half:

@@ -75,19 +75,17 @@ def read_vectors(path: str) -> Vectors:
                     row = np.array([], np.float32)
                 expected = f"{len(rows[0])} numbers" if rows else "numbers"
                 if not row.size or not np.isfinite(row).all() or (rows and row.shape != rows[0].shape):
-                    raise UsageError(
-                        f"--vectors {path}, line {number}: there must be {expected} after {word!r}; correct the line",
-                        "bad-row", option="vectors", given=path,
-                    )  # fmt: skip
+                    sentence = (
+                        f"--vectors {path}, line {number}: there must be {expected} after {word!r}; correct the line"
+                    )
+                    raise UsageError(sentence, "bad-row", option="vectors", given=path)
                 words.append(word)
                 rows.append(row)
     except InputError as error:
         raise UsageError(f"--vectors: {error}", error.kind, option="vectors", given=path) from None
     if not rows:
-        raise UsageError(
-            f"--vectors {path} has no words; give lines of a word and its numbers, as GloVe's files have",
-            "empty", option="vectors", given=path,
-        )  # fmt: skip
+        sentence = f"--vectors {path} has no words; give lines of a word and its numbers, as GloVe's files have"
+        raise UsageError(sentence, "empty", option="vectors", given=path)
     return Vectors(words, F.normalize(torch.tensor(np.stack(rows)), dim=1))
 
 
@@ -115,17 +113,17 @@ class Proposer:
         self.tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
         size, self._longest = model.config.vocab_size, build.max_length(model.config)
         if self.tokenizer.mask_token_id is None:
-            raise UsageError(
+            sentence = (
                 f"--checkpoint {directory} has a tokenizer without a mask token; give one with the tokenizer that it "
-                "was trained with",
-                "tokenizer-lacks-token", option="checkpoint", given=directory,
-            )  # fmt: skip
+                "was trained with"
+            )
+            raise UsageError(sentence, "tokenizer-lacks-token", option="checkpoint", given=directory)
         if len(self.tokenizer) > size:
-            raise UsageError(
+            sentence = (
                 f"--checkpoint {directory} has a tokenizer of {len(self.tokenizer):,} tokens and a model of {size:,}; "
-                "give one with the tokenizer that it was trained with",
-                "tokenizer-differs", option="checkpoint", given=directory,
-            )  # fmt: skip
+                "give one with the tokenizer that it was trained with"
+            )
+            raise UsageError(sentence, "tokenizer-differs", option="checkpoint", given=directory)
         backend = self.tokenizer.backend_tokenizer
         spelled = backend.decode_batch([[token] for token in range(len(self.tokenizer))], skip_special_tokens=False)
         self.words = [text.strip() for text in spelled] + [""] * (size - len(spelled))
@@ -255,17 +253,15 @@ class _Work:
     ) -> None:  # fmt: skip
         of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
         if task in TASKS and task not in of_texts:
-            raise UsageError(
-                f"--task {task} has no labels of complete texts; give one of {', '.join(of_texts)}",
-                "unsupported", option="task", given=task,
-            )  # fmt: skip
+            sentence = f"--task {task} has no labels of complete texts; give one of {', '.join(of_texts)}"
+            raise UsageError(sentence, "unsupported", option="task", given=task)
         kind = pick(of_texts, task, "--task", "docs/finetuning.md")(Columns(text, other, label))
         self.out = Path(out)
         if self.out.suffix.lower() != Path(train).suffix.lower():
-            raise UsageError(
-                f"--out {out} must end as --train {train} does, {Path(train).suffix}, as it is of the same format",
-                "malformed", option="out", given=out,
-            )  # fmt: skip
+            sentence = (
+                f"--out {out} must end as --train {train} does, {Path(train).suffix}, as it is of the same format"
+            )
+            raise UsageError(sentence, "malformed", option="out", given=out)
         if self.out.exists():
             raise UsageError(
                 f"--out {out} exists; give a new file, or remove the old one", "out-exists", option="out", given=out

@@ -45,24 +45,24 @@ class Batches:
         config, loader = self.config, self.loader
         for _, share in config.mask_shares[1:]:
             if bertdata.Masking(probability=share, policy=config.masking).num_slots(config.length) == 0:
-                raise UsageError(
+                sentence = (
                     f"--mlm-probability {config.mlm_probability}: {share} of rows of {config.length} tokens is less "
-                    "than one token; raise it, or --length",
-                    "too-short-to-mask", option="mlm_probability", given=config.mlm_probability,
-                )  # fmt: skip
+                    "than one token; raise it, or --length"
+                )
+                raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=config.mlm_probability)
         num_samples = loader.num_samples
         if loader.teacher_cache is not None:
             num_samples = self._answered()
         targets = feed.num_targets(loader.read(np.arange(min(num_samples, 1024))))
         if targets == 0:
             assert loader.masking is not None  # noqa: S101  (a run always masks)
-            raise TrainingError(
+            sentence = (
                 f"nothing to predict: the samples of {' and '.join(path for path, _ in config.sources)} are too short "
                 f"to mask {loader.masking.probability:.0%} of them (samples {loader.num_samples}, ranks "
                 f"{loader.world_size}, batch {loader.global_batch_size}); build with more text, or raise "
-                "--mlm-probability",
-                "too-short-to-mask", option="mlm_probability", given=config.mlm_probability,
-            )  # fmt: skip
+                "--mlm-probability"
+            )
+            raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=config.mlm_probability)
         return targets
 
     def _answered(self) -> int:
@@ -74,12 +74,12 @@ class Batches:
             self.loader.read(np.array([num_samples - 1]))
         except UsageError:
             if self.config.budget:
-                raise UsageError(
+                sentence = (
                     f"how many samples --budget {self.config.budget} will read is not known, and --teacher-cache "
                     f"{self.config.teacher_cache} has a last one; give --steps, or a cache of all samples of its "
-                    "--variants",
-                    "conflict", option="budget", given=self.config.budget,
-                ) from None  # fmt: skip
+                    "--variants"
+                )
+                raise UsageError(sentence, "conflict", option="budget", given=self.config.budget) from None
             raise
         return num_samples
 
@@ -100,15 +100,13 @@ class Batches:
             for option, name in (("length", "length"), (seed, "seed"), ("shuffle", "shuffle")):
                 if state[name] != (given := self.loader.state_dict()[name]):
                     flag = option.replace("_", "-")
-                    raise UsageError(
+                    sentence = (
                         f"{directory.parent} was begun with --{flag} {state[name]}; use {state[name]} again, or "
-                        "another --out",
-                        "other-settings", option=option, given=given,
-                    ) from None  # fmt: skip
-            raise UsageError(
-                f"{directory.parent} was begun with other options: {error}; give the same, or another --out",
-                "other-settings", option="out", given=str(directory.parent),
-            ) from None  # fmt: skip
+                        "another --out"
+                    )
+                    raise UsageError(sentence, "other-settings", option=option, given=given) from None
+            sentence = f"{directory.parent} was begun with other options: {error}; give the same, or another --out"
+            raise UsageError(sentence, "other-settings", option="out", given=str(directory.parent)) from None
         self.earlier_tokens = saved["earlier_tokens"]
 
     def _masking_after(self, state: dict[str, Any], planned: bertdata.Masking) -> bertdata.Masking:

@@ -237,10 +237,8 @@ class Config:
                 continue
             if option.metadata.get("many"):
                 if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
-                    raise UsageError(
-                        f"{_flag(option.name)} is {value!r}, which is not a list of texts",
-                        "malformed", option=option.name, given=value,
-                    )  # fmt: skip
+                    sentence = f"{_flag(option.name)} is {value!r}, which is not a list of texts"
+                    raise UsageError(sentence, "malformed", option=option.name, given=value)
                 object.__setattr__(self, option.name, tuple(value))
                 continue
             if staged := option.metadata.get("staged"):
@@ -250,16 +248,12 @@ class Config:
                 continue
             wrong = not isinstance(value, (int, float) if kind is float else kind)
             if wrong or isinstance(value, bool) != (kind is bool):
-                raise UsageError(
-                    f"{_flag(option.name)} is {value!r}, which is not {_KINDS[kind]}",
-                    "malformed", option=option.name, given=value,
-                )  # fmt: skip
+                sentence = f"{_flag(option.name)} is {value!r}, which is not {_KINDS[kind]}"
+                raise UsageError(sentence, "malformed", option=option.name, given=value)
         for name in self.log_to:
             if name not in TRACKERS:
-                raise UsageError(
-                    f"--log-to {name} is unknown; give one of {', '.join(TRACKERS)}",
-                    "unknown", option="log_to", given=name,
-                )  # fmt: skip
+                sentence = f"--log-to {name} is unknown; give one of {', '.join(TRACKERS)}"
+                raise UsageError(sentence, "unknown", option="log_to", given=name)
         if not self.data:
             raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
         for name in ("save_every", "keep", "log_every", "sub_networks"):
@@ -299,23 +293,21 @@ class Config:
         defaults = {option.name: option.default for option in fields(self)}
         for name in names:
             if not are_used and getattr(self, name) != defaults[name]:
-                raise UsageError(
-                    f"{_flag(name)} {getattr(self, name)} needs {needed}; give that too, or leave {_flag(name)} out",
-                    "needs-option", option=name, given=getattr(self, name),
-                )  # fmt: skip
+                sentence = (
+                    f"{_flag(name)} {getattr(self, name)} needs {needed}; give that too, or leave {_flag(name)} out"
+                )
+                raise UsageError(sentence, "needs-option", option=name, given=getattr(self, name))
 
     def _check_adapter(self) -> None:
         if self.lora and self.grow:
-            raise UsageError(
-                "--grow and --lora were given; a model that grows trains all its weights, so give one of them",
-                "conflict", option="lora",
-            )  # fmt: skip
+            sentence = "--grow and --lora were given; a model that grows trains all its weights, so give one of them"
+            raise UsageError(sentence, "conflict", option="lora")
         if self.lora and self.side_channel:
-            raise UsageError(
+            sentence = (
                 "--side-channel and --lora were given; a side channel trains the word embeddings, which are frozen "
-                "beside an adapter, so give one of them",
-                "conflict", option="lora",
-            )  # fmt: skip
+                "beside an adapter, so give one of them"
+            )
+            raise UsageError(sentence, "conflict", option="lora")
         self._check_defaults(bool(self.init), ("lora",), "--init: the weights to freeze")
 
     def _check_growth(self) -> None:
@@ -324,55 +316,47 @@ class Config:
             return
         begins = [begin for begin, _ in self.depths]
         if self.init:
-            raise UsageError(
-                "--grow and --init were given; --grow begins with random weights, so give --model",
-                "conflict", option="init",
-            )  # fmt: skip
+            sentence = "--grow and --init were given; --grow begins with random weights, so give --model"
+            raise UsageError(sentence, "conflict", option="init")
         if self.distil_method in ("relations", "hidden"):
-            raise UsageError(
+            sentence = (
                 f"--distil {self.distil_method} compares layers by their number, which --grow changes; give --distil "
-                "logits, or leave --grow out",
-                "conflict", option="distil", given=self.distil,
-            )  # fmt: skip
+                "logits, or leave --grow out"
+            )
+            raise UsageError(sentence, "conflict", option="distil", given=self.distil)
         if begins[-1] > 1 - self.average + 1e-9:
             most = math.floor(100 * (1 - begins[-1]) + 1e-9) / 100
-            raise UsageError(
+            sentence = (
                 f"--average {self.average} takes in weights from before the last growth at {begins[-1]}; give at most "
-                f"{most:g}",
-                "out-of-range", option="average", given=self.average,
-            )  # fmt: skip
+                f"{most:g}"
+            )
+            raise UsageError(sentence, "out-of-range", option="average", given=self.average)
 
     def _check_elastic(self) -> None:
         self._check_defaults(bool(self.elastic), ("sub_networks",), "--elastic")
         if not self.elastic:
             return
         if self.grow:
-            raise UsageError(
-                "--elastic and --grow were given, and both say how many layers are trained; give one",
-                "conflict", option="elastic",
-            )  # fmt: skip
+            sentence = "--elastic and --grow were given, and both say how many layers are trained; give one"
+            raise UsageError(sentence, "conflict", option="elastic")
         if self.lora:
-            raise UsageError(
-                "--elastic and --lora were given; sub-networks train all their weights, so give one",
-                "conflict", option="elastic",
-            )  # fmt: skip
+            sentence = "--elastic and --lora were given; sub-networks train all their weights, so give one"
+            raise UsageError(sentence, "conflict", option="elastic")
         if self.gradient_checkpointing:
-            raise UsageError(
+            sentence = (
                 "--gradient-checkpointing and --elastic were given; the weights of a sub-network exist only in the "
-                "forward pass, so its layers cannot be computed again; leave --gradient-checkpointing out",
-                "conflict", option="gradient_checkpointing",
-            )  # fmt: skip
+                "forward pass, so its layers cannot be computed again; leave --gradient-checkpointing out"
+            )
+            raise UsageError(sentence, "conflict", option="gradient_checkpointing")
         if self.compile == "on":
-            raise UsageError(
-                "--compile on would compile each sub-network of --elastic; leave it out",
-                "conflict", option="compile", given=self.compile,
-            )  # fmt: skip
+            sentence = "--compile on would compile each sub-network of --elastic; leave it out"
+            raise UsageError(sentence, "conflict", option="compile", given=self.compile)
         if self.distil_method == "hidden" and self.distil_layers == "uniform":
-            raise UsageError(
+            sentence = (
                 "--distil hidden compares every layer, and the sub-networks of --elastic have different ones; give "
-                "--distil-layers last",
-                "conflict", option="distil_layers", given=self.distil_layers,
-            )  # fmt: skip
+                "--distil-layers last"
+            )
+            raise UsageError(sentence, "conflict", option="distil_layers", given=self.distil_layers)
 
     def _check_duration(self) -> None:
         durations = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
@@ -382,17 +366,17 @@ class Config:
         if self.budget:
             self.seconds  # noqa: B018  (refuses what is no time)
             if self.warmup >= 1:
-                raise UsageError(
+                sentence = (
                     f"--warmup {self.warmup:.0f} is a number of steps, and a run with --budget has none; give a share "
-                    "below 1",
-                    "conflict", option="warmup", given=self.warmup,
-                )  # fmt: skip
+                    "below 1"
+                )
+                raise UsageError(sentence, "conflict", option="warmup", given=self.warmup)
             if self.teacher_cache and len(self.mask_shares) > 1:
-                raise UsageError(
+                sentence = (
                     f"--mlm-probability {self.mlm_probability} changes with the time of a --budget, and "
-                    "--teacher-cache has answers to rows whose masks are known in advance; give --steps",
-                    "conflict", option="budget", given=self.budget,
-                )  # fmt: skip
+                    "--teacher-cache has answers to rows whose masks are known in advance; give --steps"
+                )
+                raise UsageError(sentence, "conflict", option="budget", given=self.budget)
 
     def _check_distillation(self) -> None:
         self._require("alpha", 0 <= self.alpha <= 1, "the weight of the teacher's loss, from 0 to 1")
@@ -402,30 +386,28 @@ class Config:
                 "--teacher and --teacher-cache were given; give one of them", "conflict", option="teacher_cache"
             )
         if self.teacher_cache and len(self.sources) > 1:
-            raise UsageError(
+            sentence = (
                 f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(self.sources)}; give "
-                "one, or --teacher, which answers during training",
-                "conflict", option="teacher_cache",
-            )  # fmt: skip
+                "one, or --teacher, which answers during training"
+            )
+            raise UsageError(sentence, "conflict", option="teacher_cache")
         if self.teacher_cache and self.distil in ("relations", "hidden"):
-            raise UsageError(
-                f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits; give --distil logits",
-                "needs-option", option="distil", given=self.distil,
-            )  # fmt: skip
+            sentence = f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits; give --distil logits"
+            raise UsageError(sentence, "needs-option", option="distil", given=self.distil)
         if self.teacher_cache and self.long_length is not None:
-            raise UsageError(
+            sentence = (
                 "--teacher-cache and --long-length were given; a cache has answers to rows of one length, so leave one "
-                "of them out",
-                "conflict", option="teacher_cache",
-            )  # fmt: skip
+                "of them out"
+            )
+            raise UsageError(sentence, "conflict", option="teacher_cache")
         teaching = ("distil", "distil_layers", "alpha", "temperature")
         self._check_defaults(bool(self.distil_method), teaching, "a --teacher-cache or a --teacher")
         if self.compile == "on" and self._recomputes_tapped_layers:
-            raise UsageError(
+            sentence = (
                 f"--compile on does not go with --gradient-checkpointing and --distil {self.distil_method}, which "
-                "reads the layers that are computed again; leave one of them out",
-                "conflict", option="compile", given=self.compile,
-            )  # fmt: skip
+                "reads the layers that are computed again; leave one of them out"
+            )
+            raise UsageError(sentence, "conflict", option="compile", given=self.compile)
 
     @property
     def _recomputes_tapped_layers(self) -> bool:
@@ -454,10 +436,8 @@ class Config:
         """--budget in seconds."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", self.budget)
         if not match or float(match[1]) <= 0:
-            raise UsageError(
-                f"--budget {self.budget} is not a time; write it like 90s, 30m or 24h",
-                "malformed", option="budget", given=self.budget,
-            )  # fmt: skip
+            sentence = f"--budget {self.budget} is not a time; write it like 90s, 30m or 24h"
+            raise UsageError(sentence, "malformed", option="budget", given=self.budget)
         return float(match[1]) * _SECONDS[match[2]]
 
     @property
@@ -478,16 +458,14 @@ class Config:
         layers = _numbers(self.grow, int)
         begins = [0.0, *_numbers(self.grow_at, float)]
         if len(layers) < 2 or layers[0] < 1 or layers != sorted(layers):
-            raise UsageError(
-                f"--grow is {self.grow}; give numbers of layers that do not fall, such as 3,6,12",
-                "malformed", option="grow", given=self.grow,
-            )  # fmt: skip
+            sentence = f"--grow is {self.grow}; give numbers of layers that do not fall, such as 3,6,12"
+            raise UsageError(sentence, "malformed", option="grow", given=self.grow)
         if len(begins) != len(layers) or begins != sorted(set(begins)) or not begins[-1] < 1:
-            raise UsageError(
+            sentence = (
                 f"--grow-at is {self.grow_at or 'missing'}; --grow {self.grow} needs {len(layers) - 1} rising shares "
-                "of the run between 0 and 1, such as 0.5",
-                "malformed", option="grow_at", given=self.grow_at,
-            )  # fmt: skip
+                "of the run between 0 and 1, such as 0.5"
+            )
+            raise UsageError(sentence, "malformed", option="grow_at", given=self.grow_at)
         return tuple(zip(begins, layers, strict=True))
 
     @property
@@ -499,16 +477,16 @@ class Config:
             try:
                 scales.append((re.compile(pattern), float(factor)))
             except (ValueError, re.error) as error:
-                raise UsageError(
+                sentence = (
                     f"--lr-scale {given} is not a regular expression, = and a number ({error}); write it like "
-                    "embeddings=0.1",
-                    "malformed", option="lr_scale", given=given,
-                ) from None  # fmt: skip
+                    "embeddings=0.1"
+                )
+                raise UsageError(sentence, "malformed", option="lr_scale", given=given) from None
             if not pattern or not 0 <= scales[-1][1] < math.inf:
-                raise UsageError(
-                    f"--lr-scale {given} needs a pattern, = and a factor of 0 or more; write it like embeddings=0.1",
-                    "malformed", option="lr_scale", given=given,
-                )  # fmt: skip
+                sentence = (
+                    f"--lr-scale {given} needs a pattern, = and a factor of 0 or more; write it like embeddings=0.1"
+                )
+                raise UsageError(sentence, "malformed", option="lr_scale", given=given)
         return tuple(scales)
 
     @property
@@ -527,11 +505,11 @@ def default_out(config: Config) -> str:
 def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/extending.md") -> Any:
     """registry[name]. Raises UsageError, listing the known names, if the name is unknown."""
     if name not in registry:
-        raise UsageError(
+        sentence = (
             f"{flag} {name or 'without a name'} is unknown; give one of {', '.join(registry)}, or run the file that "
-            f"adds your own ({page})",
-            "unknown", option=flag[2:].replace("-", "_"), given=name,
-        )  # fmt: skip
+            f"adds your own ({page})"
+        )
+        raise UsageError(sentence, "unknown", option=flag[2:].replace("-", "_"), given=name)
     return registry[name]
 
 
@@ -552,10 +530,8 @@ def stages(name: str, given: float | str, kind: Callable[[str], Any]) -> tuple[t
     begins = [begin for begin, _ in values]
     if not values or begins[0] != 0 or begins != sorted(set(begins)) or not all(begin < 1 for begin in begins):
         examples = {float: "0.3, or 0.3:0.15, or 0.3:0.15@0.8", int: "64, or 64:128, or 64:128@0.8"}[kind]  # type: ignore[index]  # kind is one of the two
-        raise UsageError(
-            f"{_flag(name)} is {given}; give one value, or values for the parts of a run: {examples}",
-            "malformed", option=name, given=given,
-        )  # fmt: skip
+        sentence = f"{_flag(name)} is {given}; give one value, or values for the parts of a run: {examples}"
+        raise UsageError(sentence, "malformed", option=name, given=given)
     return tuple(values)
 
 
@@ -568,11 +544,11 @@ def _mixed(given: Any) -> str | list[list[Any]]:
         if not pairs or not all(isinstance(path, str) and path and 0 < weight < math.inf for path, weight in pairs):
             raise ValueError
     except (TypeError, ValueError):
-        raise UsageError(
+        sentence = (
             f"--data is {given!r}; give a directory, or several, each with a weight above 0: --data a/ 0.7 --data b/ "
-            "0.3",
-            "malformed", option="data", given=given,
-        ) from None  # fmt: skip
+            "0.3"
+        )
+        raise UsageError(sentence, "malformed", option="data", given=given) from None
     return pairs[0][0] if len(pairs) == 1 else pairs
 
 
@@ -593,10 +569,8 @@ def _with_weights(data: tuple[str, ...]) -> Any:
     """The values of --data, as `_joined` leaves them: a text, or a list of [text, weight]; None without any."""
     pairs = [value.split(_WEIGHT) for value in data]
     if len(pairs) > 1 and (lacking := [pair[0] for pair in pairs if len(pair) == 1]):
-        raise UsageError(
-            f"--data {lacking[0]} has no weight; give each one its weight: --data a/ 0.7 --data b/ 0.3",
-            "missing", option="data", given=lacking[0],
-        )  # fmt: skip
+        sentence = f"--data {lacking[0]} has no weight; give each one its weight: --data a/ 0.7 --data b/ 0.3"
+        raise UsageError(sentence, "missing", option="data", given=lacking[0])
     return None if not pairs else pairs[0][0] if len(pairs[0]) == 1 else pairs
 
 
@@ -708,23 +682,17 @@ def read_options(path: Path) -> dict[str, Any]:
     try:
         saved = dict(json.loads(path.read_bytes())["config"])
     except FileNotFoundError:
-        raise UsageError(
-            f"--config {path} does not exist; give the run.json of a run",
-            "not-found", option="config", given=str(path),
-        ) from None  # fmt: skip
+        sentence = f"--config {path} does not exist; give the run.json of a run"
+        raise UsageError(sentence, "not-found", option="config", given=str(path)) from None
     except OSError as error:
-        raise UsageError(
-            f"--config {path} cannot be read: {error.strerror}; give the run.json of a run",
-            "unreadable", option="config", given=str(path),
-        ) from None  # fmt: skip
+        sentence = f"--config {path} cannot be read: {error.strerror}; give the run.json of a run"
+        raise UsageError(sentence, "unreadable", option="config", given=str(path)) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise UsageError(
-            f"--config {path} is not a run.json that bertrain pretrain wrote; give one, or leave --config out",
-            "not-a-run", option="config", given=str(path),
-        ) from None  # fmt: skip
+        sentence = f"--config {path} is not a run.json that bertrain pretrain wrote; give one, or leave --config out"
+        raise UsageError(sentence, "not-a-run", option="config", given=str(path)) from None
     if unknown := sorted(saved.keys() - {option.name for option in fields(Config)}):
-        raise UsageError(
-            f"--config {path} has options that this version does not have: {', '.join(unknown)}; remove them from it",
-            "other-version", option="config", given=unknown,
-        )  # fmt: skip
+        sentence = (
+            f"--config {path} has options that this version does not have: {', '.join(unknown)}; remove them from it"
+        )
+        raise UsageError(sentence, "other-version", option="config", given=unknown)
     return saved

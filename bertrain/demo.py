@@ -39,15 +39,11 @@ def make_or_require(out: Path) -> None:
         if not others and may_write:
             write_file(out / MARK, b"")
     except OSError as error:
-        raise UsageError(
-            f"--out {out} cannot be used ({error.strerror}); give another directory",
-            "unwritable", option="out", given=str(out),
-        ) from None  # fmt: skip
+        sentence = f"--out {out} cannot be used ({error.strerror}); give another directory"
+        raise UsageError(sentence, "unwritable", option="out", given=str(out)) from None
     if others and MARK not in others:
-        raise UsageError(
-            f"--out {out} holds {others[0]}, which the demo has not made; give a new directory",
-            "out-exists", option="out", given=str(out),
-        )  # fmt: skip
+        sentence = f"--out {out} holds {others[0]}, which the demo has not made; give a new directory"
+        raise UsageError(sentence, "out-exists", option="out", given=str(out))
     if not may_write:
         raise UsageError(
             f"--out {out} cannot be written to; give another directory", "unwritable", option="out", given=str(out)

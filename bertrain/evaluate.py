@@ -215,10 +215,8 @@ def opened(
     """The checkpoint, the shards and the row length, after checking that they belong together."""
     directory, shards = checkpoint.find(Path(path)), bertdata.open(data)
     if split not in shards.splits:
-        raise UsageError(
-            f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split",
-            "no-split", option="split", given=split,
-        )  # fmt: skip
+        sentence = f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split"
+        raise UsageError(sentence, "no-split", option="split", given=split)
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
     if (directory / checkpoint.TRAINER).exists():
         trained |= checkpoint.read_trainer(directory)["loader"]
@@ -227,10 +225,8 @@ def opened(
     length = length or trained["length"]
     most = build.max_length(encoder.model.config)
     if length > most:
-        raise UsageError(
-            f"--length {length} is more than the {most} positions of {directory}; give at most {most}",
-            "too-long", option="length", given=length,
-        )  # fmt: skip
+        sentence = f"--length {length} is more than the {most} positions of {directory}; give at most {most}"
+        raise UsageError(sentence, "too-long", option="length", given=length)
     return encoder, shards, directory, length
 
 
@@ -255,10 +251,10 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
 def _check(context: click.Context, data: str | None, pairs_path: str | None) -> None:
     """Raises UsageError unless there is one thing to evaluate on, and no option for the other."""
     if data is None and pairs_path is None:
-        raise UsageError(
-            "there is nothing to evaluate on; give --data, a directory of shards, or --pairs, a file of minimal pairs",
-            "missing", option="data",
-        )  # fmt: skip
+        sentence = (
+            "there is nothing to evaluate on; give --data, a directory of shards, or --pairs, a file of minimal pairs"
+        )
+        raise UsageError(sentence, "missing", option="data")
     if data is not None and pairs_path is not None:
         raise UsageError(
             "--data and --pairs were given; leave one of them out", "conflict", option="pairs", given=pairs_path

@@ -68,10 +68,8 @@ def tune(
     options, files or weights.
     """
     if lora and options["from_scratch"]:
-        raise UsageError(
-            "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one",
-            "conflict", option="from_scratch",
-        )  # fmt: skip
+        sentence = "--from-scratch and --lora were given; --lora trains beside the checkpoint's weights, so give one"
+        raise UsageError(sentence, "conflict", option="from_scratch")
     if lora:
         adapters.parse(lora)  # refuses what is none
         options["lora"] = lora
@@ -150,10 +148,8 @@ def refuse_results(out: Path, suite: str | None) -> None:
         return
     if before != suite:
         command = f"suite {before}" if before else "finetune"
-        raise UsageError(
-            f"--out {out} holds results of bertrain {command}; give another --out",
-            "out-exists", option="out", given=str(out),
-        )  # fmt: skip
+        sentence = f"--out {out} holds results of bertrain {command}; give another --out"
+        raise UsageError(sentence, "out-exists", option="out", given=str(out))
 
 
 def resolved(start: str) -> str:
@@ -209,10 +205,10 @@ def _refuse_seeds(out: Path, made_of: dict[str, Any]) -> None:
             differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path
         if differ:
             words = "; ".join(_difference(name, before.get(name), wanted.get(name)) for name in differ)
-            raise UsageError(
-                f"{directory} was trained with other options or files: {words}; give the same again, or another --out",
-                "other-settings", option="out", given=str(out),
-            )  # fmt: skip
+            sentence = (
+                f"{directory} was trained with other options or files: {words}; give the same again, or another --out"
+            )
+            raise UsageError(sentence, "other-settings", option="out", given=str(out))
 
 
 def _named(made_of: dict[str, Any]) -> dict[str, Any]:
@@ -250,10 +246,8 @@ def finetune(
     model, num_loaded = _model(directory, task, from_scratch=from_scratch, dropout=dropout)
     half = family_of(model).half
     if precision == "bf16" and not half:
-        raise UsageError(
-            f"{model.config.model_type} computes in fp32 alone; give --precision fp32",
-            "unsupported", option="precision", given=precision,
-        )  # fmt: skip
+        sentence = f"{model.config.model_type} computes in fp32 alone; give --precision fp32"
+        raise UsageError(sentence, "unsupported", option="precision", given=precision)
     bf16 = precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
     choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
     num_tensors = len(model.base_model.state_dict())
@@ -293,10 +287,10 @@ def finetune(
             optimizer.zero_grad()
             step, total = step + 1, total + loss.item() * chosen.size
         if not math.isfinite(total):
-            raise TrainingError(
-                f"seed {seed}: the loss is {total / len(rows)} in epoch {epoch + 1}; lower --lr {lr} and run again",
-                "not-finite", option="lr", given=lr,
-            )  # fmt: skip
+            sentence = (
+                f"seed {seed}: the loss is {total / len(rows)} in epoch {epoch + 1}; lower --lr {lr} and run again"
+            )
+            raise TrainingError(sentence, "not-finite", option="lr", given=lr)
         with autocast:
             scores = {name: _score(model, tokenizer, task, sets[name], device) for name in held_out}
         curve.append({"epoch": epoch + 1, "train_loss": total / len(rows), **scores})
@@ -315,10 +309,8 @@ def finetune(
             tokenizer.save_pretrained(out)
     except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
         reason = str(error).partition("\n")[0]
-        raise BuildError(
-            f"{out} cannot be written ({reason}); make room and run the same command again",
-            "unwritable", option="out", given=str(out),
-        ) from None  # fmt: skip
+        sentence = f"{out} cannot be written ({reason}); make room and run the same command again"
+        raise BuildError(sentence, "unwritable", option="out", given=str(out)) from None
     scores = {name: curve[best[1]][name] for name in held_out}
     facts = {"seed": seed, "epoch": best[1] + 1, "epochs": epochs, "rows": len(rows), "batch_size": batch_size,
              "lr": lr, "length": length, "dropout": dropout, "adapter": lora or "none",
@@ -351,11 +343,11 @@ def _model(
     missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
     lacking = [name for name in needed(model, missing) if name.startswith(encoder)]
     if lacking:
-        raise UsageError(
+        sentence = (
             f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}; give one "
-            "that is complete",
-            "weights-missing", option="checkpoint", given=str(directory),
-        )  # fmt: skip
+            "that is complete"
+        )
+        raise UsageError(sentence, "weights-missing", option="checkpoint", given=str(directory))
     if from_scratch:
         return task.head.from_config(copy.deepcopy(model.config)), 0
     return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
@@ -390,10 +382,8 @@ def _length(directory: str, length: int | None) -> int:
     """
     most = max_length(_config(directory))
     if length is not None and length > most:
-        raise UsageError(
-            f"--length {length} is more than the {most} positions of {directory}; give at most {most}",
-            "too-long", option="length", given=length,
-        )  # fmt: skip
+        sentence = f"--length {length} is more than the {most} positions of {directory}; give at most {most}"
+        raise UsageError(sentence, "too-long", option="length", given=length)
     return length or min(LENGTH, most)
 
 
@@ -423,18 +413,18 @@ def _answers(directory: str, task: Task, train: Any, length: int, device: torch.
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).partition("\n")[0]
-        raise UsageError(
-            f"--teacher {directory} cannot be loaded ({reason}); give the directory of a seed of bertrain finetune",
-            "model-unreadable", option="teacher", given=directory,
-        ) from None  # fmt: skip
+        sentence = (
+            f"--teacher {directory} cannot be loaded ({reason}); give the directory of a seed of bertrain finetune"
+        )
+        raise UsageError(sentence, "model-unreadable", option="teacher", given=directory) from None
     known, wanted = [*model.config.id2label.values()], task.names or ["LABEL_0"]
     if info["missing_keys"] or known != wanted:
         what = "has no head" if info["missing_keys"] else f"was fine-tuned for the labels {', '.join(known)}"
-        raise UsageError(
+        sentence = (
             f"--teacher {directory} {what}, and --train has {', '.join(wanted) if task.names else 'numbers'}; give the "
-            "directory of a seed that bertrain finetune trained on the same labels",
-            "unsupported", option="teacher", given=directory,
-        )  # fmt: skip
+            "directory of a seed that bertrain finetune trained on the same labels"
+        )
+        raise UsageError(sentence, "unsupported", option="teacher", given=directory)
     tokenizer = _tokenizer(directory)
     data, _ = task.encode(tokenizer, train, min(length, max_length(model.config)))
     model.to(device).eval()
@@ -561,15 +551,11 @@ def main(
     """
     transformers.utils.logging.set_verbosity_error()  # what is missing or not used is checked here
     if not separator:
-        raise UsageError(
-            "--separator is empty; give what stands between the labels of a text, such as a comma",
-            "missing", option="separator",
-        )  # fmt: skip
+        sentence = "--separator is empty; give what stands between the labels of a text, such as a comma"
+        raise UsageError(sentence, "missing", option="separator")
     if pick(TASKS, task, "--task", "docs/finetuning.md").taught is None and teacher:
-        raise UsageError(
-            f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {task}",
-            "conflict", option="teacher", given=teacher,
-        )  # fmt: skip
+        sentence = f"--teacher is for classes, numbers and several labels of texts; leave it out with --task {task}"
+        raise UsageError(sentence, "conflict", option="teacher", given=teacher)
     files = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path}
     columns = Columns(text, other, label, separator)
     with world(PATIENCE) as ranks, alone(ranks, Path(out)):

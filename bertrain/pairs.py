@@ -66,10 +66,8 @@ def read(path: str, most: int | None = None) -> list[Pair]:
         good_one, bad_one = sentences
         pairs.append(Pair(number, good_one, bad_one, groups))
     if not pairs:
-        raise UsageError(
-            f"{path} holds no pairs; give JSON lines, each with a good and a bad sentence",
-            "empty", option="pairs", given=path,
-        )  # fmt: skip
+        sentence = f"{path} holds no pairs; give JSON lines, each with a good and a bad sentence"
+        raise UsageError(sentence, "empty", option="pairs", given=path)
     if most is not None and most < len(pairs):
         pairs = [pairs[i] for i in sorted(sorted(range(len(pairs)), key=_draw)[:most])]
     return pairs
@@ -84,24 +82,22 @@ def tokenizer_of(directory: Path, encoder: Encoder) -> Tokenizer:
     try:
         tokenizer = load_tokenizer(str(directory))
     except TokenizerError as error:
-        raise UsageError(
-            f"--pairs needs the tokenizer of the checkpoint: {error}; put its {TOKENIZER} there",
-            "tokenizer-unreadable", option="checkpoint", given=str(directory),
-        ) from None  # fmt: skip
+        sentence = f"--pairs needs the tokenizer of the checkpoint: {error}; put its {TOKENIZER} there"
+        raise UsageError(sentence, "tokenizer-unreadable", option="checkpoint", given=str(directory)) from None
     special = tokenizer.special
     missing = [f"[{role.upper()}]" for role in ("cls", "sep", "mask") if getattr(special, role) is None]
     if missing:
-        raise UsageError(
+        sentence = (
             f"the tokenizer of {directory} has no {' and no '.join(missing)}, which --pairs needs; give a checkpoint "
-            "with the tokenizer that it was trained with",
-            "tokenizer-lacks-token", option="checkpoint", given=str(directory),
-        )  # fmt: skip
+            "with the tokenizer that it was trained with"
+        )
+        raise UsageError(sentence, "tokenizer-lacks-token", option="checkpoint", given=str(directory))
     if special.vocab_size > encoder.model.config.vocab_size:
-        raise UsageError(
+        sentence = (
             f"the tokenizer of {directory} has a vocabulary of {special.vocab_size}, and the model there one of "
-            f"{encoder.model.config.vocab_size}; give a checkpoint with the tokenizer that it was trained with",
-            "tokenizer-differs", option="checkpoint", given=str(directory),
-        )  # fmt: skip
+            f"{encoder.model.config.vocab_size}; give a checkpoint with the tokenizer that it was trained with"
+        )
+        raise UsageError(sentence, "tokenizer-differs", option="checkpoint", given=str(directory))
     return tokenizer
 
 

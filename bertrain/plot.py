@@ -35,10 +35,8 @@ def main(runs: tuple[str, ...], out: str | None, html: str | None) -> None:
     if html:
         if any(tuned):
             tuning = runs[tuned.index(True)]
-            raise UsageError(
-                f"{tuning} is a fine-tuning, and --html is for runs of pretrain; draw it with --out",
-                "unsupported", option="html", given=tuning,
-            )  # fmt: skip
+            sentence = f"{tuning} is a fine-tuning, and --html is for runs of pretrain; draw it with --out"
+            raise UsageError(sentence, "unsupported", option="html", given=tuning)
         write_file(Path(html), report([Path(run) for run in runs]).encode())
         click.echo(html)
     if out or not html:
@@ -85,10 +83,8 @@ def _picture(runs: tuple[str, ...], tuned: list[bool], out: str) -> None:
         with naming(Path(out)):
             figure.savefig(out, dpi=100)
     except ValueError as error:
-        raise UsageError(
-            f"--out {out} cannot be drawn ({error}); give a name that ends in .png",
-            "unknown-format", option="out", given=out,
-        ) from None  # fmt: skip
+        sentence = f"--out {out} cannot be drawn ({error}); give a name that ends in .png"
+        raise UsageError(sentence, "unknown-format", option="out", given=out) from None
     click.echo(out)
 
 
@@ -108,15 +104,11 @@ def _draw_tuning(axes: Any, directory: Path) -> None:
             epochs, losses, scores = zip(*points, strict=True)
             curves.append((name, f"{_drawable(directory)}, seed {run['seed']}", epochs, losses, scores))
     except (ValueError, KeyError, TypeError, StopIteration, RecursionError):
-        raise UsageError(
-            f"{path} is not as bertrain finetune writes it; run finetune again",
-            "not-a-run", option="runs", given=str(directory),
-        ) from None  # fmt: skip
+        sentence = f"{path} is not as bertrain finetune writes it; run finetune again"
+        raise UsageError(sentence, "not-a-run", option="runs", given=str(directory)) from None
     if is_suite:
-        raise UsageError(
-            f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola",
-            "not-a-run", option="runs", given=str(directory),
-        )  # fmt: skip
+        sentence = f"{directory} holds a suite of tasks; give the directory of one, such as {directory}/cola"
+        raise UsageError(sentence, "not-a-run", option="runs", given=str(directory))
     for name, label, epochs, losses, scores in curves:
         axes[0].plot(epochs, losses, label=label)
         axes[1].plot(epochs, scores, label=label)

@@ -40,15 +40,11 @@ def files_of(directory: Path) -> tuple[list[str], list[str]]:
         paths = (path for pattern in PATTERNS for path in directory.glob(pattern))
         names = {path.name for path in paths if path.is_file()} - set(FINE_TUNED)
         if directory.name.startswith("seed-") and not (directory / FINE_TUNED[0]).exists():
-            raise UsageError(
-                f"{directory} is not finished, as it has no seed.json; run bertrain finetune to its end",
-                "unfinished", option="checkpoint", given=str(directory),
-            )  # fmt: skip
+            sentence = f"{directory} is not finished, as it has no seed.json; run bertrain finetune to its end"
+            raise UsageError(sentence, "unfinished", option="checkpoint", given=str(directory))
     if not any(Path(name).match(WEIGHTS) for name in names):
-        raise UsageError(
-            f"{directory} has no weights as safetensors; give a run or a checkpoint",
-            "weights-missing", option="checkpoint", given=str(directory),
-        )  # fmt: skip
+        sentence = f"{directory} has no weights as safetensors; give a run or a checkpoint"
+        raise UsageError(sentence, "weights-missing", option="checkpoint", given=str(directory))
     return sorted(names - STATE), sorted(names & STATE)
 
 
@@ -64,10 +60,8 @@ def push(directory: Path, repository: str, names: list[str], *, public: bool) ->
         api = huggingface_hub.HfApi(token=token)
         api.create_repo(repository, private=not public, exist_ok=True)
         if not public and not api.model_info(repository).private:
-            raise RemoteError(
-                f"{repository} exists and is public; give --public if everybody may see this model",
-                "missing", option="public",
-            )  # fmt: skip
+            sentence = f"{repository} exists and is public; give --public if everybody may see this model"
+            raise RemoteError(sentence, "missing", option="public")
         files = {name: card.on_hub(directory / name, repository) if name == card.CARD else directory / name
                  for name in names}  # fmt: skip
         add = [huggingface_hub.CommitOperationAdd(name, file) for name, file in files.items()]
@@ -119,10 +113,8 @@ def _refuse_several(path: Path) -> None:
     """Raises UsageError for the directory of a fine-tuning or a suite, which holds a model for each seed."""
     models = sorted(file.parent for file in (*path.glob("*/seed.json"), *path.glob("*/*/seed.json")))
     if models and not (path / "config.json").exists():
-        raise UsageError(
-            f"{path} holds a fine-tuned model for each seed; give one, such as {models[0]}",
-            "not-a-run", option="checkpoint", given=str(path),
-        )  # fmt: skip
+        sentence = f"{path} holds a fine-tuned model for each seed; give one, such as {models[0]}"
+        raise UsageError(sentence, "not-a-run", option="checkpoint", given=str(path))
 
 
 @click.command(cls=OneSentence)

@@ -69,10 +69,10 @@ def entries(run: Path) -> tuple[list[dict[str, Any]], int]:
     try:
         lines = (run / "log.jsonl").read_text(errors="replace").splitlines()
     except OSError as error:
-        raise UsageError(
-            f"{run} is not a run: its log.jsonl cannot be read ({error.strerror}); give the --out of bertrain pretrain",
-            "not-a-run", option="runs", given=str(run),
-        ) from None  # fmt: skip
+        sentence = (
+            f"{run} is not a run: its log.jsonl cannot be read ({error.strerror}); give the --out of bertrain pretrain"
+        )
+        raise UsageError(sentence, "not-a-run", option="runs", given=str(run)) from None
     log = []
     for line in lines:
         try:
@@ -101,10 +101,8 @@ def _run(path: Path, num_runs: int) -> dict[str, Any]:
     log, num_left_out = entries(path)
     steps = _timed([entry for entry in log if "lr" in entry])
     if not steps:
-        raise UsageError(
-            f"{path} has no entry of a step in log.jsonl yet; draw it after the first --log-every steps",
-            "empty", option="runs", given=str(path),
-        )  # fmt: skip
+        sentence = f"{path} has no entry of a step in log.jsonl yet; draw it after the first --log-every steps"
+        raise UsageError(sentence, "empty", option="runs", given=str(path))
     about = _about(path)
     resolved, clock = about.get("resolved", {}), about.get("clock", {})
     evaluations = [entry for entry in log if "validation_loss" in entry]

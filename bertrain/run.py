@@ -122,10 +122,8 @@ class Run:
         if self.resumed_from is None:
             return checkpoint.BEGINNING
         if config.resume == "no":
-            raise UsageError(
-                f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue",
-                "out-exists", option="out", given=str(self.out),
-            )  # fmt: skip
+            sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
+            raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
         saved = checkpoint.read_trainer(self.resumed_from)
         checkpoint.require_same(self.resumed_from, saved, self.made_with)
         self.batches.resume(self.resumed_from, saved)
@@ -158,11 +156,11 @@ class Run:
             weights, _ = assemble.model(self.config, self.shards, layers=self._layers)
             self._prepare(weights)
             if self.learner.teacher != before.teacher:
-                raise UsageError(
+                sentence = (
                     f"--teacher {self.config.teacher} is {self.learner.teacher}, and the run began with "
-                    f"{before.teacher}; give a checkpoint that does not change",
-                    "changed", option="teacher", given=self.config.teacher,
-                )  # fmt: skip
+                    f"{before.teacher}; give a checkpoint that does not change"
+                )
+                raise UsageError(sentence, "changed", option="teacher", given=self.config.teacher)
             grow.carry(before, self.learner, old, self.optimizer, stack=self.config.grow_by == "stack")
 
         self.ranks.together(renew)

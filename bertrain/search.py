@@ -154,10 +154,8 @@ class Measurements:
         if before is not None and before != settings:
             name = next(name for name in {**settings, **before} if before.get(name) != settings.get(name))
             difference = DIFFERENCES[name].format(before=before.get(name), now=settings.get(name))
-            raise UsageError(
-                f"--out {out} holds a search {difference}; or give another --out",
-                "other-settings", option="out", given=str(out),
-            )  # fmt: skip
+            sentence = f"--out {out} holds a search {difference}; or give another --out"
+            raise UsageError(sentence, "other-settings", option="out", given=str(out))
         if before is not None and self._path.exists():
             self._read(self._path.read_text(errors="replace"))
         write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())
@@ -196,10 +194,8 @@ def _milliseconds(given: str) -> float:
     """--latency in ms. Raises UsageError for what is no time."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", given)
     if not match or float(match[1]) <= 0:
-        raise UsageError(
-            f"--latency {given} is not a time above 0; write it like 5ms or 0.2s",
-            "malformed", option="latency", given=given,
-        )  # fmt: skip
+        sentence = f"--latency {given} is not a time above 0; write it like 5ms or 0.2s"
+        raise UsageError(sentence, "malformed", option="latency", given=given)
     return float(match[1]) * (1e3 if match[2] == "s" else 1)
 
 
@@ -262,10 +258,10 @@ def main(
             raise UsageError("bertrain search measures on one process; start it without torchrun", "unsupported")
         encoder, shards, directory, places = opened(path, data, split, length, ranks)
         if not (trained := checkpoint.elastic_of(directory)):
-            raise UsageError(
-                f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was",
-                "unsupported", option="checkpoint", given=path,
-            )  # fmt: skip
+            sentence = (
+                f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was"
+            )
+            raise UsageError(sentence, "unsupported", option="checkpoint", given=path)
         with checkpoint.locked(Path(out)):
             space = Space(trained, encoder.model.config)
             latency = {"rows": batch_size, "length": places}
@@ -299,10 +295,10 @@ def _measurements(
     def judge(small: Encoder) -> Mapping[str, Any]:
         result = evaluate(small, shards, ranks, **samples)
         if result is None or result["loss"] is None:
-            raise UsageError(
-                f"the split {samples['split']} of {shards.path} is too short to mask; choose another with --split",
-                "too-short-to-mask", option="split", given=samples["split"],
-            )  # fmt: skip
+            sentence = (
+                f"the split {samples['split']} of {shards.path} is too short to mask; choose another with --split"
+            )
+            raise UsageError(sentence, "too-short-to-mask", option="split", given=samples["split"])
         return result
 
     return Measurements(out, settings, make, lambda small: latency_ms(small, **latency, device=device), judge)
@@ -326,11 +322,11 @@ def _run(space: Space, known: Measurements, limit: float, *, method: str, trials
         options: dict[str, Any] = {"method": method, "trials": trials, "seed": seed, "limit": limit}
         losses = search(space, **options, latency=latency, loss=loss)
     if not losses:
-        raise UsageError(
+        sentence = (
             f"none of the sub-networks that were measured has a latency of {limit:g} ms; the smallest has "
-            f"{smallest:.3g} ms: give a higher --latency",
-            "out-of-range", option="latency", given=f"{limit:g}ms",
-        )  # fmt: skip
+            f"{smallest:.3g} ms: give a higher --latency"
+        )
+        raise UsageError(sentence, "out-of-range", option="latency", given=f"{limit:g}ms")
     return losses
 
 

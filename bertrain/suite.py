@@ -86,10 +86,8 @@ def find(data: Path, entry: Entry) -> dict[str, str] | None:
     files = {"train": entry.train, "dev": entry.dev} | ({"test": entry.test} if entry.test else {})
     missing = [name for name in files.values() if not (directory / name).is_file()]
     if missing:
-        raise UsageError(
-            f"{directory} has no {' and no '.join(missing)}; put its files there, or move it away",
-            "not-found", option="data", given=str(directory),
-        )  # fmt: skip
+        sentence = f"{directory} has no {' and no '.join(missing)}; put its files there, or move it away"
+        raise UsageError(sentence, "not-found", option="data", given=str(directory))
     return {split: str(directory / name) for split, name in files.items()}
 
 
@@ -107,18 +105,14 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
 
     def find_all() -> dict[str, dict[str, str] | None]:
         if not Path(data).is_dir():
-            raise UsageError(
-                f"--data {data} is not a directory; give the one that holds a directory for each task",
-                "not-found", option="data", given=data,
-            )  # fmt: skip
+            sentence = f"--data {data} is not a directory; give the one that holds a directory for each task"
+            raise UsageError(sentence, "not-found", option="data", given=data)
         refuse_results(Path(out), suite=name)
         files = {task: find(Path(data), entry) for task, entry in entries.items()}
         if not any(files.values()):
             names = ", ".join(entry.directories[0] for entry in entries.values())
-            raise UsageError(
-                f"--data {data} holds no task of {name}; give a directory that holds some of {names}",
-                "empty", option="data", given=data,
-            )  # fmt: skip
+            sentence = f"--data {data} holds no task of {name}; give a directory that holds some of {names}"
+            raise UsageError(sentence, "empty", option="data", given=data)
         return files
 
     with world(PATIENCE) as ranks, alone(ranks, Path(out)):

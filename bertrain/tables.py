@@ -94,24 +94,22 @@ def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool
             columns[role] = names[int(wanted)]
         else:
             listed = ", ".join(map(str, names))
-            raise UsageError(
-                f"{path} has no column {wanted!r} for --{role}; give one of {listed}",
-                "no-column", option=role, given=wanted,
-            )  # fmt: skip
+            sentence = f"{path} has no column {wanted!r} for --{role}; give one of {listed}"
+            raise UsageError(sentence, "no-column", option=role, given=wanted)
     for role in columns.keys() - {"label"}:
         if columns[role] == columns["label"] and len(names) == 1:
-            raise UsageError(
+            sentence = (
                 f"{path} has a single column, {names[0]!r}, and --{role} and --label need one each; put tabs between "
-                "the columns of a .tsv, and commas between those of a .csv",
-                "no-column", option="label", given=roles["label"],
-            )  # fmt: skip
+                "the columns of a .tsv, and commas between those of a .csv"
+            )
+            raise UsageError(sentence, "no-column", option="label", given=roles["label"])
         if columns[role] == columns["label"]:
             others = ", ".join(str(name) for name in names if name != columns[role])
-            raise UsageError(
+            sentence = (
                 f"{path}: --{role} and --label name the same column, {columns[role]!r}; give another for one of them, "
-                f"of {others}",
-                "conflict", option="label", given=roles["label"],
-            )  # fmt: skip
+                f"of {others}"
+            )
+            raise UsageError(sentence, "conflict", option="label", given=roles["label"])
     num_rows = len(rows)
     if skip:
         rows = [(number, row) for number, row in rows if _fits(row, columns)]

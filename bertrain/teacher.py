@@ -50,12 +50,12 @@ class _Work:
         self.ranks, self.out = ranks, Path(options["out"])
         variants, max_samples = options["variants"], options["max_samples"]
         if variants is None and max_samples is None:
-            raise UsageError(
+            sentence = (
                 "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
                 "masks; give --max-samples, the number of rows that the student reads, or --variants, the "
-                "number of epochs after which masks repeat",
-                "missing", option="max_samples",
-            )  # fmt: skip
+                "number of epochs after which masks repeat"
+            )
+            raise UsageError(sentence, "missing", option="max_samples")
         self.shards = bertdata.open(options["data"])
         self.vocab_size = self.shards.special_tokens.vocab_size
         names = ("data", "out", "length", "seed", "shuffle", "mlm_probability", "masking")
@@ -65,34 +65,33 @@ class _Work:
             objective="mlm+nsp" if options["samples"] == "pairs" else "mlm",
         )
         if variants is not None and len(student.mask_shares) > 1:
-            raise UsageError(
+            sentence = (
                 f"--mlm-probability {options['mlm_probability']} changes along the student's run, and --variants "
-                "repeats masks; give --max-samples instead, the number of rows that the student reads",
-                "conflict", option="variants", given=variants,
-            )  # fmt: skip
+                "repeats masks; give --max-samples instead, the number of rows that the student reads"
+            )
+            raise UsageError(sentence, "conflict", option="variants", given=variants)
         masking = masking_of(student, num_samples=max_samples or 0)
         self.loader = assemble.loader(student, self.shards, variants=variants, masking=masking)
         if options["top_k"] > self.vocab_size:
-            raise UsageError(
-                f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens of {options['data']}; give "
-                "fewer",
-                "out-of-range", option="top_k", given=options["top_k"],
-            )  # fmt: skip
+            sentence = (
+                f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens of {options['data']}; give fewer"
+            )
+            raise UsageError(sentence, "out-of-range", option="top_k", given=options["top_k"])
         if self.loader.num_slots == 0:
-            raise UsageError(
+            sentence = (
                 f"--mlm-probability {options['mlm_probability']} of rows of {options['length']} tokens is less than "
-                "one token; raise it, or --length",
-                "too-short-to-mask", option="mlm_probability", given=options["mlm_probability"],
-            )  # fmt: skip
+                "one token; raise it, or --length"
+            )
+            raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=options["mlm_probability"])
         directory = checkpoint.find(Path(options["model"]))
         weights = build.load(directory)
         build.check_fits(directory, self.shards, weights)
         if options["length"] > build.max_length(weights.config):
             most = build.max_length(weights.config)
-            raise UsageError(
-                f"--length {options['length']} is more than the {most} positions of {directory}; give at most {most}",
-                "too-long", option="length", given=options["length"],
-            )  # fmt: skip
+            sentence = (
+                f"--length {options['length']} is more than the {most} positions of {directory}; give at most {most}"
+            )
+            raise UsageError(sentence, "too-long", option="length", given=options["length"])
         encoder = Encoder(weights, isolate=student.isolate_documents)
         self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
         most_samples = None if variants is None else variants * self.loader.num_samples
@@ -121,11 +120,11 @@ class _Work:
         units = answers.num_units(self.header)
         if units > MOST_UNITS:
             least = -(-self.header["samples"] // MOST_UNITS)
-            raise UsageError(
+            sentence = (
                 f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
-                f"give at least {least}",
-                "out-of-range", option="unit_samples", given=options["unit_samples"],
-            )  # fmt: skip
+                f"give at least {least}"
+            )
+            raise UsageError(sentence, "out-of-range", option="unit_samples", given=options["unit_samples"])
 
     def begin(self) -> list[int]:
         """Writes the header, or compares it with the one that is there. Returns the units to make. For rank 0."""
@@ -153,16 +152,16 @@ class _Work:
         )
         free = shutil.disk_usage(self.out).free
         if left > free and not yes:
-            raise UsageError(
+            sentence = (
                 f"{left:,} bytes would be written, and {free:,} are free in {self.out}; make room, or give fewer "
-                "samples, or --yes",
-                "unwritable", option="out", given=str(self.out),
-            )  # fmt: skip
+                "samples, or --yes"
+            )
+            raise UsageError(sentence, "unwritable", option="out", given=str(self.out))
         if left > LIMIT_BYTES and not yes:
-            raise UsageError(
-                f"{left:,} bytes would be written, and more than {LIMIT_BYTES:,} need --yes; give it, or fewer samples",
-                "missing", option="yes",
-            )  # fmt: skip
+            sentence = (
+                f"{left:,} bytes would be written, and more than {LIMIT_BYTES:,} need --yes; give it, or fewer samples"
+            )
+            raise UsageError(sentence, "missing", option="yes")
 
     def _seconds_a_sample(self) -> float:
         rows = min(self.header["batch_samples"], self.header["samples"])
@@ -194,10 +193,8 @@ class _Work:
         tails = logprobs.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
         entropy = -(logprobs.exp() * logprobs.clamp(min=answers.LEAST)).sum(-1, keepdim=True)
         if not torch.isfinite(entropy).all():
-            raise DatasetError(
-                f"the teacher predicts NaN for samples from {positions[0]:,} on; give a teacher that works",
-                "unsupported", option="model",
-            )  # fmt: skip
+            sentence = f"the teacher predicts NaN for samples from {positions[0]:,} on; give a teacher that works"
+            raise DatasetError(sentence, "unsupported", option="model")
         arrays = (
             (ids * used).cpu().numpy().astype(self.header["id_dtype"]),
             top.clamp(min=answers.LEAST).where(used, 0.0).half().cpu().numpy(),

@@ -44,18 +44,16 @@ def parse(given: str) -> Lora:
     """Raises UsageError for a --lora that is not written like r=8,alpha=16,bits=4,target=query|value."""
     match = re.fullmatch(r"r=(\d+),alpha=(\d+)(,bits=4)?(?:,target=(.+))?", given)
     if not match or not int(match[1]) or not int(match[2]):
-        raise UsageError(
+        sentence = (
             f"--lora is {given}; write it like r=8,alpha=16, with integers above 0, and behind them bits=4 or "
-            "target=query|value if you need them, in this order",
-            "malformed", option="lora", given=given,
-        )  # fmt: skip
+            "target=query|value if you need them, in this order"
+        )
+        raise UsageError(sentence, "malformed", option="lora", given=given)
     try:
         re.compile(match[4] or "")
     except re.error as error:
-        raise UsageError(
-            f"--lora {given}: target is no regular expression ({error}); correct it",
-            "malformed", option="lora", given=given,
-        ) from None  # fmt: skip
+        sentence = f"--lora {given}: target is no regular expression ({error}); correct it"
+        raise UsageError(sentence, "malformed", option="lora", given=given) from None
     return Lora(int(match[1]), int(match[2]), bool(match[3]), match[4] or "")
 
 
@@ -95,26 +93,26 @@ def _targets(model: PreTrainedModel, pattern: str, whole: Sequence[str]) -> list
         inside = {part for layer in layers_of(model) for part in layer.modules()}
         targets = [name for name, module in maps.items() if module in inside]
         if not targets:
-            raise UsageError(
+            sentence = (
                 f"--lora finds no linear maps in the layers of {model.config.model_type}; name some by "
-                "target=PATTERN, or leave --lora out",
-                "no-match", option="lora",
-            )  # fmt: skip
+                "target=PATTERN, or leave --lora out"
+            )
+            raise UsageError(sentence, "no-match", option="lora")
         return targets
     targets = [name for name in maps if re.search(pattern, name)]
     if not targets:
-        raise UsageError(
+        sentence = (
             f"--lora: target={pattern} matches none of the {len(maps)} linear maps, such as {next(iter(maps), '-')}; "
-            "correct the pattern, or leave it out",
-            "no-match", option="lora", given=pattern,
-        )  # fmt: skip
+            "correct the pattern, or leave it out"
+        )
+        raise UsageError(sentence, "no-match", option="lora", given=pattern)
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     if tied := [name for name in targets if maps[name].weight in embeddings]:
-        raise UsageError(
+        sentence = (
             f"--lora: target={pattern} matches {tied[0]}, whose weights are those of the embeddings; correct the "
-            "pattern so that it does not",
-            "conflict", option="lora", given=pattern,
-        )  # fmt: skip
+            "pattern so that it does not"
+        )
+        raise UsageError(sentence, "conflict", option="lora", given=pattern)
     return targets
 
 
@@ -179,11 +177,11 @@ def read(model: PreTrainedModel, directory: Path) -> None:
     try:
         _peft().set_peft_model_state_dict(model, own)
     except RuntimeError:
-        raise UsageError(
+        sentence = (
             f"{directory / ADAPTER} was trained on weights of other sizes than those of {model.name_or_path}; put the "
-            "weights back that it was trained on, or give another --out",
-            "other-settings", option="init",
-        ) from None  # fmt: skip
+            "weights back that it was trained on, or give another --out"
+        )
+        raise UsageError(sentence, "other-settings", option="init") from None
 
 
 def start_of(directory: Path, given: str) -> str:
@@ -220,10 +218,8 @@ def _bitsandbytes() -> Any:
     try:
         import bitsandbytes
     except ImportError:
-        raise UsageError(
-            "--lora with bits=4 needs bitsandbytes; pip install bitsandbytes, or leave bits=4 out",
-            "not-installed", option="lora",
-        ) from None  # fmt: skip
+        sentence = "--lora with bits=4 needs bitsandbytes; pip install bitsandbytes, or leave bits=4 out"
+        raise UsageError(sentence, "not-installed", option="lora") from None
     return bitsandbytes
 
 

@@ -70,11 +70,11 @@ def build(
             warnings.append(f"--model {name} is changed to fit the data: {', '.join(changes)}")
     family = family_of(config)
     if nsp and family.next_sentence is None:
-        raise UsageError(
+        sentence = (
             f"--objective nsp needs a model with a head for next sentences, such as bert-base; --model {name} is a "
-            f"{config.model_type}",
-            "unsupported", option="objective", given="nsp",
-        )  # fmt: skip
+            f"{config.model_type}"
+        )
+        raise UsageError(sentence, "unsupported", option="objective", given="nsp")
     if layers:
         grow.shorten(config, layers)
     torch.manual_seed(key(seed, "init") >> 1)
@@ -85,10 +85,8 @@ def build(
     except (ValueError, TypeError, RuntimeError, AssertionError, AttributeError, ImportError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         reason = f"transformers does not know {reason}" if isinstance(error, KeyError) else reason
-        raise UsageError(
-            f"--model {name} describes no model that can be built: {reason}; correct it",
-            "model-unreadable", option="model", given=name,
-        ) from None  # fmt: skip
+        sentence = f"--model {name} describes no model that can be built: {reason}; correct it"
+        raise UsageError(sentence, "model-unreadable", option="model", given=name) from None
 
 
 def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
@@ -98,10 +96,8 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
     if path.is_dir():
         path = path / "config.json"
         if not path.is_file():
-            raise UsageError(
-                f"--model {name} is a directory without a config.json; {instead}",
-                "model-not-found", option="model", given=name,
-            )  # fmt: skip
+            sentence = f"--model {name} is a directory without a config.json; {instead}"
+            raise UsageError(sentence, "model-not-found", option="model", given=name)
     try:
         if path.is_file():
             values = json.loads(path.read_bytes())
@@ -118,10 +114,8 @@ def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
             raise
         known = {UnicodeDecodeError: "it is not UTF-8 text", RecursionError: "it is nested too deeply"}
         reason = known.get(type(error), " ".join(str(error).split()))
-        raise UsageError(
-            f"--model {name} is not a transformers configuration: {reason}; correct it, or give another",
-            "model-unreadable", option="model", given=name,
-        ) from None  # fmt: skip
+        sentence = f"--model {name} is not a transformers configuration: {reason}; correct it, or give another"
+        raise UsageError(sentence, "model-unreadable", option="model", given=name) from None
 
 
 def _misspelt(config: PreTrainedConfig, values: dict[str, Any]) -> list[str]:
@@ -151,11 +145,11 @@ def _check_is_encoder(config: PreTrainedConfig, name: str, option: str | None) -
         kind = "a decoder" if is_decoder else "no masked language model"
     else:
         return
-    raise UsageError(
+    sentence = (
         f"{_spelled(name, option)} is {kind} ({config.model_type}); give an encoder that predicts masked tokens, such "
-        "as a bert, a modernbert or a roberta",
-        "unsupported", option=option, given=name,
-    )  # fmt: skip
+        "as a bert, a modernbert or a roberta"
+    )
+    raise UsageError(sentence, "unsupported", option=option, given=name)
 
 
 def _spelled(name: str, option: str | None) -> str:
@@ -179,18 +173,18 @@ def _fit(
 
     family = family_of(config)
     if family.positions_after_padding and special.pad is None:
-        raise UsageError(
+        sentence = (
             f"--model {name} is of type {config.model_type}, whose positions begin after the padding id, and the "
             "tokenizer of the shards has no padding token; give another model, or shards of a tokenizer with a padding "
-            "token",
-            "unsupported", option="model", given=name,
-        )  # fmt: skip
+            "token"
+        )
+        raise UsageError(sentence, "unsupported", option="model", given=name)
     if family.padding_id is not None and special.pad != family.padding_id:
-        raise UsageError(
+        sentence = (
             f"--model {name} is of type {config.model_type}, whose padding id is always {family.padding_id}, and that "
-            f"of the shards is {special.pad}; give another model, or shards of a tokenizer with this padding id",
-            "unsupported", option="model", given=name,
-        )  # fmt: skip
+            f"of the shards is {special.pad}; give another model, or shards of a tokenizer with this padding id"
+        )
+        raise UsageError(sentence, "unsupported", option="model", given=name)
     size = config.attribute_map.get("vocab_size", "vocab_size")
     is_padded = size in values and special.vocab_size <= config.vocab_size < special.vocab_size + VOCABULARY_PADDING
     if not is_padded:
@@ -220,15 +214,13 @@ def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
     model, info = _from_pretrained(directory, nsp=nsp, local_files_only=Path(directory).is_dir())
     if missing := info["missing_keys"]:
         if any(name.startswith(f"{model.base_model_prefix}.") for name in missing):
-            raise DatasetError(
-                f"{directory} lacks weights of its model, such as {min(missing)}; give a complete checkpoint",
-                "weights-missing", given=str(directory),
-            )  # fmt: skip
-        raise DatasetError(
+            sentence = f"{directory} lacks weights of its model, such as {min(missing)}; give a complete checkpoint"
+            raise DatasetError(sentence, "weights-missing", given=str(directory))
+        sentence = (
             f"{directory} has no head that predicts masked tokens ({min(missing)}), as after fine-tuning; give a "
-            "checkpoint of pre-training",
-            "weights-missing", given=str(directory),
-        )  # fmt: skip
+            "checkpoint of pre-training"
+        )
+        raise DatasetError(sentence, "weights-missing", given=str(directory))
     return model
 
 
@@ -254,31 +246,27 @@ def start_from(
     if path.is_file():
         raise UsageError(f"--init {spec} is a file; {instead}", "wrong-file-type", option="init", given=spec)
     if spec in PRESETS and not path.is_dir():
-        raise UsageError(
-            f"--init {spec} is a preset of --model, which has no weights; {instead}, or --model {spec}",
-            "model-not-found", option="init", given=spec,
-        )  # fmt: skip
+        sentence = f"--init {spec} is a preset of --model, which has no weights; {instead}, or --model {spec}"
+        raise UsageError(sentence, "model-not-found", option="init", given=spec)
     local = path.is_dir() or not _must_download(spec, "init", instead)
     model, info = _from_pretrained(spec, nsp=nsp, local_files_only=local, option="init")
     check_fits(spec, shards, model)
     if length > max_length(model.config):
-        raise UsageError(
+        sentence = (
             f"--length {length} is more than the {max_length(model.config)} positions of --init {spec}; give a smaller "
-            "length, or another model",
-            "too-long", option="length", given=length,
-        )  # fmt: skip
+            "length, or another model"
+        )
+        raise UsageError(sentence, "too-long", option="length", given=length)
     missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     if lacking := [name for name in needed(model, missing) if name.startswith(f"{model.base_model_prefix}.")]:
-        raise UsageError(
-            f"--init {spec} lacks weights of the encoder, such as {lacking[0]}; give a complete checkpoint",
-            "weights-missing", option="init", given=spec,
-        )  # fmt: skip
+        sentence = f"--init {spec} lacks weights of the encoder, such as {lacking[0]}; give a complete checkpoint"
+        raise UsageError(sentence, "weights-missing", option="init", given=spec)
     if whole and (lacking := needed(model, missing)):
-        raise UsageError(
+        sentence = (
             f"--init {spec} has no weights for {lacking[0]}, and --lora would not train them; train some steps without "
-            "--lora first",
-            "weights-missing", option="init", given=spec,
-        )  # fmt: skip
+            "--lora first"
+        )
+        raise UsageError(sentence, "weights-missing", option="init", given=spec)
     warnings = [f"--init {spec} has no weights for {', '.join(missing)}, which begin at random"] if missing else []
     if unexpected:
         warnings.append(f"--init {spec} has weights that are not used: {', '.join(unexpected)}")
@@ -290,15 +278,13 @@ def refuse_adapter(directory: Path) -> None:
     if not (directory / ADAPTER_CONFIG).is_file() or (directory / "config.json").is_file():
         return
     if (directory.parent / "config.json").is_file():
-        raise UsageError(
-            f"--init {directory} is an adapter of peft; give {directory.parent}, whose weights it is merged into",
-            "weights-missing", option="init", given=str(directory),
-        )  # fmt: skip
-    raise UsageError(
+        sentence = f"--init {directory} is an adapter of peft; give {directory.parent}, whose weights it is merged into"
+        raise UsageError(sentence, "weights-missing", option="init", given=str(directory))
+    sentence = (
         f"--init {directory} is an adapter of peft without the weights that it belongs to; merge the two by peft's "
-        "merge_and_unload, save them by save_pretrained, and give that directory (docs/adapters.md)",
-        "weights-missing", option="init", given=str(directory),
-    )  # fmt: skip
+        "merge_and_unload, save them by save_pretrained, and give that directory (docs/adapters.md)"
+    )
+    raise UsageError(sentence, "weights-missing", option="init", given=str(directory))
 
 
 def _may_be_on_hub(name: str) -> bool:
@@ -317,31 +303,27 @@ def _must_download(name: str, option: str, instead: str) -> bool:
     """
     hub = huggingface_hub.constants.ENDPOINT
     if not _may_be_on_hub(name):
-        raise UsageError(
-            f"--{option} {name} does not exist; {instead}, or a name on the hub",
-            "model-not-found", option=option, given=name,
-        )  # fmt: skip
+        sentence = f"--{option} {name} does not exist; {instead}, or a name on the hub"
+        raise UsageError(sentence, "model-not-found", option=option, given=name)
     if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
         return False
     try:
         huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except GatedRepoError:
-        raise UsageError(
-            f"{hub} gives --{option} {name} only to users who were granted access; set HF_TOKEN, or {instead}",
-            "access-denied", option=option, given=name,
-        ) from None  # fmt: skip
+        sentence = f"{hub} gives --{option} {name} only to users who were granted access; set HF_TOKEN, or {instead}"
+        raise UsageError(sentence, "access-denied", option=option, given=name) from None
     except RepositoryNotFoundError:
-        raise UsageError(
-            f"--{option} {name} exists neither here nor on {hub}, or is private there; {instead}, or set HF_TOKEN",
-            "model-not-found", option=option, given=name,
-        ) from None  # fmt: skip
+        sentence = (
+            f"--{option} {name} exists neither here nor on {hub}, or is private there; {instead}, or set HF_TOKEN"
+        )
+        raise UsageError(sentence, "model-not-found", option=option, given=name) from None
     except Exception as error:  # of the network
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UsageError(
+        sentence = (
             f"--{option} {name} does not exist here, and {hub} cannot be asked ({reason}); {instead}, or connect to "
-            "the hub",
-            "model-not-found", option=option, given=name,
-        ) from None  # fmt: skip
+            "the hub"
+        )
+        raise UsageError(sentence, "model-not-found", option=option, given=name) from None
     return True
 
 
@@ -362,17 +344,17 @@ def _from_pretrained(
         if isinstance(error, UsageError):
             raise
         reason = str(error).partition("\n")[0]
-        raise DatasetError(
-            f"{given} holds no masked language model that transformers can load ({reason}); give another checkpoint",
-            "model-unreadable", option=option, given=str(spec),
-        ) from None  # fmt: skip
+        sentence = (
+            f"{given} holds no masked language model that transformers can load ({reason}); give another checkpoint"
+        )
+        raise DatasetError(sentence, "model-unreadable", option=option, given=str(spec)) from None
     if info["mismatched_keys"]:
         name, stored, wanted = min(info["mismatched_keys"])
-        raise DatasetError(
+        sentence = (
             f"{given} has {name} of shape {list(stored)}, and its config.json asks for {list(wanted)}; give a "
-            "checkpoint whose files belong together",
-            "model-unreadable", option=option, given=str(spec),
-        )  # fmt: skip
+            "checkpoint whose files belong together"
+        )
+        raise DatasetError(sentence, "model-unreadable", option=option, given=str(spec))
     for tensor in (*model.parameters(), *model.buffers()):
         # A loaded tensor lies where it lay in the file. Matrix products round differently by alignment, and a resumed
         # run must give the same bits, so each gets memory of torch's allocator.
@@ -418,17 +400,17 @@ def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -
             written = None
         same = written is None or hashlib.sha256(written).hexdigest() == stated
     if not same:
-        raise UsageError(
+        sentence = (
             f"the tokenizer of {directory} is not the one that {shards.path} was built with (SHA-256 {stated[:16]}…); "
-            f"use shards built with --tokenizer {directory}",
-            "tokenizer-differs", given=str(directory),
-        )  # fmt: skip
+            f"use shards built with --tokenizer {directory}"
+        )
+        raise UsageError(sentence, "tokenizer-differs", given=str(directory))
     if model.config.vocab_size < shards.special_tokens.vocab_size:
-        raise UsageError(
+        sentence = (
             f"{directory} has a vocabulary of {model.config.vocab_size} tokens, and {shards.path} one of "
-            f"{shards.special_tokens.vocab_size}; use shards built with the tokenizer of the model",
-            "tokenizer-differs", given=str(directory),
-        )  # fmt: skip
+            f"{shards.special_tokens.vocab_size}; use shards built with the tokenizer of the model"
+        )
+        raise UsageError(sentence, "tokenizer-differs", given=str(directory))
 
 
 def fingerprint(model: PreTrainedModel, *, without: Collection[str] = ()) -> str:
@@ -464,10 +446,8 @@ def check_runs(model: PreTrainedModel, *, length: int) -> None:
             raise ValueError(f"{length} ids give logits of shape {list(logits.shape)}")
     except Exception as error:  # of any code
         reason = " ".join(str(error).split())
-        raise UsageError(
-            f"{model.config.model_type} cannot predict tokens from tokens alone ({reason}); give another model",
-            "unsupported", option="model", given=model.config.model_type,
-        ) from None  # fmt: skip
+        sentence = f"{model.config.model_type} cannot predict tokens from tokens alone ({reason}); give another model"
+        raise UsageError(sentence, "unsupported", option="model", given=model.config.model_type) from None
     if not family_of(model).dense:
         _check_head(model, ids, logits[:, :COMPARED])
     model.train(was_training)
@@ -484,11 +464,11 @@ def _check_head(model: PreTrainedModel, ids: torch.Tensor, expected: torch.Tenso
             raise ValueError("it gives other logits")
     except Exception as error:  # of any code
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UsageError(
+        sentence = (
             f"the head that FAMILIES has for {model.config.model_type} is not that of the model's own forward pass "
-            f"({reason}); correct the entry, or leave it out (docs/extending.md)",
-            "bad-entry", given=model.config.model_type,
-        ) from None  # fmt: skip
+            f"({reason}); correct the entry, or leave it out (docs/extending.md)"
+        )
+        raise UsageError(sentence, "bad-entry", given=model.config.model_type) from None
 
 
 def slower(model: PreTrainedModel) -> list[str]:
@@ -514,8 +494,8 @@ def recompute_activations(model: PreTrainedModel) -> None:
     try:
         enable({"use_reentrant": False})
     except ValueError:
-        raise UsageError(
+        sentence = (
             f"transformers cannot compute the activations of {model.config.model_type} again; leave "
-            "--gradient-checkpointing out",
-            "unsupported", option="gradient_checkpointing",
-        ) from None  # fmt: skip
+            "--gradient-checkpointing out"
+        )
+        raise UsageError(sentence, "unsupported", option="gradient_checkpointing") from None

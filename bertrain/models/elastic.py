@@ -67,15 +67,11 @@ def check(config: PreTrainedConfig, sizes: Sizes) -> None:
     """Raises UsageError for sizes that no sub-network of a model has."""
     for name, size, most in zip(Sizes._fields, sizes, sizes_of(config), strict=True):
         if not 1 <= size <= most:
-            raise UsageError(
-                f"{_flag(name)} is {size}, and the model has {most}; give 1 to {most}",
-                "out-of-range", option=name, given=size,
-            )  # fmt: skip
+            sentence = f"{_flag(name)} is {size}, and the model has {most}; give 1 to {most}"
+            raise UsageError(sentence, "out-of-range", option=name, given=size)
     if not _heads_fit(config, sizes.width, sizes.heads):
-        raise UsageError(
-            f"--width {sizes.width} does not go with --heads {sizes.heads}: {_rule(config)}; give others",
-            "conflict", option="heads", given=sizes.heads,
-        )  # fmt: skip
+        sentence = f"--width {sizes.width} does not go with --heads {sizes.heads}: {_rule(config)}; give others"
+        raise UsageError(sentence, "conflict", option="heads", given=sizes.heads)
 
 
 def _flag(name: str) -> str:
@@ -115,20 +111,18 @@ class Space:
         for name, numbers in _ranges(text).items():
             most = getattr(full, name)
             if numbers[-1] != most:
-                raise UsageError(
-                    f"--elastic {name} ends with {numbers[-1]}, and the model has {most}; end with {most}",
-                    "out-of-range", option="elastic", given=text,
-                )  # fmt: skip
+                sentence = f"--elastic {name} ends with {numbers[-1]}, and the model has {most}; end with {most}"
+                raise UsageError(sentence, "out-of-range", option="elastic", given=text)
             self.values = self.values._replace(**{name: numbers})
         heads = self.values.heads
         self._pairs = [(w, h) for w in self.values.width for h in heads if _heads_fit(config, w, h)]
         for width in self.values.width:
             if width not in dict(self._pairs):
-                raise UsageError(
+                sentence = (
                     f"--elastic: width {width} goes with none of the heads {', '.join(map(str, heads))}: "
-                    f"{_rule(config)}; name other heads or widths",
-                    "conflict", option="elastic", given=text,
-                )  # fmt: skip
+                    f"{_rule(config)}; name other heads or widths"
+                )
+                raise UsageError(sentence, "conflict", option="elastic", given=text)
 
     def __len__(self) -> int:
         return len(self.values.layers) * len(self._pairs) * len(self.values.feed_forward)
@@ -156,18 +150,17 @@ def _ranges(text: str) -> dict[str, list[int]]:
     for part in text.split(","):
         match = re.fullmatch(r"(\w+)=(\d+)(?::(\d+)(?::(\d+))?)?", part.strip())
         if not match or match[1] not in Sizes._fields or match[1] in ranges:
-            raise UsageError(
+            sentence = (
                 f"--elastic {text}: {part.strip() or 'an empty part'} is not one of {', '.join(Sizes._fields)}, each "
-                f"named once with numbers first:last or first:last:step; write it like {EXAMPLE}",
-                "malformed", option="elastic", given=text,
-            )  # fmt: skip
+                f"named once with numbers first:last or first:last:step; write it like {EXAMPLE}"
+            )
+            raise UsageError(sentence, "malformed", option="elastic", given=text)
         first, last, step = int(match[2]), int(match[3] or match[2]), int(match[4] or 1)
         if not 1 <= first <= last or step < 1 or (last - first) % step:
-            raise UsageError(
-                f"--elastic {part.strip()}: steps of {step} do not lead from {first} to {last}; write it like "
-                f"{EXAMPLE}",
-                "malformed", option="elastic", given=text,
-            )  # fmt: skip
+            sentence = (
+                f"--elastic {part.strip()}: steps of {step} do not lead from {first} to {last}; write it like {EXAMPLE}"
+            )
+            raise UsageError(sentence, "malformed", option="elastic", given=text)
         ranges[match[1]] = list(range(first, last + 1, step))
     return ranges
 

@@ -32,11 +32,11 @@ class Encoder(Module):
         family = family_of(model)
         if isolate and family.isolation is None:
             can = ", ".join(name for name, other in FAMILIES.items() if other.isolation)
-            raise UsageError(
+            sentence = (
                 f"{model.config.model_type} cannot keep packed documents apart, as --isolate-documents and --samples "
-                f"packed ask; leave them out, or give one of {can}",
-                "unsupported", option="isolate_documents",
-            )  # fmt: skip
+                f"packed ask; leave them out, or give one of {can}"
+            )
+            raise UsageError(sentence, "unsupported", option="isolate_documents")
         self.model, self.isolate = model, isolate
         self.is_dense = family.dense
         self._head = functools.partial(family.head, model) if family.head else _own_head(model)

@@ -26,18 +26,14 @@ _SHARES_PARTS = ("deberta", "deberta-v2", "mpnet")  # such as embeddings of dist
 def shorten(config: PreTrainedConfig, layers: int) -> None:
     """Makes a configuration that of a model's first layers. Raises UsageError if it has fewer."""
     if layers > (number := getattr(config, "num_hidden_layers", 0)):
-        raise UsageError(
-            f"--grow begins with {layers}, and the number of layers of --model is {number}; end with {number}",
-            "out-of-range", option="grow", given=layers,
-        )  # fmt: skip
+        sentence = f"--grow begins with {layers}, and the number of layers of --model is {number}; end with {number}"
+        raise UsageError(sentence, "out-of-range", option="grow", given=layers)
     kinds = getattr(config, "layer_types", None)  # of attention, one for each layer
     try:
         config.num_hidden_layers = layers
     except NotImplementedError:
-        raise UsageError(
-            f"--grow cannot give {config.model_type} another number of layers; leave it out",
-            "unsupported", option="grow",
-        ) from None  # fmt: skip
+        sentence = f"--grow cannot give {config.model_type} another number of layers; leave it out"
+        raise UsageError(sentence, "unsupported", option="grow") from None
     if kinds:
         config.layer_types = list(kinds[:layers])
 
@@ -49,21 +45,17 @@ def check_depth(full: PreTrainedModel, grow: str, layers: int, *, freezes: bool)
     """
     kind = full.config.model_type
     if freezes and kind in _SHARES_PARTS:
-        raise UsageError(
-            f"--freeze-trunk cannot freeze the parts that the layers of {kind} share; leave it out",
-            "unsupported", option="freeze_trunk",
-        )  # fmt: skip
+        sentence = f"--freeze-trunk cannot freeze the parts that the layers of {kind} share; leave it out"
+        raise UsageError(sentence, "unsupported", option="freeze_trunk")
     if _prefix(full) is None:
-        raise UsageError(
-            f"--grow cannot tell the layers of {kind} apart, or they share weights; leave it out",
-            "unsupported", option="grow", given=grow,
-        )  # fmt: skip
+        sentence = f"--grow cannot tell the layers of {kind} apart, or they share weights; leave it out"
+        raise UsageError(sentence, "unsupported", option="grow", given=grow)
     number = len(layers_of(full))
     if layers != number:
-        raise UsageError(
-            f"--grow {grow} ends with {layers}, and the number of layers of --model is {number}; end with {number}",
-            "out-of-range", option="grow", given=grow,
-        )  # fmt: skip
+        sentence = (
+            f"--grow {grow} ends with {layers}, and the number of layers of --model is {number}; end with {number}"
+        )
+        raise UsageError(sentence, "out-of-range", option="grow", given=grow)
 
 
 def check_outside(full: PreTrainedModel, first: PreTrainedModel) -> None:
@@ -74,11 +66,11 @@ def check_outside(full: PreTrainedModel, first: PreTrainedModel) -> None:
         for model in (full, first)
     ]
     if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
-        raise UsageError(
+        sentence = (
             f"--grow cannot add layers to {full.config.model_type}: {differing[0]}, which is outside its layers, "
-            "depends on their number; leave it out",
-            "unsupported", option="grow",
-        )  # fmt: skip
+            "depends on their number; leave it out"
+        )
+        raise UsageError(sentence, "unsupported", option="grow")
 
 
 @torch.no_grad()
@@ -94,11 +86,11 @@ def carry(
         if source is None:
             continue
         if parameter.shape != source.shape:
-            raise UsageError(
+            sentence = (
                 f"--model has changed since the run began: {name} was {list(source.shape)} and is now "
-                f"{list(parameter.shape)}; put the file back as it was",
-                "other-settings", option="model",
-            )  # fmt: skip
+                f"{list(parameter.shape)}; put the file back as it was"
+            )
+            raise UsageError(sentence, "other-settings", option="model")
         parameter.copy_(source)
         if moments := old.state.get(source):
             new.state[parameter] = {
@@ -110,11 +102,11 @@ def carry(
             continue  # those of objectives are such as a queue of earlier rows
         if name not in buffers or buffers[name].shape != buffer.shape:
             was = list(buffers[name].shape) if name in buffers else "not there"
-            raise UsageError(
+            sentence = (
                 f"--grow cannot keep the buffer {name}, which was {was} and is {list(buffer.shape)} in the larger "
-                "model; make it independent of the number of layers, or leave --grow out",
-                "bad-entry", option="grow",
-            )  # fmt: skip
+                "model; make it independent of the number of layers, or leave --grow out"
+            )
+            raise UsageError(sentence, "bad-entry", option="grow")
         buffer.copy_(buffers[name])
 
 

@@ -18,11 +18,11 @@ def check(model: PreTrainedModel, *, hidden: bool) -> None:
     """Raises UsageError where a model's family cannot be tapped for hidden states, or else for relations."""
     taps = family_of(model).taps if layers_of(model) else None
     if taps is None or not (hidden or has_attention(model)):
-        raise UsageError(
+        sentence = (
             f"--distil {'hidden' if hidden else 'relations'} cannot read the layers of {model.config.model_type} "
-            f"(docs/models.md); give --distil logits{' or hidden' if taps else ''}",
-            "unsupported", option="distil", given="hidden" if hidden else "relations",
-        )  # fmt: skip
+            f"(docs/models.md); give --distil logits{' or hidden' if taps else ''}"
+        )
+        raise UsageError(sentence, "unsupported", option="distil", given="hidden" if hidden else "relations")
 
 
 def has_attention(model: PreTrainedModel) -> bool:
@@ -45,10 +45,8 @@ class Taps:
         all_layers = layers_of(model)
         self.has_attention = has_attention(model)
         if len(layers) > 1 and len({id(layer) for layer in all_layers}) < len(all_layers):
-            raise UsageError(
-                f"the layers of {model.config.model_type} share their weights; give --distil-layers last",
-                "unsupported", option="distil_layers",
-            )  # fmt: skip
+            sentence = f"the layers of {model.config.model_type} share their weights; give --distil-layers last"
+            raise UsageError(sentence, "unsupported", option="distil_layers")
         for number in layers:
             if number == EMBEDDINGS:
                 all_layers[0].register_forward_pre_hook(_keep_input_in(self.hidden), with_kwargs=True)

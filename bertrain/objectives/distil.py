@@ -219,11 +219,11 @@ def _layer_pairs(student_layers: int, teacher_layers: int, config: Config) -> li
     if config.distil_method == "relations" or config.distil_layers == "last":
         return [(student_layers - 1, teacher_layers - 1)]
     if teacher_layers < student_layers:
-        raise UsageError(
+        sentence = (
             f"--distil-layers uniform needs a teacher with at least the student's {student_layers} layers, and "
-            f"--teacher {config.teacher} has {teacher_layers}; give --distil-layers last",
-            "unsupported", option="distil_layers", given=config.distil_layers,
-        )  # fmt: skip
+            f"--teacher {config.teacher} has {teacher_layers}; give --distil-layers last"
+        )
+        raise UsageError(sentence, "unsupported", option="distil_layers", given=config.distil_layers)
     return [
         (EMBEDDINGS, EMBEDDINGS),
         *((layer, (layer + 1) * teacher_layers // student_layers - 1) for layer in range(student_layers)),

@@ -59,11 +59,11 @@ class Elastic(Learner):
         own = {f"model.{name}" for name, _ in small.named_parameters()}
         trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
         if not any(name in own or name.startswith("objectives.") for name in trained):
-            raise UsageError(
+            sentence = (
                 f"--lr-scale {' '.join(scales)} freezes all parameters of the sub-networks with the fewest layers, "
-                f"{self.space[0].layers}; leave some to train, or begin the layers of --elastic with more",
-                "nothing-to-train", option="lr_scale", given=list(scales),
-            )  # fmt: skip
+                f"{self.space[0].layers}; leave some to train, or begin the layers of --elastic with more"
+            )
+            raise UsageError(sentence, "nothing-to-train", option="lr_scale", given=list(scales))
 
     def facts(self) -> dict[str, Any]:
         """How many sub-networks there are, and how many parameters the smallest and the largest of them have."""

@@ -19,11 +19,11 @@ def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """
     optimizer: Any = OPTIMIZERS[config.optimizer](module, config)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
+        sentence = (
             f"--optimizer {config.optimizer}: its entry in OPTIMIZERS gives {type(optimizer).__name__!r}; it must give "
-            "a torch.optim.Optimizer (docs/extending.md)",
-            "bad-entry", option="optimizer", given=config.optimizer,
-        )  # fmt: skip
+            "a torch.optim.Optimizer (docs/extending.md)"
+        )
+        raise UsageError(sentence, "bad-entry", option="optimizer", given=config.optimizer)
     if config.lr_scale:
         _scale_rates(optimizer, module, config)
     if channel := getattr(module, "side_channel", None):
@@ -43,10 +43,8 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     model: Any = module.model
     matrices = hidden_matrices(model)
     if not matrices:
-        raise UsageError(
-            f"--optimizer muon: {model.config.model_type} has no linear maps in its layers; give adamw",
-            "unsupported", option="optimizer", given="muon",
-        )  # fmt: skip
+        sentence = f"--optimizer muon: {model.config.model_type} has no linear maps in its layers; give adamw"
+        raise UsageError(sentence, "unsupported", option="optimizer", given="muon")
     theirs = {parameter for parameter, _ in matrices}
     others = parameter_groups(module, config.weight_decay)
     for group in others:
@@ -100,10 +98,8 @@ def _scale_rates(optimizer: torch.optim.Optimizer, module: torch.nn.Module, conf
         if factor == 0:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in named.values()):
-        raise UsageError(
-            f"--lr-scale {' '.join(config.lr_scale)} freezes all parameters; leave some to train",
-            "nothing-to-train", option="lr_scale", given=config.lr_scale,
-        )  # fmt: skip
+        sentence = f"--lr-scale {' '.join(config.lr_scale)} freezes all parameters; leave some to train"
+        raise UsageError(sentence, "nothing-to-train", option="lr_scale", given=config.lr_scale)
 
 
 def _deciding(names: Iterable[str], config: Config) -> dict[str, int]:
@@ -118,11 +114,11 @@ def check_scales(names: Iterable[str], config: Config) -> None:
     names = list(names)
     for given, (pattern, _) in zip(config.lr_scale, config.rate_scales, strict=True):
         if not any(pattern.search(name) for name in names):
-            raise UsageError(
+            sentence = (
                 f"--lr-scale {given} matches none of the {len(names)} parameters, such as {names[0]} and {names[-1]}; "
-                "correct the pattern, or leave it out",
-                "no-match", option="lr_scale", given=given,
-            )  # fmt: skip
+                "correct the pattern, or leave it out"
+            )
+            raise UsageError(sentence, "no-match", option="lr_scale", given=given)
 
 
 def scaled_rates(sizes: Mapping[str, int], config: Config) -> list[dict[str, Any]]:

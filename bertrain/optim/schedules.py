@@ -22,11 +22,11 @@ def learning_rate(
         return peak * wsd(step, steps, warmup_steps, decay_share)
     factor = SCHEDULES[schedule](step, steps, warmup_steps)
     if not (isinstance(factor, Real) and 0 <= factor < math.inf):
-        raise UsageError(
+        sentence = (
             f"--schedule {schedule} gives {factor!r} at step {step} of {steps}; it must give a number of 0 or more "
-            "(docs/extending.md)",
-            "bad-entry", option="schedule", given=schedule,
-        )  # fmt: skip
+            "(docs/extending.md)"
+        )
+        raise UsageError(sentence, "bad-entry", option="schedule", given=schedule)
     return peak * factor
 
 

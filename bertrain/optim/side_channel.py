@@ -54,26 +54,26 @@ def read(path: str, vocabulary: Mapping[str, int]) -> Structures:
         if not token and not names:
             continue
         if not token or not names or not all(names):
-            raise UsageError(
+            sentence = (
                 f"--side-channel {path}, line {number}, is {line[:40]!r}; write a token, a tab and the names of its "
-                "structures, with tabs between",
-                "bad-row", option="side_channel", given=path,
-            )  # fmt: skip
+                "structures, with tabs between"
+            )
+            raise UsageError(sentence, "bad-row", option="side_channel", given=path)
         if first_line.setdefault(token, number) != number:
-            raise UsageError(
+            sentence = (
                 f"--side-channel {path} has the token {token!r} in line {first_line[token]} and line {number}; put all "
-                "its structures into one line",
-                "bad-row", option="side_channel", given=path,
-            )  # fmt: skip
+                "its structures into one line"
+            )
+            raise UsageError(sentence, "bad-row", option="side_channel", given=path)
         for name in names if token in vocabulary else ():
             ids.append(vocabulary[token])
             structures.append(numbers.setdefault(name, len(numbers)))
     if not ids:
-        raise UsageError(
+        sentence = (
             f"--side-channel {path} names none of the {len(vocabulary)} tokens of the vocabulary; write them as "
-            "tokenizer.json of the shards does",
-            "no-match", option="side_channel", given=path,
-        )  # fmt: skip
+            "tokenizer.json of the shards does"
+        )
+        raise UsageError(sentence, "no-match", option="side_channel", given=path)
     return Structures(torch.tensor(ids), torch.tensor(structures), tuple(numbers))
 
 
@@ -90,10 +90,8 @@ def _bytes(path: str) -> bytes:
             f"--side-channel {path} does not exist; check the name", "not-found", option="side_channel", given=path
         ) from None
     except OSError as error:
-        raise UsageError(
-            f"--side-channel {path} cannot be read ({error.strerror}); give a file that can",
-            "unreadable", option="side_channel", given=path,
-        ) from None  # fmt: skip
+        sentence = f"--side-channel {path} cannot be read ({error.strerror}); give a file that can"
+        raise UsageError(sentence, "unreadable", option="side_channel", given=path) from None
 
 
 class SideChannel(Module):
@@ -121,11 +119,11 @@ class SideChannel(Module):
         embeddings: [V, width]. Raises UsageError if they are frozen.
         """
         if not embeddings.requires_grad:
-            raise UsageError(
+            sentence = (
                 "--side-channel learns with the word embeddings, and something else, such as --lr-scale, freezes them; "
-                "leave one of the two out",
-                "conflict", option="side_channel",
-            )  # fmt: skip
+                "leave one of the two out"
+            )
+            raise UsageError(sentence, "conflict", option="side_channel")
         self.weight.requires_grad_(False)  # its gradient comes from `gather`, on every rank the same
         ids, structures = self.table.ids.to(embeddings.device), self.table.structures.to(embeddings.device)
         of_structures = _members(structures, ids, len(self.weight))

@@ -70,10 +70,8 @@ def locked(run: Path) -> AbstractContextManager[None]:
             raise FileExistsError
         make_directory(run)
     except (FileExistsError, NotADirectoryError):
-        raise UsageError(
-            f"--out {run} cannot be made, because a file has this name; give another --out",
-            "out-exists", option="out", given=str(run),
-        ) from None  # fmt: skip
+        sentence = f"--out {run} cannot be made, because a file has this name; give another --out"
+        raise UsageError(sentence, "out-exists", option="out", given=str(run)) from None
     return hold(run / ".lock", f"{run} is in use", "give another --out")
 
 
@@ -230,11 +228,11 @@ def read_trainer(path: Path) -> dict[str, Any]:
     """What trainer.json of a checkpoint says. Raises DatasetError for one of another version."""
     saved: dict[str, Any] = json.loads((path / TRAINER).read_bytes())
     if missing := sorted((BEGINNING.keys() | OTHERS) - saved.keys()):
-        raise DatasetError(
+        sentence = (
             f"{path} was written by another version of bertrain: its {TRAINER} has no {missing[0]}; use that version, "
-            "or start from its weights with --init and another --out",
-            "other-version", given=str(path),
-        )  # fmt: skip
+            "or start from its weights with --init and another --out"
+        )
+        raise DatasetError(sentence, "other-version", given=str(path))
     return saved
 
 
@@ -243,11 +241,11 @@ def require_same(path: Path, saved: Mapping[str, Any], given: Mapping[str, str])
     for option, value in given.items():
         if saved[option] != value:
             was = f"--{option} {saved[option]}" if saved[option] else f"no --{option}"
-            raise UsageError(
+            sentence = (
                 f"{path} was trained with {was}, and {f'--{option} {value}' if value else 'none'} was given; give the "
-                "same, or another --out",
-                "other-settings", option=option.replace("-", "_"), given=value,
-            )  # fmt: skip
+                "same, or another --out"
+            )
+            raise UsageError(sentence, "other-settings", option=option.replace("-", "_"), given=value)
 
 
 def require_same_models(
@@ -258,17 +256,17 @@ def require_same_models(
     teacher, base: those of the Learner of this run.
     """
     if saved["teacher"] != teacher:
-        raise UsageError(
+        sentence = (
             f"{path} was trained with {saved['teacher'] or 'no teacher'}, and this run has {teacher or 'none'}; give "
-            "the same, or another --out",
-            "other-settings", option="teacher", given=teacher,
-        )  # fmt: skip
+            "the same, or another --out"
+        )
+        raise UsageError(sentence, "other-settings", option="teacher", given=teacher)
     if saved["base"] != base:
-        raise UsageError(
+        sentence = (
             f"{path} has an adapter for other weights than --init {config.init} has; put those back, or give another "
-            "--out",
-            "other-settings", option="init", given=config.init,
-        )  # fmt: skip
+            "--out"
+        )
+        raise UsageError(sentence, "other-settings", option="init", given=config.init)
 
 
 def made_with(config: Config) -> dict[str, str]:
@@ -305,11 +303,11 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
     except (ValueError, RuntimeError, FileNotFoundError) as error:
         reason = str(error).partition(" state_dict for Learner:")[2].strip() or str(error)  # what follows that heading
         reason = reason.partition("\n")[0].rstrip(".")
-        raise DatasetError(
+        sentence = (
             f"{path} was written by a run with other parameters ({reason}); give the same --objective and --distil, or "
-            "another --out",
-            "other-settings", option="objective", given=reason,
-        ) from None  # fmt: skip
+            "another --out"
+        )
+        raise DatasetError(sentence, "other-settings", option="objective", given=reason) from None
     for group, given in zip(optimizer.param_groups, settings, strict=True):
         group.update(given)
 
@@ -351,11 +349,11 @@ class Choice(NamedTuple):
         end = time.monotonic() + STALE_S
         while (seen := self._seen(self.path)) != self.index_sha256:
             if time.monotonic() > end:
-                raise DatasetError(
+                sentence = (
                     f"rank 0 resumes from {self.path}, and another rank does not see the same checkpoint there "
-                    f"({seen[:40]}); give an --out that all machines share",
-                    "other-stream", option="out", given=str(self.path.parent),
-                )  # fmt: skip
+                    f"({seen[:40]}); give an --out that all machines share"
+                )
+                raise DatasetError(sentence, "other-stream", option="out", given=str(self.path.parent))
             time.sleep(1)
 
     @staticmethod
@@ -382,22 +380,16 @@ def find(path: Path, option: str = "checkpoint") -> Path:
     """
     if (path / "config.json").is_file():
         if (path / INDEX).exists() and (fault := _fault(path)):
-            raise DatasetError(
-                f"checkpoint {path} is damaged: {fault}; give the run's directory to use another",
-                "damaged", option=option, given=str(path),
-            )  # fmt: skip
+            sentence = f"checkpoint {path} is damaged: {fault}; give the run's directory to use another"
+            raise DatasetError(sentence, "damaged", option=option, given=str(path))
         return path
     checkpoint, warnings = newest(path)
     if checkpoint is None:
         if warnings:
             raise DatasetError(warnings[0], "damaged", option=option, given=str(path))
         if not path.exists():
-            raise UsageError(
-                f"{path} does not exist; give the directory of a run or of a checkpoint",
-                "not-found", option=option, given=str(path),
-            )  # fmt: skip
-        raise UsageError(
-            f"{path} holds no checkpoint; give the directory of a run, or one with config.json and weights",
-            "not-a-run", option=option, given=str(path),
-        )  # fmt: skip
+            sentence = f"{path} does not exist; give the directory of a run or of a checkpoint"
+            raise UsageError(sentence, "not-found", option=option, given=str(path))
+        sentence = f"{path} holds no checkpoint; give the directory of a run, or one with config.json and weights"
+        raise UsageError(sentence, "not-a-run", option=option, given=str(path))
     return checkpoint

@@ -102,10 +102,8 @@ def require(names: Sequence[str]) -> None:
     """Raises UsageError for a tracker whose library is not installed. Imports none."""
     for name in names:
         if sys.modules.get(name) is None and not find_spec(name):
-            raise UsageError(
-                f"--log-to {name} needs {name}, which is not installed; {install(EXTRAS[name])}",
-                "not-installed", option="log_to", given=name,
-            )  # fmt: skip
+            sentence = f"--log-to {name} needs {name}, which is not installed; {install(EXTRAS[name])}"
+            raise UsageError(sentence, "not-installed", option="log_to", given=name)
 
 
 class Tracker:

@@ -230,17 +230,17 @@ class Watch(contextlib.ExitStack):
         numbers = {"the loss": loss, **(others or {}), "the gradient norm": norm}
         wild = [f"{name} is {number}" for name, number in numbers.items() if not math.isfinite(number or 0.0)]
         if not math.isfinite(numbers.get("distil_loss") or 0.0):
-            raise TrainingError(
+            sentence = (
                 f"the loss from the teacher is {numbers['distil_loss']} at step {step}; lower --lr {self.config.lr}, "
-                "or give another --precision than fp16, in which a teacher may overflow",
-                "not-finite", option="lr", given=self.config.lr,
-            )  # fmt: skip
+                "or give another --precision than fp16, in which a teacher may overflow"
+            )
+            raise TrainingError(sentence, "not-finite", option="lr", given=self.config.lr)
         if wild:
-            raise TrainingError(
+            sentence = (
                 f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen --warmup and run again "
-                "from the newest checkpoint",
-                "not-finite", option="lr", given=self.config.lr,
-            )  # fmt: skip
+                "from the newest checkpoint"
+            )
+            raise TrainingError(sentence, "not-finite", option="lr", given=self.config.lr)
 
     def evaluation(
         self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], *, seconds: float

@@ -71,10 +71,8 @@ class Spans(Task):
 
     def encode(self, tokenizer: Any, examples: list[Question], length: int) -> tuple[Data, list[str]]:
         if length < SHORTEST_ROW:
-            raise UsageError(
-                f"--length {length} is too short for a question and a text; give at least {SHORTEST_ROW}",
-                "out-of-range", option="length", given=length,
-            )  # fmt: skip
+            sentence = f"--length {length} is too short for a question and a text; give at least {SHORTEST_ROW}"
+            raise UsageError(sentence, "out-of-range", option="length", given=length)
         tokenizer.padding_side = "right"  # as the places of answers are counted from the left
         texts = [question.text for question in examples]
         most = min(LONGEST_QUESTION, length // 2)

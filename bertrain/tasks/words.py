@@ -45,10 +45,8 @@ class Words(Task):
         is_table = path.lower().endswith((".jsonl", ".json", ".parquet"))
         sentences = (_lists if is_table else _lines)(path, self.columns.text, self.columns.label)
         if not sentences:
-            raise UsageError(
-                f"{path} holds no sentences; give a word a line, and a blank line behind each sentence",
-                "empty", given=path,
-            )  # fmt: skip
+            sentence = f"{path} holds no sentences; give a word a line, and a blank line behind each sentence"
+            raise UsageError(sentence, "empty", given=path)
         return sentences, []
 
     def learn(self, train: list[Sentence]) -> list[str]:
@@ -146,10 +144,8 @@ def _lines(path: str, text: str, label: str) -> list[Sentence]:
     """A word a line. Files named .conllu have comments, ranges of words and empty words, which are left out."""
     for option, column in (("text", text), ("label", label)):
         if not tables.is_number(column):
-            raise UsageError(
-                f"--{option} {column}: the columns of {path} have no names; give the number, from 0",
-                "malformed", option=option, given=column,
-            )  # fmt: skip
+            sentence = f"--{option} {column}: the columns of {path} have no names; give the number, from 0"
+            raise UsageError(sentence, "malformed", option=option, given=column)
     lines = reading.text(path).split("\n")
     is_universal = ".conllu" in path.lower()
     sentences: list[Sentence] = []
