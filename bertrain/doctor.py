@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.errors import BertdataError
+from bertdata.errors import BertdataError, counted
 from bertdata.format.verify import verify
 from bertrain import assemble, optim
 from bertrain.batches import Batches
@@ -27,7 +27,7 @@ from bertrain.config import Config, command
 from bertrain.models import adapters
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
-from bertrain.plan import Plan, counted
+from bertrain.plan import Plan
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
 

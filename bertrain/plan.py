@@ -6,15 +6,11 @@ import math
 from dataclasses import dataclass
 
 import bertdata
+from bertdata.errors import counted
 from bertrain.config import MICRO_BATCH_SIZE, Config
 from bertrain.optim import learning_rate
 
 BUDGET_STEPS = 1_000_000  # the resolution of a schedule over time; a run with a budget takes as many steps as it can
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 row, 1,000 rows."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def masking_of(config: Config, *, num_samples: int = 0, skipped: int = 0) -> bertdata.Masking:

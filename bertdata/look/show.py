@@ -29,13 +29,6 @@ def shown(
     """
     from bertdata.tokenize.load import load
 
-    if split not in dataset.splits:
-        raise UsageError(
-            f"{dataset.path} has no split {split!r}; it has {', '.join(dataset.splits)}",
-            "no-split",
-            option="split",
-            given=split,
-        )
     tokenizer = load(str(dataset.path))
     masking = Masking(policy=policy) if policy else None
     loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata import key
-from bertdata.errors import UsageError
+from bertdata.errors import UsageError, counted
 from bertrain.models import grow
 from bertrain.models.families import FAMILIES, FUSED, family_of
 
@@ -39,8 +39,7 @@ class Sizes(NamedTuple):
     feed_forward: int  # width inside a layer
 
     def __str__(self) -> str:
-        layers, heads = (f"{number} {kind}{'s' * (number != 1)}"
-                         for number, kind in ((self.layers, "layer"), (self.heads, "head")))  # fmt: skip
+        layers, heads = counted(self.layers, "layer"), counted(self.heads, "head")
         return f"{layers}, width {self.width}, {heads}, feed-forward {self.feed_forward}"
 
 

@@ -15,9 +15,10 @@ from typing import Any
 from tqdm import tqdm
 
 import bertdata
+from bertdata.errors import counted
 from bertdata.files import make_directory, write_file
 from bertrain.config import Config
-from bertrain.plan import Plan, counted
+from bertrain.plan import Plan
 from bertrain.runtime import checkpoint, trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
