@@ -6,8 +6,9 @@
 
 Six kinds of mutation, the same number of each, at places that a seeded generator draws from executed lines: a sign, a
 bound, a missing fsync, a dtype, a dropped term, and an option that is ignored. Each is tried in a copy of the project:
-first the fast tests of the files whose tests execute the line, then all tests. Python does not see which lines of a
-compiled kernel are executed: all of them count, and KERNEL_TESTS names their tests. A mutation that changes nothing
+first the fast tests of the files whose tests execute the line (all fast tests for a line that only an import executes),
+then all tests. Python does not see which lines of a compiled kernel are executed: all of them count, and KERNEL_TESTS
+names their tests. A mutation that changes nothing
 that a test could see is listed in EQUIVALENT with the reason.
 
 Needs the package coverage, which the extra `dev` has. A run that was stopped goes on from the results in --out.
@@ -24,6 +25,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +34,7 @@ import click
 
 ROOT = Path(__file__).parent.parent
 FAST, ALL = "not slow and not gpu", "not gpu"
-LIMIT_S = {FAST: 900, ALL: 2400}
+LIMIT_S = {FAST: 400, ALL: 1500}
 KERNEL_TESTS = {
     "bertdata/read": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
     "bertdata/sources": ["text", "inputs", "split", "import", "kernels"],
@@ -171,28 +173,11 @@ def copy_of_project(folder: Path) -> Path:
 
 def passes(copy: Path, marks: str, tests: list[str], *, workers: int) -> bool:
     """Whether tests pass in a copy, all of those with the marks if none is named. Tests that do not end fail."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-m",
-        marks,
-        "-n",
-        str(workers),
-        "--dist",
-        "worksteal",
-        *tests,
-    ]
+    parallel = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marks, *parallel, *tests]
     environment = os.environ | {"PYTHONPATH": str(copy), "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
-        [*command, *tests],
-        cwd=copy,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
         return process.wait(LIMIT_S[marks]) in (0, 5)  # 5: none of the tests was collected
@@ -211,7 +196,7 @@ def found_by(mutation: Mutation, tests: list[str], workers: int) -> str:
         path = copy / mutation.file
         content = path.read_bytes()
         path.write_bytes(content[: mutation.begin] + mutation.new.encode() + content[mutation.end :])
-        if tests and not passes(copy, FAST, tests, workers=workers):
+        if not passes(copy, FAST, tests, workers=workers):
             return "fast"
         return "none" if passes(copy, ALL, [], workers=workers) else "all"
 
@@ -259,8 +244,6 @@ def lines(out: str) -> None:
 @click.option("--minutes", default=600.0, help="Begin no mutation after this time.")
 def run(lines_file: str, out: str, count: int, seed: int, workers: int, minutes: float) -> None:
     """Try mutations of the lines that `lines` found."""
-    import time
-
     executed, results, begun = json.loads(Path(lines_file).read_text()), Path(out), time.monotonic()
     known = {json.loads(line)["mutation"] for line in results.read_text().splitlines()} if results.exists() else set()
     for mutation in drawn(executed, count, seed):
