@@ -26,9 +26,9 @@ from tqdm import tqdm
 import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
-from bertdata.read.words import Spelling
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertdata.tokenize.spelling import Spelling, spelled
+from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain import feed, pairs
 from bertrain.models import build
 from bertrain.models.encoder import PLACES, Encoder
@@ -112,7 +112,7 @@ def evaluate(
         "targets": int(num_targets),
         "samples": int(num_samples),
         "same_token": most,
-        "same_token_text": _spelling(load_tokenizer(str(shards.path)))(most),
+        "same_token_text": spelled(load_tokenizer(str(shards.path)))(most),
         "same_share": int(predicted[most]) / max(1.0, num_targets),
     }
 
@@ -169,16 +169,10 @@ def _predicted(
     return batch, predicted
 
 
-def _spelling(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A function: an id → its token as people read it."""
-    spelling = Spelling(tokenizer.files[TOKENIZER])
-    return lambda token: spelling.token(tokenizer.spell(token))
-
-
 def _read(shards: bertdata.Dataset, batch: bertdata.Batch, predicted: np.ndarray) -> list[Shown]:
     """The rows of a batch as people read them. predicted: int64 [B, K, best]."""
     tokenizer = load_tokenizer(str(shards.path))
-    spelling, spelled = Spelling(tokenizer.files[TOKENIZER]), _spelling(tokenizer)
+    spelling, as_read = Spelling(tokenizer.files[TOKENIZER]), spelled(tokenizer)
     shown = []
     for row, ids in enumerate(batch.input_ids):
         size = ids.size if batch.attention_mask is None else int(batch.attention_mask[row].sum())
@@ -189,8 +183,8 @@ def _read(shards: bertdata.Dataset, batch: bertdata.Batch, predicted: np.ndarray
         for slot, position in zip(slots, positions, strict=True):
             first = max(0, position - CONTEXT)
             around = spelling.text(tokens[first : position + CONTEXT + 1], {position - first})
-            best = [spelled(int(token)) for token in predicted[row, slot]]
-            masked.append((around, spelled(int(batch.targets[row, slot])), best))
+            best = [as_read(int(token)) for token in predicted[row, slot]]
+            masked.append((around, as_read(int(batch.targets[row, slot])), best))
         shown.append(Shown(spelling.text(tokens, {*positions}), masked))
     return shown
 

@@ -19,7 +19,7 @@ PACKAGES = {
     "remote": ("", "requests reader stores web hub files"),
     "format": ("remote", "arrays records table manifest shard origins dataset answers verify transfer"),
     "sources": ("remote", "kernels inputs find streams texts maps jsonl documents tables ids split blocks docstrings"),
-    "tokenize": ("", "kernels rules forms models added engine wordpiece words tokenizer load train"),
+    "tokenize": ("", "kernels rules forms models added engine wordpiece words tokenizer load spelling train"),
     "write": (
         "format sources tokenize",
         "kernels threads duplicates units staging cluster publish vocabulary dataset importing exporting",
@@ -135,7 +135,8 @@ def test_the_trainer_uses_no_private_part_of_the_engine(module):
     imported = imports(TRAINER[module])
     allowed = {"choices", "cli", "errors", "files", "format.answers", "format.arrays", "format.records",
                "format.verify", "look.page", "read.words", "sources.docstrings", "sources.inputs",
-               "sources.streams", "tokenize.load", "tokenize.tokenizer"}  # fmt: skip
+               "sources.streams", "tokenize.load", "tokenize.spelling",
+               "tokenize.tokenizer"}  # fmt: skip
     assert modules(imported, "bertdata", ENGINE) - {"__init__"} <= allowed
     assert not any(part.startswith("_") for name in imported for part in name.split(".") if part != "__future__")
     source = TRAINER[module].read_text()

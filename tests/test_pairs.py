@@ -18,8 +18,8 @@ from training import on_ranks
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
-from bertdata.read.words import Spelling
 from bertdata.tokenize.load import load
+from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertdata.tokenize.train import train_unigram
 from bertrain import evaluate, pairs

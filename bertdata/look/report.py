@@ -24,6 +24,7 @@ from bertdata.read import kernels
 from bertdata.read.loader import Loader
 from bertdata.read.pieces import PACKED_TOGETHER
 from bertdata.tokenize.load import load
+from bertdata.tokenize.spelling import spelled
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.types import Masking
 
@@ -120,6 +121,7 @@ def _tokens(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) -
     special = set(dataset.special_tokens.special_ids)
     order = np.argsort(-counts, kind="stable")
     used = int((counts > 0).sum())
+    token_of = spelled(tokenizer)
     ranks = np.unique(np.geomspace(1, max(1, used), _RANKS).astype(np.int64))
     return {
         "counted": int(counts.sum()),
@@ -127,7 +129,7 @@ def _tokens(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) -
         "used": used,
         "once": int((counts == 1).sum()),
         "frequent": [
-            {"token": tokenizer.spell(token)[:_WORD], "count": int(counts[token]), "special": token in special}
+            {"token": token_of(token)[:_WORD], "count": int(counts[token]), "special": token in special}
             for token in order[: min(_FREQUENT, used)].tolist()
         ],
         "ranks": [[rank, int(counts[order[rank - 1]])] for rank in ranks.tolist()],
@@ -254,6 +256,7 @@ def _samples(dataset: Dataset, tokenizer: Tokenizer, *, length: int, samples: st
                     for row in range(count)
                 ]
             )
+    token_of = spelled(tokenizer)
     ids = {token for row in _each(rows) for token in (*row["ids"], *(x for m in row["masks"].values() for _, x in m))}
     return {
         "split": split,
@@ -263,7 +266,7 @@ def _samples(dataset: Dataset, tokenizer: Tokenizer, *, length: int, samples: st
         "mask": dataset.special_tokens.mask,
         "special": list(dataset.special_tokens.special_ids),
         "policies": list(MASKING_POLICIES) if has_masks else [],
-        "spellings": {token: tokenizer.spell(token)[:_WORD] for token in sorted(ids)},
+        "spellings": {token: token_of(token)[:_WORD] for token in sorted(ids)},
         "rows": rows,
     }
 

@@ -28,8 +28,10 @@ def shown(
     Raises UsageError for a split or a position that does not exist.
     """
     from bertdata.tokenize.load import load
+    from bertdata.tokenize.spelling import spelled
 
     tokenizer = load(str(dataset.path))
+    token_of = spelled(tokenizer)
     masking = Masking(policy=policy) if policy else None
     loader = Loader(dataset, length=length, seed=seed, split=split, samples=samples, masking=masking)
     if not 0 <= first < loader.num_samples:
@@ -53,9 +55,9 @@ def shown(
             lines.append(f"  {'place':>5}  {'input':<20}{'target':<20}mask")
             for place, token in enumerate(ids):
                 target = labels[place]
-                target_token = tokenizer.spell(int(target)) if target != IGNORE_INDEX else ""
+                target_token = token_of(int(target)) if target != IGNORE_INDEX else ""
                 kind = "" if target == IGNORE_INDEX else _kind(int(token), int(target), dataset.special_tokens.mask)
-                lines.append(f"  {place:>5}  {tokenizer.spell(int(token)):<20}{target_token:<20}{kind}".rstrip())
+                lines.append(f"  {place:>5}  {token_of(int(token)):<20}{target_token:<20}{kind}".rstrip())
         else:
             lines.append(tokenizer.decode(ids.tolist()))
         blocks.append("\n".join(lines))
