@@ -323,7 +323,7 @@ def _must_download(name: str, option: str, instead: str) -> bool:
             f"--{option} {name} does not exist here, and {hub} cannot be asked ({reason}); {instead}, or connect to "
             "the hub"
         )
-        raise UsageError(sentence, "model-not-found", option=option, given=name) from None
+        raise UsageError(sentence, "server-failed", option=option, given=name) from None
     return True
 
 
