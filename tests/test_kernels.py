@@ -1,4 +1,4 @@
-"""Every kernel equals its slow twin, and hostile arguments do no harm."""
+"""Every kernel equals its slow reference implementation, and hostile arguments do no harm."""
 
 import os
 
@@ -30,7 +30,7 @@ def permutation(num_samples, seed, epoch=0):
 
 
 @given(SEEDS, st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
-def test_permute_equals_its_twin(seed, num_samples, positions):
+def test_permute_equals_its_reference(seed, num_samples, positions):
     epochs, ids = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed)
     expected = [keys.sample(p, num_samples=num_samples, seed=seed) for p in positions]
     assert list(zip(epochs.tolist(), ids.tolist(), strict=True)) == expected
@@ -100,7 +100,7 @@ SIZES_OF_BLOCKS = st.one_of(st.integers(1, 9), st.integers(1, 2**20), st.just(2*
 
 @given(SEEDS, st.integers(1, 2**62), SIZES_OF_BLOCKS, st.lists(st.integers(0, 2**62), max_size=8))
 @example(0, 64 * 7 * 3 + 5, 7, list(range(0, 1400, 3)))
-def test_permute_blocks_equals_its_twin(seed, num_samples, block, positions):
+def test_permute_blocks_equals_its_reference(seed, num_samples, block, positions):
     found = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed, block=block)
     block = min(block, num_samples)
     for position, epoch, sample_id in zip(positions, *map(np.ndarray.tolist, found), strict=True):
@@ -165,7 +165,7 @@ def test_every_order_of_few_samples_occurs():
 
 
 @given(st.integers(0, 10**6), st.integers(0, 50), st.integers(1, 9))
-def test_rank_slice_equals_its_twin(start, size, world_size):
+def test_rank_slice_equals_its_reference(start, size, world_size):
     slices = [order.rank_slice(start, start + size, rank=r, world_size=world_size) for r in range(world_size)]
     for rank, (first, last) in enumerate(slices):
         whole = keys.rank_positions(0, batch=size, rank=rank, world_size=world_size)
@@ -178,7 +178,7 @@ def test_rank_slice_equals_its_twin(start, size, world_size):
 
 
 @given(st.data())
-def test_windows_equal_their_twin(data):
+def test_windows_equal_their_reference(data):
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6), "tokens of each shard")
     text_length = data.draw(st.integers(1, 50), "text_length")
     seed = data.draw(SEEDS, "seed")
@@ -219,7 +219,7 @@ def test_windows_equal_their_twin(data):
 
 @settings(max_examples=4 * hypothesis.settings().max_examples)
 @given(st.data(), st.sampled_from(["exact", "bernoulli", "whole_word", "span"]))
-def test_masks_equal_their_twin(data, policy):
+def test_masks_equal_their_reference(data, policy):
     vocab_size = data.draw(st.integers(7, 40), "vocab_size")
     special = {0, 1, 2, 3, 4} | data.draw(st.sets(st.integers(5, vocab_size - 2), max_size=8), "more specials")
     tokens = SpecialTokens(
@@ -285,7 +285,7 @@ def test_every_subset_is_equally_likely():
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda s: s.encode())), max_size=6))
-def test_text_hash_equals_its_twin(texts):
+def test_text_hash_equals_its_reference(texts):
     data = b"".join(text + b"\n" for text in texts)
     offsets = np.concatenate([[0], np.cumsum([len(text) + 1 for text in texts])]).astype(np.int64)
     out = np.empty(len(texts), np.uint64)

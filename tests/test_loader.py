@@ -22,8 +22,8 @@ def stream_of(dataset, split="train"):
     return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
 
 
-def twin_row(dataset, position, *, length, seed, masking, split="train"):
-    """One row by the slow twin: (ids, masked places, their targets, sample id)."""
+def reference_row(dataset, position, *, length, seed, masking, split="train"):
+    """One row by the reference implementation: (ids, masked places, their targets, sample id)."""
     special, stream = dataset.special_tokens, stream_of(dataset, split)
     text_length = length - 2
     epoch, sample_id = keys.sample(position, num_samples=-(-len(stream) // text_length), seed=seed)
@@ -39,10 +39,10 @@ def twin_row(dataset, position, *, length, seed, masking, split="train"):
     return changed, places, targets, sample_id
 
 
-def assert_equals_twin(dataset, batch, positions, *, length, seed, masking):
+def assert_equals_reference(dataset, batch, positions, *, length, seed, masking):
     special = dataset.special_tokens
     for b, position in enumerate(positions):
-        row, places, targets, sample_id = twin_row(dataset, position, length=length, seed=seed, masking=masking)
+        row, places, targets, sample_id = reference_row(dataset, position, length=length, seed=seed, masking=masking)
         unused = batch.targets.shape[1] - len(places)
         assert batch.input_ids[b].tolist() == row + [special.pad] * (length - len(row))
         assert batch.masked_positions[b].tolist() == places + [0] * unused
@@ -69,12 +69,12 @@ def joined(batches, name):
 
 @pytest.mark.parametrize("masking", POLICIES)
 @pytest.mark.parametrize(("length", "seed"), [(3, 0), (17, 2**64 - 1), (64, 2**63), (100_000, 5)])
-def test_batches_equal_their_twin(dataset, masking, length, seed):
+def test_batches_equal_their_reference(dataset, masking, length, seed):
     loader = Loader(dataset, length=length, seed=seed, masking=masking)
     n = loader.num_samples
     positions = sorted({0, 1, n - 1, n, 5 * n + n // 2, 2**40})
     batch = loader.read(np.array(positions))
-    assert_equals_twin(dataset, batch, positions, length=length, seed=seed, masking=masking)
+    assert_equals_reference(dataset, batch, positions, length=length, seed=seed, masking=masking)
 
 
 @pytest.mark.parametrize("text_length", [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13])
@@ -87,7 +87,7 @@ def test_windows_longer_than_shards_and_splits(tmp_path, text_length):
     assert loader.num_samples == -(-12 // text_length)
     positions = np.arange(4 * loader.num_samples)
     batch = loader.read(positions)
-    assert_equals_twin(dataset, batch, positions.tolist(), length=text_length + 2, seed=3, masking=loader.masking)
+    assert_equals_reference(dataset, batch, positions.tolist(), length=text_length + 2, seed=3, masking=loader.masking)
 
 
 def test_one_token(tmp_path):
@@ -107,7 +107,7 @@ def test_every_split_has_its_own_stream(dataset):
                 for batch in loader]  # fmt: skip
         assert sum(row.size - 2 for row in rows) == dataset.splits[split].num_tokens
         for position in (0, 1):
-            row, _, _, _ = twin_row(dataset, position, length=32, seed=0, masking=None, split=split)
+            row, _, _, _ = reference_row(dataset, position, length=32, seed=0, masking=None, split=split)
             assert loader.read(np.array([position])).input_ids[0, : len(row)].tolist() == row
 
 

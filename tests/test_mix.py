@@ -62,7 +62,7 @@ def assert_same(one, other):
 
 
 @given(weights_and_seed(), st.lists(st.integers(0, 300) | st.integers(0, 2**62 - 1), max_size=8))
-def test_places_equal_their_twin(given, positions):
+def test_places_equal_their_reference(given, positions):
     weights, seed = given
     places = Mix(weights, seed=seed).places(np.array(positions, np.int64))
     expected = [keys.mixed(position, weights=weights, seed=seed) for position in positions]

@@ -1,4 +1,4 @@
-"""documents, packed and pairs: every row equals that of a slow twin, and the index they need is a cache and no more."""
+"""documents, packed and pairs: every row is that of the reference implementation, and the index is only a cache."""
 
 import functools
 import json
@@ -97,7 +97,7 @@ def test_documents_are_never_two_in_a_row(dataset, length):
 
 @pytest.mark.parametrize("together", [1, 50, 1 << 19])
 @pytest.mark.parametrize("length", [3, 4, 17, 64, 5000])
-def test_packed_rows_equal_their_twin(dataset, monkeypatch, length, together):
+def test_packed_rows_equal_their_reference(dataset, monkeypatch, length, together):
     monkeypatch.setattr(pieces, "PACKED_TOGETHER", together)
     loader = Loader(dataset, length=length, samples="packed", masking=None)
     batch = all_rows(loader)
@@ -105,8 +105,8 @@ def test_packed_rows_equal_their_twin(dataset, monkeypatch, length, together):
     assert loader.num_samples == len(expected)
     used = 0
     for ids, positions, row in zip(batch["input_ids"], batch["position_ids"], expected, strict=True):
-        twin = rows.packed_row(row, length=length, cls=2, sep=3, pad=0)
-        assert (ids.tolist(), positions.tolist()) == twin
+        expected = rows.packed_row(row, length=length, cls=2, sep=3, pad=0)
+        assert (ids.tolist(), positions.tolist()) == expected
         used += sum(len(piece) + 2 for piece in row)
     assert loader.facts["pad_share"] == pytest.approx(1 - used / (length * len(expected)))
 
@@ -135,7 +135,7 @@ def test_cu_seqlens_are_the_bounds_of_pieces(dataset):
 
 @settings(max_examples=100)
 @given(st.lists(st.integers(3, 40), max_size=60), st.integers(0, 3))
-def test_pack_equals_its_twin(sizes, more):
+def test_pack_equals_its_reference(sizes, more):
     capacity = max(sizes, default=3) + more
     sizes = np.array(sizes, np.int64)
     row_of = np.empty(sizes.size, np.int64)
@@ -155,7 +155,7 @@ def test_packing_wastes_little():
 
 @pytest.mark.parametrize("short_seq_prob", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("length", [5, 6, 16, 64, 700])
-def test_pairs_equal_their_twin(any_dataset, length, short_seq_prob):
+def test_pairs_equal_their_reference(any_dataset, length, short_seq_prob):
     documents, seed = documents_of(any_dataset), 2**64 - 3
     loader = Loader(any_dataset, length=length, samples="pairs", short_seq_prob=short_seq_prob, seed=seed, masking=None)
     pairs = rows.segment(documents, length=length, short_seq_prob=short_seq_prob, seed=seed)
@@ -638,7 +638,7 @@ def test_where_words_begin_is_stored(chinese):
 @pytest.mark.parametrize("how", ["windows", "documents", "packed"])
 @pytest.mark.parametrize("policy", ["whole_word", "span"])
 def test_stored_words_are_masked_whole(chinese, how, policy):
-    """Rows are masked as the twin does it, told which places go on with a word."""
+    """Rows are masked as the reference implementation does it, given which places go on with a word."""
     dataset, _ = chinese
     options = {"length": 19, "samples": how, "seed": 8, "global_batch_size": 1}
     masking = Masking(policy=policy, probability=0.3)

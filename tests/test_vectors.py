@@ -1,4 +1,4 @@
-"""The golden vectors of docs/determinism.md, against the slow twins and against the kernels."""
+"""The golden vectors of docs/determinism.md, against the slow reference implementations and against the kernels."""
 
 import json
 from pathlib import Path
@@ -37,8 +37,8 @@ def test_permutations(vector):
     epochs, sample_ids = order.sample_ids(positions, num_samples=num_samples, seed=seed)
     assert sample_ids.tolist() == vector["first"]
     assert epochs.tolist() == [epoch] * 8
-    twin = [keys.permute(x, num_samples=num_samples, seed=seed, epoch=epoch) for x in range(8)]
-    assert twin == vector["first"]
+    expected = [keys.permute(x, num_samples=num_samples, seed=seed, epoch=epoch) for x in range(8)]
+    assert expected == vector["first"]
 
 
 @pytest.mark.parametrize("vector", VECTORS["blocks"], ids=str)
@@ -122,9 +122,9 @@ def test_pairs(vector, tmp_path):
         assert batch.input_ids[b, : len(row)].tolist() == row
         assert batch.next_sentence_label[b] == is_random
     names = {"epoch": vector["epoch"], "length": length, "seed": vector["seed"]}
-    twin = [rows.pair_row(pair, documents, sample_id=number, **names)
+    expected = [rows.pair_row(pair, documents, sample_id=number, **names)
             for number, pair in enumerate(rows.segment(documents, **options))]  # fmt: skip
-    assert [list(pair) for pair in twin] == vector["pairs"]
+    assert [list(pair) for pair in expected] == vector["pairs"]
 
 
 def test_text_hashes():

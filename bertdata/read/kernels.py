@@ -4,8 +4,8 @@ All are in one file, because numba's cache does not notice a change in an import
 
 Python checks the arguments and allocates the arrays; a kernel only loops, and never raises. What a kernel reads from a
 file is checked against the array that it points into, and damage is reported through the return value. Keys are uint64,
-and their arithmetic is modulo 2**64; docs/determinism.md defines it, and tests/reference/ holds a slow twin of each
-kernel.
+and their arithmetic is modulo 2**64; docs/determinism.md defines it, and tests/reference/ holds a slow, plain
+reference implementation of each kernel.
 
 Kernels take their arguments as named records. A NamedTuple groups arrays and numbers that belong together. A structured
 dtype (SPAN, PAIR) is a row of a table with named columns.

@@ -59,8 +59,8 @@ class Loader:
         is as many samples as its datasets have together.
     variants: number M of different epochs; epoch e repeats the order and masks of epoch e mod M. None: every epoch has
         new masks.
-    teacher_cache: directory with a teacher's answers to this same stream (bertrain.teacher). Each batch brings its
-        answers, and the loader takes the variants of the cache.
+    teacher_cache: directory with a teacher's answers to this same stream (bertrain.teacher). Each batch has its answers
+        too, and the loader takes the variants of the cache.
 
     Iterating continues from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
     4 KB, and can be used in one thread at a time. It opens in O(shards); the first loader of documents, packed or pairs
