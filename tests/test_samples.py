@@ -101,14 +101,14 @@ def test_packed_rows_equal_their_reference(dataset, monkeypatch, length, togethe
     monkeypatch.setattr(pieces, "PACKED_TOGETHER", together)
     loader = Loader(dataset, length=length, samples="packed", masking=None)
     batch = all_rows(loader)
-    expected = rows.packed(flat(documents_of(dataset)), length=length, together=together)
-    assert loader.num_samples == len(expected)
+    packed = rows.packed(flat(documents_of(dataset)), length=length, together=together)
+    assert loader.num_samples == len(packed)
     used = 0
-    for ids, positions, row in zip(batch["input_ids"], batch["position_ids"], expected, strict=True):
+    for ids, positions, row in zip(batch["input_ids"], batch["position_ids"], packed, strict=True):
         expected = rows.packed_row(row, length=length, cls=2, sep=3, pad=0)
         assert (ids.tolist(), positions.tolist()) == expected
         used += sum(len(piece) + 2 for piece in row)
-    assert loader.facts["pad_share"] == pytest.approx(1 - used / (length * len(expected)))
+    assert loader.facts["pad_share"] == pytest.approx(1 - used / (length * len(packed)))
 
 
 def test_cu_seqlens_are_the_bounds_of_pieces(dataset):
