@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers import invoke, refused, refuses, succeeds
 from hypothesis import given
-from training import _SERVER, SMALL, entries, flags, learner, losses, on_ranks, train
+from training import FORKS, SMALL, entries, flags, learner, losses, on_ranks, train
 from transformers import AutoModelForMaskedLM
 
 import bertdata
@@ -200,7 +200,7 @@ def test_killed_ten_times_and_made_again_the_bytes_are_the_same(dataset, big, ca
     out, chance = tmp_path / "logits", random.Random(0)
     arguments = ask(dataset, big, out, "--variants", VARIANTS, top_k=64)
     for _ in range(10):
-        child = _SERVER.Process(target=_killed, args=(arguments, chance.randrange(60)))
+        child = FORKS.Process(target=_killed, args=(arguments, chance.randrange(60)))
         child.start()
         child.join(120)
         assert child.exitcode == -signal.SIGKILL

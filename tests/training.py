@@ -86,8 +86,7 @@ def launch(num_ranks, module, arguments, *, before=(), port=0, **more):
     return subprocess.Popen([*command, *arguments], env=environment, **streams | more)
 
 
-_SERVER = multiprocessing.get_context("forkserver")  # of processes that have imported the trainer already
-_SERVER.set_forkserver_preload(["bertrain.pretrain", "bertrain.evaluate"])
+FORKS = multiprocessing.get_context("fork")  # of this process, which has imported the trainer already
 
 
 def _rank(module, arguments, environment, out, err):
@@ -105,7 +104,7 @@ def start_ranks(num_ranks, module, arguments, folder):
         shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(num_ranks)}
     streams = folder / "out", folder / "err"
     ranks = [
-        _SERVER.Process(target=_rank, args=(module, arguments, shared | {"RANK": str(rank)}, *streams), daemon=True)
+        FORKS.Process(target=_rank, args=(module, arguments, shared | {"RANK": str(rank)}, *streams), daemon=True)
         for rank in range(num_ranks)
     ]
     for rank in ranks:
