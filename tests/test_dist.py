@@ -159,6 +159,7 @@ def test_a_node_that_is_lost_and_comes_back_ends_in_the_same_losses(dataset, tmp
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     out, node = tmp_path / "run", ["--nnodes", "2", "--max-restarts", "2", "--rdzv-id", "job"]
+    node += ["--rdzv-conf", "keep_alive_interval=1"]  # seconds: a node is taken for lost after three
     # more rows a step, so that it is killed before the end
     options = {"steps": 30, "global_batch_size": 64, "eval_every": 0, "save_every": 5}
     arguments = flags(dataset.path, out, **options)

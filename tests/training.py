@@ -45,15 +45,16 @@ def learner(weights, *names, isolate=False):
     return Learner(weights, objectives, isolate=isolate)
 
 
-def train_twice(data, out, step, **options):
-    """Pre-trains, and again from the checkpoint of a step, to the same losses and weights; returns the entries."""
+def train_twice(data, out, *steps, **options):
+    """Pre-trains, and again from the checkpoint of each step, to the same losses and weights; returns the entries."""
     log = train(data, out, **options)
     weights = (last_checkpoint(out) / "model.safetensors").read_bytes()
-    remove_after(out, step)
-    for average in out.glob("average-*"):
-        shutil.rmtree(average)
-    assert losses(train(data, out, **options)) == losses(log)
-    assert (last_checkpoint(out) / "model.safetensors").read_bytes() == weights
+    for step in steps:
+        remove_after(out, step)
+        for average in out.glob("average-*"):
+            shutil.rmtree(average)
+        assert losses(train(data, out, **options)) == losses(log)
+        assert (last_checkpoint(out) / "model.safetensors").read_bytes() == weights
     return log
 
 
