@@ -1,15 +1,16 @@
 """Breaks the product in drawn places, and says whether the tests notice.
 
     python tools/mutate.py lines --out lines.json              which fast test executes which line; takes minutes
+    python tools/mutate.py run lines.json --out mutations.json --count 60 --seed 0 --fast
     python tools/mutate.py run lines.json --out mutations.json --count 60 --seed 0
     python tools/mutate.py table mutations.json                how many were found, and those that were not
 
 Six kinds of mutation, the same number of each, at places that a seeded generator draws from executed lines: a sign, a
 bound, a missing fsync, a dtype, a dropped term, and an option that is ignored. Each is tried in a copy of the project:
-first the fast tests of the files whose tests execute the line (all fast tests for a line that only an import executes),
-then all tests. Python does not see which lines of a compiled kernel are executed: all of them count, and KERNEL_TESTS
-names their tests. A mutation that changes nothing
-that a test could see is listed in EQUIVALENT with the reason.
+first the fast tests that execute the line (all fast tests for a line that only fixtures and imports execute), then the
+slow tests, unless --fast leaves these out. Python does not see which lines of a compiled kernel are executed: all of
+them count, and KERNEL_TESTS names their tests. A mutation that changes nothing that a test could see is listed in
+EQUIVALENT with the reason.
 
 Needs the package coverage, which the extra `dev` has. A run that was stopped goes on from the results in --out.
 """
@@ -33,8 +34,8 @@ from typing import NamedTuple
 import click
 
 ROOT = Path(__file__).parent.parent
-FAST, ALL = "not slow and not gpu", "not gpu"
-LIMIT_S = {FAST: 400, ALL: 1500}
+FAST, SLOW = "not slow and not gpu", "slow and not gpu"
+LIMIT_S = {FAST: 400, SLOW: 1500}
 KERNEL_TESTS = {
     "bertdata/read": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
     "bertdata/sources": ["text", "inputs", "split", "import", "kernels"],
@@ -180,7 +181,10 @@ def passes(copy: Path, marks: str, tests: list[str], *, workers: int) -> bool:
         command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        return process.wait(LIMIT_S[marks]) in (0, 5)  # 5: none of the tests was collected
+        code = process.wait(LIMIT_S[marks])
+        if code == 4:
+            raise click.ClickException(f"pytest does not take {' '.join(tests)}; run `lines` again")
+        return code in (0, 5)  # 5: none of the tests was collected
     except subprocess.TimeoutExpired:
         return False
     finally:
@@ -189,8 +193,8 @@ def passes(copy: Path, marks: str, tests: list[str], *, workers: int) -> bool:
             process.wait()
 
 
-def found_by(mutation: Mutation, tests: list[str], workers: int) -> str:
-    """The first set of tests that fails: fast, all or none."""
+def found_by(mutation: Mutation, tests: list[str], *, with_slow: bool, workers: int) -> str:
+    """The first set of tests that fails: fast, slow or none; "not fast" if the slow ones were not tried."""
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_project(Path(folder))
         path = copy / mutation.file
@@ -198,7 +202,15 @@ def found_by(mutation: Mutation, tests: list[str], workers: int) -> str:
         path.write_bytes(content[: mutation.begin] + mutation.new.encode() + content[mutation.end :])
         if not passes(copy, FAST, tests, workers=workers):
             return "fast"
-        return "none" if passes(copy, ALL, [], workers=workers) else "all"
+        if not with_slow:
+            return "not fast"
+        return "none" if passes(copy, SLOW, [], workers=workers) else "slow"
+
+
+def test_of(context: str) -> str:
+    """What coverage says of a test, such as test_loader.test_x, as pytest takes it."""
+    module, _, function = context.partition(".")
+    return f"tests/{module}.py::{function}"
 
 
 # --- the commands
@@ -227,7 +239,7 @@ def lines(out: str) -> None:
         data.read()
         executed = {
             Path(file).relative_to(ROOT).as_posix(): {
-                line: sorted({name.split(".")[0] for name in names if name})
+                line: sorted({test_of(name) for name in names if name.startswith("test_")})
                 for line, names in data.contexts_by_lineno(file).items()
             }
             for file in data.measured_files()
@@ -242,34 +254,42 @@ def lines(out: str) -> None:
 @click.option("--seed", default=0, help="Seed of what is drawn.")
 @click.option("--workers", default=2, help="Processes that run tests together.")
 @click.option("--minutes", default=600.0, help="Begin no mutation after this time.")
-def run(lines_file: str, out: str, count: int, seed: int, workers: int, minutes: float) -> None:
+@click.option("--fast", is_flag=True, help="Leave the slow tests out.")
+def run(lines_file: str, out: str, count: int, seed: int, workers: int, minutes: float, fast: bool) -> None:
     """Try mutations of the lines that `lines` found."""
     executed, results, begun = json.loads(Path(lines_file).read_text()), Path(out), time.monotonic()
-    known = {json.loads(line)["mutation"] for line in results.read_text().splitlines()} if results.exists() else set()
+    known = results_in(results)
     for mutation in drawn(executed, count, seed):
-        if str(mutation) in known or time.monotonic() - begun > 60 * minutes:
+        has_result = str(mutation) in known and (fast or known[str(mutation)] != "not fast")
+        if has_result or str(mutation) in EQUIVALENT or time.monotonic() - begun > 60 * minutes:
             continue
-        files = executed.get(mutation.file, {}).get(str(mutation.line))
-        files = files or [f"test_{name}" for name in KERNEL_TESTS.get(str(Path(mutation.file).parent), [])]
-        found = found_by(mutation, [f"tests/{name}.py" for name in files], workers)
+        tests = executed.get(mutation.file, {}).get(str(mutation.line))
+        if not tests:
+            tests = [f"tests/test_{name}.py" for name in KERNEL_TESTS.get(str(Path(mutation.file).parent), [])]
+        by = found_by(mutation, tests, with_slow=not fast, workers=workers)
         with open(results, "a") as file:
-            file.write(json.dumps({"mutation": str(mutation), "found by": found}) + "\n")
-        click.echo(f"{found:5} {mutation}")
+            file.write(json.dumps({"mutation": str(mutation), "found by": by}) + "\n")
+        click.echo(f"{by:8} {mutation}")
+
+
+def results_in(path: Path) -> dict[str, str]:
+    """Mutation → what found it; of several results for one the last."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {result["mutation"]: result["found by"] for result in map(json.loads, lines)}
 
 
 @main.command()
 @click.argument("results_file")
 def table(results_file: str) -> None:
     """Print how many mutations the fast tests and all tests find, and those that none finds."""
-    results = [json.loads(line) for line in Path(results_file).read_text().splitlines()]
-    counted = [result for result in results if result["mutation"] not in EQUIVALENT]
-    fast = sum(result["found by"] == "fast" for result in counted)
-    found = sum(result["found by"] != "none" for result in counted)
-    click.echo(f"{len(results)} mutations, {len(results) - len(counted)} of them equivalent")
-    click.echo(f"fast tests find {fast} of {len(counted)}, all tests {found}")
-    for result in counted:
-        if result["found by"] != "fast":
-            click.echo(f"{result['found by']:5} {result['mutation']}")
+    results = results_in(Path(results_file))
+    counted = {mutation: by for mutation, by in results.items() if mutation not in EQUIVALENT}
+    num_fast, num_found = (sum(by in kinds for by in counted.values()) for kinds in (["fast"], ["fast", "slow"]))
+    click.echo(f"{len(counted)} mutations, and {len(EQUIVALENT)} that change nothing")
+    click.echo(f"fast tests find {num_fast} of {len(counted)}, all tests {num_found}")
+    for mutation, by in counted.items():
+        if by != "fast":
+            click.echo(f"{by:8} {mutation}")
 
 
 if __name__ == "__main__":
