@@ -41,15 +41,13 @@ def is_permutation(ids):
 
 
 def test_every_epoch_is_a_permutation_for_small_sizes():
-    """All sizes up to 4096, and for the smallest several keys."""
-    for num_samples in range(1, 4097):
-        assert is_permutation(np.array(permutation(num_samples, seed=num_samples)))
-    for num_samples in range(1, 301):
-        for seed, epoch in ((0, 0), (2**64 - 1, 3)):
-            assert is_permutation(np.array(permutation(num_samples, seed, epoch)))
+    """All up to 600, and more; for the smallest several keys."""
+    for num_samples in (*range(1, 601), *range(601, 4097, 37)):
+        seeds = [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150)
+        assert all(is_permutation(np.array(permutation(num_samples, *seed))) for seed in seeds)
 
 
-@pytest.mark.parametrize("bits", [*range(1, 23), *(pytest.param(bits, marks=pytest.mark.slow) for bits in (23, 24))])
+@pytest.mark.parametrize("bits", [*range(1, 20), pytest.param(24, marks=pytest.mark.slow)])
 def test_every_epoch_is_a_permutation_around_powers_of_two(bits):
     for num_samples in (2**bits - 1, 2**bits, 2**bits + 1):
         _, ids = order.sample_ids(np.arange(num_samples), num_samples=num_samples, seed=bits)
@@ -83,7 +81,7 @@ def statistics_of(ids):
     return [*serial, displacement, trend, ascents, low_bits * n**0.5, spread]
 
 
-@pytest.mark.parametrize("num_samples", [3000, 65536, 100_003])
+@pytest.mark.parametrize("num_samples", [3000, 8192, 20_011])
 def test_an_order_cannot_be_told_from_a_true_shuffle(num_samples):
     """Serial correlation, displacement and more: 60 keys beside 60 shuffles of numpy, by the same bounds."""
     random = np.random.default_rng(0)
@@ -111,20 +109,8 @@ def test_permute_blocks_equals_its_reference(seed, num_samples, block, positions
 
 @pytest.mark.parametrize("block", [1, 2, 7, 300])
 def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_groups(block):
-    for num_samples in (
-        1,
-        2,
-        63,
-        64,
-        65,
-        127,
-        128,
-        129,
-        64 * block,
-        129 * block - 1,
-        200 * block + 1,
-        1000 * block + 9,
-    ):
+    few, many = (1, 2, 63, 64, 65, 127, 128, 129), (64 * block, 129 * block - 1, 200 * block + 1, 1000 * block + 9)
+    for num_samples in few + many:
         for epoch in (0, 5):
             positions = epoch * num_samples + np.arange(num_samples)
             _, ids = order.sample_ids(positions, num_samples=num_samples, seed=3, block=block)
@@ -148,11 +134,6 @@ def test_blocks_and_what_is_in_them_are_shuffled():
         assert abs(np.corrcoef(np.arange(num_samples), ids)[0, 1]) < 0.05
         batches = ids[: num_samples // 256 * 256].reshape(-1, 256) // block
         assert min(np.unique(batch).size for batch in batches) > 50  # of 64 blocks
-
-
-def test_seeds_and_epochs_give_different_orders():
-    orders = [tuple(permutation(64, seed, epoch)) for seed in range(20) for epoch in range(20)]
-    assert len(set(orders)) == 400  # (seed 1, epoch 0) and (seed 0, epoch 1) among them
 
 
 def test_every_order_of_few_samples_occurs():
@@ -217,7 +198,7 @@ def test_windows_equal_their_reference(data):
 # ------------------------------------------------------------------------------------------------------------- masks
 
 
-@settings(max_examples=4 * hypothesis.settings().max_examples)
+@settings(max_examples=3 * hypothesis.settings().max_examples)
 @given(st.data(), st.sampled_from(["exact", "bernoulli", "whole_word", "span"]))
 def test_masks_equal_their_reference(data, policy):
     vocab_size = data.draw(st.integers(7, 40), "vocab_size")
@@ -324,7 +305,7 @@ def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path, mo
     dataset = build([corpus], tmp_path / "shards", tokenizer=vocab, **options).dataset
     for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):
         Loader(dataset, length=32, masking=Masking(policy="whole_word"), **options).read(np.arange(4))
-    for name in (
+    names = [
         "fill_rows",
         "mask",
         "pack",
@@ -334,5 +315,6 @@ def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path, mo
         "piece_rows",
         "segment",
         "window_rows",
-    ):
+    ]
+    for name in names:
         assert getattr(kernels, name).nopython_signatures, name
