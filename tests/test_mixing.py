@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_text
-from helpers import invoke, refused, refuses, succeeds
+from helpers import invoke, json_of, refused, refuses, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training import entries, flags, losses, on_ranks, remove_after, train
 
@@ -22,7 +22,8 @@ from bertrain.config import Config
 from bertrain.evaluate import main as evaluate_main
 from bertrain.objectives.losses import classification
 
-STEPS = {"steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
+STEPS = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
+QUICK = {"model": "bert-tiny", "steps": 1, "eval_every": 0}
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +102,13 @@ def test_the_loss_of_a_row_is_that_of_its_targets():
 
 
 def test_one_dataset_with_a_weight_is_an_ordinary_run(mix, dataset, tmp_path):
-    options = {"steps": 2, "model": "bert-tiny"}
-    plain = train(dataset.path, tmp_path / "plain", **options)
-    assert losses(train(mix[:1], tmp_path / "run", **options)) == losses(plain)
+    plain = train(dataset.path, tmp_path / "plain", **QUICK)
+    assert losses(train(mix[:1], tmp_path / "run", **QUICK)) == losses(plain)
     assert not any("sources" in entry or "validation_sources" in entry for entry in plain)
 
 
 def test_pairs_have_a_loss_of_both_objectives_by_source_which_tensorboard_gets_too(mix, tmp_path):
-    options = {"steps": 1, "eval_every": 0, "model": "bert-tiny", "objective": "mlm+nsp", "log_to": ["tensorboard"]}
-    log = train(mix, tmp_path / "run", **options)
+    log = train(mix, tmp_path / "run", objective="mlm+nsp", log_to=["tensorboard"], **QUICK)
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     for name, part in next(entry["sources"] for entry in log if "sources" in entry).items():
@@ -117,10 +116,8 @@ def test_pairs_have_a_loss_of_both_objectives_by_source_which_tensorboard_gets_t
         assert board.Scalars(f"sources/{name}/nsp_loss")[0].value == pytest.approx(part["nsp_loss"])
 
 
-def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, dataset, tmp_path):
-    quick = {"model": "bert-tiny", "steps": 1, "eval_every": 0, "isolate_documents": True}
-    train(dataset.path, tmp_path / "big", **quick)
-    log = train(mix, tmp_path / "run", **quick, teacher=str(tmp_path / "big"), micro_batch_size=2)
+def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, bert_run, tmp_path):
+    log = train(mix, tmp_path / "run", **QUICK, teacher=str(bert_run), micro_batch_size=2, isolate_documents=True)
     entry = next(entry for entry in log if "distil_loss" in entry)
     assert entry["distil_loss"] > 0
     assert all(part["loss"] > 0 for part in entry["sources"].values())
@@ -141,7 +138,7 @@ def test_the_rows_of_each_dataset_can_be_traced(mixed, dataset, other):
 
 
 def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
-    options = {"steps": 4, "long_length": 64, "long_share": 0.5, "model": "bert-tiny", "eval_every": 0}
+    options = QUICK | {"steps": 4, "long_length": 64, "long_share": 0.5}
     log = [entry for entry in train(mix, tmp_path / "run", **options) if "loss" in entry]
     for entry in log:
         assert sum(part["tokens"] for part in entry["sources"].values()) == entry["tokens"]
@@ -174,9 +171,8 @@ def test_another_mix_does_not_resume(mix, finished):
     remove_after(finished, 5)
     (first, _), (second, _) = mix
     for changed in ([[first, 0.6], [second, 0.4]], [[second, 0.3], [first, 0.7]], [[first, 1]]):
-        given = [str(word) for path, weight in changed for word in ("--data", path, weight)]
-        options = flags("", finished, **STEPS)[2:]
-        sentence = refused(pretraining.main, *given, *options, kind="other-settings", option="out").sentence
+        given = [*words(changed), *flags("", finished, **STEPS)[2:]]
+        sentence = refused(pretraining.main, *given, kind="other-settings", option="out").sentence
         assert ", 7], [" in sentence
     train([[first, 7], [second, 3]], finished, **STEPS)
     (change,) = json.loads((finished / "run.json").read_text())["history"]
@@ -201,8 +197,8 @@ def test_each_source_is_evaluated_as_if_it_were_alone(mix, tmp_path, monkeypatch
     log = train(mix, tmp_path / "run", average=0.8, steps=3, eval_every=0, save_every=3, model="bert-tiny")
     entry = log[-1]
     for path, _ in mix:
-        arguments = ["--checkpoint", tmp_path / "run" / "step-00000003", "--data", path, "--json"]
-        alone = json.loads(succeeds(evaluate_main, *arguments).stdout.splitlines()[-1])
+        arguments = ["--checkpoint", tmp_path / "run" / "step-00000003", "--data", path]
+        alone, _ = json_of(evaluate_main, *arguments)
         expected = {name: alone[name] for name in ("loss", "accuracy", "targets")}
         assert entry["validation_sources"][path] == pytest.approx(expected, rel=1e-5)
     parts = [entry["validation_sources"][path] for path, _ in mix]
@@ -248,36 +244,33 @@ def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_
 @pytest.mark.parametrize(
     ("arguments", "kind", "given"),
     [
-        (["--data", "A", "--data", "B"], "missing", "A"),
-        (["--data", "A", "0.7", "--data", "B"], "missing", "B"),
-        (["--data", "A", "0", "--data", "B", "1"], "malformed", [["A", "0"], ["B", "1"]]),
-        (["--data", "A", "nan", "--data", "B", "1"], "malformed", [["A", "nan"], ["B", "1"]]),
+        ("--data A --data B", "missing", "A"),
+        ("--data A 0.7 --data B", "missing", "B"),
+        ("--data A 0 --data B 1", "malformed", [["A", "0"], ["B", "1"]]),
+        ("--data A nan --data B 1", "malformed", [["A", "nan"], ["B", "1"]]),
     ],
 )
 def test_what_is_no_mix_is_refused(arguments, kind, given):
-    assert refused(pretraining.main, *arguments, "--out", "nowhere", kind=kind, option="data").given == given
+    arguments = [*arguments.split(), "--out", "nowhere"]
+    assert refused(pretraining.main, *arguments, kind=kind, option="data").given == given
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stray"),
-    [
-        (["A"], "A"),
-        (["--data", "A", "x"], "x"),
-        (["--data", "A", "--global-batch-size", "64", "128"], "128"),
-        (["--data", "A", "--data", "B", "0.3", "--grow-at", "0.2", "0.5"], "0.5"),
-    ],
+    "arguments",
+    ["A", "--data A x", "--data A --global-batch-size 64 128", "--data A --data B 0.3 --grow-at 0.2 0.5"],
 )
-def test_a_word_that_follows_no_data_is_no_weight(arguments, stray):
-    result = invoke(pretraining.main, *arguments, "--out", "nowhere")
+def test_a_word_that_follows_no_data_is_no_weight(arguments):
+    *_, stray = words = arguments.split()
+    result = invoke(pretraining.main, *words, "--out", "nowhere")
     assert result.exit_code == 2
     assert f"({stray})" in result.stderr
 
 
-@pytest.mark.parametrize("first", [["--data", "A", "0.7"], ["--data=A", "0.7"]])
-def test_a_weight_follows_its_data(first):
-    with patch.object(pretraining, "pretrain") as run:
-        succeeds(config.command(run), *first, "--out", "x", "--data", "B", ".3", "--lr", "1e-3")
-    assert run.call_args.args[0].data == [["A", 0.7], ["B", 0.3]]
+def test_a_weight_follows_its_data():
+    for first in (["--data", "A", "0.7"], ["--data=A", "0.7"]):
+        with patch.object(pretraining, "pretrain") as run:
+            succeeds(config.command(run), *first, "--out", "x", "--data", "B", ".3", "--lr", "1e-3")
+        assert run.call_args.args[0].data == [["A", 0.7], ["B", 0.3]]
 
 
 def test_a_mix_and_a_teachers_cache_are_refused(mix):
