@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import make_text, write_dataset
-from helpers import invoke, json_of, refused, succeeds
+from helpers import invoke, refused, succeeds
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
@@ -157,8 +157,12 @@ def test_a_path_that_is_not_a_dataset(tmp_path):
         refused(main, command, tmp_path, kind="not-a-dataset")
 
 
+def inspected(*arguments):
+    return json.loads(succeeds(main, "inspect", *arguments, "--json").stdout)
+
+
 def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
-    facts, _ = json_of(main, "inspect", dataset.path, "--length", 32, "--global-batch-size", 10)
+    facts = inspected(dataset.path, "--length", 32, "--global-batch-size", 10)
     assert list(facts) == [
         "path", "dataset_id", "documents", "sentences", "tokens", "token_dtype", "bytes", "tokenizer", "splits",
         "steps_for", "tokens_per_document", "settings", "counts",
@@ -177,8 +181,7 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     assert facts["splits"]["train"]["steps_per_epoch"] == samples / 10
     assert facts["steps_for"]["rows_of_a_rank"] == 10
     arguments = [dataset.path, "--global-batch-size", 10, "--world-size", 4]
-    shared, _ = json_of(main, "inspect", *arguments)
-    assert shared["steps_for"]["rows_of_a_rank"] == 3
+    assert inspected(*arguments)["steps_for"]["rows_of_a_rank"] == 3
     text = succeeds(main, "inspect", *arguments).stdout
     assert f"min {min(lengths):,}, median" in text
     assert f", max {max(lengths):,}\n" in text
@@ -204,14 +207,14 @@ def other_tokenizer(directory):
 
 def test_inspect_says_what_the_tokenizer_is_and_whether_an_engine_takes_it(tmp_path, corpus, dataset, vocab):
     built(corpus, "--out", tmp_path / "shards", "--tokenizer", other_tokenizer(tmp_path / "words"))
-    about = json_of(main, "inspect", tmp_path / "shards")[0]["tokenizer"]
+    about = inspected(tmp_path / "shards")["tokenizer"]
     assert (about["name"], about["kind"]) == ("words", "WordLevel, NFC, Lowercase, UnicodeScripts")
     assert about["path"] == str(tmp_path / "shards" / "tokenizer.json")
     assert about["engine"] is None
     text = succeeds(main, "inspect", tmp_path / "shards").stdout
     assert f"words: {about['kind']}\n" in text
     assert about["engine_refusal"] in text
-    about = json_of(main, "inspect", dataset.path)[0]["tokenizer"]
+    about = inspected(dataset.path)["tokenizer"]
     assert (about["name"], about["kind"]) == (None, "WordPiece, lower-case")  # a vocab.txt has no name
     assert about["engine"] == "WordPiece"
 
@@ -243,7 +246,7 @@ def test_inspect_of_a_dataset_without_a_tokenizer_that_can_be_read(tmp_path):
     manifest = bertdata.open(out).manifest
     dataclasses.replace(manifest, counts=dict.fromkeys(("documents", "dropped_documents", "replaced_characters",
         "special_ids_replaced", "text_bytes"), 0) | {"special_literals": {}}).write(out)  # fmt: skip
-    assert json_of(main, "inspect", out)[0]["tokenizer"]["engine"] is None
+    assert inspected(out)["tokenizer"]["engine"] is None
     succeeds(main, "inspect", out)
 
 

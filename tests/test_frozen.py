@@ -13,7 +13,7 @@ sys.path.append(str(ROOT / "tools"))
 import freeze  # noqa: E402
 
 BUILDS = "wordpiece", "bpe", "chinese"
-RUNS = (
+RUNS = [
     "bert",
     "nsp",
     "packed",
@@ -26,7 +26,7 @@ RUNS = (
     "lora",
     "relations",
     "logits",
-)
+]
 
 
 @pytest.fixture(scope="module")
