@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -125,6 +126,18 @@ def json_of(command, *arguments, **options):
     """The object that a command prints in its last line with --json, and click's result."""
     result = succeeds(command, *arguments, "--json", **options)
     return json.loads(result.stdout.splitlines()[-1]), result
+
+
+def stream_of(dataset, split="train"):
+    """All tokens of a split, as a list."""
+    return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
+
+
+def assert_same(one, other):
+    """Two batches of a Loader have the same arrays."""
+    assert one.arrays().keys() == other.arrays().keys()
+    for name, array in one.arrays().items():
+        assert np.array_equal(array, other.arrays()[name]), name
 
 
 def write(path, *lines):

@@ -124,27 +124,6 @@ def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_groups(block
             assert (group_of[whole:] == groups - 1).all()
 
 
-def test_blocks_and_what_is_in_them_are_shuffled():
-    num_samples, block = 100 * 64 * 16, 16
-    orders = [order.sample_ids(np.arange(num_samples), num_samples=num_samples, seed=s, block=block)[1] for s in (0, 1)]
-    assert (orders[0] == orders[1]).mean() < 0.01
-    for ids in orders:
-        assert (np.diff(ids) == 1).mean() < 0.01  # as of a true shuffle: neighbours are strangers
-        assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
-        assert abs(np.corrcoef(np.arange(num_samples), ids)[0, 1]) < 0.05
-        batches = ids[: num_samples // 256 * 256].reshape(-1, 256) // block
-        assert min(np.unique(batch).size for batch in batches) > 50  # of 64 blocks
-
-
-def test_every_order_of_few_samples_occurs():
-    counts = {}
-    for seed in range(600):
-        key = tuple(permutation(3, seed))
-        counts[key] = counts.get(key, 0) + 1
-    assert len(counts) == 6
-    assert sum((n - 100) ** 2 / 100 for n in counts.values()) < 20.5  # chi-square, 5 degrees: p > 0.001
-
-
 @given(st.integers(0, 10**6), st.integers(0, 50), st.integers(1, 9))
 def test_rank_slice_equals_its_reference(start, size, world_size):
     slices = [order.rank_slice(start, start + size, rank=r, world_size=world_size) for r in range(world_size)]
@@ -248,18 +227,6 @@ def test_masks_equal_their_reference(data, policy):
         assert matrix[b].tolist() == changed + [0] * (length - len(row))
         assert positions[b].tolist() == places + [0] * unused
         assert targets[b].tolist() == old + [IGNORE_INDEX] * unused
-
-
-def test_every_subset_is_equally_likely():
-    """Two of five candidates, exactly: ten subsets."""
-    tokens = SpecialTokens(vocab_size=20, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
-    rows = 2000
-    ids = np.tile([2, 5, 6, 7, 8, 9, 3], (rows, 1)).astype(np.int64)
-    masker = Masker(Masking(probability=2 / 7), tokens, length=7, seed=5)
-    positions, _ = masker.apply(ids, np.full(rows, 5), np.zeros(rows, np.int64), np.arange(rows))
-    _, counts = np.unique(positions, axis=0, return_counts=True)
-    assert counts.size == 10
-    assert ((counts - rows / 10) ** 2 / (rows / 10)).sum() < 27.9  # chi-square, 9 degrees: p > 0.001
 
 
 # -------------------------------------------------------------------------------------------------------------- text

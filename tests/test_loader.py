@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from conftest import SPECIAL, write_dataset
-from helpers import refuses
+from helpers import assert_same, refuses, stream_of
 from reference import keys
 
 import bertdata
@@ -18,10 +18,6 @@ from bertdata.types import SpecialTokens
 
 NAN = float("nan")
 POLICIES = [Masking(), Masking(policy="bernoulli", probability=0.3), None]
-
-
-def stream_of(dataset, split="train"):
-    return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
 
 
 def reference_row(dataset, position, *, length, seed, masking, split="train"):
@@ -54,12 +50,6 @@ def assert_equals_reference(dataset, batch, positions, *, length, seed, masking)
             assert batch.attention_mask[b].tolist() == [1] * len(row) + [0] * (length - len(row))
         else:
             assert len(row) == length
-
-
-def assert_same(one, other):
-    assert one.arrays().keys() == other.arrays().keys()
-    for name, array in one.arrays().items():
-        assert np.array_equal(array, other.arrays()[name]), name
 
 
 def joined(batches, name):
@@ -137,7 +127,7 @@ def test_batches_in_blocks_are_those_of_the_same_samples(dataset, monkeypatch, b
 # -------------------------------------------------------------------------------------------------------- invariance
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
 @pytest.mark.parametrize("masking", POLICIES)
 def test_ranks_share_the_global_batches(dataset, world_size, masking):
     options = {"length": 16, "global_batch_size": 13, "seed": 4, "masking": masking}
@@ -190,37 +180,28 @@ def test_every_token_is_in_exactly_one_sample_of_each_epoch(dataset, length):
     assert len(set(firsts)) == 3  # each pass cuts the text elsewhere
 
 
-def test_seeds_are_mixed_and_not_added(dataset):
-    """Seed 1 in epoch 0 has nothing to do with seed 0 in epoch 1, and all 64 bits of a seed count."""
-    n = Loader(dataset, length=16).num_samples
-    seeds = [0, 1, 2, 2**32, 2**63, 2**64 - 1]
-    rows = set()
-    for seed in seeds:
-        for epoch in range(3):
-            batch = Loader(dataset, length=16, seed=seed).read(epoch * n + np.arange(8))
-            rows.add(batch.input_ids.tobytes())
-    assert len(rows) == 3 * len(seeds)
-
-
 # ------------------------------------------------------------------------------------------------------------- state
 
 
 @pytest.mark.parametrize("masking", POLICIES)
 def test_restoring_from_every_step_gives_the_rest_of_the_stream(dataset, masking):
+    """From the state, and from a pickled loader."""
     options = {"length": 64, "global_batch_size": 17, "seed": 9, "masking": masking, "epochs": 2}
     loader = Loader(dataset, **options)
-    states, batches = [json.dumps(loader.state_dict())], []
+    states, pickled, batches = [json.dumps(loader.state_dict())], [pickle.dumps(loader)], []
     for batch in loader:
         batches.append(batch)
         states.append(json.dumps(loader.state_dict()))
+        pickled.append(pickle.dumps(loader))
     assert len(batches) == -(-2 * loader.num_samples // 17)
-    for step, state in enumerate(states):
+    assert max(map(len, pickled)) < 4096
+    for step, (state, copy) in enumerate(zip(states, pickled, strict=True)):
         restored = Loader(dataset, **options)
         restored.load_state_dict(json.loads(state))
-        rest = list(restored)
-        assert len(rest) == len(batches) - step
-        for expected, batch in zip(batches[step:], rest, strict=True):
-            assert_same(expected, batch)
+        for rest in (list(restored), list(pickle.loads(copy))):
+            assert len(rest) == len(batches) - step
+            for expected, batch in zip(batches[step:], rest, strict=True):
+                assert_same(expected, batch)
 
 
 def test_batch_size_and_ranks_may_change_on_restoring(dataset):
@@ -239,17 +220,9 @@ def test_state_holds_what_the_specification_says(dataset):
     loader = Loader(dataset, length=16, global_batch_size=10, seed=2**64 - 1)
     next(loader)
     assert loader.state_dict() == {
-        "version": 1,
-        "dataset_id": dataset.dataset_id,
-        "split": "train",
-        "seed": 2**64 - 1,
-        "length": 16,
-        "samples": "windows",
-        "short_seq_prob": None,
-        "shuffle": "full",
-        "masking": Masking().state(),
-        "position": 10,
-    }
+        "version": 1, "dataset_id": dataset.dataset_id, "split": "train", "seed": 2**64 - 1, "length": 16,
+        "samples": "windows", "short_seq_prob": None, "shuffle": "full", "masking": Masking().state(), "position": 10,
+    }  # fmt: skip
 
 
 def test_a_loader_says_what_it_reads_and_how_torch_takes_it(dataset):
@@ -303,26 +276,9 @@ def test_state_of_another_dataset_or_version_is_refused(dataset, tmp_path):
         with refuses("other-stream", "state") as refused:
             loader.load_state_dict(wrong)
         assert refused.value.given[name] == (was, state[name])
-
-
-@pytest.mark.parametrize("position", [-1, 1.5, "7", None, True, 2**62])
-def test_state_without_a_position_is_refused(dataset, position):
-    loader = Loader(dataset, length=16)
-    with refuses("damaged", "state"):
-        loader.load_state_dict(loader.state_dict() | {"position": position})
-
-
-@pytest.mark.parametrize("masking", POLICIES)
-def test_a_pickled_loader_goes_on(dataset, masking):
-    loader = Loader(dataset, length=16, global_batch_size=9, seed=7, rank=1, world_size=2, masking=masking, epochs=3)
-    next(loader)
-    pickled = pickle.dumps(loader)
-    assert len(pickled) < 4096
-    copy = pickle.loads(pickled)
-    rest, copied = list(loader), list(copy)
-    assert len(rest) == len(copied) > 3
-    for one, other in zip(rest, copied, strict=True):
-        assert_same(one, other)
+    for position in (-1, 1.5, "7", None, True, 2**62):
+        with refuses("damaged", "state"):
+            loader.load_state_dict(state | {"position": position})
 
 
 def test_a_dataset_exchanged_after_pickling_is_refused(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIAL, write_dataset
-from helpers import refuses
+from helpers import refuses, stream_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
@@ -44,10 +44,6 @@ def documents_of(dataset, split="train"):
             sentences[-1] = sentences[-1][: len(sentences[-1]) - has_separator]
             documents.append(sentences)
     return documents
-
-
-def stream_of(dataset):
-    return [int(t) for number in range(len(dataset.splits["train"].shards)) for t in dataset.tokens("train", number)]
 
 
 def flat(documents):
