@@ -40,9 +40,10 @@ ROOT = Path(bertdata.__file__).parents[1]
 SMALL = {"shard_size": 900, "validation": 0.2}
 
 
-def run(program, *arguments, **options):
-    options = {"capture_output": True, "text": True, "timeout": 120} | options
-    return subprocess.run([sys.executable, "-c", program, *map(str, arguments)], **options)
+def run(program, *arguments, environment):
+    command, streams = [sys.executable, "-c", program, *map(str, arguments)], {"capture_output": True, "text": True}
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=120, **streams)
+    assert done.returncode == 0, done.stderr
 
 
 BUILD = "import sys; from bertdata.cli import main; main(['build', *sys.argv[1:]])"
@@ -192,18 +193,17 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, voca
     assert done.stderr == f"Error: {tmp_path / 'out'}: {os.strerror(errno.EROFS)}\n"
 
 
-@pytest.mark.parametrize("is_limited", [False, True])
-def test_more_shards_than_open_files(tmp_path, vocab, is_limited):
+def test_more_shards_than_open_files(tmp_path, vocab):
     """A memory map keeps a descriptor; the soft limit is raised when it is reached, if the hard one allows it."""
     (tmp_path / "text").write_text("the stone\n" * 60)
     build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, documents="line", shard_size=10)
-    before, limits = resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = sorted({*range(10_000)} - {*map(int, os.listdir("/proc/self/fd"))})[20]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-    limited = patch.object(resource, "getrlimit", lambda kind: (soft, soft) if is_limited else limits(kind))
     try:
-        with limited, refuses("too-many-files") if is_limited else contextlib.nullcontext():
-            assert len(bertdata.open(tmp_path / "out")) == 60
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+        with patch.object(resource, "getrlimit", lambda kind: (soft, soft)), refuses("too-many-files"):
+            bertdata.open(tmp_path / "out")
+        assert len(bertdata.open(tmp_path / "out")) == 60
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -239,12 +239,12 @@ def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, finished, tm
     assert names == [f"step-{n:08d}" for n in (1, 2, 5, 6)]
 
 
-@pytest.mark.parametrize("damage", [b"\xff\xfe\n", b"[1]\n", b"\0" * 99], ids=["bytes", "list", "zeros"])
-def test_a_log_that_lost_its_end_is_cut_there(tmp_path, damage):
-    entry = b'{"step": 1, "loss": 2.0}\n'
-    (tmp_path / "log.jsonl").write_bytes(entry + damage)
-    with run_log.Log(tmp_path / "log.jsonl", after_step=5) as log:
-        assert (log.last_step, (tmp_path / "log.jsonl").read_bytes()) == (1, entry)
+def test_a_log_that_lost_its_end_is_cut_there(tmp_path):
+    path, entry = tmp_path / "log.jsonl", b'{"step": 1, "loss": 2.0}\n'
+    for damage in (b"\xff\xfe\n", b"[1]\n", b"\0" * 99):
+        path.write_bytes(entry + damage)
+        with run_log.Log(path, after_step=5) as log:
+            assert (log.last_step, path.read_bytes()) == (1, entry)
 
 
 def test_a_log_on_a_full_disk_is_written_when_the_disk_has_space(dataset, finished, tmp_path, capsys):
@@ -304,16 +304,12 @@ def test_nothing_is_written_through_a_link_in_the_output(tmp_path, corpus, vocab
         assert precious.read_text() == "mine"
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b'"\\ud800"'])
-def test_large_and_nested_records_are_refused(content, tmp_path):
+def test_large_and_nested_records_and_those_without_end_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "record.json"
-    path.write_bytes(content)
-    with refuses("damaged"):
-        read_record(path)
-
-
-def test_a_record_without_end_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "record.json"
+    for content in (b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b'"\\ud800"'):
+        path.write_bytes(content)
+        with refuses("damaged"):
+            read_record(path)
     write_record(path, {"format_version": 1})
     monkeypatch.setattr(records, "MAX_RECORD_BYTES", path.stat().st_size)
     assert read_record(path) == {"format_version": 1}
@@ -329,22 +325,18 @@ def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
         bertdata.open(out)
 
 
-@pytest.mark.parametrize("ends", ["blank", "line", "file"])
-def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, ends, monkeypatch):
+def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, monkeypatch):
     monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
     path = tmp_path / "bomb.txt.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(b"the stone\n\n" * 10)
         for _ in range(16):
             file.write(b"a" * (1 << 20))
-    with refuses("too-large", "inputs"):
-        build([path], tmp_path / "out", tokenizer=vocab, documents=ends)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_longest_document_is_taken(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
-    (tmp_path / "text").write_bytes(b"stone" * 800_000)
+    for ends in ("blank", "line", "file"):
+        with refuses("too-large", "inputs"):
+            build([path], tmp_path / "out", tokenizer=vocab, documents=ends)
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "text").write_bytes(b"stone" * 800_000)  # a longest document
     assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
 
 
@@ -404,20 +396,16 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
     assert caught.value.given == small / "tokenizer.json"
 
 
-def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch):
-    monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
-    (small / ".build").mkdir()
-    os.replace(small / "manifest.json", small / manifest.REPLACED)
-    with refuses("unfinished"):
-        bertdata.open(small)
-
-
-def test_a_build_that_is_killed_as_it_tidies_up_leaves_a_dataset_that_opens(small, corpus, vocab, monkeypatch):
+def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, monkeypatch):
+    """A build that is killed as it tidies up has published."""
     monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
     tidying = patch("bertdata.write.publish.shutil.rmtree", side_effect=KeyboardInterrupt)
     with tidying, pytest.raises(KeyboardInterrupt):
         build(corpus, small, tokenizer=vocab, overwrite=True)
     assert bertdata.open(small).num_documents > 0
+    os.replace(small / "manifest.json", small / manifest.REPLACED)
+    with refuses("unfinished"):
+        bertdata.open(small)
 
 
 READ_ONLY = """
@@ -533,12 +521,10 @@ def test_names_that_are_not_ascii_in_a_plain_locale_without_a_terminal_or_a_home
                    "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}  # fmt: skip
     out = folder / "die Scherben"
     arguments = (folder / "ein Text.txt", "--out", out, "--tokenizer", vocab, "--validation", 0)
-    done = run(BUILD, *arguments, env=environment, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr
+    run(BUILD, *arguments, environment=environment)
     program = "import sys; from bertdata.cli import main\nfor command in ('inspect', 'verify', 'show'):\n"
     program += "    main([command, sys.argv[1]], standalone_mode=False)"
-    done = run(program, out, env=environment, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr
+    run(program, out, environment=environment)
     train(out, folder / "ein Lauf", steps=1)
     assert json.loads((folder / "ein Lauf" / "run.json").read_text())["config"]["data"] == str(out)
 
