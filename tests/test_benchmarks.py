@@ -36,9 +36,6 @@ def data():
     return json.loads((RESULTS / "comparison.json").read_text())
 
 
-# ---------------------------------------------------------------------------------------------------------- the figures
-
-
 def test_readme_and_the_page_hold_the_table_of_what_was_measured(table, data):
     _, _, rest = (ROOT / "README.md").read_text().partition(f"{table.BEGIN}\n")
     assert rest.partition(f"\n{table.END}")[0] == table.readme(data)
@@ -136,9 +133,6 @@ def test_a_tokenizer_that_a_library_does_not_take_is_said_once(table):
     assert [row["what"] for row in rows if row["reason"]] == ["tokenizing, T5, cold"] * 3
     expected = [("tokenizing, T5, cold", 0.5), ("tokenizing, T5, warm", 0.5)]
     assert [(row["what"], row["times"]) for row in rows if row["library"] == "tokie"] == expected
-
-
-# -------------------------------------------------------------------------------------------------------------- the run
 
 
 def test_only_tokenizers_that_are_there_are_measured(table, tmp_path):

@@ -26,9 +26,6 @@ def permutation(num_samples, seed, epoch=0):
     return ids.tolist()
 
 
-# ------------------------------------------------------------------------------------------------------------- order
-
-
 @given(SEEDS, st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
 def test_permute_equals_its_reference(seed, num_samples, positions):
     epochs, ids = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed)
@@ -134,9 +131,6 @@ def test_rank_slice_equals_its_reference(start, size, world_size):
     assert max(sizes) - min(sizes) <= 1
 
 
-# ----------------------------------------------------------------------------------------------------------- samples
-
-
 @given(st.data())
 def test_windows_equal_their_reference(data):
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6), "tokens of each shard")
@@ -172,9 +166,6 @@ def test_windows_equal_their_reference(data):
     assert padding == sum(row[1:].count(1) for row in expected)
     assert largest == max((token for row in expected for token in row[1:] if token > 6), default=0)
     assert (out[[0, -1]] == -7).all()
-
-
-# ------------------------------------------------------------------------------------------------------------- masks
 
 
 @settings(max_examples=3 * hypothesis.settings().max_examples)
@@ -229,9 +220,6 @@ def test_masks_equal_their_reference(data, policy):
         assert targets[b].tolist() == old + [IGNORE_INDEX] * unused
 
 
-# -------------------------------------------------------------------------------------------------------------- text
-
-
 @given(st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda s: s.encode())), max_size=6))
 def test_text_hash_equals_its_reference(texts):
     data = b"".join(text + b"\n" for text in texts)
@@ -260,9 +248,6 @@ def test_spellings_are_counted_as_python_counts_them(pieces, strings, room):
     data = np.frombuffer(text + b"aa[MASK]<s>" * 7, np.uint8)[: len(text) + room]
     build_kernels.count_literals(data, len(text), spellings, first_bytes, counts)
     assert counts.tolist() == [text.count(string.encode()) for string in strings]
-
-
-# ----------------------------------------------------------------------------------------------------------- machine
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")

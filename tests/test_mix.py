@@ -52,9 +52,6 @@ def weights_and_seed():
     return st.tuples(weights.map(whole), st.integers(0, 2**64 - 1))
 
 
-# ---------------------------------------------------------------------------------------------------------- positions
-
-
 @given(weights_and_seed(), st.lists(st.integers(0, 300) | st.integers(0, 2**62 - 1), max_size=8))
 def test_places_equal_their_reference(given, positions):
     weights, seed = given
@@ -125,9 +122,6 @@ def test_sources_interleave_without_a_pattern(weights):
     assert chi_square(across, (blocks - 1) * np.outer(here, here) / 10_000) < limit
 
 
-# ---------------------------------------------------------------------------------------------------------- weights
-
-
 def test_weights_are_exact_decimals():
     assert whole([0.7, 0.3]) == whole(["0.70", Fraction(3, 10)]) == whole([np.float64(7), 3]) == (7, 3)
     assert whole([0.1, 0.2, 0.3]) == (1, 2, 3)
@@ -146,9 +140,6 @@ def test_weights_of_too_many_digits_are_refused():
     for weights in ([0.1234567891, 1], [1 / 3, 0.5]):
         with refuses("malformed", "shards"):
             whole(weights)
-
-
-# ----------------------------------------------------------------------------------------------------------- batches
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
@@ -231,9 +222,6 @@ def test_facts_of_a_mix_are_means_by_weight(dataset, others):
     assert loader.facts == {"pad_share": 0.75 * alone[0] + 0.25 * alone[1], "crop_share": 0.0}
 
 
-# ------------------------------------------------------------------------------------------------------------- state
-
-
 def test_one_dataset_with_a_weight_is_no_mix(dataset):
     one, plain = Loader([(dataset, 0.3)], length=16), Loader(dataset, length=16)
     assert one.state_dict() == plain.state_dict()
@@ -264,9 +252,6 @@ def test_a_state_of_another_mix_is_refused_with_both_values(dataset, others):
     with refuses("other-stream", "state") as refused:
         loader.load_state_dict(Loader(a, length=16).state_dict())
     assert refused.value.given["dataset_id"] == (ids[0], None)
-
-
-# ---------------------------------------------------------------------------------------------------------- refusals
 
 
 def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):

@@ -58,9 +58,6 @@ def words(mix):
     return [str(word) for path, weight in mix for word in ("--data", path, weight)]
 
 
-# -------------------------------------------------------------------------------------------------------------- a run
-
-
 def test_losses_by_source_make_up_the_loss(mix, mixed, dataset, other):
     log = [entry for entry in entries(mixed) if "loss" in entry]
     loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32, global_batch_size=7)
@@ -147,9 +144,6 @@ def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
     assert [entry["sources"] for entry in again] == [entry["sources"] for entry in log]
 
 
-# ----------------------------------------------------------------------------------------------- resuming and ranks
-
-
 def test_a_stopped_run_goes_on_to_the_same_bits(mix, finished):
     complete = entries(finished)
     remove_after(finished, 2)
@@ -189,9 +183,6 @@ def test_two_ranks_have_the_losses_of_one(mix, mixed, tmp_path):
             assert theirs["sources"][name] == pytest.approx(part, rel=2e-5)
 
 
-# --------------------------------------------------------------------------------------------------------- evaluation
-
-
 def test_each_source_is_evaluated_as_if_it_were_alone(mix, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "EVERY", 1)
     log = train(mix, tmp_path / "run", average=0.8, steps=3, eval_every=0, save_every=3, model="bert-tiny")
@@ -225,9 +216,6 @@ def test_the_loss_by_frequency_is_that_of_the_mix(dataset, other, mixed):
     shares = shares[shares > 0]
     stated = json.loads((mixed / "run.json").read_text())["resolved"]["reference_loss"]["unigram"]
     assert stated == pytest.approx(-(shares * np.log(shares)).sum())
-
-
-# ------------------------------------------------------------------------------------------------------ command line
 
 
 def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_path):

@@ -30,9 +30,6 @@ HIDE = "import os, sys\nfor name in os.environ['HIDE'].split():\n    sys.modules
 SETS_UP = {"PKG-INFO", "setup.cfg"}  # what setuptools adds to a source archive, beside *.egg-info
 
 
-# ---------------------------------------------------------------------------------------------------------- the command
-
-
 def python(*arguments, hide="", **more):
     """Runs a fresh interpreter that has this checkout, and in which the modules in `hide` cannot be imported."""
     environment = {**os.environ, "HIDE": hide}
@@ -84,9 +81,6 @@ def test_interrupted_while_a_command_is_imported(monkeypatch):
     assert (done.exit_code, done.output.count("\n")) == (130, 1)
 
 
-# ---------------------------------------------------------------------------------------------------------- completion
-
-
 def completed(program, *words, **more):
     """What a shell gets for the last of the words."""
     module = {"bertdata": "bertdata.cli", "bertrain": "bertrain.__main__"}[program]
@@ -123,9 +117,6 @@ def test_a_shell_completes_the_options_of_a_command_that_needs_torch(hiding):
     assert completed("bertrain", "evaluate", "--pai", hide="torch", before=hiding) == []
 
 
-# -------------------------------------------------------------------------------------------------------- without torch
-
-
 @pytest.mark.parametrize("hide", ["torch transformers", pytest.param("transformers", marks=pytest.mark.slow)])
 def test_without_libraries_a_command_says_one_sentence(hiding, hide):
     result = python("-m", "bertrain", "pretrain", "--help", hide=hide, before=hiding)
@@ -149,9 +140,6 @@ except ModuleNotFoundError as error:
     assert result.stdout.endswith("\ntorch\n")
 
 
-# --------------------------------------------------------------------------------------------- a bertdata of a stranger
-
-
 @pytest.mark.parametrize("command", ["-c import bertrain.plan", "-m bertrain doctor", "-m bertrain.pretrain --help"])
 def test_a_bertdata_that_is_not_ours_is_one_sentence(tmp_path, command):
     ours = tmp_path / "ours"
@@ -169,9 +157,6 @@ def test_a_bertdata_that_is_not_ours_is_one_sentence(tmp_path, command):
     assert str(theirs) in last
     assert last.startswith("ImportError: " if option == "-c" else "Error: ")
     assert option == "-c" or not before
-
-
-# ------------------------------------------------------------------------------------------------------------ metadata
 
 
 def names(requirements):
@@ -221,9 +206,6 @@ def test_every_lower_bound_is_a_version_that_is_tested():
         assert requirement.name != "tokenizers" or not requirement.specifier.contains("1.0")
 
 
-# ------------------------------------------------------------------------------------------------- a contributor's day
-
-
 @pytest.fixture(scope="module")
 def targets():
     """The targets of the Makefile that `make help` lists."""
@@ -251,9 +233,6 @@ def test_every_hook_is_a_target_of_the_makefile_and_downloads_nothing(targets):
 def test_contributing_names_every_target_for_contributors(targets):
     named = set(re.findall(r"^    make ([a-z-]+) ", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
     assert named == targets - {"help", "demo", "golden"}
-
-
-# ------------------------------------------------------------------------------------------------------------ archives
 
 
 def sources():

@@ -52,9 +52,6 @@ def wait_for(path):
         time.sleep(0.005)
 
 
-# ------------------------------------------------------------------------------------------------------------- Ctrl-C
-
-
 @pytest.mark.parametrize("signals", [("SIGINT",), ("SIGINT", "SIGINT"), ("SIGTERM",), ("SIGUSR1",)], ids=str)
 def test_a_signal_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, signals):
     """torchrun repeats a Ctrl-C at once, and the two are one."""
@@ -101,9 +98,6 @@ def test_a_checkpoint_that_was_begun_before_the_evaluation_is_there_after_its_er
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
-# -------------------------------------------------------------------------------------------------------------- ranks
-
-
 def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, monkeypatch):
     monkeypatch.setattr(checkpoint, "STALE_S", 0)
     choice = checkpoint.choose(bert_run)
@@ -131,9 +125,6 @@ def test_rank_0_chooses_the_checkpoint_and_dropout_is_said_to_depend_on_ranks(da
         assert code == 0, err
         assert any(line.startswith("warning: ") and "dropout" in line for line in out.splitlines())
     assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["step"] == 1
-
-
-# ------------------------------------------------------------------------------------------------------- checkpoints
 
 
 def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, finished):
@@ -171,9 +162,6 @@ def test_a_resumed_run_says_what_changed_and_keeps_the_history(dataset, tmp_path
     assert history[1]["changed"] == {"steps": [3, 4]}
 
 
-# -------------------------------------------------------------------------------------------------- models and the hub
-
-
 def test_a_directory_with_a_configuration_is_a_model(dataset, tmp_path):
     write(tmp_path / "config.json", json.dumps(DROPOUT))
     built, _ = models.build(str(tmp_path), dataset.special_tokens, length=32, seed=0)
@@ -196,9 +184,6 @@ def test_weights_of_a_hub_that_does_not_answer_are_one_sentence_after_one_questi
     assert asked == [("org/model", models.HUB_TIMEOUT_S)]
 
 
-# ------------------------------------------------------------------------------------------------------------ warnings
-
-
 def test_a_corpus_without_a_validation_split_is_said_to_be_one(tmp_path, vocab, capsys):
     text = write(tmp_path / "corpus.txt", "the stone under the river and the light of morning")
     build(text, tmp_path / "shards", tokenizer=vocab)
@@ -206,9 +191,6 @@ def test_a_corpus_without_a_validation_split_is_said_to_be_one(tmp_path, vocab, 
     train(tmp_path / "shards", tmp_path / "run", steps=1, model="bert-tiny")
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert sum("--validation" in line for line in warnings) == 1
-
-
-# ------------------------------------------------------------------------------------------- labels, progress, results
 
 
 def write_examples(path, rows):
@@ -295,9 +277,6 @@ def test_a_run_with_other_parameters_is_not_resumed_into(dataset, bert_run, monk
     options = {"model": "bert-tiny", "optimizer": "other"}
     sentence = refused_run(dataset.path, bert_run, kind="other-settings", option="optimizer", **options).sentence
     assert "--optimizer adamw" in sentence
-
-
-# ------------------------------------------------------------------------------------------------- ends and objectives
 
 
 def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, monkeypatch, capsys):

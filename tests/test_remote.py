@@ -82,9 +82,6 @@ def test_a_reader_gives_what_a_file_gives(reads, first, most):
     assert all(size <= max(first, most) for size in asked)
 
 
-# ---------------------------------------------------------------------------------------------------- servers that fail
-
-
 class Faulty(BaseHTTPRequestHandler):
     """Serves one file in ranges, as a web server and as an object store do, and fails as `faults` says."""
 
@@ -269,9 +266,6 @@ def test_a_server_that_sends_no_parts_is_refused(tmp_path, vocab):
 
     with serving(Plain) as address, refuses("server-unsuitable"):
         build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)
-
-
-# ------------------------------------------------------------------------------------------- names that are not there
 
 
 def test_what_is_not_there_is_one_sentence(bucket, tmp_path, vocab):

@@ -34,9 +34,6 @@ def anchors(page):
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
-# ------------------------------------------------------------------------------------------------------------ the pages
-
-
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_every_link_leads_to_a_file_of_docs_and_an_anchor_of_it(page):
     for text, path, anchor in links(page):
@@ -69,9 +66,6 @@ def test_the_ten_questions_are_those_of_the_checklist_and_each_has_its_answer():
     targets = [path.relative_to(DOCS).as_posix() for text, path, _ in links("index.md") if text in asked]
     assert len(set(targets)) == 10  # their anchors are checked with those of all links
     assert "index.md" not in targets
-
-
-# -------------------------------------------------------------------------------------------------------- built pages
 
 
 def test_faults_of_built_pages_are_found(tmp_path):
