@@ -4,7 +4,9 @@ import json
 import os
 import re
 import shutil
+import threading
 from contextlib import ExitStack, contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -138,6 +140,28 @@ def assert_same(one, other):
     assert one.arrays().keys() == other.arrays().keys()
     for name, array in one.arrays().items():
         assert np.array_equal(array, other.arrays()[name]), name
+
+
+def shard_of(documents, separator=(3,)):
+    """Documents of sentences of ids as write_dataset takes a shard."""
+    tokens, ends, cuts = [], [], []
+    for document in documents:
+        for sentence in document:
+            cuts.append(len(tokens))
+            tokens += sentence
+        tokens += separator
+        ends.append(len(tokens))
+    return tokens, ends, [*cuts[1:], len(tokens)]
+
+
+@contextmanager
+def serving(handler):
+    """A context in which a web server answers as `handler`; yields its host and port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
 
 
 def write(path, *lines):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import pty
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import make_text, write_dataset
-from helpers import invoke, refused, succeeds
+from helpers import invoke, refused, succeeds, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
@@ -56,8 +57,7 @@ def test_the_list_of_commands_fits_a_terminal():
     assert bertdata.__version__ in succeeds(main, "--version").output
 
 
-def built(*arguments):
-    return succeeds(main, "build", *arguments)
+built = functools.partial(succeeds, main, "build")
 
 
 def test_build_prints_what_it_did(tmp_path, corpus, vocab):
@@ -91,32 +91,24 @@ def test_invalid_utf8_is_replaced_counted_and_named_or_refused(tmp_path, vocab):
     assert not (tmp_path / "strict").exists()
 
 
-@pytest.mark.parametrize(
-    ("share", "split", "remedy"), [("0.01", "validation", "larger"), ("0.999", "train", "smaller"), ("0", None, None)]
-)
-def test_an_empty_split_is_warned_of(tmp_path, vocab, share, split, remedy):
-    (tmp_path / "one").write_text("the stone")
-    result = built(tmp_path / "one", "--out", tmp_path / "out", "--tokenizer", vocab, "--validation", share)
-    assert result.stderr.count("\n") == (split is not None)
-    if split:
-        assert f" {split} " in result.stderr
-        assert f"{remedy} --validation" in result.stderr
+def test_an_empty_split_is_warned_of(tmp_path, vocab):
+    text = write(tmp_path / "one", "the stone")
+    for share, *said in ((0.01, " validation ", "larger --valid"), (0.999, " train ", "smaller --valid"), (0,)):
+        result = built(text, "--out", tmp_path / str(share), "--tokenizer", vocab, "--validation", share)
+        assert result.stderr.count("\n") == bool(said)
+        assert all(each in result.stderr for each in said)
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [(None, "not-found"), (b"", "empty"), (b" \n\t\r\n\n", "empty"), (b"\x01\n\n\x02\n", "empty"),
-     (bytes(range(256)) * 40, "not-text"), ("directory", "empty")],
-)  # fmt: skip
-def test_input_that_cannot_be_used(tmp_path, vocab, content, kind):
-    path = tmp_path / "corpus.txt"
-    if content == "directory":
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
-    option = None if kind == "not-found" else "inputs"
-    refused(main, "build", path, "--out", tmp_path / "shards", "--tokenizer", vocab, kind=kind, option=option)
-    assert not (tmp_path / "shards").exists()
+def test_input_that_cannot_be_used(tmp_path, vocab):
+    (tmp_path / "directory").mkdir()
+    contents = {"blank": b" \n\t\r\n\n", "control": b"\x01\n\n\x02\n", "empty": b"", "binary": bytes(range(256)) * 40}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for name in ("directory", "nowhere", *contents):
+        kind = {"nowhere": "not-found", "binary": "not-text"}.get(name, "empty")
+        arguments = ["build", tmp_path / name, "--out", tmp_path / "shards", "--tokenizer", vocab]
+        refused(main, *arguments, kind=kind, option=None if kind == "not-found" else "inputs")
+        assert not (tmp_path / "shards").exists()
 
 
 def test_an_output_directory_that_is_in_the_way(tmp_path, corpus, vocab, dataset):
@@ -219,7 +211,7 @@ def test_inspect_says_what_the_tokenizer_is_and_whether_an_engine_takes_it(tmp_p
     assert about["engine"] == "WordPiece"
 
 
-def test_the_name_of_a_tokenizer_is_no_part_of_what_a_dataset_is(tmp_path, corpus):
+def test_the_name_of_a_tokenizer_is_kept_and_no_part_of_what_a_dataset_is(tmp_path, corpus):
     directory = other_tokenizer(tmp_path / "words")
     shutil.copytree(directory, tmp_path / "others")
     (tmp_path / "file.json").write_bytes((directory / "tokenizer.json").read_bytes())
@@ -230,10 +222,6 @@ def test_the_name_of_a_tokenizer_is_no_part_of_what_a_dataset_is(tmp_path, corpu
         ids[dataset.manifest.tokenizer_name] = dataset.dataset_id
     assert list(ids) == ["words", "others", None]
     assert len(set(ids.values())) == 1
-
-
-def test_the_parts_of_a_dataset_keep_the_name_of_their_tokenizer(tmp_path, corpus):
-    directory = other_tokenizer(tmp_path / "words")
     out = ["--out", tmp_path / "out"]
     for part in ("1/2", "2/2"):
         built(corpus, *out, "--tokenizer", directory, "--shard-size", 9000, "--part", part)
@@ -250,16 +238,13 @@ def test_inspect_of_a_dataset_without_a_tokenizer_that_can_be_read(tmp_path):
     succeeds(main, "inspect", out)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "options", "reason"),
-    [("other", [], "UnicodeScripts"), ("vocab", ["--words", "conftest:in_pairs"], "--words"), ("vocab", [], None)],
-)
-def test_a_build_without_an_engine_says_why(tmp_path, corpus, vocab, tokenizer, options, reason):
-    tokenizer = vocab if tokenizer == "vocab" else other_tokenizer(tmp_path / "words")
-    result = built(corpus, "--out", tmp_path / "out", "--tokenizer", tokenizer, *options)
-    notes = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
-    assert len(notes) == (reason is not None)
-    assert all(reason in note for note in notes)
+def test_a_build_without_an_engine_says_why(tmp_path, corpus, vocab):
+    other, in_pairs = other_tokenizer(tmp_path / "words"), ["--words", "conftest:in_pairs"]
+    for tokenizer, reason, *options in ((other, "UnicodeScripts"), (vocab, "--words", *in_pairs), (vocab, "")):
+        result = built(corpus, "--out", tmp_path / "out", "--overwrite", "--tokenizer", tokenizer, *options)
+        notes = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
+        assert len(notes) == bool(reason)
+        assert all(reason in note for note in notes)
 
 
 @pytest.mark.slow

@@ -229,29 +229,19 @@ def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_
         assert [line for line in lines if line.startswith("PASS  shards ")][number].split()[2] == f"{path}:"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "given"),
-    [
-        ("--data A --data B", "missing", "A"),
-        ("--data A 0.7 --data B", "missing", "B"),
-        ("--data A 0 --data B 1", "malformed", [["A", "0"], ["B", "1"]]),
-        ("--data A nan --data B 1", "malformed", [["A", "nan"], ["B", "1"]]),
-    ],
-)
-def test_what_is_no_mix_is_refused(arguments, kind, given):
-    arguments = [*arguments.split(), "--out", "nowhere"]
-    assert refused(pretraining.main, *arguments, kind=kind, option="data").given == given
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    ["A", "--data A x", "--data A --global-batch-size 64 128", "--data A --data B 0.3 --grow-at 0.2 0.5"],
-)
-def test_a_word_that_follows_no_data_is_no_weight(arguments):
-    *_, stray = words = arguments.split()
-    result = invoke(pretraining.main, *words, "--out", "nowhere")
-    assert result.exit_code == 2
-    assert f"({stray})" in result.stderr
+def test_what_is_no_mix_is_refused():
+    for arguments, kind, given in (
+        ("A --data B", "missing", "A"), ("A 0.7 --data B", "missing", "B"),
+        ("A 0 --data B 1", "malformed", [["A", "0"], ["B", "1"]]),
+        ("A nan --data B 1", "malformed", [["A", "nan"], ["B", "1"]]),
+    ):  # fmt: skip
+        arguments = ["--data", *arguments.split(), "--out", "nowhere"]
+        assert refused(pretraining.main, *arguments, kind=kind, option="data").given == given
+    for arguments in ("A", "--data A x", "--data A --global-batch-size 64 128", "--data B 0.3 --grow-at 0.2 0.5"):
+        *_, stray = given = arguments.split()  # a word that follows no --data
+        result = invoke(pretraining.main, *given, "--out", "nowhere")
+        assert result.exit_code == 2
+        assert f"({stray})" in result.stderr
 
 
 def test_a_weight_follows_its_data():
@@ -261,12 +251,9 @@ def test_a_weight_follows_its_data():
         assert run.call_args.args[0].data == [["A", 0.7], ["B", 0.3]]
 
 
-def test_a_mix_and_a_teachers_cache_are_refused(mix):
+def test_a_run_json_with_anything_else_for_data_or_a_teachers_cache_is_refused(mix):
     with refuses("conflict", "teacher_cache"):
         Config(data=mix, teacher_cache="answers")
-
-
-def test_a_run_json_with_anything_else_for_data_is_refused():
     for data in ([], 3, [["a"]], [["a", 1], "b"], [["", 1]], {"a": 1}):
         with refuses("malformed", "data"):
             Config(data=data)

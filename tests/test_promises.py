@@ -1,5 +1,6 @@
 """What a newcomer tries: Ctrl-C, other options at a resume, the wrong column, a directory or a hub that is gone."""
 
+import io
 import json
 import os
 import shutil
@@ -9,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import invoke, refuses, succeeds, write
+from helpers import invoke, json_of, refuses, succeeds, write
+from tqdm import tqdm
 from training import entries, flags, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -214,44 +216,28 @@ def test_labels_that_are_none_are_refused_and_many_are_warned_of(bert_run, tmp_p
     assert "different labels" not in tune(bert_run, tmp_path, good).output
 
 
-class Bar:
-    """Stands for tqdm, and remembers."""
-
-    all: list = []
-
-    def __init__(self, *, total, **options):
-        self.total, self.n = total, 0
-        Bar.all.append(self)
-
-    def update(self, count=1):
-        self.n += count
-
-    def close(self):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-
 def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_path, monkeypatch):
-    good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(40)])
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, **options):
+            super().__init__(**options | {"file": io.StringIO(), "disable": False})
+            bars.append(self)
+
     for module in (evaluate, finetune, teacher):
         monkeypatch.setattr(module, "tqdm", Bar)
-    Bar.all.clear()
     common = ["--checkpoint", bert_run, "--data", dataset.path]
-    stated = json.loads(succeeds(evaluate.main, *common, "--json").stdout)
+    stated, _ = json_of(evaluate.main, *common)
     table = succeeds(evaluate.main, *common).stdout
     assert f"{stated['loss']:.4f}" in table
     assert not table.rstrip().endswith("}")
+    good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(40)])
     assert not tune(bert_run, tmp_path, good, "--batch-size", 10).stdout.rstrip().endswith("}")
     arguments = ["--model", bert_run, "--data", dataset.path, "--out", tmp_path / "logits", "--length", 32]
     succeeds(teacher.main, *arguments, "--max-samples", 50, "--unit-samples", 20, "--top-k", 4)
-    assert len(Bar.all) == 4
-    assert all(bar.n == bar.total > 0 for bar in Bar.all), [(bar.n, bar.total) for bar in Bar.all]
-    assert [bar.total for bar in Bar.all[2:]] == [4, 3]
+    assert len(bars) == 4
+    assert all(bar.n == bar.total > 0 for bar in bars), [(bar.n, bar.total) for bar in bars]
+    assert [bar.total for bar in bars[2:]] == [4, 3]
 
 
 def test_help_groups_the_options(tmp_path):
@@ -306,11 +292,11 @@ def test_options_of_another_type_or_name_are_one_sentence():
             assemble.check_names(Config(data="x", **{option: value}))
 
 
-@pytest.mark.parametrize("content", [b"[]", b"\xff", b'{"config": null}', b"[" * 100_000])
-def test_what_is_no_run_json_is_one_sentence(tmp_path, content):
-    (tmp_path / "run.json").write_bytes(content)
-    with refuses("not-a-run", "config"):
-        read_options(tmp_path / "run.json")
+def test_what_is_no_run_json_is_one_sentence(tmp_path):
+    for content in (b"[]", b"\xff", b'{"config": null}', b"[" * 100_000):
+        (tmp_path / "run.json").write_bytes(content)
+        with refuses("not-a-run", "config"):
+            read_options(tmp_path / "run.json")
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):

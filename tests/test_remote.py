@@ -7,13 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from unittest.mock import patch
 
 import pytest
-from helpers import refused, refuses, stop_after, without_origins
+from helpers import refused, refuses, serving, stop_after, without_origins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sources import as_jsonl, as_parquet, zstd
@@ -145,16 +144,6 @@ class Faulty(BaseHTTPRequestHandler):
         if content_range:
             self.send_header("Content-Range", content_range)
         self.end_headers()
-
-
-@contextlib.contextmanager
-def serving(handler):
-    """A context in which a web server answers as `handler`; yields its host and port."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
 
 
 def use_server(monkeypatch, address):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIAL, write_dataset
-from helpers import refuses, stream_of
+from helpers import refuses, shard_of, stream_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
@@ -69,14 +69,11 @@ def made_of_sentences(kind, folder):
     random, shards = np.random.default_rng(0), []
     separator = [] if kind == "no separators" else [3]
     for _ in range(7):
-        tokens, document_ends, sentence_ends = [], [], []
-        for _ in range(random.integers(1, 9)):
-            for _ in range(random.geometric(0.3)):
-                sentence_ends.append(len(tokens))
-                tokens += random.integers(5, 300, random.integers(1, 30)).tolist()
-            tokens += separator
-            document_ends.append(len(tokens))
-        shards.append((tokens, document_ends, [*sentence_ends[1:], len(tokens)]))
+        documents = [
+            [random.integers(5, 300, random.integers(1, 30)).tolist() for _ in range(random.geometric(0.3))]
+            for _ in range(random.integers(1, 9))
+        ]
+        shards.append(shard_of(documents, separator))
     special = SPECIAL
     if not separator:  # a vocabulary whose rows have ends that documents lack is not built; readers take it
         special = SpecialTokens(vocab_size=300, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
@@ -483,16 +480,10 @@ def most_of(degrees):
 @pytest.fixture(scope="module")
 def sentences_of_three(tmp_path_factory):
     """30 documents of 40 sentences of three tokens, each sentence beginning with a token of its own."""
-    tokens, ends, cuts = [], [], []
-    for document in range(30):
-        for sentence in range(40):
-            cuts.append(len(tokens))
-            tokens += [1000 + 40 * document + sentence, 10, 11]
-        tokens.append(3)
-        ends.append(len(tokens))
+    documents = [[[1000 + 40 * number + sentence, 10, 11] for sentence in range(40)] for number in range(30)]
     special = SpecialTokens(vocab_size=3000, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3, 4))
-    shards = [(tokens, ends, [*cuts[1:], len(tokens)])]
     out, tokenizer = tmp_path_factory.mktemp("threes") / "shards", {"model": {"vocab": {"a": 10, "b": 11}}}
+    shards = [shard_of(documents)]
     return bertdata.open(write_dataset(out, shards, special=special, tokenizer=json.dumps(tokenizer)))
 
 

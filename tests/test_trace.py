@@ -216,10 +216,8 @@ def test_what_came_through_a_pipe_is_named(tmp_path, vocab, monkeypatch):
 
 def test_a_build_in_place_of_another_leaves_no_origins_of_it(tmp_path, vocab):
     """Nor is anything removed or written through a link in their place."""
-    paths, origins = (
-        [write_texts(tmp_path / f"{seed}", texts(40, seed=seed)) for seed in (1, 2)],
-        tmp_path / "out" / "origins",
-    )
+    paths = [write_texts(tmp_path / f"{seed}", texts(40, seed=seed)) for seed in (1, 2)]
+    origins = tmp_path / "out" / "origins"
     build(paths[0], tmp_path / "out", tokenizer=vocab, **SMALL)
     assert len(os.listdir(origins)) > 4
     build(paths[1], tmp_path / "out", tokenizer=vocab, overwrite=True, validation=0)
