@@ -40,7 +40,7 @@ def test_commands_and_their_options_exist(span):
     unknown, required, words = unknown_in(span)
     assert unknown == []
     if words and "--teacher" not in words:
-        assert {flag for flag in required if flag.startswith("--")} <= {*words}, "is not a complete command"
+        assert {flag for flag in required if flag.startswith("--")} <= {*words}, "lacks what it requires"
 
 
 def test_options_without_a_command_are_those_of_pretrain():

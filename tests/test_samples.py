@@ -615,7 +615,7 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
     options = {"length": 19, "samples": how, "seed": 8, "global_batch_size": 1}
     masking = Masking(policy=policy, probability=0.3)
     plain, masked = Loader(dataset, **options, masking=None), Loader(dataset, **options, masking=masking)
-    positions = np.arange(plain.num_samples)
+    positions = np.arange(plain.num_samples // 2)
     rows_, batch = plain.read(positions), masked.read(positions)
     stream = stream_of(dataset)
     bits, special = begins(dataset), dataset.special_tokens
@@ -643,7 +643,7 @@ def test_stored_words_are_masked_whole(chinese, how, policy):
             assert batch.input_ids[b, : len(row)].tolist() == changed
             assert batch.masked_positions[b, : len(chosen)].tolist() == chosen
             joined += len(inside)
-    assert joined > 500
+    assert joined > 250
 
 
 def test_segmenters_that_do_not_fit_are_named(tmp_path, vocab):
