@@ -4,12 +4,15 @@ import json
 import os
 import re
 import shutil
+import threading
 from contextlib import ExitStack, contextmanager
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -125,6 +128,40 @@ def json_of(command, *arguments, **options):
     """The object that a command prints in its last line with --json, and click's result."""
     result = succeeds(command, *arguments, "--json", **options)
     return json.loads(result.stdout.splitlines()[-1]), result
+
+
+def stream_of(dataset, split="train"):
+    """All tokens of a split, as a list."""
+    return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
+
+
+def assert_same(one, other):
+    """Two batches of a Loader have the same arrays."""
+    assert one.arrays().keys() == other.arrays().keys()
+    for name, array in one.arrays().items():
+        assert np.array_equal(array, other.arrays()[name]), name
+
+
+def shard_of(documents, separator=(3,)):
+    """Documents of sentences of ids as write_dataset takes a shard."""
+    tokens, ends, cuts = [], [], []
+    for document in documents:
+        for sentence in document:
+            cuts.append(len(tokens))
+            tokens += sentence
+        tokens += separator
+        ends.append(len(tokens))
+    return tokens, ends, [*cuts[1:], len(tokens)]
+
+
+@contextmanager
+def serving(handler):
+    """A context in which a web server answers as `handler`; yields its host and port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
 
 
 def write(path, *lines):

@@ -20,13 +20,11 @@ PACKAGES = {
     "format": ("remote", "arrays records table manifest shard origins dataset answers verify transfer"),
     "sources": ("remote", "kernels inputs find streams texts maps jsonl documents tables ids split blocks docstrings"),
     "tokenize": ("", "kernels rules forms models added engine wordpiece words tokenizer load spelling train"),
-    "write": (
-        "format sources tokenize",
-        "kernels threads duplicates units staging cluster publish vocabulary dataset importing exporting",
-    ),
+    "write": ("format sources tokenize",
+              "kernels threads duplicates units staging cluster publish vocabulary dataset importing exporting"),
     "read": ("format", "kernels order stream index windows pieces pairs samples source mix words masking loader"),
     "look": ("format sources tokenize read", "facts show trace page report bench"),
-}
+}  # fmt: skip
 PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import, files) in PACKAGES.items()}
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
 _LISTED = """
@@ -41,14 +39,10 @@ tasks.spans tasks.choices tasks.__init__ finetune report plot pretrain
 TRAINER_FILES = _LISTED.split()
 COMMANDS = ["demo", "augment", "suite", "search", "extract", "push", "teacher", "doctor"]
 
-ENGINE = {
-    ".".join(path.relative_to(ROOT / "bertdata").with_suffix("").parts): path
-    for path in sorted((ROOT / "bertdata").rglob("*.py"))
-}
-TRAINER = {
-    ".".join(path.relative_to(ROOT / "bertrain").with_suffix("").parts): path
-    for path in sorted((ROOT / "bertrain").rglob("*.py"))
-}
+ENGINE, TRAINER = (
+    {".".join(path.relative_to(root).with_suffix("").parts): path for path in sorted(root.rglob("*.py"))}
+    for root in (ROOT / "bertdata", ROOT / "bertrain")
+)
 
 
 @cache
@@ -117,9 +111,8 @@ def test_libraries_are_where_they_belong(module):
              ("obstore", "remote."), ("ray", "write.cluster"))  # fmt: skip
     for library, home in homes:
         assert library not in used or module.startswith(home)
-    assert not {"transformers", "pyarrow", "ray"} & {
-        name.split(".")[0] for name in imports(ENGINE[module], only_top=True)
-    }
+    at_once = {name.split(".")[0] for name in imports(ENGINE[module], only_top=True)}
+    assert not {"transformers", "pyarrow", "ray"} & at_once
 
 
 @pytest.mark.parametrize("module", [*TRAINER_FILES, *COMMANDS])
@@ -164,15 +157,11 @@ def loaded_after(statement):
     return set(result.stdout.split("\n")[-2].split())
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    heavy = {"torch", "transformers", "numba", "numpy", "tokenizers", "pyarrow", "click"}
-    assert not heavy & loaded_after("import bertdata")
-
-
-@pytest.mark.parametrize("module", ["bertdata.cli", "bertrain.__main__"])
-def test_help_loads_nothing_heavy(module):
+def test_importing_the_package_and_help_load_nothing_heavy():
     heavy = {"torch", "transformers", "numba", "numpy", "tokenizers", "pyarrow", "matplotlib"}
-    assert not heavy & loaded_after(f"from {module} import main\nmain(['--help'], standalone_mode=False)")
+    assert not {*heavy, "click"} & loaded_after("import bertdata")
+    for module in ("bertdata.cli", "bertrain.__main__"):
+        assert not heavy & loaded_after(f"from {module} import main\nmain(['--help'], standalone_mode=False)")
 
 
 def test_a_loader_needs_neither_torch_nor_a_tokenizer(dataset):

@@ -1,6 +1,7 @@
 """The table says what was measured, in README too; a run that was stopped goes on; a library may fail."""
 
 import copy
+import importlib
 import json
 import re
 import shlex
@@ -27,9 +28,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def environments(table):
-    import environments
-
-    return environments
+    return importlib.import_module("environments")
 
 
 @pytest.fixture
@@ -37,41 +36,14 @@ def data():
     return json.loads((RESULTS / "comparison.json").read_text())
 
 
-# ---------------------------------------------------------------------------------------------------------- the figures
-
-
-def test_readme_holds_the_table_of_the_committed_results(table, data):
+def test_readme_and_the_page_hold_the_table_of_what_was_measured(table, data):
     _, _, rest = (ROOT / "README.md").read_text().partition(f"{table.BEGIN}\n")
     assert rest.partition(f"\n{table.END}")[0] == table.readme(data)
-
-
-def test_the_markdown_table_is_that_of_the_committed_results(table, data):
     assert (RESULTS / "comparison.md").read_text() == table.markdown(data)
-
-
-def test_every_row_follows_from_what_was_measured(table, data):
     assert data["rows"] == table.rows_of(data["measured"])
     assert data["notes"] == table.notes(data["measured"])
-
-
-def test_every_library_of_every_question_has_a_figure_or_a_reason(table, data):
-    for question in table.ROWS:
-        rows = [row for row in data["rows"] if row["question"] == question]
-        assert rows
-        for row in rows:
-            assert (row["theirs"] is not None) or row["reason"], row
-            if row["times"]:
-                ratio = max(row["ours"], row["theirs"]) / min(row["ours"], row["theirs"])
-                assert max(row["times"], 1 / row["times"]) == pytest.approx(ratio, rel=0.01)
-    assert {row["library"] for row in data["rows"]} >= set(table.NAMES.values())
-
-
-def test_the_stamp_says_where_when_and_with_what(data):
-    stamp = data["stamp"]
-    for name in ("date", "commit", "memory, GB", "corpus, MB", "rounds", "share of other programs", "seconds"):
-        assert stamp[name], name
-    assert {"cpu", "cores", "python", "torch", "tokenizers", "transformers"} <= set(stamp["machine"])
-    assert all("==" in pin for pin in stamp["packages"])
+    assert {row["question"] for row in data["rows"]} == {*table.ROWS}
+    assert {row["library"] for row in data["rows"]} >= {*table.NAMES.values()}
 
 
 def test_a_reason_stands_in_the_place_of_a_figure(table, data):
@@ -107,13 +79,6 @@ def test_slopes_are_of_the_further_text(table):
 
     medians = {"ours, one": 3.0, "ours, a quarter": 1.0, "least": 0.1, "litdata": 5.0, "litdata, a quarter": 5.0}
     assert bench_build.slopes(medians, 12.0) == {"ours": 6.0, "litdata": 0.0}
-
-
-def test_a_slope_of_a_library_that_is_lost_in_noise_is_said(table, data):
-    result = data["measured"]["building"]["result"]
-    result["MB/s by slope"] |= {"ours": 1.0, "datatrove": 0.0}
-    (row,) = [row for row in table.building(result) if row["what"].endswith("MB") and row["library"] == "datatrove"]
-    assert (row["theirs"], row["reason"]) == (None, "the larger text took no longer: noise")
 
 
 def test_the_time_to_a_loss_is_the_measured_one_on_both_sides(table):
@@ -166,21 +131,8 @@ def test_a_tokenizer_that_a_library_does_not_take_is_said_once(table):
     others = dict.fromkeys(("tokenizers 1.0", "gigatoken", "nanotoken"), "takes no Unigram")
     rows = table.tokenizing("T5", {"MB/s median": rates, "left out": others})
     assert [row["what"] for row in rows if row["reason"]] == ["tokenizing, T5, cold"] * 3
-    assert [(row["what"], row["times"]) for row in rows if row["library"] == "tokie"] == [
-        ("tokenizing, T5, cold", 0.5),
-        ("tokenizing, T5, warm", 0.5),
-    ]
-
-
-def test_readme_has_the_limit_of_the_collator_beside_reading(table, data):
-    data["stamp"]["other programs ran"] = False
-    data["measured"]["reading"]["result"]["figures"]["collator"] = {"warm": {"Mtok/s": 3.21}}
-    data["notes"] = table.notes(data["measured"])
-    (line,) = [line for line in table.readme(data).splitlines() if line.startswith("| reading |")]
-    assert "3.21 Mtok/s" in line
-
-
-# -------------------------------------------------------------------------------------------------------------- the run
+    expected = [("tokenizing, T5, cold", 0.5), ("tokenizing, T5, warm", 0.5)]
+    assert [(row["what"], row["times"]) for row in rows if row["library"] == "tokie"] == expected
 
 
 def test_only_tokenizers_that_are_there_are_measured(table, tmp_path):
@@ -233,9 +185,8 @@ def test_the_commands_of_the_page_are_ones_that_make_bench_takes(table):
 def test_preparing_makes_text_vocabulary_and_shards_once(table, tmp_path, monkeypatch):
     runs = []
     monkeypatch.setattr(table, "run", lambda *arguments: runs.append(arguments[2]))
-    monkeypatch.setattr(
-        docstrings, "sources", lambda: [Path(table.__file__), Path(table.__file__).parent / "distil.py"]
-    )
+    files = [ROOT / "benchmarks" / name for name in ("table.py", "distil.py")]
+    monkeypatch.setattr(docstrings, "sources", lambda: files)
     text = table.prepare(tmp_path, None, 0.1)
     assert "Our engine and trainer beside other libraries" in text.read_text()
     table.prepare(tmp_path, None, 0.1)
@@ -277,8 +228,8 @@ def test_a_library_that_fails_or_hangs_is_one_line(environments):
     fail = "import sys; print('noise'); sys.exit('first\\n  File x\\nValueError: what is wrong\\n')"
     with pytest.raises(environments.LeftOut, match="^ValueError: what is wrong$"):
         environments.last_line([sys.executable, "-c", fail], seconds=20)
-    with pytest.raises(environments.LeftOut, match="^not done after 1 s$"):
-        environments.last_line([sys.executable, "-c", "import time; time.sleep(60)"], seconds=1)
+    with pytest.raises(environments.LeftOut, match="^not done after 0 s$"):
+        environments.last_line([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)
     with pytest.raises(environments.LeftOut, match="^printed no result$"):
         environments.last_line([sys.executable, "-c", "print('nothing')"], seconds=20)
     assert environments.last_line([sys.executable, "-c", "print('x'); print('[1]')"], seconds=20) == [1]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 import pty
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from conftest import make_text, write_dataset
-from helpers import invoke, refused, succeeds
+from helpers import invoke, refused, succeeds, write
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import bertdata
@@ -53,10 +54,10 @@ def test_the_list_of_commands_fits_a_terminal():
     lines = shown.partition("Commands:\n")[2].splitlines()
     assert [line.split()[0] for line in lines] == COMMANDS
     assert not [line for line in lines if line.endswith("...")]
+    assert bertdata.__version__ in succeeds(main, "--version").output
 
 
-def built(*arguments):
-    return succeeds(main, "build", *arguments)
+built = functools.partial(succeeds, main, "build")
 
 
 def test_build_prints_what_it_did(tmp_path, corpus, vocab):
@@ -90,38 +91,24 @@ def test_invalid_utf8_is_replaced_counted_and_named_or_refused(tmp_path, vocab):
     assert not (tmp_path / "strict").exists()
 
 
-@pytest.mark.parametrize(
-    ("share", "split", "remedy"), [("0.01", "validation", "larger"), ("0.999", "train", "smaller"), ("0", None, None)]
-)
-def test_an_empty_split_is_warned_of(tmp_path, vocab, share, split, remedy):
-    (tmp_path / "one").write_text("the stone")
-    result = built(tmp_path / "one", "--out", tmp_path / "out", "--tokenizer", vocab, "--validation", share)
-    assert result.stderr.count("\n") == (split is not None)
-    if split:
-        assert f" {split} " in result.stderr
-        assert f"{remedy} --validation" in result.stderr
+def test_an_empty_split_is_warned_of(tmp_path, vocab):
+    text = write(tmp_path / "one", "the stone")
+    for share, *said in ((0.01, " validation ", "larger --valid"), (0.999, " train ", "smaller --valid"), (0,)):
+        result = built(text, "--out", tmp_path / str(share), "--tokenizer", vocab, "--validation", share)
+        assert result.stderr.count("\n") == bool(said)
+        assert all(each in result.stderr for each in said)
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (None, "not-found"),
-        (b"", "empty"),
-        (b" \n\t\r\n\n", "empty"),
-        (b"\x01\n\n\x02\n", "empty"),
-        (bytes(range(256)) * 40, "not-text"),
-        ("directory", "empty"),
-    ],
-)
-def test_input_that_cannot_be_used(tmp_path, vocab, content, kind):
-    path = tmp_path / "corpus.txt"
-    if content == "directory":
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
-    option = None if kind == "not-found" else "inputs"
-    refused(main, "build", path, "--out", tmp_path / "shards", "--tokenizer", vocab, kind=kind, option=option)
-    assert not (tmp_path / "shards").exists()
+def test_input_that_cannot_be_used(tmp_path, vocab):
+    (tmp_path / "directory").mkdir()
+    contents = {"blank": b" \n\t\r\n\n", "control": b"\x01\n\n\x02\n", "empty": b"", "binary": bytes(range(256)) * 40}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for name in ("directory", "nowhere", *contents):
+        kind = {"nowhere": "not-found", "binary": "not-text"}.get(name, "empty")
+        arguments = ["build", tmp_path / name, "--out", tmp_path / "shards", "--tokenizer", vocab]
+        refused(main, *arguments, kind=kind, option=None if kind == "not-found" else "inputs")
+        assert not (tmp_path / "shards").exists()
 
 
 def test_an_output_directory_that_is_in_the_way(tmp_path, corpus, vocab, dataset):
@@ -137,24 +124,20 @@ def test_an_output_directory_that_is_in_the_way(tmp_path, corpus, vocab, dataset
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "option"),
-    [
-        (["--tokenizer", "./nowhere.json"], "tokenizer-not-found", "tokenizer"),
-        (["--shard-size", "many"], "malformed", "shard_size"),
-        (["--validation", "0.7", "--test", "0.3"], "out-of-range", "test"),
-        (["--workers", "0"], "out-of-range", "workers"),
-        (["--documents", "page"], "malformed", "documents"),
-        (["--max-documents", "0"], "out-of-range", "max_documents"),
-        (["--part", "3/2"], "malformed", "part"),
-        (["--finish"], "conflict", "inputs"),
-    ],
-)
-def test_options_that_make_no_sense(tmp_path, corpus, options, kind, option):
-    refused(main, "build", corpus, "--out", tmp_path / "shards", *options, kind=kind, option=option)
+    ("options", "kind"),
+    [("--tokenizer ./nowhere.json", "tokenizer-not-found"), ("--shard-size many", "malformed"),
+     ("--validation 0.7 --test 0.3", "out-of-range"), ("--workers 0", "out-of-range"),
+     ("--documents page", "malformed"), ("--max-documents 0", "out-of-range"), ("--part 3/2", "malformed")],
+)  # fmt: skip
+def test_options_that_make_no_sense(tmp_path, corpus, options, kind):
+    *_, last, _ = words = options.split()
+    option = last.removeprefix("--").replace("-", "_")
+    refused(main, "build", corpus, "--out", tmp_path / "shards", *words, kind=kind, option=option)
     assert not (tmp_path / "shards").exists()
 
 
-def test_without_an_input_or_a_finished_part_an_error_says_what_is_missing(tmp_path):
+def test_without_an_input_or_a_finished_part_an_error_says_what_is_missing(tmp_path, corpus):
+    refused(main, "build", corpus, "--finish", "--out", tmp_path / "shards", kind="conflict", option="inputs")
     refused(main, "build", "--out", tmp_path / "shards", kind="missing", option="inputs")
     refused(main, "build", "--finish", "--out", tmp_path / "shards", kind="parts-missing", option="out")
     refused(main, "build", "--finish", "--out", tmp_path / "x", "--seed", 1, kind="unknown", option="--seed")
@@ -166,9 +149,12 @@ def test_a_path_that_is_not_a_dataset(tmp_path):
         refused(main, command, tmp_path, kind="not-a-dataset")
 
 
+def inspected(*arguments):
+    return json.loads(succeeds(main, "inspect", *arguments, "--json").stdout)
+
+
 def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
-    arguments = [dataset.path, "--json", "--length", 32, "--global-batch-size", 10]
-    facts = json.loads(succeeds(main, "inspect", *arguments).stdout)
+    facts = inspected(dataset.path, "--length", 32, "--global-batch-size", 10)
     assert list(facts) == [
         "path", "dataset_id", "documents", "sentences", "tokens", "token_dtype", "bytes", "tokenizer", "splits",
         "steps_for", "tokens_per_document", "settings", "counts",
@@ -187,8 +173,7 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     assert facts["splits"]["train"]["steps_per_epoch"] == samples / 10
     assert facts["steps_for"]["rows_of_a_rank"] == 10
     arguments = [dataset.path, "--global-batch-size", 10, "--world-size", 4]
-    shared = json.loads(succeeds(main, "inspect", *arguments, "--json").stdout)
-    assert shared["steps_for"]["rows_of_a_rank"] == 3
+    assert inspected(*arguments)["steps_for"]["rows_of_a_rank"] == 3
     text = succeeds(main, "inspect", *arguments).stdout
     assert f"min {min(lengths):,}, median" in text
     assert f", max {max(lengths):,}\n" in text
@@ -214,19 +199,19 @@ def other_tokenizer(directory):
 
 def test_inspect_says_what_the_tokenizer_is_and_whether_an_engine_takes_it(tmp_path, corpus, dataset, vocab):
     built(corpus, "--out", tmp_path / "shards", "--tokenizer", other_tokenizer(tmp_path / "words"))
-    about = json.loads(succeeds(main, "inspect", tmp_path / "shards", "--json").stdout)["tokenizer"]
+    about = inspected(tmp_path / "shards")["tokenizer"]
     assert (about["name"], about["kind"]) == ("words", "WordLevel, NFC, Lowercase, UnicodeScripts")
     assert about["path"] == str(tmp_path / "shards" / "tokenizer.json")
     assert about["engine"] is None
     text = succeeds(main, "inspect", tmp_path / "shards").stdout
     assert f"words: {about['kind']}\n" in text
     assert about["engine_refusal"] in text
-    about = json.loads(succeeds(main, "inspect", dataset.path, "--json").stdout)["tokenizer"]
+    about = inspected(dataset.path)["tokenizer"]
     assert (about["name"], about["kind"]) == (None, "WordPiece, lower-case")  # a vocab.txt has no name
     assert about["engine"] == "WordPiece"
 
 
-def test_the_name_of_a_tokenizer_is_no_part_of_what_a_dataset_is(tmp_path, corpus):
+def test_the_name_of_a_tokenizer_is_kept_and_no_part_of_what_a_dataset_is(tmp_path, corpus):
     directory = other_tokenizer(tmp_path / "words")
     shutil.copytree(directory, tmp_path / "others")
     (tmp_path / "file.json").write_bytes((directory / "tokenizer.json").read_bytes())
@@ -237,10 +222,6 @@ def test_the_name_of_a_tokenizer_is_no_part_of_what_a_dataset_is(tmp_path, corpu
         ids[dataset.manifest.tokenizer_name] = dataset.dataset_id
     assert list(ids) == ["words", "others", None]
     assert len(set(ids.values())) == 1
-
-
-def test_the_parts_of_a_dataset_keep_the_name_of_their_tokenizer(tmp_path, corpus):
-    directory = other_tokenizer(tmp_path / "words")
     out = ["--out", tmp_path / "out"]
     for part in ("1/2", "2/2"):
         built(corpus, *out, "--tokenizer", directory, "--shard-size", 9000, "--part", part)
@@ -253,20 +234,17 @@ def test_inspect_of_a_dataset_without_a_tokenizer_that_can_be_read(tmp_path):
     manifest = bertdata.open(out).manifest
     dataclasses.replace(manifest, counts=dict.fromkeys(("documents", "dropped_documents", "replaced_characters",
         "special_ids_replaced", "text_bytes"), 0) | {"special_literals": {}}).write(out)  # fmt: skip
-    assert json.loads(succeeds(main, "inspect", out, "--json").stdout)["tokenizer"]["engine"] is None
+    assert inspected(out)["tokenizer"]["engine"] is None
     succeeds(main, "inspect", out)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "options", "reason"),
-    [("other", [], "UnicodeScripts"), ("vocab", ["--words", "conftest:in_pairs"], "--words"), ("vocab", [], None)],
-)
-def test_a_build_without_an_engine_says_why(tmp_path, corpus, vocab, tokenizer, options, reason):
-    tokenizer = vocab if tokenizer == "vocab" else other_tokenizer(tmp_path / "words")
-    result = built(corpus, "--out", tmp_path / "out", "--tokenizer", tokenizer, *options)
-    notes = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
-    assert len(notes) == (reason is not None)
-    assert all(reason in note for note in notes)
+def test_a_build_without_an_engine_says_why(tmp_path, corpus, vocab):
+    other, in_pairs = other_tokenizer(tmp_path / "words"), ["--words", "conftest:in_pairs"]
+    for tokenizer, reason, *options in ((other, "UnicodeScripts"), (vocab, "--words", *in_pairs), (vocab, "")):
+        result = built(corpus, "--out", tmp_path / "out", "--overwrite", "--tokenizer", tokenizer, *options)
+        notes = [line for line in result.stderr.splitlines() if line.startswith("note: ")]
+        assert len(notes) == bool(reason)
+        assert all(reason in note for note in notes)
 
 
 @pytest.mark.slow
@@ -284,11 +262,9 @@ def test_show_prints_samples_as_a_trainer_gets_them(dataset):
     batch = bertdata.Loader(dataset, length=24).read(np.array([3]))
     selected = [line for line in masked if line.endswith(("masked", "random", "kept"))]
     assert [int(line.split()[0]) for line in selected] == batch.masked_positions[0].tolist()
-    words, words_too = (
-        succeeds(main, "show", dataset.path, "--masked", option, "whole_word").stdout
-        for option in ("--masking", "--policy")
-    )
-    assert words == words_too != succeeds(main, "show", dataset.path, "--masked").stdout
+    show = ["show", dataset.path, "--masked"]
+    words, words_too = (succeeds(main, *show, name, "whole_word").stdout for name in ("--masking", "--policy"))
+    assert words == words_too != succeeds(main, *show).stdout
     refused(main, "show", dataset.path, "--sample", 100_000, kind="out-of-range", option="sample")
     refused(main, "show", dataset.path, "--split", "dev", kind="no-split", option="split")
 
@@ -306,13 +282,7 @@ def test_verify_names_the_damage(dataset, tmp_path):
     assert result.stderr.count("\n") == 1
 
 
-SLOWLY = """
-import time
-
-def slowly(text):
-    time.sleep(0.02)
-    return text
-"""
+SLOWLY = "import time\ndef slowly(text):\n    time.sleep(0.02)\n    return text\n"
 
 
 def read_terminal(descriptor):
@@ -339,10 +309,9 @@ def test_ctrl_c_at_a_terminal_says_what_is_kept_and_the_same_command_continues(t
     if child == 0:
         try:
             os.chdir(tmp_path)
-            path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-            os.execve(
-                sys.executable, [sys.executable, "-m", "bertdata", *arguments], {**os.environ, "PYTHONPATH": path}
-            )
+            path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+            command = [sys.executable, "-m", "bertdata", *arguments]
+            os.execve(sys.executable, command, os.environ | {"PYTHONPATH": path})
         finally:
             os._exit(1)
     end = time.monotonic() + 60
@@ -371,10 +340,6 @@ def test_a_closed_pipe_is_no_traceback(dataset):
         errors = process.stderr.read()
         process.wait(timeout=60)
     assert errors == ""
-
-
-def test_the_version_is_that_of_the_package():
-    assert bertdata.__version__ in succeeds(main, "--version").output
 
 
 @pytest.mark.slow
@@ -406,15 +371,15 @@ def test_bench_measures_what_it_says(dataset):
     ],
 )
 def test_a_full_disk_is_named_with_the_file(dataset, corpus, tmp_path, full_disk, command, path):
-    names = {"SHARDS": dataset.path, "TEXT": corpus, "OUT": tmp_path}
-    words = [re.sub("SHARDS|TEXT|OUT", lambda match: str(names[match[0]]), word) for word in command.split()]
+    for name, place in (("SHARDS", dataset.path), ("TEXT", corpus), ("OUT", tmp_path)):
+        command = command.replace(name, str(place))
     with full_disk(1000):
-        done = invoke(main, *words)
+        done = invoke(main, *command.split())
     assert done.exit_code == 1
     assert f"Error: {tmp_path / path}: {os.strerror(errno.EFBIG)}" in done.output
 
 
 def test_an_error_does_not_name_a_temporary_file(dataset, tmp_path):
-    done = invoke(main, "inspect", dataset.path, "--html", tmp_path / "nowhere" / "page.html")
-    assert done.exit_code == 1
-    assert done.stderr == f"Error: {tmp_path / 'nowhere' / 'page.html'}: {os.strerror(errno.ENOENT)}\n"
+    page = tmp_path / "nowhere" / "page.html"
+    done = invoke(main, "inspect", dataset.path, "--html", page)
+    assert (done.exit_code, done.stderr) == (1, f"Error: {page}: {os.strerror(errno.ENOENT)}\n")

@@ -34,6 +34,7 @@ from click.testing import CliRunner
 from conftest import LETTERS, SPECIALS, WORDS, make_text
 from families import LONGFORMER, TABLES
 from families import SMALL as FAMILIES_HERE
+from helpers import BAD, GOOD
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from reference import ids
@@ -83,10 +84,7 @@ NOT_RUN = {  # page ("*": any), beginning of a command or of Python → why it i
     ("*", "bertdata build hf://"): "needs the hub",
     ("*", "bertdata build https://"): "needs a web server",
     ("*", "ray start "): "tests/test_ray.py starts a cluster",
-    (
-        "docs/scale.md",
-        "bertdata build s3://bucket/dump/*.zst --out shared/shards",
-    ): "needs a cluster; tests/test_ray.py",
+    ("docs/scale.md", "bertdata build s3://bucket/dump/*.zst --out shared/shards"): "a cluster; tests/test_ray.py",
     ("*", "torchrun --nnodes "): "needs several machines; tests/test_dist.py runs two agents",
     ("*", "srun "): "needs Slurm",
     ("*", "scontrol "): "needs Slurm",
@@ -98,6 +96,7 @@ REWRITTEN = {  # in all pages: pattern → what stands in its place
     r"trained/ 200": "trained/ 3",
     r"step-\d{8}": f"step-{STEPS:08d}",
     r'"run/", 1200': '"run/", 1',
+    r'"roberta", "type_vocab_size": 1': '"roberta", "hidden_size": 48, "intermediate_size": 64',
     r"STEPS, ROWS, RATE = 500, 32, 5e-5": "STEPS, ROWS, RATE = 2, 4, 1e-3",
 }
 REPLACED = {  # option → the words in its place
@@ -342,17 +341,7 @@ def run(words, stdin=b""):
 # -------------------------------------------------------------------------------------------------------------- world
 
 
-CHINESE = [
-    ("好", "女"),
-    ("说", "言"),
-    ("铁", "金"),
-    ("江", "水"),
-    ("狗", "犬"),
-    ("邓", "邑"),
-    ("马", "馬"),
-    ("龠", "龠"),
-]
-GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]
+CHINESE = [*zip("好说铁江狗邓马龠", "女言金水犬邑馬龠", strict=True)]  # characters, and a radical of each
 BERT = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 SMALL_PRESETS = {
     "_BERT": {"bert-small": (4, 64), "bert-base": (12, 64), "bert-large": (24, 64)},
@@ -385,10 +374,8 @@ def _texts():
     characters = "".join(character for character, _ in CHINESE)
     vocabulary = [*SPECIALS, *"-.0123456789", *LETTERS, *("##" + letter for letter in LETTERS), *WORDS]
     _lines("vocab.txt", *vocabulary, *characters, "##好")
-    for number, name in enumerate(
-        ["corpus.txt", "books.txt", "news.txt", "domain.txt", "general.txt", "corpus/one.txt"]
-    ):
-        _lines(name, make_text(120, seed=number))
+    for number, name in enumerate(["corpus", "books", "news", "domain", "general", "corpus/one"]):
+        _lines(f"{name}.txt", make_text(120, seed=number))
     _lines("zh.txt", *("".join(random.Random(number).choices(characters, k=24)) + "\n" for number in range(60)))
     rows = [json.dumps({"text": text, "body": text}) for text in make_text(60).split("\n\n")]
     for name in ("corpus.jsonl", "more/one.jsonl"):
@@ -408,9 +395,7 @@ def _tables():
     _lines("train.csv", "sentence1,sentence2,label", "river light,rivers,1", "salt,the stone,0")
     for part in ("train", "dev"):
         _lines(f"{part}.txt", *["the DET", "river NOUN", "", "salt NOUN", ""] * 9)
-        _lines(
-            f"{part}.conllu", *(f"{n}\t{word}\t_\t{tag}" for n, word, tag in [(1, "the", "DET"), (2, "salt", "NOUN")])
-        )
+        _lines(f"{part}.conllu", "1\tthe\t_\tDET", "2\tsalt\t_\tNOUN")
         choices = {"text": "the river", "choices": ["salt", "light"], "label": 1}
         _lines(f"{part}.jsonl", *[json.dumps(choices)] * 3)
         answers = [{"text": "river", "answer_start": 4}]
@@ -565,9 +550,8 @@ def test_what_is_indented_is_a_block(page):
     """After a list it would be a paragraph of the list's last entry."""
     inside = {line for token in MarkdownIt().parse(text_of(page)) if token.type in ("code_block", "fence")
               for line in range(*token.map)}  # fmt: skip
-    lines = enumerate(
-        re.sub(r"(^::: .*\n)(    .*\n)+", r"\1", text_of(page), flags=re.M).splitlines()
-    )  # but options of :::
+    text = re.sub(r"(^::: .*\n)(    .*\n)+", r"\1", text_of(page), flags=re.M)  # but options of :::
+    lines = enumerate(text.splitlines())
     assert [line for number, line in lines if line.startswith(4 * " ") and number not in inside] == []
 
 

@@ -13,20 +13,8 @@ sys.path.append(str(ROOT / "tools"))
 import freeze  # noqa: E402
 
 BUILDS = "wordpiece", "bpe", "chinese"
-RUNS = (
-    "bert",
-    "nsp",
-    "packed",
-    "lengths",
-    "mix",
-    "muon-bert",
-    "average",
-    "grow",
-    "elastic",
-    "lora",
-    "relations",
-    "logits",
-)
+RUNS = ["bert", "nsp", "packed", "lengths", "mix", "muon-bert", "average", "grow", "elastic", "lora", "relations",
+        "logits"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

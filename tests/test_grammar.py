@@ -104,14 +104,12 @@ def near_the_floor(tmp_path, *, steps, documents, lr):
     )  # fmt: skip
     module = learner(model.load(checkpoint.find(tmp_path / "run"))).eval()
     floor = loss = count = 0
-    dataset = bertdata.open(shards)
+    dataset, cpu = bertdata.open(shards), torch.device("cpu")
     for batch in bertdata.Loader(dataset, length=LENGTH, global_batch_size=64, split="validation", epochs=1):
         if batch.attention_mask is not None:
             continue  # the floor is worked out for full rows
         with torch.no_grad():
-            loss += module(**next(feed.micro_batches(batch, size=64, count=1, device=torch.device("cpu"))))[
-                "mlm"
-            ].sum.item()
+            loss += module(**next(feed.micro_batches(batch, size=64, count=1, device=cpu)))["mlm"].sum.item()
         for row in zip(batch.input_ids, batch.masked_positions, batch.targets, strict=True):
             least, number = GRAMMAR.best_loss(*row)
             floor += least

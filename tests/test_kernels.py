@@ -26,9 +26,6 @@ def permutation(num_samples, seed, epoch=0):
     return ids.tolist()
 
 
-# ------------------------------------------------------------------------------------------------------------- order
-
-
 @given(SEEDS, st.integers(1, 2**62), st.lists(st.integers(0, 2**62), max_size=8))
 def test_permute_equals_its_reference(seed, num_samples, positions):
     epochs, ids = order.sample_ids(np.array(positions, np.int64), num_samples=num_samples, seed=seed)
@@ -41,15 +38,13 @@ def is_permutation(ids):
 
 
 def test_every_epoch_is_a_permutation_for_small_sizes():
-    """All sizes up to 4096, and for the smallest several keys."""
-    for num_samples in range(1, 4097):
-        assert is_permutation(np.array(permutation(num_samples, seed=num_samples)))
-    for num_samples in range(1, 301):
-        for seed, epoch in ((0, 0), (2**64 - 1, 3)):
-            assert is_permutation(np.array(permutation(num_samples, seed, epoch)))
+    """All up to 600, and more; for the smallest several keys."""
+    for num_samples in (*range(1, 601), *range(601, 4097, 37)):
+        seeds = [(num_samples, 0)] + [(0, 0), (2**64 - 1, 3)] * (num_samples <= 150)
+        assert all(is_permutation(np.array(permutation(num_samples, *seed))) for seed in seeds)
 
 
-@pytest.mark.parametrize("bits", [*range(1, 23), *(pytest.param(bits, marks=pytest.mark.slow) for bits in (23, 24))])
+@pytest.mark.parametrize("bits", [*range(1, 20), pytest.param(22, marks=pytest.mark.slow)])
 def test_every_epoch_is_a_permutation_around_powers_of_two(bits):
     for num_samples in (2**bits - 1, 2**bits, 2**bits + 1):
         _, ids = order.sample_ids(np.arange(num_samples), num_samples=num_samples, seed=bits)
@@ -83,7 +78,7 @@ def statistics_of(ids):
     return [*serial, displacement, trend, ascents, low_bits * n**0.5, spread]
 
 
-@pytest.mark.parametrize("num_samples", [3000, 65536, 100_003])
+@pytest.mark.parametrize("num_samples", [3000, 8192, 20_011])
 def test_an_order_cannot_be_told_from_a_true_shuffle(num_samples):
     """Serial correlation, displacement and more: 60 keys beside 60 shuffles of numpy, by the same bounds."""
     random = np.random.default_rng(0)
@@ -111,20 +106,8 @@ def test_permute_blocks_equals_its_reference(seed, num_samples, block, positions
 
 @pytest.mark.parametrize("block", [1, 2, 7, 300])
 def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_groups(block):
-    for num_samples in (
-        1,
-        2,
-        63,
-        64,
-        65,
-        127,
-        128,
-        129,
-        64 * block,
-        129 * block - 1,
-        200 * block + 1,
-        1000 * block + 9,
-    ):
+    few, many = (1, 2, 63, 64, 65, 127, 128, 129), (64 * block, 129 * block - 1, 200 * block + 1, 1000 * block + 9)
+    for num_samples in few + many:
         for epoch in (0, 5):
             positions = epoch * num_samples + np.arange(num_samples)
             _, ids = order.sample_ids(positions, num_samples=num_samples, seed=3, block=block)
@@ -138,32 +121,6 @@ def test_every_epoch_in_blocks_is_a_permutation_and_keeps_blocks_in_groups(block
             assert (group_of[whole:] == groups - 1).all()
 
 
-def test_blocks_and_what_is_in_them_are_shuffled():
-    num_samples, block = 100 * 64 * 16, 16
-    orders = [order.sample_ids(np.arange(num_samples), num_samples=num_samples, seed=s, block=block)[1] for s in (0, 1)]
-    assert (orders[0] == orders[1]).mean() < 0.01
-    for ids in orders:
-        assert (np.diff(ids) == 1).mean() < 0.01  # as of a true shuffle: neighbours are strangers
-        assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.02
-        assert abs(np.corrcoef(np.arange(num_samples), ids)[0, 1]) < 0.05
-        batches = ids[: num_samples // 256 * 256].reshape(-1, 256) // block
-        assert min(np.unique(batch).size for batch in batches) > 50  # of 64 blocks
-
-
-def test_seeds_and_epochs_give_different_orders():
-    orders = [tuple(permutation(64, seed, epoch)) for seed in range(20) for epoch in range(20)]
-    assert len(set(orders)) == 400  # (seed 1, epoch 0) and (seed 0, epoch 1) among them
-
-
-def test_every_order_of_few_samples_occurs():
-    counts = {}
-    for seed in range(600):
-        key = tuple(permutation(3, seed))
-        counts[key] = counts.get(key, 0) + 1
-    assert len(counts) == 6
-    assert sum((n - 100) ** 2 / 100 for n in counts.values()) < 20.5  # chi-square, 5 degrees: p > 0.001
-
-
 @given(st.integers(0, 10**6), st.integers(0, 50), st.integers(1, 9))
 def test_rank_slice_equals_its_reference(start, size, world_size):
     slices = [order.rank_slice(start, start + size, rank=r, world_size=world_size) for r in range(world_size)]
@@ -172,9 +129,6 @@ def test_rank_slice_equals_its_reference(start, size, world_size):
         assert [p - start for p in range(first, last)] == whole
     sizes = [last - first for first, last in slices]
     assert max(sizes) - min(sizes) <= 1
-
-
-# ----------------------------------------------------------------------------------------------------------- samples
 
 
 @given(st.data())
@@ -214,10 +168,7 @@ def test_windows_equal_their_reference(data):
     assert (out[[0, -1]] == -7).all()
 
 
-# ------------------------------------------------------------------------------------------------------------- masks
-
-
-@settings(max_examples=4 * hypothesis.settings().max_examples)
+@settings(max_examples=3 * hypothesis.settings().max_examples)
 @given(st.data(), st.sampled_from(["exact", "bernoulli", "whole_word", "span"]))
 def test_masks_equal_their_reference(data, policy):
     vocab_size = data.draw(st.integers(7, 40), "vocab_size")
@@ -269,21 +220,6 @@ def test_masks_equal_their_reference(data, policy):
         assert targets[b].tolist() == old + [IGNORE_INDEX] * unused
 
 
-def test_every_subset_is_equally_likely():
-    """Two of five candidates, exactly: ten subsets."""
-    tokens = SpecialTokens(vocab_size=20, cls=2, sep=3, mask=4, special_ids=(2, 3, 4))
-    rows = 2000
-    ids = np.tile([2, 5, 6, 7, 8, 9, 3], (rows, 1)).astype(np.int64)
-    masker = Masker(Masking(probability=2 / 7), tokens, length=7, seed=5)
-    positions, _ = masker.apply(ids, np.full(rows, 5), np.zeros(rows, np.int64), np.arange(rows))
-    _, counts = np.unique(positions, axis=0, return_counts=True)
-    assert counts.size == 10
-    assert ((counts - rows / 10) ** 2 / (rows / 10)).sum() < 27.9  # chi-square, 9 degrees: p > 0.001
-
-
-# -------------------------------------------------------------------------------------------------------------- text
-
-
 @given(st.lists(st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda s: s.encode())), max_size=6))
 def test_text_hash_equals_its_reference(texts):
     data = b"".join(text + b"\n" for text in texts)
@@ -314,9 +250,6 @@ def test_spellings_are_counted_as_python_counts_them(pieces, strings, room):
     assert counts.tolist() == [text.count(string.encode()) for string in strings]
 
 
-# ----------------------------------------------------------------------------------------------------------- machine
-
-
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path, monkeypatch):
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "cache"))
@@ -324,15 +257,6 @@ def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path, mo
     dataset = build([corpus], tmp_path / "shards", tokenizer=vocab, **options).dataset
     for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):
         Loader(dataset, length=32, masking=Masking(policy="whole_word"), **options).read(np.arange(4))
-    for name in (
-        "fill_rows",
-        "mask",
-        "pack",
-        "pair_rows",
-        "permute",
-        "permute_blocks",
-        "piece_rows",
-        "segment",
-        "window_rows",
-    ):
+    rows = {"fill_rows", "pack", "pair_rows", "piece_rows", "segment", "window_rows"}
+    for name in rows | {"mask", "permute", "permute_blocks"}:
         assert getattr(kernels, name).nopython_signatures, name

@@ -1,12 +1,13 @@
 """The stream of batches is a pure function of (dataset, seed, position): the same however it is cut up or resumed."""
 
+import itertools
 import json
 import pickle
 
 import numpy as np
 import pytest
 from conftest import SPECIAL, write_dataset
-from helpers import refuses
+from helpers import assert_same, refuses, stream_of
 from reference import keys
 
 import bertdata
@@ -15,11 +16,8 @@ from bertdata.errors import StateError, UsageError
 from bertdata.read import order
 from bertdata.types import SpecialTokens
 
+NAN = float("nan")
 POLICIES = [Masking(), Masking(policy="bernoulli", probability=0.3), None]
-
-
-def stream_of(dataset, split="train"):
-    return [int(t) for shard in range(len(dataset.splits[split].shards)) for t in dataset.tokens(split, shard)]
 
 
 def reference_row(dataset, position, *, length, seed, masking, split="train"):
@@ -52,12 +50,6 @@ def assert_equals_reference(dataset, batch, positions, *, length, seed, masking)
             assert batch.attention_mask[b].tolist() == [1] * len(row) + [0] * (length - len(row))
         else:
             assert len(row) == length
-
-
-def assert_same(one, other):
-    assert one.arrays().keys() == other.arrays().keys()
-    for name, array in one.arrays().items():
-        assert np.array_equal(array, other.arrays()[name]), name
 
 
 def joined(batches, name):
@@ -135,7 +127,7 @@ def test_batches_in_blocks_are_those_of_the_same_samples(dataset, monkeypatch, b
 # -------------------------------------------------------------------------------------------------------- invariance
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
 @pytest.mark.parametrize("masking", POLICIES)
 def test_ranks_share_the_global_batches(dataset, world_size, masking):
     options = {"length": 16, "global_batch_size": 13, "seed": 4, "masking": masking}
@@ -182,22 +174,10 @@ def test_every_token_is_in_exactly_one_sample_of_each_epoch(dataset, length):
             assert batch.input_ids[0, stop - 1] == SPECIAL.sep
         assert sorted(rows) == list(range(loader.num_samples))  # as many samples as positions: each once
         text = [token for sample_id in sorted(rows) for token in rows[sample_id]]
-        turns = [at for at in range(len(stream)) if stream[at:] + stream[:at] == text]
+        turns = [at for at in range(len(stream)) if stream[at] == text[0] and stream[at:] + stream[:at] == text]
         assert turns
         firsts += turns
     assert len(set(firsts)) == 3  # each pass cuts the text elsewhere
-
-
-def test_seeds_are_mixed_and_not_added(dataset):
-    """Seed 1 in epoch 0 has nothing to do with seed 0 in epoch 1, and all 64 bits of a seed count."""
-    n = Loader(dataset, length=16).num_samples
-    seeds = [0, 1, 2, 2**32, 2**63, 2**64 - 1]
-    rows = set()
-    for seed in seeds:
-        for epoch in range(3):
-            batch = Loader(dataset, length=16, seed=seed).read(epoch * n + np.arange(8))
-            rows.add(batch.input_ids.tobytes())
-    assert len(rows) == 3 * len(seeds)
 
 
 # ------------------------------------------------------------------------------------------------------------- state
@@ -205,20 +185,23 @@ def test_seeds_are_mixed_and_not_added(dataset):
 
 @pytest.mark.parametrize("masking", POLICIES)
 def test_restoring_from_every_step_gives_the_rest_of_the_stream(dataset, masking):
+    """From the state, and from a pickled loader."""
     options = {"length": 64, "global_batch_size": 17, "seed": 9, "masking": masking, "epochs": 2}
     loader = Loader(dataset, **options)
-    states, batches = [json.dumps(loader.state_dict())], []
+    states, pickled, batches = [json.dumps(loader.state_dict())], [pickle.dumps(loader)], []
     for batch in loader:
         batches.append(batch)
         states.append(json.dumps(loader.state_dict()))
+        pickled.append(pickle.dumps(loader))
     assert len(batches) == -(-2 * loader.num_samples // 17)
-    for step, state in enumerate(states):
+    assert max(map(len, pickled)) < 4096
+    for step, (state, copy) in enumerate(zip(states, pickled, strict=True)):
         restored = Loader(dataset, **options)
         restored.load_state_dict(json.loads(state))
-        rest = list(restored)
-        assert len(rest) == len(batches) - step
-        for expected, batch in zip(batches[step:], rest, strict=True):
-            assert_same(expected, batch)
+        for rest in (list(restored), list(pickle.loads(copy))):
+            assert len(rest) == len(batches) - step
+            for expected, batch in zip(batches[step:], rest, strict=True):
+                assert_same(expected, batch)
 
 
 def test_batch_size_and_ranks_may_change_on_restoring(dataset):
@@ -237,17 +220,9 @@ def test_state_holds_what_the_specification_says(dataset):
     loader = Loader(dataset, length=16, global_batch_size=10, seed=2**64 - 1)
     next(loader)
     assert loader.state_dict() == {
-        "version": 1,
-        "dataset_id": dataset.dataset_id,
-        "split": "train",
-        "seed": 2**64 - 1,
-        "length": 16,
-        "samples": "windows",
-        "short_seq_prob": None,
-        "shuffle": "full",
-        "masking": Masking().state(),
-        "position": 10,
-    }
+        "version": 1, "dataset_id": dataset.dataset_id, "split": "train", "seed": 2**64 - 1, "length": 16,
+        "samples": "windows", "short_seq_prob": None, "shuffle": "full", "masking": Masking().state(), "position": 10,
+    }  # fmt: skip
 
 
 def test_a_loader_says_what_it_reads_and_how_torch_takes_it(dataset):
@@ -301,26 +276,9 @@ def test_state_of_another_dataset_or_version_is_refused(dataset, tmp_path):
         with refuses("other-stream", "state") as refused:
             loader.load_state_dict(wrong)
         assert refused.value.given[name] == (was, state[name])
-
-
-@pytest.mark.parametrize("position", [-1, 1.5, "7", None, True, 2**62])
-def test_state_without_a_position_is_refused(dataset, position):
-    loader = Loader(dataset, length=16)
-    with refuses("damaged", "state"):
-        loader.load_state_dict(loader.state_dict() | {"position": position})
-
-
-@pytest.mark.parametrize("masking", POLICIES)
-def test_a_pickled_loader_goes_on(dataset, masking):
-    loader = Loader(dataset, length=16, global_batch_size=9, seed=7, rank=1, world_size=2, masking=masking, epochs=3)
-    next(loader)
-    pickled = pickle.dumps(loader)
-    assert len(pickled) < 4096
-    copy = pickle.loads(pickled)
-    rest, copied = list(loader), list(copy)
-    assert len(rest) == len(copied) > 3
-    for one, other in zip(rest, copied, strict=True):
-        assert_same(one, other)
+    for position in (-1, 1.5, "7", None, True, 2**62):
+        with refuses("damaged", "state"):
+            loader.load_state_dict(state | {"position": position})
 
 
 def test_a_dataset_exchanged_after_pickling_is_refused(tmp_path):
@@ -412,51 +370,26 @@ def test_a_rank_may_get_no_row(dataset):
     assert {rank.position for rank in ranks} == {2}
 
 
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        ({"length": 2}, "out-of-range"),
-        ({"length": 2, "shuffle": "blocks"}, "out-of-range"),
-        ({"length": 128.5}, "out-of-range"),
-        ({"length": True}, "out-of-range"),
-        ({"global_batch_size": 0}, "out-of-range"),
-        ({"global_batch_size": 2.5}, "out-of-range"),
-        ({"seed": -1}, "out-of-range"),
-        ({"seed": 2**64}, "out-of-range"),
-        ({"seed": 0.5}, "out-of-range"),
-        ({"rank": 2, "world_size": 2}, "out-of-range"),
-        ({"rank": -1}, "out-of-range"),
-        ({"epochs": 0}, "out-of-range"),
-        ({"masking": "span"}, "malformed"),
-        ({"split": "dev"}, "no-split"),
-    ],
-)
-def test_wrong_arguments_are_named(dataset, change, kind):
-    with refuses(kind, next(iter(change)), error=UsageError):
-        Loader(dataset, **change)
+OUT_OF_RANGE = {"length": [2, 128.5, True], "global_batch_size": [0, 2.5], "seed": [-1, 2**64, 0.5], "rank": [-1, 2],
+                "epochs": [0]}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"probability": -0.1},
-        {"probability": 1.1},
-        {"probability": float("nan")},
-        {"policy": "whole words"},
-        {"rounding": "up"},
-        {"random_from": "anywhere"},
-        {"min_targets": -1},
-        {"min_targets": 3, "max_targets": 2},
-        {"mask_fraction": -0.1},
-        {"mask_fraction": 0.95},
-        {"mask_fraction": float("nan")},
-        {"random_fraction": float("nan")},
-    ],
-)
-def test_wrong_masking_is_named(wrong):
+def test_wrong_arguments_are_named(dataset):
+    for name, values in (OUT_OF_RANGE | {"masking": ["span"], "split": ["dev"]}).items():
+        for value, shuffle in itertools.product(values, ["full", "blocks"]):
+            kind = {"masking": "malformed", "split": "no-split"}.get(name, "out-of-range")
+            with refuses(kind, name, error=UsageError):
+                Loader(dataset, **{"world_size": 2, "shuffle": shuffle, name: value})
+
+
+WRONG = {"probability": [-0.1, 1.1, NAN], "policy": ["whole words"], "rounding": ["up"], "random_from": ["anywhere"],
+         "min_targets": [-1, 3], "mask_fraction": [-0.1, 0.95, NAN], "random_fraction": [NAN]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_wrong_masking_is_named(name, value):
     with pytest.raises(UsageError) as refused:
-        Masking(**wrong)
-    name, value = next(iter(wrong.items()))
+        Masking(**{name: value} | ({"max_targets": 2} if value == 3 else {}))
     assert refused.value.kind == ("unknown" if isinstance(value, str) else "out-of-range")
     assert name in str(refused.value)
 
@@ -481,79 +414,28 @@ def test_a_vocabulary_that_cannot_fill_a_row_is_refused(tmp_path, missing, maski
 # -------------------------------------------------------------------------------------------------------- mask rules
 
 
+@pytest.mark.parametrize("policy", ["exact", "bernoulli"])
 @pytest.mark.parametrize("probability", [0.0, 0.01, 0.15, 0.5, 0.9, 1.0])
-def test_how_many_places_are_selected(dataset, probability):
-    special = dataset.special_tokens
-    forbidden = [*special.special_ids, special.unk]
-    plain = Loader(dataset, length=50, masking=None)
-    positions = np.arange(plain.num_samples)
-    ids, attention = plain.read(positions).input_ids, plain.read(positions).attention_mask
-    maskable = (~np.isin(ids, forbidden)).sum(axis=1)
-
-    loader = Loader(dataset, length=50, masking=Masking(probability=probability))
-    batch = loader.read(positions)
-    chosen = (batch.targets != IGNORE_INDEX).sum(axis=1)
-    rule = np.floor(probability * attention.sum(axis=1) + 0.5)
-    assert np.array_equal(chosen, np.minimum(maskable, rule))
-    assert loader.num_slots == min(48, int(probability * 50 + 0.5)) == batch.targets.shape[1]
-    assert not np.isin(batch.targets, forbidden).any()
-    inner = np.diff(batch.masked_positions, axis=1)[batch.targets[:, 1:] != IGNORE_INDEX]
-    assert (inner > 0).all()
-
-
-@pytest.mark.parametrize("probability", [0.0, 0.05, 0.15, 0.5, 1.0])
-def test_bernoulli_selects_its_share_and_never_more_than_fit(dataset, probability):
+def test_how_many_places_are_selected(dataset, probability, policy):
     special = dataset.special_tokens
     forbidden = [*special.special_ids, special.unk]
     plain = Loader(dataset, length=50, masking=None)
     positions = np.arange(4 * plain.num_samples)
-    maskable = int((~np.isin(plain.read(positions).input_ids, forbidden)).sum())
-    loader = Loader(dataset, length=50, masking=Masking(probability=probability, policy="bernoulli"))
+    ids, attention = plain.read(positions).input_ids, plain.read(positions).attention_mask
+    maskable = (~np.isin(ids, forbidden)).sum(axis=1)
+    loader = Loader(dataset, length=50, masking=Masking(probability=probability, policy=policy))
     batch = loader.read(positions)
-    chosen = int((batch.targets != IGNORE_INDEX).sum())
-    assert abs(chosen - probability * maskable) <= 4 * (probability * (1 - probability) * maskable) ** 0.5
+    chosen = (batch.targets != IGNORE_INDEX).sum(axis=1)
     assert not np.isin(batch.targets, forbidden).any()
-    assert loader.num_slots <= 48
-
-
-@pytest.mark.parametrize("policy", ["exact", "bernoulli"])
-def test_eighty_ten_ten(dataset, policy):
-    """What becomes of the selected places, and that random ids are drawn evenly from those that are not special."""
-    special = dataset.special_tokens
-    loader = Loader(dataset, length=64, seed=12, masking=Masking(policy=policy))
-    batch = loader.read(np.arange(4000))
-    rows, slots = np.nonzero(batch.targets != IGNORE_INDEX)
-    targets = batch.targets[rows, slots]
-    shown = batch.input_ids[rows, batch.masked_positions[rows, slots]]
-    num_masked, num_kept = (shown == special.mask).sum(), (shown == targets).sum()
-    drawn = shown[(shown != special.mask) & (shown != targets)]
-    pool = np.setdiff1d(np.arange(special.vocab_size), [*special.special_ids, special.unk])
-    assert np.isin(drawn, pool).all()
-
-    n, back = targets.size, 0.1 / pool.size  # a random id is the old one now and then
-    expected = np.array([0.8, 0.1 + back, 0.1 - back]) * n
-    observed = np.array([num_masked, num_kept, drawn.size])
-    assert ((observed - expected) ** 2 / expected).sum() < 13.8  # chi-square, 2 degrees: p > 0.001
-
-    # An id is drawn where it is not the target, so it is expected as often as places have another target.
-    often = (n - np.array([(targets == token).sum() for token in pool])) * 0.1 / pool.size
-    counts = np.array([(drawn == token).sum() for token in pool])
-    assert often.min() > 20
-    chi_square = ((counts - often) ** 2 / often).sum()
-    assert chi_square < pool.size + 3.1 * (2 * pool.size) ** 0.5
-
-
-def test_candidates_are_selected_evenly(dataset):
-    """Over many samples of one row length, no place of a row is favoured."""
-    loader = Loader(dataset, length=34, masking=Masking(policy="exact"), seed=1)
-    positions = np.arange(20 * loader.num_samples)
-    batch = loader.read(positions)
-    ids = Loader(dataset, length=34, masking=None, seed=1).read(positions).input_ids
-    maskable = ~np.isin(ids, [*dataset.special_tokens.special_ids, dataset.special_tokens.unk])
-    chosen = batch.labels != IGNORE_INDEX
-    share = (chosen.sum(axis=1) / np.maximum(maskable.sum(axis=1), 1))[:, None] * maskable
-    expected, observed = share.sum(axis=0)[1:-1], chosen.sum(axis=0)[1:-1]
-    assert ((observed - expected) ** 2 / expected).sum() < 62.5  # chi-square, 32 degrees: p > 0.001
+    assert loader.num_slots == batch.targets.shape[1] <= 48
+    if policy == "exact":
+        rule = np.floor(probability * attention.sum(axis=1) + 0.5)
+        assert np.array_equal(chosen, np.minimum(maskable, rule))
+        assert loader.num_slots == min(48, int(probability * 50 + 0.5))
+    else:
+        n = maskable.sum()
+        assert abs(chosen.sum() - probability * n) <= 4 * (probability * (1 - probability) * n) ** 0.5
+    assert (np.diff(batch.masked_positions, axis=1)[batch.targets[:, 1:] != IGNORE_INDEX] > 0).all()
 
 
 # ---------------------------------------------------------------------------------------- a share that changes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_text
-from helpers import invoke, refused, refuses, succeeds
+from helpers import invoke, json_of, refused, refuses, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training import entries, flags, losses, on_ranks, remove_after, train
 
@@ -22,7 +22,8 @@ from bertrain.config import Config
 from bertrain.evaluate import main as evaluate_main
 from bertrain.objectives.losses import classification
 
-STEPS = {"steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
+STEPS = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
+QUICK = {"model": "bert-tiny", "steps": 1, "eval_every": 0}
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,6 @@ def finished(mixed, tmp_path):
 
 def words(mix):
     return [str(word) for path, weight in mix for word in ("--data", path, weight)]
-
-
-# -------------------------------------------------------------------------------------------------------------- a run
 
 
 def test_losses_by_source_make_up_the_loss(mix, mixed, dataset, other):
@@ -100,16 +98,8 @@ def test_the_loss_of_a_row_is_that_of_its_targets():
     assert torch.allclose(torch.autograd.grad(compiled.sum, logits)[0], gradients[0])
 
 
-def test_one_dataset_with_a_weight_is_an_ordinary_run(mix, dataset, tmp_path):
-    options = {"steps": 2, "model": "bert-tiny"}
-    plain = train(dataset.path, tmp_path / "plain", **options)
-    assert losses(train(mix[:1], tmp_path / "run", **options)) == losses(plain)
-    assert not any("sources" in entry or "validation_sources" in entry for entry in plain)
-
-
 def test_pairs_have_a_loss_of_both_objectives_by_source_which_tensorboard_gets_too(mix, tmp_path):
-    options = {"steps": 1, "eval_every": 0, "model": "bert-tiny", "objective": "mlm+nsp", "log_to": ["tensorboard"]}
-    log = train(mix, tmp_path / "run", **options)
+    log = train(mix, tmp_path / "run", objective="mlm+nsp", log_to=["tensorboard"], **QUICK)
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     for name, part in next(entry["sources"] for entry in log if "sources" in entry).items():
@@ -117,10 +107,8 @@ def test_pairs_have_a_loss_of_both_objectives_by_source_which_tensorboard_gets_t
         assert board.Scalars(f"sources/{name}/nsp_loss")[0].value == pytest.approx(part["nsp_loss"])
 
 
-def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, dataset, tmp_path):
-    quick = {"model": "bert-tiny", "steps": 1, "eval_every": 0, "isolate_documents": True}
-    train(dataset.path, tmp_path / "big", **quick)
-    log = train(mix, tmp_path / "run", **quick, teacher=str(tmp_path / "big"), micro_batch_size=2)
+def test_a_teacher_that_runs_along_teaches_on_a_mix(mix, bert_run, tmp_path):
+    log = train(mix, tmp_path / "run", **QUICK, teacher=str(bert_run), micro_batch_size=2, isolate_documents=True)
     entry = next(entry for entry in log if "distil_loss" in entry)
     assert entry["distil_loss"] > 0
     assert all(part["loss"] > 0 for part in entry["sources"].values())
@@ -141,7 +129,7 @@ def test_the_rows_of_each_dataset_can_be_traced(mixed, dataset, other):
 
 
 def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
-    options = {"steps": 4, "long_length": 64, "long_share": 0.5, "model": "bert-tiny", "eval_every": 0}
+    options = QUICK | {"steps": 4, "long_length": 64, "long_share": 0.5}
     log = [entry for entry in train(mix, tmp_path / "run", **options) if "loss" in entry]
     for entry in log:
         assert sum(part["tokens"] for part in entry["sources"].values()) == entry["tokens"]
@@ -150,33 +138,23 @@ def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
     assert [entry["sources"] for entry in again] == [entry["sources"] for entry in log]
 
 
-# ----------------------------------------------------------------------------------------------- resuming and ranks
-
-
-def test_a_stopped_run_goes_on_to_the_same_bits(mix, finished):
-    complete = entries(finished)
-    remove_after(finished, 2)
-    log = train(mix, finished, **STEPS)
-    assert losses(log) == losses(complete)
-    assert [entry.get("sources") for entry in log] == [entry.get("sources") for entry in complete]
-
-
-def test_run_json_repeats_a_mix(mix, mixed, tmp_path):
+def test_run_json_repeats_a_mix_and_a_stopped_run_goes_on_to_the_same_bits(mix, mixed, finished):
     written = json.loads((mixed / "run.json").read_text())
     assert written["config"]["data"] == mix
     assert written["resolved"]["dataset_id"] == [bertdata.open(path).dataset_id for path, _ in mix]
-    again = tmp_path / "again"
-    succeeds(pretraining.main, "--config", mixed / "run.json", "--out", again)
-    assert losses(entries(again)) == losses(entries(mixed))
+    remove_after(finished, 2)
+    succeeds(pretraining.main, "--config", mixed / "run.json", "--out", finished)
+    ours, theirs = entries(finished), entries(mixed)
+    assert losses(ours) == losses(theirs)
+    assert [entry.get("sources") for entry in ours] == [entry.get("sources") for entry in theirs]
 
 
 def test_another_mix_does_not_resume(mix, finished):
     remove_after(finished, 5)
     (first, _), (second, _) = mix
     for changed in ([[first, 0.6], [second, 0.4]], [[second, 0.3], [first, 0.7]], [[first, 1]]):
-        given = [str(word) for path, weight in changed for word in ("--data", path, weight)]
-        options = flags("", finished, **STEPS)[2:]
-        sentence = refused(pretraining.main, *given, *options, kind="other-settings", option="out").sentence
+        given = [*words(changed), *flags("", finished, **STEPS)[2:]]
+        sentence = refused(pretraining.main, *given, kind="other-settings", option="out").sentence
         assert ", 7], [" in sentence
     train([[first, 7], [second, 3]], finished, **STEPS)
     (change,) = json.loads((finished / "run.json").read_text())["history"]
@@ -193,16 +171,13 @@ def test_two_ranks_have_the_losses_of_one(mix, mixed, tmp_path):
             assert theirs["sources"][name] == pytest.approx(part, rel=2e-5)
 
 
-# --------------------------------------------------------------------------------------------------------- evaluation
-
-
 def test_each_source_is_evaluated_as_if_it_were_alone(mix, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "EVERY", 1)
     log = train(mix, tmp_path / "run", average=0.8, steps=3, eval_every=0, save_every=3, model="bert-tiny")
     entry = log[-1]
     for path, _ in mix:
-        arguments = ["--checkpoint", tmp_path / "run" / "step-00000003", "--data", path, "--json"]
-        alone = json.loads(succeeds(evaluate_main, *arguments).stdout.splitlines()[-1])
+        arguments = ["--checkpoint", tmp_path / "run" / "step-00000003", "--data", path]
+        alone, _ = json_of(evaluate_main, *arguments)
         expected = {name: alone[name] for name in ("loss", "accuracy", "targets")}
         assert entry["validation_sources"][path] == pytest.approx(expected, rel=1e-5)
     parts = [entry["validation_sources"][path] for path, _ in mix]
@@ -231,9 +206,6 @@ def test_the_loss_by_frequency_is_that_of_the_mix(dataset, other, mixed):
     assert stated == pytest.approx(-(shares * np.log(shares)).sum())
 
 
-# ------------------------------------------------------------------------------------------------------ command line
-
-
 def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_path):
     loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32)
     arguments = ["--length", 32, "--global-batch-size", 10, "--steps", 100, "--model", "bert-tiny"]
@@ -245,48 +217,32 @@ def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_
         assert [line for line in lines if line.startswith("PASS  shards ")][number].split()[2] == f"{path}:"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "given"),
-    [
-        (["--data", "A", "--data", "B"], "missing", "A"),
-        (["--data", "A", "0.7", "--data", "B"], "missing", "B"),
-        (["--data", "A", "0", "--data", "B", "1"], "malformed", [["A", "0"], ["B", "1"]]),
-        (["--data", "A", "nan", "--data", "B", "1"], "malformed", [["A", "nan"], ["B", "1"]]),
-    ],
-)
-def test_what_is_no_mix_is_refused(arguments, kind, given):
-    assert refused(pretraining.main, *arguments, "--out", "nowhere", kind=kind, option="data").given == given
+def test_what_is_no_mix_is_refused():
+    for arguments, kind, given in (
+        ("A --data B", "missing", "A"), ("A 0.7 --data B", "missing", "B"),
+        ("A 0 --data B 1", "malformed", [["A", "0"], ["B", "1"]]),
+        ("A nan --data B 1", "malformed", [["A", "nan"], ["B", "1"]]),
+    ):  # fmt: skip
+        arguments = ["--data", *arguments.split(), "--out", "nowhere"]
+        assert refused(pretraining.main, *arguments, kind=kind, option="data").given == given
+    for arguments in ("A", "--data A x", "--data A --global-batch-size 64 128", "--data B 0.3 --grow-at 0.2 0.5"):
+        *_, stray = given = arguments.split()  # a word that follows no --data
+        result = invoke(pretraining.main, *given, "--out", "nowhere")
+        assert result.exit_code == 2
+        assert f"({stray})" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stray"),
-    [
-        (["A"], "A"),
-        (["--data", "A", "x"], "x"),
-        (["--data", "A", "--global-batch-size", "64", "128"], "128"),
-        (["--data", "A", "--data", "B", "0.3", "--grow-at", "0.2", "0.5"], "0.5"),
-    ],
-)
-def test_a_word_that_follows_no_data_is_no_weight(arguments, stray):
-    result = invoke(pretraining.main, *arguments, "--out", "nowhere")
-    assert result.exit_code == 2
-    assert f"({stray})" in result.stderr
+def test_a_weight_follows_its_data():
+    for first in (["--data", "A", "0.7"], ["--data=A", "0.7"]):
+        with patch.object(pretraining, "pretrain") as run:
+            succeeds(config.command(run), *first, "--out", "x", "--data", "B", ".3", "--lr", "1e-3")
+        assert run.call_args.args[0].data == [["A", 0.7], ["B", 0.3]]
 
 
-@pytest.mark.parametrize("first", [["--data", "A", "0.7"], ["--data=A", "0.7"]])
-def test_a_weight_follows_its_data(first):
-    with patch.object(pretraining, "pretrain") as run:
-        succeeds(config.command(run), *first, "--out", "x", "--data", "B", ".3", "--lr", "1e-3")
-    assert run.call_args.args[0].data == [["A", 0.7], ["B", 0.3]]
-
-
-def test_a_mix_and_a_teachers_cache_are_refused(mix):
+def test_a_run_json_with_anything_else_for_data_or_a_teachers_cache_is_refused(mix):
     with refuses("conflict", "teacher_cache"):
         Config(data=mix, teacher_cache="answers")
-
-
-def test_a_run_json_with_anything_else_for_data_is_refused():
     for data in ([], 3, [["a"]], [["a", 1], "b"], [["", 1]], {"a": 1}):
         with refuses("malformed", "data"):
             Config(data=data)
-    assert Config(data=[["a", 7]]).data == "a"
+    assert Config(data=[["a", 7]]).data == "a"  # one dataset with a weight is an ordinary run

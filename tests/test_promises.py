@@ -1,5 +1,6 @@
 """What a newcomer tries: Ctrl-C, other options at a resume, the wrong column, a directory or a hub that is gone."""
 
+import io
 import json
 import os
 import shutil
@@ -9,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import invoke, refuses, succeeds
+from helpers import invoke, json_of, refuses, succeeds, write
+from tqdm import tqdm
 from training import entries, flags, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -52,9 +54,6 @@ def wait_for(path):
         time.sleep(0.005)
 
 
-# ------------------------------------------------------------------------------------------------------------- Ctrl-C
-
-
 @pytest.mark.parametrize("signals", [("SIGINT",), ("SIGINT", "SIGINT"), ("SIGTERM",), ("SIGUSR1",)], ids=str)
 def test_a_signal_saves_and_says_what_was_saved(dataset, tmp_path, monkeypatch, signals):
     """torchrun repeats a Ctrl-C at once, and the two are one."""
@@ -73,24 +72,23 @@ def test_a_second_ctrl_c_leaves_at_once_and_says_what_is_lost(dataset, tmp_path,
     saved = tmp_path / "run" / "step-00000002"
     at_step(monkeypatch, "next_batch", 3, lambda: (wait_for(saved), interrupt(), time.sleep(0.01), interrupt()))
     with pytest.raises(SystemExit) as ended:
-        train(dataset.path, tmp_path / "run", steps=9, save_every=2, eval_every=0)
+        train(dataset.path, tmp_path / "run", steps=9, save_every=2, eval_every=0, model="bert-tiny")
     assert ended.value.code == 130
     last = capsys.readouterr().out.splitlines()[-1]
     assert ("step 3" in last, "tep 2" in last) == (True, True)
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
 
 
-@pytest.mark.parametrize("save_every", [2, 100])
+@pytest.mark.parametrize("save_every", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(dataset, tmp_path, monkeypatch, save_every):
     """Saved before the evaluation, or after it was left; the next start evaluates what was left out."""
-    out, options = tmp_path / "run", {"steps": 4, "eval_every": 2, "save_every": save_every}
-    complete = train(dataset.path, tmp_path / "complete", **options)
+    out, options = tmp_path / "run", {"steps": 4, "eval_every": 2, "save_every": save_every, "model": "bert-tiny"}
     with monkeypatch.context() as patched:
         at_step(patched, "evaluate", 2, lambda: interrupt(signal.SIGTERM))
         train(dataset.path, out, **options)
     assert checkpoint.newest(out)[0].name == "step-00000002"
     assert not any("validation_loss" in entry for entry in entries(out))
-    again = train(dataset.path, out, **options)
+    again, complete = train(dataset.path, out, **options), train(dataset.path, tmp_path / "complete", **options)
     names = ("step", "loss", "validation_loss")
     assert [[e.get(name) for name in names] for e in again] == [[e.get(name) for name in names] for e in complete]
 
@@ -98,11 +96,8 @@ def test_a_signal_during_an_evaluation_ends_it_and_the_checkpoint_is_there(datas
 def test_a_checkpoint_that_was_begun_before_the_evaluation_is_there_after_its_error(dataset, tmp_path, monkeypatch):
     at_step(monkeypatch, "evaluate", 2, lambda: (_ for _ in ()).throw(MemoryError("too much")))
     with pytest.raises(SystemExit):
-        train(dataset.path, tmp_path / "run", steps=4, eval_every=2, save_every=2)
+        train(dataset.path, tmp_path / "run", steps=4, eval_every=2, save_every=2, model="bert-tiny")
     assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000002"
-
-
-# -------------------------------------------------------------------------------------------------------------- ranks
 
 
 def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, monkeypatch):
@@ -126,16 +121,12 @@ def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp
 @pytest.mark.dist
 @pytest.mark.slow
 def test_rank_0_chooses_the_checkpoint_and_dropout_is_said_to_depend_on_ranks(dataset, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(DROPOUT))
-    options = {"model": tmp_path / "config.json", "eval_every": 0}
+    options = {"model": write(tmp_path / "config.json", json.dumps(DROPOUT)), "eval_every": 0}
     for steps in (1, 2):
         code, out, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", steps=steps, **options))
         assert code == 0, err
         assert any(line.startswith("warning: ") and "dropout" in line for line in out.splitlines())
     assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["step"] == 1
-
-
-# ------------------------------------------------------------------------------------------------------- checkpoints
 
 
 def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, finished):
@@ -152,7 +143,7 @@ def test_a_model_takes_what_the_tokenizer_of_its_checkpoint_gives(bert_run, fini
 def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(dataset, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     at_step(monkeypatch, "next_batch", 3, lambda: (wait_for(out / "step-00000002"), shutil.rmtree(out)))
-    log = train(dataset.path, out, steps=5, eval_every=0, save_every=2)
+    log = train(dataset.path, out, steps=5, eval_every=0, save_every=2, model="bert-tiny")
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3, 4, 5]
     assert checkpoint.newest(out)[0].name == "step-00000005"
     assert json.loads((out / "run.json").read_text())["config"]["steps"] == 5
@@ -161,22 +152,20 @@ def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(data
 
 def test_a_resumed_run_says_what_changed_and_keeps_the_history(dataset, tmp_path, capsys):
     out = tmp_path / "run"
-    train(dataset.path, out, steps=2, lr=1e-3)
-    train(dataset.path, out, steps=3, lr=2e-3, global_batch_size=5)
+    quick = {"model": "bert-tiny", "eval_every": 0}
+    train(dataset.path, out, steps=2, lr=1e-3, **quick)
+    train(dataset.path, out, steps=3, lr=2e-3, global_batch_size=5, **quick)
     notes = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     assert sorted(notes) == ["--global-batch-size", "--lr", "--steps"]
-    train(dataset.path, out, steps=4, lr=2e-3, global_batch_size=5)
+    train(dataset.path, out, steps=4, lr=2e-3, global_batch_size=5, **quick)
     history = json.loads((out / "run.json").read_text())["history"]
     assert [start["after_step"] for start in history] == [2, 3]
     assert history[0]["changed"] == {"lr": [0.001, 0.002], "steps": [2, 3], "global_batch_size": [6, 5]}
     assert history[1]["changed"] == {"steps": [3, 4]}
 
 
-# -------------------------------------------------------------------------------------------------- models and the hub
-
-
 def test_a_directory_with_a_configuration_is_a_model(dataset, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(DROPOUT))
+    write(tmp_path / "config.json", json.dumps(DROPOUT))
     built, _ = models.build(str(tmp_path), dataset.special_tokens, length=32, seed=0)
     assert built.config.hidden_size == 32
     with pytest.raises(UsageError):
@@ -197,24 +186,17 @@ def test_weights_of_a_hub_that_does_not_answer_are_one_sentence_after_one_questi
     assert asked == [("org/model", models.HUB_TIMEOUT_S)]
 
 
-# ------------------------------------------------------------------------------------------------------------ warnings
-
-
 def test_a_corpus_without_a_validation_split_is_said_to_be_one(tmp_path, vocab, capsys):
-    (tmp_path / "corpus.txt").write_text("the stone under the river and the light of morning\n")
-    build([tmp_path / "corpus.txt"], tmp_path / "shards", tokenizer=vocab)
+    text = write(tmp_path / "corpus.txt", "the stone under the river and the light of morning")
+    build(text, tmp_path / "shards", tokenizer=vocab)
     capsys.readouterr()
-    train(tmp_path / "shards", tmp_path / "run", steps=1)
+    train(tmp_path / "shards", tmp_path / "run", steps=1, model="bert-tiny")
     warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
     assert sum("--validation" in line for line in warnings) == 1
 
 
-# ------------------------------------------------------------------------------------------- labels, progress, results
-
-
 def write_examples(path, rows):
-    path.write_text("".join(f"{text}\t{label}\n" for text, label in rows))
-    return str(path)
+    return write(path, *(f"{text}\t{label}" for text, label in rows))
 
 
 def tune(run, tmp_path, data, *more):
@@ -234,44 +216,28 @@ def test_labels_that_are_none_are_refused_and_many_are_warned_of(bert_run, tmp_p
     assert "different labels" not in tune(bert_run, tmp_path, good).output
 
 
-class Bar:
-    """Stands for tqdm, and remembers."""
-
-    all: list = []
-
-    def __init__(self, *, total, **options):
-        self.total, self.n = total, 0
-        Bar.all.append(self)
-
-    def update(self, count=1):
-        self.n += count
-
-    def close(self):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-
 def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_path, monkeypatch):
-    good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(40)])
+    bars = []
+
+    class Bar(tqdm):
+        def __init__(self, **options):
+            super().__init__(**options | {"file": io.StringIO(), "disable": False})
+            bars.append(self)
+
     for module in (evaluate, finetune, teacher):
         monkeypatch.setattr(module, "tqdm", Bar)
-    Bar.all.clear()
     common = ["--checkpoint", bert_run, "--data", dataset.path]
-    stated = json.loads(succeeds(evaluate.main, *common, "--json").stdout)
+    stated, _ = json_of(evaluate.main, *common)
     table = succeeds(evaluate.main, *common).stdout
     assert f"{stated['loss']:.4f}" in table
     assert not table.rstrip().endswith("}")
+    good = write_examples(tmp_path / "good.tsv", [("the river", n % 2) for n in range(40)])
     assert not tune(bert_run, tmp_path, good, "--batch-size", 10).stdout.rstrip().endswith("}")
     arguments = ["--model", bert_run, "--data", dataset.path, "--out", tmp_path / "logits", "--length", 32]
     succeeds(teacher.main, *arguments, "--max-samples", 50, "--unit-samples", 20, "--top-k", 4)
-    assert len(Bar.all) == 4
-    assert all(bar.n == bar.total > 0 for bar in Bar.all), [(bar.n, bar.total) for bar in Bar.all]
-    assert [bar.total for bar in Bar.all[2:]] == [4, 3]
+    assert len(bars) == 4
+    assert all(bar.n == bar.total > 0 for bar in bars), [(bar.n, bar.total) for bar in bars]
+    assert [bar.total for bar in bars[2:]] == [4, 3]
 
 
 def test_help_groups_the_options(tmp_path):
@@ -299,13 +265,10 @@ def test_a_run_with_other_parameters_is_not_resumed_into(dataset, bert_run, monk
     assert "--optimizer adamw" in sentence
 
 
-# ------------------------------------------------------------------------------------------------- ends and objectives
-
-
 def test_a_finished_run_reads_its_last_checkpoint_no_more(dataset, tmp_path, monkeypatch, capsys):
     """Only rank 0 knows --out, and it has just written what it names."""
     monkeypatch.setattr(checkpoint, "find", lambda *path: pytest.fail("read again"))
-    train(dataset.path, tmp_path / "run", steps=2, eval_every=0)
+    train(dataset.path, tmp_path / "run", steps=2, eval_every=0, model="bert-tiny")
     assert f"done: {tmp_path / 'run' / 'step-00000002'}" in capsys.readouterr().out
 
 
@@ -322,30 +285,18 @@ def test_an_objective_that_needs_no_logits_trains_on_two_ranks_as_on_one(dataset
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({"objective": "mlm+mlm"}, "malformed"),
-        ({"objective": "half"}, "bad-entry"),
-        ({"lr": None}, "malformed"),
-        ({"objective": None}, "malformed"),
-        ({"steps": 5.5}, "malformed"),
-        ({"isolate_documents": 1}, "malformed"),
-        ({"seed": True}, "malformed"),
-    ],
-    ids=str,
-)
-def test_options_of_another_type_or_name_are_one_sentence(options, kind):
-    (option,) = options
-    with refuses(kind, option):
-        assemble.check_names(Config(data="x", **options))
+def test_options_of_another_type_or_name_are_one_sentence():
+    malformed = [("objective", "mlm+mlm"), ("lr", None), ("objective", None), ("steps", 5.5), ("isolate_documents", 1)]
+    for option, value in [*malformed, ("seed", True), ("objective", "half")]:
+        with refuses("bad-entry" if value == "half" else "malformed", option):
+            assemble.check_names(Config(data="x", **{option: value}))
 
 
-@pytest.mark.parametrize("content", [b"[]", b"\xff", b'{"config": null}', b"[" * 100_000])
-def test_what_is_no_run_json_is_one_sentence(tmp_path, content):
-    (tmp_path / "run.json").write_bytes(content)
-    with refuses("not-a-run", "config"):
-        read_options(tmp_path / "run.json")
+def test_what_is_no_run_json_is_one_sentence(tmp_path):
+    for content in (b"[]", b"\xff", b'{"config": null}', b"[" * 100_000):
+        (tmp_path / "run.json").write_bytes(content)
+        with refuses("not-a-run", "config"):
+            read_options(tmp_path / "run.json")
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):

@@ -19,9 +19,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from conftest import make_text, write_dataset
-from helpers import published, refuses
+from helpers import invoke, published, refuses
 from training import entries, losses, train
 
 import bertdata
@@ -35,14 +34,16 @@ from bertdata.read.words import continuing_ids
 from bertdata.sources import documents
 from bertdata.write import build
 from bertrain.runtime import checkpoint
+from bertrain.runtime import log as run_log
 
 ROOT = Path(bertdata.__file__).parents[1]
 SMALL = {"shard_size": 900, "validation": 0.2}
 
 
-def run(program, *arguments, **options):
-    options = {"capture_output": True, "text": True, "timeout": 120} | options
-    return subprocess.run([sys.executable, "-c", program, *map(str, arguments)], **options)
+def run(program, *arguments, environment):
+    command, streams = [sys.executable, "-c", program, *map(str, arguments)], {"capture_output": True, "text": True}
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, timeout=120, **streams)
+    assert done.returncode == 0, done.stderr
 
 
 BUILD = "import sys; from bertdata.cli import main; main(['build', *sys.argv[1:]])"
@@ -52,8 +53,7 @@ BUILD = "import sys; from bertdata.cli import main; main(['build', *sys.argv[1:]
 def small(tmp_path, vocab):
     """A text, and the dataset made of it."""
     (tmp_path / "text").write_text(make_text(6, seed=1))
-    build([tmp_path / "text"], tmp_path / "small", tokenizer=vocab, sentences="line", **SMALL)
-    return tmp_path / "small"
+    return build([tmp_path / "text"], tmp_path / "small", tokenizer=vocab, sentences="line", **SMALL).dataset.path
 
 
 # ------------------------------------------------------------------------------------------------------ loss of power
@@ -162,7 +162,7 @@ def test_short_writes_lose_nothing(small, tmp_path, vocab):
     assert published(tmp_path / "out") == published(small)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, *(pytest.param(e, marks=pytest.mark.slow) for e in (5, 122))])
+@pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EIO, marks=pytest.mark.slow)])
 def test_a_disk_that_fails_publishes_nothing_and_a_rerun_continues(small, tmp_path, vocab, number):
     """At any of its writes."""
     arguments, failed = {"tokenizer": vocab, "sentences": "line", **SMALL}, 0
@@ -188,23 +188,22 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path, corpus, voca
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), directory)
 
     with patch.object(os, "mkdir", refused):
-        done = CliRunner().invoke(main, ["build", str(corpus), "--out", str(tmp_path / "out"), "--tokenizer", vocab])
+        done = invoke(main, "build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab)
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == f"Error: {tmp_path / 'out'}: {os.strerror(errno.EROFS)}\n"
 
 
-@pytest.mark.parametrize("is_limited", [False, True])
-def test_more_shards_than_open_files(tmp_path, vocab, is_limited):
+def test_more_shards_than_open_files(tmp_path, vocab):
     """A memory map keeps a descriptor; the soft limit is raised when it is reached, if the hard one allows it."""
     (tmp_path / "text").write_text("the stone\n" * 60)
     build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, documents="line", shard_size=10)
-    before, limits = resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = sorted({*range(10_000)} - {*map(int, os.listdir("/proc/self/fd"))})[20]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-    limited = patch.object(resource, "getrlimit", lambda kind: (soft, soft) if is_limited else limits(kind))
     try:
-        with limited, refuses("too-many-files") if is_limited else contextlib.nullcontext():
-            assert len(bertdata.open(tmp_path / "out")) == 60
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+        with patch.object(resource, "getrlimit", lambda kind: (soft, soft)), refuses("too-many-files"):
+            bertdata.open(tmp_path / "out")
+        assert len(bertdata.open(tmp_path / "out")) == 60
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
@@ -240,20 +239,16 @@ def test_a_full_disk_ends_no_training_that_has_steps_to_go(dataset, finished, tm
     assert names == [f"step-{n:08d}" for n in (1, 2, 5, 6)]
 
 
-@pytest.mark.parametrize("damage", [b"\xff\xfe\n", b"[1]\n", b"\0" * 99], ids=["bytes", "list", "zeros"])
-def test_a_log_that_lost_its_end_is_cut_there(tmp_path, damage):
-    from bertrain.runtime.log import Log
-
-    entry = b'{"step": 1, "loss": 2.0}\n'
-    (tmp_path / "log.jsonl").write_bytes(entry + damage)
-    with Log(tmp_path / "log.jsonl", after_step=5) as log:
-        assert (log.last_step, (tmp_path / "log.jsonl").read_bytes()) == (1, entry)
+def test_a_log_that_lost_its_end_is_cut_there(tmp_path):
+    path, entry = tmp_path / "log.jsonl", b'{"step": 1, "loss": 2.0}\n'
+    for damage in (b"\xff\xfe\n", b"[1]\n", b"\0" * 99):
+        path.write_bytes(entry + damage)
+        with run_log.Log(path, after_step=5) as log:
+            assert (log.last_step, path.read_bytes()) == (1, entry)
 
 
 def test_a_log_on_a_full_disk_is_written_when_the_disk_has_space(dataset, finished, tmp_path, capsys):
     """Files may not grow beyond 300 bytes for a while, which is less than two entries."""
-    from bertrain.runtime import log as run_log
-
     flush, calls, hard = run_log.Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 
     def full(log):
@@ -309,16 +304,12 @@ def test_nothing_is_written_through_a_link_in_the_output(tmp_path, corpus, vocab
         assert precious.read_text() == "mine"
 
 
-@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b'"\\ud800"'])
-def test_large_and_nested_records_are_refused(content, tmp_path):
+def test_large_and_nested_records_and_those_without_end_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "record.json"
-    path.write_bytes(content)
-    with refuses("damaged"):
-        read_record(path)
-
-
-def test_a_record_without_end_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "record.json"
+    for content in (b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"1e999999", b'"\\ud800"'):
+        path.write_bytes(content)
+        with refuses("damaged"):
+            read_record(path)
     write_record(path, {"format_version": 1})
     monkeypatch.setattr(records, "MAX_RECORD_BYTES", path.stat().st_size)
     assert read_record(path) == {"format_version": 1}
@@ -334,22 +325,18 @@ def test_a_vocabulary_that_would_take_all_memory_is_refused(tmp_path):
         bertdata.open(out)
 
 
-@pytest.mark.parametrize("ends", ["blank", "line", "file"])
-def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, ends, monkeypatch):
+def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_path, vocab, monkeypatch):
     monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
     path = tmp_path / "bomb.txt.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(b"the stone\n\n" * 10)
         for _ in range(16):
             file.write(b"a" * (1 << 20))
-    with refuses("too-large", "inputs"):
-        build([path], tmp_path / "out", tokenizer=vocab, documents=ends)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_longest_document_is_taken(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 4 << 20)
-    (tmp_path / "text").write_bytes(b"stone" * 800_000)
+    for ends in ("blank", "line", "file"):
+        with refuses("too-large", "inputs"):
+            build([path], tmp_path / "out", tokenizer=vocab, documents=ends)
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "text").write_bytes(b"stone" * 800_000)  # a longest document
     assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
 
 
@@ -409,20 +396,16 @@ def test_a_tokenizer_of_another_build_is_refused(small, dataset):
     assert caught.value.given == small / "tokenizer.json"
 
 
-def test_a_publication_that_was_stopped_is_said_after_a_while(small, monkeypatch):
-    monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
-    (small / ".build").mkdir()
-    os.replace(small / "manifest.json", small / manifest.REPLACED)
-    with refuses("unfinished"):
-        bertdata.open(small)
-
-
-def test_a_build_that_is_killed_as_it_tidies_up_leaves_a_dataset_that_opens(small, corpus, vocab, monkeypatch):
+def test_a_publication_that_was_stopped_is_said_after_a_while(small, corpus, vocab, monkeypatch):
+    """A build that is killed as it tidies up has published."""
     monkeypatch.setattr("bertdata.format.dataset.PATIENCE_S", 0.1)
     tidying = patch("bertdata.write.publish.shutil.rmtree", side_effect=KeyboardInterrupt)
     with tidying, pytest.raises(KeyboardInterrupt):
         build(corpus, small, tokenizer=vocab, overwrite=True)
     assert bertdata.open(small).num_documents > 0
+    os.replace(small / "manifest.json", small / manifest.REPLACED)
+    with refuses("unfinished"):
+        bertdata.open(small)
 
 
 READ_ONLY = """
@@ -457,20 +440,25 @@ def test_processes_that_compile_at_once_agree_also_where_nothing_can_be_written(
 # -------------------------------------------------------------------------------------------------------- odd machines
 
 
-def unmappable(*arguments, **options):
-    raise OSError(errno.ENODEV, "No such device")
+@pytest.fixture
+def unmappable(monkeypatch):
+    """unmappable(): from here on no file can be mapped."""
+
+    def refused(*arguments, **options):
+        raise OSError(errno.ENODEV, "No such device")
+
+    return lambda: monkeypatch.setattr(arrays.mmap, "mmap", refused)
 
 
 @pytest.mark.parametrize(
     ("samples", "policy"),
     [("windows", "exact"), ("documents", "whole_word"), ("packed", "exact"), ("pairs", "whole_word")],
 )
-def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, monkeypatch, samples, policy):
+def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, monkeypatch, unmappable, samples, policy):
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path))
     options = {"length": 24, "samples": samples, "masking": bertdata.Masking(policy=policy), "shuffle": "blocks"}
     expected = bertdata.Loader(dataset, **options).read(np.arange(200))
-
-    monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
+    unmappable()
     opened = bertdata.open(dataset.path)
     batch = bertdata.Loader(opened, **options).read(np.arange(200))
     for name, array in vars(expected).items():
@@ -478,8 +466,8 @@ def test_batches_are_the_same_where_no_file_can_be_mapped(dataset, tmp_path, mon
     next(bertdata.Loader(opened, **options))
 
 
-def test_a_dataset_is_the_same_where_no_file_can_be_mapped(dataset, monkeypatch):
-    monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
+def test_a_dataset_is_the_same_where_no_file_can_be_mapped(dataset, unmappable):
+    unmappable()
     opened = bertdata.open(dataset.path)
     assert [d.tolist() for d in opened] == [d.tolist() for d in dataset]
     assert np.array_equal(opened.token_counts("train"), dataset.token_counts("train"))
@@ -491,17 +479,17 @@ def test_a_dataset_is_the_same_where_no_file_can_be_mapped(dataset, monkeypatch)
     assert verify(dataset.path) == []
 
 
-def test_duplicates_are_left_out_where_no_file_can_be_mapped(tmp_path, vocab, monkeypatch):
+def test_duplicates_are_left_out_where_no_file_can_be_mapped(tmp_path, vocab, unmappable):
     (tmp_path / "text").write_text(make_text(12) + "\n\n" + make_text(12))
     options = {"tokenizer": vocab, "dedup": True, "workers": 1}
     expected = build([tmp_path / "text"], tmp_path / "out", **options).dataset
-    monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
+    unmappable()
     assert build([tmp_path / "text"], tmp_path / "copy", **options).dataset.dataset_id == expected.dataset_id
     assert expected.num_documents == 12
 
 
 @pytest.mark.parametrize("can_map", [True, False])
-def test_a_last_origin_that_names_no_input_is_a_fault(tmp_path, vocab, monkeypatch, can_map):
+def test_a_last_origin_that_names_no_input_is_a_fault(tmp_path, vocab, unmappable, can_map):
     (tmp_path / "text").write_text(make_text(12))
     out = build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.path
     file, record = out / "origins" / "train-00000.npy", read_record(out / "origins" / "origins.json")
@@ -509,13 +497,13 @@ def test_a_last_origin_that_names_no_input_is_a_fault(tmp_path, vocab, monkeypat
     record["shards"]["train-00000"] = hashlib.sha256(file.read_bytes()).hexdigest()
     write_record(out / "origins" / "origins.json", record)
     if not can_map:
-        monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
+        unmappable()
     (fault,) = verify(out)
     assert str(file) in fault
 
 
-def test_a_file_that_ends_while_it_is_read_is_one_sentence(small, monkeypatch):
-    monkeypatch.setattr(arrays.mmap, "mmap", unmappable)
+def test_a_file_that_ends_while_it_is_read_is_one_sentence(small, unmappable):
+    unmappable()
     opened = bertdata.open(small)
     path = small / f"{opened.splits['train'].shards[0].name}.tokens.npy"
     os.truncate(path, 140)
@@ -533,12 +521,10 @@ def test_names_that_are_not_ascii_in_a_plain_locale_without_a_terminal_or_a_home
                    "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": os.environ["NUMBA_CACHE_DIR"]}  # fmt: skip
     out = folder / "die Scherben"
     arguments = (folder / "ein Text.txt", "--out", out, "--tokenizer", vocab, "--validation", 0)
-    done = run(BUILD, *arguments, env=environment, stdin=subprocess.DEVNULL)
-    assert done.returncode == 0, done.stderr
-    for command in ("inspect", "verify", "show"):
-        program = f"import sys; from bertdata.cli import main; main(['{command}', sys.argv[1]])"
-        done = run(program, out, env=environment, stdin=subprocess.DEVNULL)
-        assert done.returncode == 0, done.stderr
+    run(BUILD, *arguments, environment=environment)
+    program = "import sys; from bertdata.cli import main\nfor command in ('inspect', 'verify', 'show'):\n"
+    program += "    main([command, sys.argv[1]], standalone_mode=False)"
+    run(program, out, environment=environment)
     train(out, folder / "ein Lauf", steps=1)
     assert json.loads((folder / "ein Lauf" / "run.json").read_text())["config"]["data"] == str(out)
 
@@ -549,7 +535,7 @@ def test_two_builds_at_once_end_in_one_dataset(small, tmp_path, vocab):
     out = tmp_path / "out"
     arguments = [tmp_path / "text", "--out", out, "--tokenizer", vocab, "--sentences", "line", "--shard-size", 900]
     command = [sys.executable, "-c", BUILD, *map(str, arguments), "--validation", "0.2"]
-    jobs = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(4)]
+    jobs = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(3)]
     ended = [(*job.communicate(timeout=120), job.returncode) for job in jobs]
     assert [code for *_, code in ended].count(0) == 1
     for _, err, code in ended:

@@ -34,9 +34,6 @@ def anchors(page):
     return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
-# ------------------------------------------------------------------------------------------------------------ the pages
-
-
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_every_link_leads_to_a_file_of_docs_and_an_anchor_of_it(page):
     for text, path, anchor in links(page):
@@ -71,22 +68,17 @@ def test_the_ten_questions_are_those_of_the_checklist_and_each_has_its_answer():
     assert "index.md" not in targets
 
 
-# -------------------------------------------------------------------------------------------------------- built pages
-
-
 def test_faults_of_built_pages_are_found(tmp_path):
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "two.html").write_text(
-        '<h1 id="top">Two</h1><a href="../one.html#here">back</a><a href="#top">x</a>'
-    )
+    two = '<h1 id="top">Two</h1><a href="../one.html#here">back</a><a href="#top">x</a>'
+    (tmp_path / "a" / "two.html").write_text(two)
     good = '<link href="style.css" rel="stylesheet"><p id="here"><a href="a/two.html#top">x</a>'
     good += '<a href="https://example.org/paper">paper</a><img src="data:image/png;base64,AA">'
     (tmp_path / "one.html").write_text(good)
     (tmp_path / "style.css").write_text("b { background: url(data:image/svg+xml;utf8,x) }")
     assert SITE["faults"](tmp_path) == []
-    (tmp_path / "one.html").write_text(
-        '<a href="none.html">x</a><a href="a/two.html#gone">x</a><script src="//cdn/x.js">'
-    )
+    bad = '<a href="none.html">x</a><a href="a/two.html#gone">x</a><script src="//cdn/x.js">'
+    (tmp_path / "one.html").write_text(bad)
     (tmp_path / "style.css").write_text("@import 'https://fonts/x.css'; b { background: url(//host/x.png) }")
     assert SITE["faults"](tmp_path) == [
         "a/two.html links to ../one.html#here, which has no such anchor",

@@ -10,12 +10,10 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from conftest import WORDS, make_text
-from helpers import refuses
+from helpers import published, refuses, succeeds, without_origins
+from sources import as_arrow_file, as_jsonl, as_parquet, zstd
 
 import bertdata
 from bertdata.cli import main
@@ -26,32 +24,24 @@ from bertdata.look.trace import documents_of, stream_of, trace, with_texts
 from bertdata.tokenize.load import load
 from bertdata.write import build, finish
 
-SMALL = {"shard_size": 6000, "validation": 0.2}
+SMALL = {"shard_size": 3000, "validation": 0.2}
 
 
 def texts(count, *, seed):
     """Documents of one to six lines, all different, some of which hold no token."""
     draw = random.Random(seed)
-    made = []
-    for number in range(count):
-        lines = [
-            " ".join(draw.choices([*WORDS, "Häuser", "水"], k=draw.randint(1, 20))) for _ in range(draw.randint(1, 6))
-        ]
-        made.append(f"Document {seed} {number}.\n" + "\n".join(lines))
-    return made
-
-
-def compressed(path, data):
-    with pa.output_stream(str(path), compression="zstd") as file:
-        file.write(data)
+    line = lambda: " ".join(draw.choices([*WORDS, "Häuser", "水"], k=draw.randint(1, 20)))  # noqa: E731
+    return [
+        "\n".join([f"Document {seed} {number}.", *(line() for _ in range(draw.randint(1, 6)))])
+        for number in range(count)
+    ]
 
 
 def inputs(folder, form):
     """Writes documents in a form. Returns what a build is given, and its options."""
     folder.mkdir()
-    some, more = texts(90, seed=1), texts(70, seed=2)
-    rows = ["".join(json.dumps({"id": number, "body": text}) + "\r\n" for number, text in enumerate(each))
-            for each in (some, more)]  # fmt: skip
+    some, more = texts(60, seed=1), texts(40, seed=2)
+    rows = ["".join(json.dumps({"body": text}) + "\r\n" for text in each) for each in (some, more)]
     if form == "blank":
         (folder / "a.txt").write_text("\n \t\n" + "\n\n".join(some) + "\n", newline="\r\n", encoding="utf-8")
         (folder / "b.txt").write_bytes(b"\xff\xfe bad bytes\n\n" + "\n\n\n".join(more).encode())
@@ -66,14 +56,13 @@ def inputs(folder, form):
         return [folder], {"documents": "file"}
     if form == "jsonl":
         (folder / "a.jsonl").write_text(rows[0] + '{"body": null}\n', encoding="utf-8")
-        compressed(folder / "b.jsonl.zst", rows[1].encode())
+        (folder / "b.jsonl.zst").write_bytes(zstd(rows[1].encode()))
         return [folder / "a.jsonl", folder / "b.jsonl.zst"], {"text_key": "body", "on_error": "skip"}
     if form == "tables":
-        table = pa.table({"number": list(range(len(some))), "body": [*some[:40], None, *some[41:]]})
-        pq.write_table(table, folder / "a.parquet", row_group_size=17)
-        with pa.OSFile(str(folder / "b.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table.slice(3), max_chunksize=11)
-        return [folder / "b.arrow", folder / "a.parquet"], {"text_key": "body", "on_error": "skip"}
+        rows = [*some[:40], None, *some[41:]]
+        (folder / "a.parquet").write_bytes(as_parquet(rows, group=17))
+        (folder / "b.arrow").write_bytes(as_arrow_file(rows[3:]))
+        return [folder / "b.arrow", folder / "a.parquet"], {"on_error": "skip"}
     assert form == "latin-1"
     (folder / "a.txt").write_text("\n\n".join(some).replace("水", "ä"), encoding="latin-1")
     (folder / "b.txt").write_text("\n\n".join(more).replace("水", "é"), encoding="latin-1")
@@ -85,30 +74,39 @@ FORMS = ["blank", "line", "file", "jsonl", "tables", "latin-1"]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, vocab):
-    """Form → a dataset of it, built in three parts by two threads, with sentences."""
+    """Form → a dataset of it, built in two parts by two threads, with sentences."""
     made = {}
 
     def of(form):
         if form not in made:
             folder = tmp_path_factory.mktemp("trace")
             named, options = inputs(folder / "text", form)
-            for part in range(3):
-                build(named, folder / "out", tokenizer=vocab, sentences="line", workers=2, part=(part, 3),
-                      **SMALL | options)  # fmt: skip
+            options |= SMALL | {"tokenizer": vocab, "sentences": "line", "workers": 2}
+            for part in range(2):
+                build(named, folder / "out", part=(part, 2), **options)
             made[form] = finish(folder / "out").dataset
         return made[form]
 
     return of
 
 
-def random_rows(loader, count, *, seed=0):
-    return np.random.default_rng(seed).integers(0, 3 * loader.num_samples, count)
+def write_texts(path, texts):
+    path.write_text("\n\n".join(texts), encoding="utf-8")
+    return path
 
 
-def assert_sources_are_right(loader, positions):
+def traced(dataset):
+    """The documents of all rows of 32 tokens, with their texts."""
+    loader = bertdata.Loader(dataset, length=32, masking=None)
+    return with_texts(dataset, documents_of(loader, np.arange(loader.num_samples)))
+
+
+def assert_sources_are_right(loader, positions=None):
     """The documents have the tokens of the rows in their order, and their texts have the ids of the documents."""
-    dataset, traced = loader.shards, documents_of(loader, positions)
-    found = with_texts(dataset, traced)
+    if positions is None:
+        positions = np.random.default_rng(0).integers(0, 3 * loader.num_samples, 200)
+    dataset = loader.shards
+    found = with_texts(dataset, documents_of(loader, positions))
     ids = loader.read(positions).input_ids
     special = np.array(dataset.special_tokens.special_ids)
     special = special[special != dataset.special_tokens.unk]
@@ -130,7 +128,7 @@ def test_the_text_at_the_place_of_each_document_gives_its_ids(built, form):
     dataset = built(form)
     assert verify(dataset.path) == []
     loader = bertdata.Loader(dataset, length=24, masking=None)
-    found = assert_sources_are_right(loader, random_rows(loader, 1000))
+    found = assert_sources_are_right(loader)
     assert len({each.input for each in found}) > 1
     assert {each.unit for each in found} == ({"row"} if form == "tables" else {"byte"})
     assert len(dataset.splits["train"].shards) > 2
@@ -144,22 +142,19 @@ def test_the_text_at_the_place_of_each_document_gives_its_ids(built, form):
 )  # fmt: skip
 def test_rows_of_every_kind_are_traced(built, options):
     loader = bertdata.Loader(built("jsonl"), length=20, masking=None, seed=5, **options)
-    assert_sources_are_right(loader, random_rows(loader, 1000))
+    assert_sources_are_right(loader)
 
 
 def test_every_document_has_the_place_where_it_begins(tmp_path, vocab):
     (tmp_path / "a.txt").write_bytes(b"\n\n  one stone\n\xf0\x9f\n\n\n\ntwo\r\n\r\nthree")
-    rows = pa.table({"text": ["first", None, "", "fourth"]})
-    pq.write_table(rows, tmp_path / "b.parquet")
-    dataset = build([tmp_path / "a.txt", tmp_path / "b.parquet"], tmp_path / "out", tokenizer=vocab, validation=0,
-                    on_error="skip").dataset  # fmt: skip
+    (tmp_path / "b.parquet").write_bytes(as_parquet(["first", None, "", "fourth"]))
+    paths = [tmp_path / "a.txt", tmp_path / "b.parquet"]
+    dataset = build(paths, tmp_path / "out", tokenizer=vocab, validation=0, on_error="skip").dataset
     record = Record.read(dataset.path, dataset.manifest)
     shards = dataset.splits["train"].shards
     numbers = [np.load(dataset.path / array_name(shard.name)).tolist() for shard in shards]
-    assert [[record.input_and_place(number) for number in each] for each in numbers] == [
-        [(0, 2), (0, 20), (0, 27)],
-        [(1, 1), (1, 4)],
-    ]
+    places = [[record.input_and_place(number) for number in each] for each in numbers]
+    assert places == [[(0, 2), (0, 20), (0, 27)], [(1, 1), (1, 4)]]
     named = record.named_inputs(dataset.path)
     assert [each.name for each in named] == [str(tmp_path / "a.txt"), str(tmp_path / "b.parquet")]
     assert named[0].size == (tmp_path / "a.txt").stat().st_size
@@ -168,12 +163,11 @@ def test_every_document_has_the_place_where_it_begins(tmp_path, vocab):
 def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
     """One text in two forms is one dataset, and without its origins it is sound, and traces nothing."""
     some = texts(30, seed=3)
-    (tmp_path / "a.txt").write_text("\n\n".join(some), encoding="utf-8")
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in some), encoding="utf-8")
+    write_texts(tmp_path / "a.txt", some)
+    (tmp_path / "b.jsonl").write_bytes(as_jsonl(some))
     made = [build(tmp_path / name, tmp_path / f"{name}.out", tokenizer=vocab).dataset for name in ("a.txt", "b.jsonl")]
     assert made[0].dataset_id == made[1].dataset_id
-    files = [{path.name: path.read_bytes() for path in each.path.iterdir() if path.is_file()} for each in made]
-    assert files[0] == files[1]
+    assert without_origins(made[0].path) == without_origins(made[1].path)
     shutil.rmtree(made[0].path / "origins")
     assert verify(made[0].path) == []
     loader = bertdata.Loader(bertdata.open(made[0].path), length=16, masking=None)
@@ -185,16 +179,15 @@ def test_origins_are_no_part_of_the_dataset(tmp_path, vocab):
 
 def test_a_text_that_is_not_there_any_more_is_not_shown(tmp_path, vocab):
     some = texts(40, seed=4)
-    for name in ("kept", "moved", "changed", "short"):
-        (tmp_path / name).write_text("\n\n".join(some), encoding="utf-8")
-    dataset = build([tmp_path / name for name in ("kept", "moved", "changed", "short")], tmp_path / "out",
-                    tokenizer=vocab).dataset  # fmt: skip
+    paths = [tmp_path / name for name in ("kept", "moved", "changed", "short")]
+    for path in paths:
+        write_texts(path, some)
+    dataset = build(paths, tmp_path / "out", tokenizer=vocab).dataset
     (tmp_path / "moved").rename(tmp_path / "elsewhere")
-    (tmp_path / "changed").write_text("\n\n".join(some).replace("Document", "Monument"), encoding="utf-8")
+    write_texts(tmp_path / "changed", [text.replace("Document", "Monument") for text in some])
     (tmp_path / "short").write_text("\n\n".join(some)[:200], encoding="utf-8")
-    (tmp_path / "kept").write_text("\n\n".join([*some, "and a document more"]), encoding="utf-8")
-    loader = bertdata.Loader(dataset, length=32, masking=None)
-    found = with_texts(dataset, documents_of(loader, np.arange(loader.num_samples)))
+    write_texts(tmp_path / "kept", [*some, "and a document more"])
+    found = traced(dataset)
     why = {os.path.basename(each.input): each.no_text for each in found}
     assert why["kept"] is None
     assert "moved cannot be read: No such file or directory" in why["moved"]
@@ -206,10 +199,9 @@ def test_a_text_that_is_not_there_any_more_is_not_shown(tmp_path, vocab):
 
 
 def test_an_input_that_was_named_twice_is_traced(tmp_path, vocab):
-    (tmp_path / "a").write_text("\n\n".join(texts(10, seed=5)), encoding="utf-8")
-    dataset = build([tmp_path / "a", tmp_path / "a"], tmp_path / "out", tokenizer=vocab, validation=0).dataset
-    loader = bertdata.Loader(dataset, length=32, masking=None)
-    found = with_texts(dataset, documents_of(loader, np.arange(loader.num_samples)))
+    path = write_texts(tmp_path / "a", texts(10, seed=5))
+    dataset = build([path, path], tmp_path / "out", tokenizer=vocab, validation=0).dataset
+    found = traced(dataset)
     assert {each.document for each in found} == set(range(20))
     assert all(each.text for each in found)
 
@@ -217,39 +209,30 @@ def test_an_input_that_was_named_twice_is_traced(tmp_path, vocab):
 def test_what_came_through_a_pipe_is_named(tmp_path, vocab, monkeypatch):
     content = io.BufferedReader(io.BytesIO(make_text(20).encode()))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=content))
-    dataset = build("-", tmp_path / "out", tokenizer=vocab).dataset
-    loader = bertdata.Loader(dataset, length=32, masking=None)
-    found = with_texts(dataset, documents_of(loader, np.arange(3)))
+    found = traced(build("-", tmp_path / "out", tokenizer=vocab).dataset)
     assert {(each.input, each.text) for each in found} == {("-", None)}
     assert all("pipe" in each.no_text for each in found)
 
 
 def test_a_build_in_place_of_another_leaves_no_origins_of_it(tmp_path, vocab):
-    for name, seed in (("a", 1), ("b", 2)):
-        (tmp_path / name).write_text(make_text(60, seed=seed), encoding="utf-8")
-    first = build(tmp_path / "a", tmp_path / "out", tokenizer=vocab, **SMALL).dataset
-    names = {path.name for path in (first.path / "origins").iterdir()}
-    second = build(tmp_path / "b", tmp_path / "out", tokenizer=vocab, overwrite=True, validation=0).dataset
-    assert len(names) > 4
-    assert {path.name for path in (second.path / "origins").iterdir()} == {
-        "origins.json", "inputs.jsonl", "train-00000.npy"
-    }  # fmt: skip
-    assert verify(second.path) == []
-
-
-def test_nothing_is_written_through_a_link(tmp_path, vocab, corpus):
-    build(corpus, tmp_path / "out", tokenizer=vocab)
-    shutil.rmtree(tmp_path / "out" / "origins")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "thesis.tex").write_text("")
-    (tmp_path / "out" / "origins").symlink_to(tmp_path / "elsewhere")
-    build(corpus, tmp_path / "out", tokenizer=vocab, overwrite=True)
-    assert os.listdir(tmp_path / "elsewhere") == ["thesis.tex"]
-    assert not (tmp_path / "out" / "origins").is_symlink()
+    """Nor is anything removed or written through a link in their place."""
+    paths = [write_texts(tmp_path / f"{seed}", texts(40, seed=seed)) for seed in (1, 2)]
+    origins = tmp_path / "out" / "origins"
+    build(paths[0], tmp_path / "out", tokenizer=vocab, **SMALL)
+    assert len(os.listdir(origins)) > 4
+    build(paths[1], tmp_path / "out", tokenizer=vocab, overwrite=True, validation=0)
+    assert sorted(os.listdir(origins)) == ["inputs.jsonl", "origins.json", "train-00000.npy"]
+    assert verify(tmp_path / "out") == []
+    origins.rename(tmp_path / "elsewhere")
+    origins.symlink_to(tmp_path / "elsewhere")
+    before = published(tmp_path / "elsewhere")
+    build(paths[0], tmp_path / "out", tokenizer=vocab, overwrite=True)
+    assert published(tmp_path / "elsewhere") == before
+    assert not origins.is_symlink()
 
 
 def test_verify_finds_damaged_origins(tmp_path, vocab, corpus):
-    dataset = build(corpus, tmp_path / "out", tokenizer=vocab, **SMALL).dataset
+    dataset = build(corpus, tmp_path / "out", tokenizer=vocab, validation=0.2).dataset
     folder = dataset.path / "origins"
     for path in sorted(folder.iterdir()):
         content = path.read_bytes()
@@ -271,9 +254,6 @@ def test_texts_under_urls_are_traced(bucket, tmp_path, vocab):
     found = assert_sources_are_right(loader, np.arange(loader.num_samples))
     assert {each.input for each in found} == {f"{bucket.url}/dump/a.txt", f"{bucket.url}/dump/b.txt.gz"}
     assert {each.text for each in found} == set(some)
-
-
-# ------------------------------------------------------------------------------------------------------ steps of a run
 
 
 def log(folder, *entries):
@@ -303,11 +283,8 @@ def test_the_position_of_a_step_follows_from_the_last_change_before_it(tmp_path,
         with refuses("out-of-range", "step"):
             stream_of(run, step)
     loader = bertdata.Loader(dataset, length=16, masking=None)
-    expected = documents_of(loader, np.arange(28, 36))
     traced = trace(dataset, run, 8)
-    assert [(e.row, e.document, e.start, e.stop) for e in traced] == [
-        (e.row, e.document, e.start, e.stop) for e in expected
-    ]
+    assert traced == with_texts(dataset, documents_of(loader, np.arange(28, 36)))
     assert [each for each in traced if each.row == 3] == trace(dataset, run, 8, row=3)
 
 
@@ -330,13 +307,12 @@ def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset)
 def test_the_command_prints_places_and_texts(tmp_path, dataset, corpus):
     run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4), {"step": 3})
     arguments = ["trace", str(dataset.path), "--run", str(run), "--step", "2", "--row", "1"]
-    shown = CliRunner().invoke(main, arguments)
-    assert shown.exit_code == 0, shown.output
+    shown = succeeds(main, *arguments)
     first, *_ = trace(dataset, run, 2, row=1)
     place = f"row 1: {corpus}, byte {first.place}: tokens {first.start} to {first.stop} of {first.num_tokens}"
     assert f"{place} of document {first.document}\n" in shown.stdout
     assert corpus.read_bytes()[first.place :].startswith(first.text.split("\n")[0].encode())
-    lines = [json.loads(line) for line in CliRunner().invoke(main, [*arguments, "--json"]).stdout.splitlines()]
+    lines = [json.loads(line) for line in succeeds(main, *arguments, "--json").stdout.splitlines()]
     assert lines[0]["text"] == first.text
     assert lines[0]["place"] == first.place
     assert shown.stdout.split("\n  ")[1] in first.text

@@ -8,13 +8,13 @@ import shutil
 import threading
 import time
 from contextlib import nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from helpers import published, refused, refuses, succeeds, without_origins
+from helpers import published, refused, refuses, serving, succeeds, without_origins
 
 import bertdata
 from bertdata.cli import main
@@ -22,11 +22,12 @@ from bertdata.errors import RemoteError
 from bertdata.format import transfer
 from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
+from bertdata.look import bench
 from bertdata.remote import hub as hub_module
 from bertdata.remote import stores
 from bertdata.write import build
 
-SMALL = {"sentences": "line", "validation": 0.2, "shard_size": 15_000}  # a few files: each is a request
+SMALL = {"sentences": "line", "validation": 0.2}  # few files: each is a request
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def under(bucket, prefix):
 
 @pytest.fixture(scope="module")
 def dataset(once, corpus, vocab):
-    """The corpus in two shards of each of two splits."""
+    """The corpus in a shard of each of two splits."""
     build_small = lambda folder: build(corpus, folder / "shards", tokenizer=vocab, **SMALL)  # noqa: E731
     return bertdata.open(once("few-files", build_small) / "shards")
 
@@ -54,29 +55,20 @@ def pushed(bucket, dataset):
     return f"{bucket.url}/shards"
 
 
-def test_what_comes_back_is_what_went(bucket, dataset, tmp_path):
-    seen = []
-    assert push(dataset.path, f"{bucket.url}/shards/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
+def test_what_comes_back_is_what_went_and_a_second_time_nothing_is_written(bucket, dataset, tmp_path, cache):
+    seen, url = [], f"{bucket.url}/shards"
+    assert push(dataset.path, f"{url}/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
     assert under(bucket, "shards") == published(dataset.path)
     assert seen[-1][0] == seen[-1][1] > 0
-    assert pull(f"{bucket.url}/shards", tmp_path / "copy") == dataset.dataset_id
+    assert pull(url, tmp_path / "copy") == dataset.dataset_id
     assert published(tmp_path / "copy") == published(dataset.path)
     assert verify(tmp_path / "copy") == []
-
-
-def test_a_second_time_nothing_is_written(pushed, dataset, tmp_path):
-    pull(pushed, tmp_path / "copy")
+    opened = bertdata.open(url)
+    assert opened.dataset_id == dataset.dataset_id
+    assert opened.path.is_relative_to(cache)
     with patch.object(stores, "write", None), patch.object(transfer, "_copy", None):
-        assert push(dataset.path, pushed) == dataset.dataset_id
-        assert pull(pushed, tmp_path / "copy") == dataset.dataset_id
-
-
-def test_a_url_opens_from_the_cache(pushed, dataset, cache):
-    first = bertdata.open(pushed)
-    assert first.dataset_id == dataset.dataset_id
-    assert first.path.is_relative_to(cache)
-    with patch.object(transfer, "_copy", None):
-        assert bertdata.open(f"{pushed}/").path == first.path
+        assert push(dataset.path, url) == pull(url, tmp_path / "copy") == dataset.dataset_id
+        assert bertdata.open(f"{url}/").path == opened.path
 
 
 def test_several_that_open_a_url_copy_it_once(pushed, dataset):
@@ -98,14 +90,15 @@ def test_several_that_open_a_url_copy_it_once(pushed, dataset):
     assert sorted(copied) == sorted(os.path.basename(name) for name in published(dataset.path) if name not in records)
 
 
-@pytest.mark.parametrize("name", ["inputs.jsonl", "origins.json", "train-00000.npy"])
-def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket, pushed, dataset, tmp_path, name):
-    if name == "origins.json":
-        bucket.put(f"shards/origins/{name}", b"{}")
-    else:
-        stores.remove(f"{pushed}/origins/{name}")
-    assert pull(pushed, tmp_path / "copy") == dataset.dataset_id
-    assert published(tmp_path / "copy") == without_origins(dataset.path)
+def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket, pushed, dataset, tmp_path):
+    for name in ("inputs.jsonl", "origins.json", "train-00000.npy"):
+        if name == "origins.json":
+            bucket.put(f"shards/origins/{name}", b"{}")
+        else:
+            stores.remove(f"{pushed}/origins/{name}")
+        assert pull(pushed, tmp_path / name) == dataset.dataset_id
+        assert published(tmp_path / name) == without_origins(dataset.path)
+        bucket.put(f"shards/origins/{name}", published(dataset.path)[f"origins/{name}"])
 
 
 def test_origins_are_removed_only_after_all_copies_have_ended(pushed, tmp_path):
@@ -205,25 +198,23 @@ def test_two_different_datasets_are_not_mixed(bucket, dataset, other):
 
 
 def test_what_is_there_is_not_put_again(bucket, dataset):
-    put, real = [], stores.write
+    put, failed, real = [], [], stores.write
 
     def write(url, path):
-        if len(put) == 7:
+        if len(put) == 5 and not failed:
+            failed.append(path)
             raise KeyboardInterrupt
         put.append(path.name)
         real(url, path)
 
-    one_by_one = {"_THREADS": 1, "_CLAIMED_EVERY": 1}
-    with patch.multiple(transfer, **one_by_one), patch.object(stores, "write", write):
+    one_by_one = patch.multiple(transfer, _THREADS=1, _CLAIMED_EVERY=1)
+    with one_by_one, patch.object(stores, "write", write):
         with pytest.raises(KeyboardInterrupt):
             push(dataset.path, f"{bucket.url}/shards")
-        before, put[:] = set(put), []
-        with patch.object(stores, "write", lambda url, path: put.append(path.name) or real(url, path)):
-            push(dataset.path, f"{bucket.url}/shards")
-    assert len(before) == 7
-    assert sorted([*before, *put]) == sorted(
-        os.path.basename(name) for name in published(dataset.path).keys() - {"manifest.json"}
-    )
+        assert len(put) == 5
+        push(dataset.path, f"{bucket.url}/shards")
+    names = published(dataset.path).keys() - {"manifest.json"}
+    assert sorted(put) == sorted(map(os.path.basename, names))
     assert under(bucket, "shards") == published(dataset.path)
 
 
@@ -251,34 +242,24 @@ def test_a_manifest_that_the_server_did_not_take_is_no_success(bucket, dataset):
     assert under(bucket, "shards") == published(dataset.path)
 
 
-def test_a_directory_with_other_files_is_not_filled(pushed, tmp_path):
+def test_a_pull_that_fails_names_the_file(bucket, pushed, dataset, tmp_path, full_disk):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with refuses("out-exists", "directory"):
         pull(pushed, tmp_path / "mine")
     assert published(tmp_path / "mine") == {"notes.txt": b"keep"}
-
-
-def test_a_full_disk_is_named_with_the_file(pushed, tmp_path, full_disk):
     with full_disk(1000), pytest.raises(OSError, match="too large") as caught:
         pull(pushed, tmp_path / "copy")
     assert Path(caught.value.filename).parent == tmp_path / "copy"
-
-
-def test_damage_is_found_on_the_way(bucket, pushed, dataset, tmp_path):
-    name = "train-00000.tokens.npy"
-    content = bytearray(published(dataset.path)[name])
+    content = bytearray(published(dataset.path)["train-00000.tokens.npy"])
     content[200] ^= 1
-    bucket.put(f"shards/{name}", bytes(content))
-    with refuses("damaged") as caught:
-        pull(pushed, tmp_path / "copy")
-    assert caught.value.given == f"{pushed}/{name}"
-    assert not (tmp_path / "copy" / "manifest.json").exists()
-    bucket.put(f"shards/{name}", published(dataset.path)[name])
-    bucket.put("shards/train-00000.json", b"{}")
-    with refuses("damaged") as caught:
-        pull(pushed, tmp_path / "copy")
-    assert caught.value.given == f"{pushed}/train-00000.json"
+    for name, damaged in (("train-00000.tokens.npy", bytes(content)), ("train-00000.json", b"{}")):
+        bucket.put(f"shards/{name}", damaged)
+        with refuses("damaged") as caught:
+            pull(pushed, tmp_path / "copy")
+        assert caught.value.given == f"{pushed}/{name}"
+        assert not (tmp_path / "copy" / "manifest.json").exists()
+        bucket.put(f"shards/{name}", published(dataset.path)[name])
 
 
 def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path):
@@ -290,13 +271,17 @@ def test_a_damaged_file_is_not_put_there(bucket, dataset, tmp_path):
     assert "manifest.json" not in under(bucket, "shards")
 
 
-@pytest.mark.parametrize("url", ["https://host/shards", "shards"])
-def test_a_url_that_cannot_hold_a_dataset_is_refused(dataset, tmp_path, url):
-    with refuses("bad-url", "url"):
-        push(dataset.path, url)
-    if url == "shards":
+def test_a_url_that_cannot_hold_a_dataset_is_refused_without_secrets(dataset, tmp_path):
+    for url in ("https://host/shards", "shards"):
         with refuses("bad-url", "url"):
-            pull(url, tmp_path / "copy")
+            push(dataset.path, url)
+    with refuses("bad-url", "url"):
+        pull("shards", tmp_path / "copy")
+    for url in ("https://u:secret@host/shards", "https://host/shards?token=secret"):
+        with refuses("bad-url") as caught:
+            bertdata.open(url)
+        assert caught.value.given == "https://host/shards"
+        assert "secret" not in str(caught.value)
 
 
 def test_what_has_no_dataset_is_one_sentence(bucket, tmp_path):
@@ -305,8 +290,8 @@ def test_what_has_no_dataset_is_one_sentence(bucket, tmp_path):
         with refuses("not-a-dataset") as caught:
             run(f"{bucket.url}/text")
         assert caught.value.given == f"{bucket.url}/text"
-    with refuses("bad-url"):
-        bertdata.open("s3://no-such-bucket/shards")
+        with refuses("bad-url"):
+            run("s3://no-such-bucket/shards")
 
 
 def test_a_pull_after_one_of_another_dataset_has_nothing_of_it(bucket, dataset, other, tmp_path):
@@ -351,26 +336,12 @@ def test_a_process_that_was_forked_gets_an_error(pushed):
     os.close(writer)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "inspect",
-        "show",
-        "verify",
-        pytest.param("bench --seconds 0.01 --processes 1", marks=pytest.mark.slow),
-    ],
-)
-def test_commands_take_urls(pushed, command):
-    name, *options = command.split()
-    succeeds(main, name, pushed, *options)
-
-
-@pytest.mark.parametrize("url", ["https://u:secret@host/shards", "https://host/shards?token=secret"])
-def test_a_dataset_has_no_secret_in_its_url(url):
-    with refuses("bad-url") as caught:
-        bertdata.open(url)
-    assert caught.value.given == "https://host/shards"
-    assert "secret" not in str(caught.value)
+def test_commands_take_urls(pushed, dataset):
+    for command in ("inspect", "show", "verify"):
+        succeeds(main, command, pushed)
+    with patch.object(bench, "run") as measured, patch.object(bench, "text", return_value=""):
+        succeeds(main, "bench", pushed)
+    assert bertdata.open(measured.call_args.args[0]).dataset_id == dataset.dataset_id
 
 
 # -------------------------------------------------------------------------------------------------------------- builds
@@ -408,10 +379,10 @@ def test_a_build_that_was_killed_after_its_manifest_was_there_ends(bucket, corpu
     assert not [path for path in (cache / "outgoing").iterdir() if path.is_dir()]
 
 
-@pytest.mark.parametrize("option", [["--part", "1/2"], ["--overwrite"]])
-def test_what_does_not_go_with_a_url_is_refused(corpus, vocab, option):
-    arguments = ["build", corpus, "--out", "s3://bucket/name", "--tokenizer", vocab, *option]
-    refused(main, *arguments, kind="conflict", option=option[0].removeprefix("--"))
+def test_what_does_not_go_with_a_url_is_refused(corpus, vocab):
+    arguments = ["build", corpus, "--out", "s3://bucket/name", "--tokenizer", vocab]
+    for option, *value in (["part", "1/2"], ["overwrite"]):
+        refused(main, *arguments, f"--{option}", *value, kind="conflict", option=option)
 
 
 SERVER = multiprocessing.get_context("forkserver")  # obstore does not work in a fork of a process that used it
@@ -531,24 +502,22 @@ def hub(monkeypatch):
             self.end_headers()
             self.wfile.write(content[start : stop + 1])
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Files)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    fake.address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(hub_module, "_hub", lambda: fake)
-    yield fake
-    server.shutdown()
-    server.server_close()
+    with serving(Files) as address:
+        fake.address = f"http://{address}"
+        yield fake
 
 
-@pytest.mark.parametrize("url", ["hf://datasets/org/name", "hf://datasets/org/name/a/shards"])
-def test_the_hub_gets_one_commit_and_gives_it_back(hub, dataset, tmp_path, url):
+def test_the_hub_gets_one_commit_and_gives_it_back(hub, dataset, tmp_path):
+    root = "hf://datasets/org/name"
     with refuses("not-a-dataset"):
-        pull(url, tmp_path / "copy")
-    assert push(dataset.path, url) == push(dataset.path, url) == dataset.dataset_id
-    assert len(hub.commits) == 2
-    assert pull(url, tmp_path / "copy") == dataset.dataset_id
-    assert published(tmp_path / "copy") == published(dataset.path)
-    assert bertdata.open(f"{url}@sha1").dataset_id == dataset.dataset_id
+        pull(root, tmp_path / "copy")
+    for number, url in enumerate((root, f"{root}/a/shards"), 1):
+        assert push(dataset.path, url) == push(dataset.path, url) == dataset.dataset_id
+        assert len(hub.commits) == number + 1
+        assert pull(url, tmp_path / f"copy{number}") == dataset.dataset_id
+        assert published(tmp_path / f"copy{number}") == published(dataset.path)
+        assert bertdata.open(f"{url}@sha{number}").dataset_id == dataset.dataset_id
 
 
 def test_text_of_the_hub_is_that_of_one_commit(hub, corpus, vocab, tmp_path):

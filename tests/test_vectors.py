@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import write_dataset
+from helpers import shard_of
 from reference import keys, rows
 
 import bertdata
@@ -105,14 +106,7 @@ def test_packing(vector):
 def test_pairs(vector, tmp_path):
     documents, length = vector["documents"], vector["length"]
     options = {"length": length, "seed": vector["seed"], "short_seq_prob": vector["short_seq_prob"]}
-    tokens, ends, cuts = [], [], []
-    for document in documents:
-        for sentence in document:
-            cuts.append(len(tokens))
-            tokens += sentence
-        tokens.append(3)
-        ends.append(len(tokens))
-    dataset = bertdata.open(write_dataset(tmp_path / "shards", [(tokens, ends, [*cuts[1:], len(tokens)])]))
+    dataset = bertdata.open(write_dataset(tmp_path / "shards", [shard_of(documents)]))
     loader = bertdata.Loader(dataset, samples="pairs", masking=None, **options)
     n = loader.num_samples
     batch = loader.read(vector["epoch"] * n + np.arange(n))
