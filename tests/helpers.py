@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -71,12 +72,17 @@ def refusal_of(error):
 
 
 @contextmanager
-def refuses(kind, option=None, *, error=BertdataError):
-    """The block must raise an error of this class and kind about this option. Gives pytest's information about it."""
+def refuses(kind, option=None, *, given=..., says="", error=BertdataError):
+    """The block must raise an error of this class and kind about this option. Gives pytest's information about it.
+
+    given: the value that the error names, says: a part of its sentence; each is checked if there is one.
+    """
     with pytest.raises(error) as caught:
         yield caught
     refusal = refusal_of(caught.value)
     assert (refusal.kind, refusal.option) == (kind, option), refusal
+    assert given is ... or refusal.given == given, refusal
+    assert says in refusal.sentence
 
 
 def published(out):
@@ -137,6 +143,19 @@ def data_of(html):
     """The data inside a page. A browser knows no NaN, so there must be none."""
     (content,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
     return json.loads(content, parse_constant=pytest.fail)
+
+
+def joined(texts):
+    """A block of these documents as Tokenizer.encode takes it: bytes, and int64 offsets."""
+    encoded = [text.encode() + b"\n" for text in texts]
+    return b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+
+def plain(encoded):
+    """All that an encoding is, as values to compare."""
+    sentences = None if encoded.sentences is None else encoded.sentences.tolist()
+    ids, documents = encoded.ids.tolist(), encoded.documents.tolist()
+    return encoded.ids.dtype, ids, documents, sentences, encoded.special_ids_replaced
 
 
 GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]

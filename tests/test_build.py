@@ -372,9 +372,8 @@ def test_a_build_that_lost_a_file_leaves_the_old_dataset_alone(tmp_path, vocab):
         (staging / "train-00001.tokens.npy").unlink()
         move_up(directory, staging, *arguments)
 
-    with patch.object(publish, "move_up", lose_one), refuses("parts-missing", "out") as caught:
+    with patch.object(publish, "move_up", lose_one), refuses("parts-missing", "out", given="train-00001.tokens.npy"):
         build([tmp_path / "text"], tmp_path / "out", **options)
-    assert caught.value.given == "train-00001.tokens.npy"
     assert bertdata.open(tmp_path / "out").dataset_id == old.dataset_id
     assert verify(tmp_path / "out") == []
 
@@ -403,9 +402,8 @@ def test_an_unfinished_build_is_not_continued_with_other_settings(tmp_path, corp
         assert values[1] in str(caught.value).partition(" and is ")[2]
     os.utime(changing, (1, 1))
     for path in (changing, corpus):
-        with refuses("other-settings", "out") as caught:
+        with refuses("other-settings", "out", says=str(path)):
             build([path], out, **options)
-        assert str(path) in str(caught.value)
     assert build([corpus], out, overwrite=True, **options).reused_units == 0
 
 
@@ -467,10 +465,8 @@ def nothing(text):
 
 def test_a_size_that_makes_too_many_units_is_refused_at_once(tmp_path, corpus, vocab, monkeypatch):
     monkeypatch.setattr(of_a_build, "MOST_UNITS", 1000)
-    with refuses("out-of-range", "shard_size") as caught:
+    with refuses("out-of-range", "shard_size", given=1, says="1GiB"):
         build([corpus], tmp_path / "out", tokenizer=vocab, shard_size=1)
-    assert caught.value.given == 1
-    assert "1GiB" in str(caught.value)
     assert not (tmp_path / "out").exists()
     build([corpus], tmp_path / "out", tokenizer=vocab, shard_size=-(-corpus.stat().st_size // 1000))
 
@@ -492,9 +488,8 @@ def test_two_builds_do_not_share_a_directory(tmp_path, corpus, vocab):
         lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
         for overwrite in (False, True):
-            with refuses("busy") as caught:
+            with refuses("busy", given="12345"):
                 build([corpus], tmp_path / "out", tokenizer=vocab, overwrite=overwrite)
-            assert caught.value.given == "12345"
         assert [path.name for path in staging.iterdir()] == ["lock"]
     build([corpus], tmp_path / "out", tokenizer=vocab)
 

@@ -299,14 +299,12 @@ def test_an_array_of_another_length_is_named_with_its_sizes_and_not_opened(copy)
             faults = verify(copy)
             assert numbers_of(faults[0], path) == [len(changed), len(content)]
             assert all(str(path) in fault for fault in faults)
-            with refuses("damaged") as caught:
+            with refuses("damaged", says=str(path)):
                 bertdata.open(copy)
-            assert str(path) in str(caught.value)
         path.unlink()
         assert [fault for fault in verify(copy) if str(path) in fault]
-        with refuses("damaged") as caught:
+        with refuses("damaged", given=path):
             bertdata.open(copy)
-        assert caught.value.given == path
         path.write_bytes(content)
 
 
@@ -348,9 +346,8 @@ def test_another_version_is_refused(sound):
     path = sound / "manifest.json"
     seal(path, unsealed(path.read_bytes()) | {"format_version": 3})
     for read in (bertdata.open, verify):
-        with refuses("other-version") as caught:
+        with refuses("other-version", given=3):
             read(sound)
-        assert caught.value.given == 3
 
 
 def test_a_commit_record_of_another_version_is_named(sound):
@@ -470,10 +467,9 @@ def test_words_that_break_a_rule_are_named(sound, monkeypatch, bits, numbers, pi
 @pytest.mark.parametrize(("ends", "bad"), [([2, 2, 4], 1), ([3, 2, 4], 1), ([2**64 - 1, 4], 0), ([5, 4], 0)])
 def test_documents_of_damaged_offsets_are_refused(tmp_path, ends, bad):
     dataset = bertdata.open(write_dataset(tmp_path / "out", [([10, 11, 12, 3], ends, None)]))
-    with refuses("damaged") as caught:
+    with refuses("damaged", says=f"document {bad} ") as caught:
         dataset.document(bad)
     assert caught.value.given.name == "train-00000.documents.npy"
-    assert f"document {bad} " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -493,9 +489,8 @@ def test_a_sealed_array_of_another_form_is_named_and_not_opened(sound, change):
     assert changed != path.read_bytes()
     put_array(sound, "tokens", changed)
     assert [fault for fault in verify(sound) if str(path) in fault]
-    with refuses("damaged") as caught:
+    with refuses("damaged", says=str(path)):
         bertdata.open(sound)
-    assert str(path) in str(caught.value)
 
 
 def test_a_first_offset_above_zero_is_refused(sound):
@@ -504,9 +499,8 @@ def test_a_first_offset_above_zero_is_refused(sound):
         content = path.read_bytes()
         put_array(sound, array, header("<u8", len(ends)) + np.array(ends, "<u8").tobytes())
         assert [1, 7, 0, 7] in [numbers_of(fault, path) for fault in verify(sound)]
-        with refuses("damaged") as caught:
+        with refuses("damaged", given=path):
             bertdata.open(sound)
-        assert caught.value.given == path
         put_array(sound, array, content)
 
 
@@ -603,9 +597,8 @@ def test_a_manifest_that_contradicts_itself_is_refused(sound, path, value):
     manifest = unsealed((sound / "manifest.json").read_bytes())
     seal_manifest(sound, with_member(manifest, path, value))
     for read in (bertdata.open, verify):
-        with refuses("damaged") as caught:
+        with refuses("damaged", given=sound / "manifest.json"):
             read(sound)
-        assert caught.value.given == sound / "manifest.json"
 
 
 @pytest.mark.parametrize("value", [2, None])

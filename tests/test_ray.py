@@ -218,9 +218,8 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
     os.utime(other, ns=(1, 1))
     for name in (str(other), str(tmp_path / "nowhere.txt")):
         files = [replace(job.plan.files[0], name=name)]
-        with refuses("cluster-failed", "inputs") as caught:
+        with refuses("cluster-failed", "inputs", given=name):
             attempt(replace(job, plan=replace(job.plan, files=files)), range(2))
-        assert caught.value.given == name
     for changed, attempts, option in (
         (job, job.staging / "attempts-2", "out"),
         (replace(job, version="0.0"), None, "ray"),

@@ -80,9 +80,8 @@ def test_the_first_invalid_byte_is_placed(folder, contents, kind):
     blocks = list(blocks_of(paths, documents=kind))
     assert [block.first_replaced for block in blocks if block.first_replaced] == starts[:1]
     if starts:
-        with refuses("not-text", "inputs") as caught:
+        with refuses("not-text", "inputs", says=f"{paths[starts[0][0]]}, byte {starts[0][1]} "):
             read(paths, documents=kind, strict=True)
-        assert f"{paths[starts[0][0]]}, byte {starts[0][1]} " in str(caught.value)
     else:
         assert read(paths, documents=kind, strict=True) == read(paths, documents=kind)
 
@@ -180,9 +179,8 @@ def test_invalid_bytes_and_surrogates_in_json_are_counted_and_refused_by_strict(
     rows = b'{"text": "a"}\n{"text": "\xff\\ud800b"}\n'
     assert read(files(folder, [rows], ".jsonl")) == [(0, b"a", 0), (0, "\ufffd\ufffdb".encode(), 2)]
     for content, start in ((rows, 24), (b'{"text": "\\ud800"}', 0)):
-        with refuses("not-text", "inputs") as caught:
+        with refuses("not-text", "inputs", says=f", byte {start} "):
             read(files(folder, [content], ".jsonl"), strict=True)
-        assert f", byte {start} " in str(caught.value)
 
 
 BAD = [b'{"text": "a"', b"plain words", b"[" * 200_000, b'{"body": "a"}', b'["text"]', b'"text"', b"7",
@@ -307,20 +305,16 @@ def test_columns_of_tables_are_checked(folder, name):
     path = write(folder / name, make(invalid_column()))
     assert read([path]) == [(0, b"ab", 0), (0, "\ufffdc".encode(), 1)]
     write(path, make(["a", None, "b"]))
-    with refuses("bad-row", "inputs") as caught:
+    with refuses("bad-row", "inputs", says=f"{path}, row 2: "):
         read([path])
-    assert f"{path}, row 2: " in str(caught.value)
     for kind, key in (("no-column", "body"), ("wrong-column-type", "n")):
-        with refuses(kind, "text_key") as caught:
+        with refuses(kind, "text_key", given=key, says=str(path)):
             read([path], text_key=key)
-        assert caught.value.given == key
-        assert str(path) in str(caught.value)
     complete = make(["1", "2"], pa.dictionary(pa.int8(), pa.string()))
     for content in (complete[:-40], complete[: len(complete) // 2], b"PAR1" + bytes(60) + b"PAR1", b"plain text\n",
                     b"", b"ARROW1", b"\xff\xff\xff\xff\x10\0\0\0", bytes(500)):  # fmt: skip
-        with refuses("not-of-format", "inputs") as caught:
+        with refuses("not-of-format", "inputs", given=str(path)):
             read([write(path, content)])
-        assert caught.value.given == str(path)
 
 
 # ------------------------------------------------------------------------------------------------------- not text
@@ -330,9 +324,8 @@ def test_columns_of_tables_are_checked(folder, name):
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".txt.gz"])
 def test_junk_is_refused(folder, content, ending):
     path = write(folder / f"junk{ending}", gzip.compress(content) if ending.endswith("gz") else content)
-    with refuses("not-text", "inputs") as caught:
+    with refuses("not-text", "inputs", given=str(path)):
         read([path])
-    assert caught.value.given == str(path)
 
 
 def test_text_in_an_old_encoding_is_not_junk(folder):
@@ -347,9 +340,8 @@ def test_tables_of_other_kinds_are_no_prose(folder, ending):
     path = write(folder / f"table{ending}", b"a,b\n")
     for name in (path, folder / f"*{ending}"):
         (file,) = find_inputs([name]).files
-        with refuses("unknown-format", "inputs") as caught:
+        with refuses("unknown-format", "inputs", given=str(path)):
             read([file.name])
-        assert caught.value.given == str(path)
     if not path.suffix.endswith(("gz", "zst")):
         assert read([path], kind="text") == [(0, b"a,b", 0)]
 
@@ -357,9 +349,8 @@ def test_tables_of_other_kinds_are_no_prose(folder, ending):
 @pytest.mark.parametrize("content", [b'[{"text": "a"}, {"text": "b"}]\n', b'[\n  {"text": "a"}\n]\n'])
 def test_an_array_of_json_is_named(folder, content):
     path = write(folder / "array.json", content)
-    with refuses("bad-row", "inputs") as caught:
+    with refuses("bad-row", "inputs", says=f"{path}, line 1: ") as caught:
         read([path])
-    assert f"{path}, line 1: " in str(caught.value)
     assert "array" in str(caught.value)
 
 
@@ -371,9 +362,8 @@ def test_inputs_that_no_build_could_read(folder, tmp_path):
         (tmp_path, "wrong-file-type"),
         (Path("/dev/null"), "wrong-file-type"),
     ):
-        with refuses(kind) as caught:
+        with refuses(kind, given=str(path)):
             local(path)
-        assert caught.value.given == str(path)
     with refuses("empty", "inputs"):
         find_inputs([empty, empty])
     assert [file.size for file in find_inputs([empty, text_file]).files] == [0, 1]
@@ -391,6 +381,5 @@ def test_inputs_that_no_build_could_read(folder, tmp_path):
     ],
 )
 def test_wrong_formats_are_named(kind, option, value):
-    with refuses(kind, option) as caught:
+    with refuses(kind, option, given=value):
         TextFormat(**{option: value})
-    assert caught.value.given == value

@@ -175,9 +175,8 @@ def test_a_special_id_given_for_text_is_stored_as_unknown_and_counted(tmp_path):
 def test_a_tokenizer_without_an_unknown_token_says_so():
     ours = word_level(["hello", "[MASK]"])
     assert ids_of(ours, ["hello hello"]) == [[0, 0]]
-    with refuses("tokenizer-lacks-token", "tokenizer") as refused:
+    with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]"):
         encode(ours, ["hello [MASK]"])
-    assert refused.value.given == "[MASK]"
 
 
 def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
@@ -249,9 +248,8 @@ def test_special_tokens_may_be_named_beside_the_tokenizer(tmp_path):
 def test_what_is_no_tokenizer_is_named(tmp_path, name, content, kind):
     (tmp_path / name).write_bytes(content)
     path = tmp_path / name if name == "t" else tmp_path
-    with refuses(kind, "tokenizer", error=TokenizerError) as refused:
+    with refuses(kind, "tokenizer", error=TokenizerError, says=str(tmp_path)) as refused:
         load(str(path))
-    assert str(tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
