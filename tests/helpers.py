@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -149,6 +150,16 @@ def joined(texts):
     """A block of these documents as Tokenizer.encode takes it: bytes, and int64 offsets."""
     encoded = [text.encode() + b"\n" for text in texts]
     return b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+
+def ids_of(tokenizer, texts):
+    """The ids of each document, without the separator that must be its last one if the tokenizer has one."""
+    found, separator = tokenizer.encode(*joined(texts), sentences=False), tokenizer.special.separator
+    documents = [found.ids[a:b].tolist() for a, b in pairwise(found.documents.tolist())]
+    if separator is None:
+        return documents
+    assert all(ids[-1] == separator for ids in documents)
+    return [ids[:-1] for ids in documents]
 
 
 def plain(encoded):
