@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from conftest import make_text
+from helpers import stop_after
 from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
@@ -21,6 +23,7 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import PADDING
 from bertdata.sources.split import split
+from bertdata.write import build
 
 FEW = settings(max_examples=settings().max_examples // 3)
 """For tests whose examples write files."""
@@ -137,3 +140,22 @@ def read(paths, wanted=every_unit, **form):
 def invalid_column():
     """Two rows of strings, of which the second has an invalid byte."""
     return pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"ab\xffc"))
+
+
+def stopped(inputs, out, blocks, **options):
+    """A build that ends with Ctrl-C after some blocks. Returns the numbers of the units that are finished."""
+    with pytest.raises(KeyboardInterrupt):
+        build(inputs, out, progress=stop_after(blocks), **{"workers": 1} | options)
+    return units_in(out)
+
+
+def units_in(out):
+    return {int(path.stem[5:]) for path in (out / ".build").glob("unit-*.json")}
+
+
+def ids_by_split(dataset):
+    """Split → ids of its documents, one after the other."""
+    return {
+        name: np.concatenate([dataset.array(shard.name, "tokens") for shard in split.shards]).tolist()
+        for name, split in dataset.splits.items()
+    }

@@ -10,7 +10,7 @@ import pytest
 from helpers import published, refuses, succeeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import as_jsonl, as_text, write
+from sources import as_jsonl, as_text, ids_by_split, write
 
 import bertdata
 from bertdata import prepare
@@ -47,14 +47,6 @@ def rows(path, texts):
     return write(path, as_jsonl(texts))
 
 
-def ids(dataset):
-    """Split → ids of its documents, one after the other."""
-    return {
-        name: np.concatenate([dataset.array(shard.name, "tokens") for shard in split.shards]).tolist()
-        for name, split in dataset.splits.items()
-    }
-
-
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 def test_clean_text_has_no_control_characters_and_single_spaces(text):
     lines = prepare.clean(text).split("\n")
@@ -86,7 +78,7 @@ def test_the_dataset_is_that_of_the_changed_texts(tmp_path, vocab):
     maps = ["test_prepare:shout", "test_prepare:no_sevens"]
     dataset = build(rows(tmp_path / "a.jsonl", TEXTS), tmp_path / "a", map=maps, **options).dataset
     expected = build(rows(tmp_path / "b.jsonl", changed), tmp_path / "b", **(options | {"shard_size": 1 << 30})).dataset
-    assert ids(dataset) == ids(expected)
+    assert ids_by_split(dataset) == ids_by_split(expected)
     counts = dataset.manifest.counts
     assert counts["removed_documents"] == len(TEXTS) - len(changed) > 50
     assert counts["documents"] == len(changed)
@@ -136,7 +128,7 @@ def test_a_vocabulary_is_trained_on_the_changed_text(tmp_path):
     dataset = build(path, tmp_path / "a", map=["test_prepare:no_sevens"], **options).dataset
     expected = build(changed, tmp_path / "b", **options).dataset
     assert dataset.manifest.tokenizer == expected.manifest.tokenizer
-    assert ids(dataset) == ids(expected)
+    assert ids_by_split(dataset) == ids_by_split(expected)
 
 
 # ---------------------------------------------------------------------------------------------------------- duplicates
@@ -154,7 +146,9 @@ def test_the_first_of_equal_texts_is_kept(tmp_path_factory, vocab, data):
         files, folder / "a", dedup=True, shard_size=data.draw(st.sampled_from([40, 1000])), **options
     ).dataset
     first = list(dict.fromkeys(sum(inputs, [])))
-    assert ids(dataset) == ids(build(rows(folder / "first.jsonl", first), folder / "b", **options).dataset)
+    assert ids_by_split(dataset) == ids_by_split(
+        build(rows(folder / "first.jsonl", first), folder / "b", **options).dataset
+    )
     counts = dataset.manifest.counts
     assert counts["documents"] + counts["duplicate_documents"] == sum(map(len, inputs))
     assert dataset.manifest.settings["dedup"] is True
