@@ -35,6 +35,10 @@ def files(folder, contents, ending=".txt"):
     return [write(folder / f"{number}{ending}", content) for number, content in enumerate(contents)]
 
 
+def packed(path, content):
+    return write(path, gzip.compress(content) if path.suffix == ".gz" else content)
+
+
 def expected(contents, kind, shard_size=1 << 30):
     """What `read` gives, by the reference implementation."""
     result, base = [], 0
@@ -70,12 +74,10 @@ def test_documents_equal_those_of_the_reference(folder, contents, kind, block_by
 @given(CONTENTS, KINDS)
 def test_the_first_invalid_byte_is_placed(folder, contents, kind):
     """Blocks say where it is, and strict refuses it."""
-    starts = [
-        (number, reference.first_invalid(content, start))
-        for number, content in enumerate(contents)
-        for start, raw in reference.documents(content, kind)
-        if reference.decode(raw)[1]
+    of = [
+        (number, start, raw) for number, each in enumerate(contents) for start, raw in reference.documents(each, kind)
     ]
+    starts = [(n, reference.first_invalid(contents[n], start)) for n, start, raw in of if reference.decode(raw)[1]]
     paths = files(folder, contents)
     blocks = list(blocks_of(paths, documents=kind))
     assert [block.first_replaced for block in blocks if block.first_replaced] == starts[:1]
@@ -150,9 +152,12 @@ def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
 # -------------------------------------------------------------------------------------------------------- JSON lines
 
 
+STRINGS = st.lists(st.text(st.characters(exclude_categories=())), max_size=6)
+
+
 @FEW
 @given(
-    st.lists(st.text(st.characters(exclude_categories=())), max_size=6),
+    STRINGS,
     st.booleans(),
     st.sampled_from([b"\n", b"\r\n", b"\n\n \n"]),
     st.sampled_from([1, 3, 64]),
@@ -191,7 +196,7 @@ BAD = [b'{"text": "a"', b"plain words", b"[" * 200_000, b'{"body": "a"}', b'["te
 def test_a_bad_line_of_json_is_named_by_its_number(folder, ending):
     for line in BAD:
         content = b'{"text": "a"}\n\n  \n{"text": "b"}\r\n' + line + b'\n{"text": "c"}\n'
-        path = write(folder / f"bad{ending}", gzip.compress(content) if ending.endswith("gz") else content)
+        path = packed(folder / f"bad{ending}", content)
         with refuses("bad-row", "inputs") as caught:
             read([path])
         assert f"{path}, line 5: " in str(caught.value), line
@@ -200,49 +205,18 @@ def test_a_bad_line_of_json_is_named_by_its_number(folder, ending):
 
 
 ROWS = [
-    b'{"text": "a"}',
-    b'{"n": 1, "text": "\\u00e9 \\ud83d\\ude00 \\n"}',
-    b'{"text": "b", "text": "c"}',
-    b'{"text": "\\ud800"}',
-    b'{"text": "\\udc00x"}',
-    b'{"text": null}',
-    b'{"text": 7}',
-    b'{"body": "a"}',
-    b'{"text": "a"} {"text": "b"}',
-    b'{"text":',
-    b'"d"}',
-    b'{"a": [{}',
-    b'{}], "text": "e"}',
-    b'[{"text": "f"}]',
-    b'{"text": "g", "n": NaN}',
-    b'{"text": "h", "n": 1e99999}',
-    b'{"text": "i", "n": 01}',
-    b'{"text": "j",}',
-    b'{"text": "k"} ',
-    b' {"text": "l"}',
-    b'{"text": "m\0"}',
-    b'{"text": "n"\0}',
-    b'{"te\\u0078t": "o"}',
-    b'{"text": "\xff"}',
-    b'{"\xff": 1, "text": "p"}',
-    b'{"n": {"text": "q"}, "text": "r"}',
-    b"{",
-    b"}",
-    b'{"text": "s\\x"}',
-    b'{"text": "t\tu"}',
-    b'\xef\xbb\xbf{"text": "v"}',
-    b'{"text": "w", "n": ' + b"[" * 60 + b"]" * 60 + b"}",
-    b'{"text": "Inf", "n": Inf}',
-    b'{"text": "aa", "n": -Inf }',
-    b'{"text": "ab", "n": -NaN}',
-    b'{"text": "ac", "n": [Inf]}',
-    b'{"text": "ad Inf", "n": -Infinity}',
-    b'{"text": "ae", "n": ' + b"9" * 5000 + b"}",
-    b'{"n": 1, "n": "x", "text": ""}',
-    b'{"text": "y"} // z',
-    b'{"text": {"text": "z"}}',
-    b'{"text": "\\u0000"}',
-]
+    b'{"text": "a"}', b'{"n": 1, "text": "\\u00e9 \\ud83d\\ude00 \\n"}', b'{"text": "b", "text": "c"}',
+    b'{"text": "\\ud800"}', b'{"text": "\\udc00x"}', b'{"text": null}', b'{"text": 7}', b'{"body": "a"}',
+    b'{"text": "a"} {"text": "b"}', b'{"text":', b'"d"}', b'{"a": [{}', b'{}], "text": "e"}', b'[{"text": "f"}]',
+    b'{"text": "g", "n": NaN}', b'{"text": "h", "n": 1e99999}', b'{"text": "i", "n": 01}', b'{"text": "j",}',
+    b'{"text": "k"} ', b' {"text": "l"}', b'{"text": "m\0"}', b'{"text": "n"\0}', b'{"te\\u0078t": "o"}',
+    b'{"text": "\xff"}', b'{"\xff": 1, "text": "p"}', b'{"n": {"text": "q"}, "text": "r"}', b"{", b"}",
+    b'{"text": "s\\x"}', b'{"text": "t\tu"}', b'\xef\xbb\xbf{"text": "v"}',
+    b'{"text": "w", "n": ' + b"[" * 60 + b"]" * 60 + b"}", b'{"text": "Inf", "n": Inf}', b'{"text": "aa", "n": -Inf }',
+    b'{"text": "ab", "n": -NaN}', b'{"text": "ac", "n": [Inf]}', b'{"text": "ad Inf", "n": -Infinity}',
+    b'{"text": "ae", "n": ' + b"9" * 5000 + b"}", b'{"n": 1, "n": "x", "text": ""}', b'{"text": "y"} // z',
+    b'{"text": {"text": "z"}}', b'{"text": "\\u0000"}',
+]  # fmt: skip
 
 
 def lines_of(rows):
@@ -250,9 +224,8 @@ def lines_of(rows):
     starts, ends = np.arange(len(rows)) * 1000, np.append(0, np.cumsum([len(row) + 1 for row in rows]))
     bad = [reference.first_invalid(row, 0) for row in rows]
     invalid = np.array([-1 if index is None else 1000 * n + index for n, index in enumerate(bad)])
-    return Documents(
-        bytearray(b"\n".join([*rows, bytes(PADDING)])), ends, starts, np.zeros(len(rows), np.int64), invalid
-    )
+    text = bytearray(b"\n".join([*rows, bytes(PADDING)]))
+    return Documents(text, ends, starts, np.zeros(len(rows), np.int64), invalid)
 
 
 @given(st.lists(st.one_of(st.sampled_from(ROWS), st.sampled_from(ROWS[:2])), min_size=1, max_size=6))
@@ -323,7 +296,7 @@ def test_columns_of_tables_are_checked(folder, name):
 @pytest.mark.parametrize("content", [bytes(range(256)) * 8, bytes(4096), b"\x80" * 1024, b"ab\0" * 1000])
 @pytest.mark.parametrize("ending", [".txt", ".jsonl", ".txt.gz"])
 def test_junk_is_refused(folder, content, ending):
-    path = write(folder / f"junk{ending}", gzip.compress(content) if ending.endswith("gz") else content)
+    path = packed(folder / f"junk{ending}", content)
     with refuses("not-text", "inputs", given=str(path)):
         read([path])
 
