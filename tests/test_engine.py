@@ -56,18 +56,25 @@ RUNS = st.builds(
     st.text("abcdefghtTHEhqz09", min_size=1, max_size=9),
     st.sampled_from(LENGTHS),
 )
+HARD = "\u302e\U0001d165\u0334\u0345\u0301\u0344\u0f73\U0001d15e"  # marks that are put in order, or taken apart
 PIECES = st.one_of(
     RUNS,
     st.text(max_size=6),
     st.text(ODD, max_size=5),
-    st.text("\u302e\U0001d165\u0334\u0345\u0301\U0001d15e\u0f73 ", max_size=6),
+    st.text(HARD + " ", max_size=6),
     st.sampled_from(VOCABULARY),
     st.text(" \n\t\r.,'-|#", min_size=1, max_size=3),
     st.characters(min_codepoint=0x1100, max_codepoint=0xD7FF),
     st.characters(min_codepoint=0xF900, max_codepoint=0x2FFFF),
     st.characters(min_codepoint=0x80, max_codepoint=0x7FF),
 )
-TEXTS = st.lists(st.one_of(st.text(max_size=30), st.lists(PIECES, max_size=14).map("".join)), min_size=1, max_size=6)
+RAW = st.binary(max_size=60).map(lambda raw: raw.decode("utf-8", "replace"))
+OF_PIECES = st.lists(PIECES, max_size=14).map("".join)
+TEXTS = st.lists(
+    st.text(max_size=30) | OF_PIECES | RAW | st.text(HARD + "a b\n水", max_size=60), min_size=1, max_size=6
+)
+NO_TEXT = [b"a" * 17 + b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xf0\x9f\x98", bytes(range(256))]
+NOTHING = ["", "", "\n\n", "", " \n\t", "\0"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -154,6 +161,11 @@ def random_texts(seed, count):
 @example(["\u302e\U0001d165\u0334\u0345\u0301", "a\u302e\U0001d165b \u0345a\u0334"])
 @example(["", "", "\n", " ", "\0", "\u0301", "\n\u302e\U0001d165\n\u302e\n\na"])
 @example(["水\u302ea\u0301水水", "≠\u302e\U0001d165=\u0338", "a\0b\x01\xadc", "İstanbul ΑΣ ß"])
+@example([raw.decode("utf-8", "replace") for raw in NO_TEXT])
+@example(NOTHING)
+@example([])
+@example([""])
+@example(["\n"])
 @example(["a" * 63 + ".", "a" * 64, "a" * 65 + "é", "é" * 32, "b" * 100, "b" * 101])
 def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, texts):
     for flags, tokenizer in every_kind:
@@ -171,16 +183,6 @@ def test_long_random_texts_for_every_choice_of_flags(every_kind):
 @example(["[MASK] [CLS]", "", " \n", "a[SEP]b ##ing", "\u302e\U0001d165 unaffable naïve"])
 def test_ids_are_those_of_the_library_for_bert(uncased, texts):
     check(uncased, texts)
-
-
-@settings(max_examples=25)
-@given(st.lists(st.binary(max_size=60), min_size=1, max_size=5))
-@example([bytes(range(256)), b"a" * 17 + b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xf0\x9f\x98"])
-def test_bytes_that_were_no_text(every_kind, uncased, raws):
-    texts = [raw.decode("utf-8", "replace") for raw in raws]
-    check(uncased, texts)
-    for flags, tokenizer in every_kind[::5]:
-        check(tokenizer, texts, flags)
 
 
 @pytest.mark.parametrize("values", [(True, True, None, True), (False, False, True, False)])
@@ -201,8 +203,9 @@ def test_marks_in_a_row_are_put_in_the_order_of_the_library(strip):
     marks = [c for c in points if unicodedata.combining(c)]
     marks += [c for c in points if unicodedata.combining(unicodedata.normalize("NFD", c)[-1])][::7]
     others = "\u0301\u0334\u0345\u302e\U0001d165\U0001d15e\u0f73\u034f水\0"
-    for other in others:
-        check(tokenizer, [" ".join(f"a{c}{other}b {other}{c} {c}{other}\u302e" for c in marks)], hex(ord(other)))
+    for k, other in enumerate(others):
+        some = " ".join(f"a{c}{other}b {other}{c} {c}{other}\u302e" for c in marks[k % 2 :: 2])
+        check(tokenizer, [some], hex(ord(other)))
 
 
 def test_runs_of_every_length_wherever_they_begin(every_kind):
@@ -216,12 +219,6 @@ def test_runs_of_every_length_wherever_they_begin(every_kind):
         check(tokenizer, texts, flags)
         for text in texts[:: 4 * 23]:
             check(tokenizer, [text], flags)
-
-
-def test_blocks_of_nothing(every_kind):
-    for _, tokenizer in every_kind[:2]:
-        for texts in ([], [""], ["", ""], ["\n"], ["\n\n", "", " \n\t"], ["\0"] * 3):
-            check(tokenizer, texts)
 
 
 def test_only_the_documents_of_the_offsets_are_encoded(every_kind):
@@ -491,10 +488,3 @@ def test_no_thread_writes_to_what_a_kernel_of_another_may_read():
     assert len(shared) > 10
     assert not any(array.flags.writeable for array in shared)
     assert all(getattr(theirs, name) is getattr(mine, name) for name in ("trie", "stop_values"))
-
-
-@settings(max_examples=15)
-@given(st.lists(st.text("\u302e\U0001d165\u0334\u0345\u0301\u0344\u0f73\U0001d15ea b\n水", max_size=60), max_size=6))
-def test_hard_runs_land_in_their_places(every_kind, texts):
-    for flags, tokenizer in every_kind[::5]:
-        check(tokenizer, texts, flags)

@@ -49,7 +49,7 @@ from sources import (
     units_in,
     write,
     zstd,
-)  # fmt: skip
+)
 
 import bertdata
 from bertdata.cli import main
@@ -78,6 +78,11 @@ def build_parts(inputs, out, total, numbers=None, **options):
     """Makes parts of a build, counted from 0; all of them, or these."""
     for number in range(total) if numbers is None else numbers:
         assert build(inputs, out, part=(number, total), **options) is None
+
+
+def require_finish(out, straight):
+    finish(out)
+    assert published(out) == straight
 
 
 @contextmanager
@@ -873,8 +878,7 @@ def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, straigh
     for part in parts:
         _, errors = part.communicate(timeout=120)
         assert (part.returncode, errors) == (0, "")
-    finish(out)
-    assert published(out) == straight
+    require_finish(out, straight)
 
 
 def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
@@ -889,8 +893,7 @@ def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
         finish(out)
     assert sorted(path.name for path in (out / ".build").iterdir()) == before
     build_parts(corpus, out, 3, (0, 2), tokenizer=vocab, **SMALL)
-    finish(out)
-    assert published(out) == straight
+    require_finish(out, straight)
     with refuses("parts-missing", "out"):
         finish(out)
     with refuses("out-exists", "out"):
@@ -905,8 +908,7 @@ def test_parts_of_different_numbers_are_told_and_those_that_are_complete_are_eno
     with refuses("parts-missing", "out", given={2: ["2/2"], 3: ["2/3", "3/3"]}):
         finish(out)
     build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
-    finish(out)
-    assert published(out) == straight
+    require_finish(out, straight)
 
 
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", ""])
@@ -986,8 +988,7 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
     require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, **options))
     build_parts(corpus, out, 3, (1, 2), **options)
     require_busy("lock", fcntl.LOCK_SH, lambda: finish(out))
-    finish(out)
-    assert published(out) == straight
+    require_finish(out, straight)
 
 
 def test_an_interrupted_part_keeps_its_finished_units(tmp_path, corpus, vocab, straight):
@@ -1010,8 +1011,7 @@ def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
         build_parts(corpus, halves, 2, [1], tokenizer=vocab, **SMALL)
     assert asked == []
     assert records_of(halves) == kept
-    finish(halves)
-    assert published(halves) == straight
+    require_finish(halves, straight)
 
 
 def test_an_undivided_build_takes_what_parts_made_and_the_other_way_round(tmp_path, corpus, vocab, straight):
@@ -1027,8 +1027,7 @@ def test_an_undivided_build_takes_what_parts_made_and_the_other_way_round(tmp_pa
     kept = records_of(tmp_path / "b")
     build_parts(corpus, tmp_path / "b", 2, **options)
     assert kept.items() <= records_of(tmp_path / "b").items()
-    finish(tmp_path / "b")
-    assert published(tmp_path / "b") == straight
+    require_finish(tmp_path / "b", straight)
 
 
 def test_parts_without_a_document_publish_nothing(tmp_path, vocab):
@@ -1043,8 +1042,7 @@ def test_a_lost_unit_is_told(halves, corpus, vocab, straight):
     with refuses("parts-missing", "out", given=[3]):
         finish(halves)
     build_parts(corpus, halves, 2, tokenizer=vocab, **SMALL)
-    finish(halves)
-    assert published(halves) == straight
+    require_finish(halves, straight)
 
 
 def test_the_warnings_of_parts_are_told_at_the_end_where_the_inputs_may_not_be(tmp_path, vocab):
