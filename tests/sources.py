@@ -5,8 +5,10 @@ import gzip
 import itertools
 import json
 import lzma
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
 
+from bertdata.sources import streams
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
@@ -159,3 +162,16 @@ def ids_by_split(dataset):
         name: np.concatenate([dataset.array(shard.name, "tokens") for shard in split.shards]).tolist()
         for name, split in dataset.splits.items()
     }
+
+
+@contextmanager
+def counting_reads():
+    """A list of the bytes of each read of an input within the context."""
+    sizes, read_into = [], streams.InputStream.readinto
+
+    def counted(self, buffer):
+        sizes.append(read_into(self, buffer))
+        return sizes[-1]
+
+    with patch.object(streams.InputStream, "readinto", counted):
+        yield sizes

@@ -174,7 +174,7 @@ def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, text
 
 @pytest.mark.slow
 def test_long_random_texts_for_every_choice_of_flags(every_kind):
-    texts = random_texts(0, 4)
+    texts = random_texts(0, 2)
     for flags, tokenizer in every_kind:
         check(tokenizer, texts, flags)
 

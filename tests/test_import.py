@@ -73,14 +73,11 @@ SEQUENCES = st.lists(st.sampled_from([0, 1, 2, SEP, MASK, 10, 11, 12, 80]), min_
 CORPORA = st.lists(st.lists(SEQUENCES, max_size=4), max_size=12).filter(any)
 
 
+DTYPES = st.sampled_from(sorted(reference.CODES))
+
+
 @FEW
-@given(
-    CORPORA,
-    st.sampled_from(sorted(reference.CODES)),
-    st.sampled_from([2, 7, 40, 1 << 20]),
-    st.booleans(),
-    st.booleans(),
-)
+@given(CORPORA, DTYPES, st.sampled_from([2, 7, 40, 1 << 20]), st.booleans(), st.booleans())
 @example([[], [], [[10, SEP]], []], "uint16", 2, False, False)
 @example([[[10]], [[11, SEP]], [], [[12], [13, SEP]]], "int64", 2, True, False)
 @example([[[SEP]], [[11, SEP]]], "uint8", 7, True, True)

@@ -155,14 +155,11 @@ def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
 STRINGS = st.lists(st.text(st.characters(exclude_categories=())), max_size=6)
 
 
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\n\n \n"])
+
+
 @FEW
-@given(
-    STRINGS,
-    st.booleans(),
-    st.sampled_from([b"\n", b"\r\n", b"\n\n \n"]),
-    st.sampled_from([1, 3, 64]),
-    st.integers(1, 60),
-)
+@given(STRINGS, st.booleans(), ENDS, st.sampled_from([1, 3, 64]), st.integers(1, 60))
 def test_json_lines(folder, texts, ascii_only, line_end, block_bytes, shard_size):
     """Strings come out as they are, a lone surrogate as one U+FFFD."""
     lines = []

@@ -12,7 +12,6 @@ import unicodedata
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
-from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -25,13 +24,13 @@ from families import fast
 from helpers import ids_of, joined, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
-from sources import PACK
+from sources import PACK, counting_reads
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from bertdata import Loader
 from bertdata.errors import TokenizerError
 from bertdata.format.verify import verify
-from bertdata.sources import documents, streams
+from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.tokenize.load import load
@@ -475,13 +474,7 @@ def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
 
 def sizes_read(paths, **options):
     """The texts that are sampled, and how many bytes were read for that."""
-    sizes, read_into = [], streams.InputStream.readinto
-
-    def counted(self, buffer):
-        sizes.append(read_into(self, buffer))
-        return sizes[-1]
-
-    with patch.object(streams.InputStream, "readinto", counted):
+    with counting_reads() as sizes:
         texts = vocabulary._sample([local(path) for path in paths], TextFormat(documents="line", **options))
     return texts, sum(sizes)
 

@@ -166,25 +166,8 @@ def unigram(normalizer, pre_tokenizer, *, fallback=False):
 
 
 def wordpiece(normalizer, pre_tokenizer, *, model=models.WordPiece, edit=None):
-    words = [
-        "[UNK]",
-        "[MASK]",
-        "the",
-        "##s",
-        "of",
-        "riv",
-        "##er",
-        "<",
-        "-",
-        "1",
-        "##2",
-        "水",
-        "##水",
-        "don",
-        "'",
-        "t",
-        "Ω",
-    ]
+    words = ["[UNK]", "[MASK]", "the", "##s", "of", "riv", "##er", "<", "-", "1", "##2", "水", "##水", "don", "'", "t",
+             "Ω"]  # fmt: skip
     letters = sorted(set(re.sub(r"\s", "", TEXT.lower())) - {"z"})
     vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*words, *letters, *("##" + c for c in letters)]))}
     tokenizer = Tokenizer(model(vocabulary, unk_token="[UNK]"))
@@ -197,15 +180,11 @@ def wordpiece(normalizer, pre_tokenizer, *, model=models.WordPiece, edit=None):
     return content
 
 
-def characters():
+def characters(normalizer):
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["[UNK]"], limit_alphabet=40, show_progress=False)
     tokenizer.train_from_iterator([TEXT], trainer)
-    return tokenizer
-
-
-def with_normalizer(tokenizer, normalizer):
     tokenizer.normalizer = normalizer
     return json.loads(tokenizer.to_str())
 
@@ -246,7 +225,7 @@ KINDS = {
     "XLM-R": lambda: unigram(normalizers.Sequence([charsmap(), ONE_SPACE]), META),
     "Strip, a prefix for each word": lambda: unigram(
         normalizers.Sequence([normalizers.Strip(), normalizers.BertNormalizer()]),
-        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+        pre_tokenizers.Sequence([SPLIT, META]),
     ),
     "DeBERTa": lambda: unigram(normalizers.Sequence([normalizers.Strip(), charsmap(), ONE_SPACE]), META),
     "ALBERT": lambda: unigram(
@@ -260,9 +239,7 @@ KINDS = {
     "WordPiece, Whitespace": lambda: wordpiece(normalizers.Lowercase(), pre_tokenizers.Whitespace()),
     "WordPiece, two rules": lambda: wordpiece(None, pre_tokenizers.Sequence([SPLIT, pre_tokenizers.Punctuation()])),
     "WordLevel": lambda: wordpiece(normalizers.NFD(), pre_tokenizers.BertPreTokenizer(), model=models.WordLevel),
-    "characters": lambda: with_normalizer(
-        characters(), normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    ),
+    "characters": lambda: characters(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])),
     "words added to BERT's": lambda: wordpiece(
         normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer(),
         edit=with_added("01.52", "англ.", "иййо", "river bank", "1a", normalized=True),
@@ -335,12 +312,8 @@ def test_ids_are_those_of_the_library(kinds, name, texts, sentences):
 def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():
     parts = normalizers.Sequence([normalizers.Strip(), normalizers.Replace("q", "")])
     content = json.dumps(unigram(parts, pre_tokenizers.Metaspace()))
-    for text in (
-        "q\u2003a\u6c34",
-        "q\x85a\u6c34",
-        " q \u6c34 ",
-        "q\x85e\u0301",
-    ):  # the kernel stops there, asks, goes on
+    # the kernel stops there, asks, and goes on
+    for text in ("q\u2003a\u6c34", "q\x85a\u6c34", " q \u6c34 ", "q\x85e\u0301"):
         assert_exact(Ours(content), [text, "x", text])
 
 
