@@ -42,7 +42,9 @@ GROUP = 3  # rows of a row group of `made`
 
 
 def write(path, content):
-    path.write_bytes(content)
+    """Writes bytes or text, also in a directory that is not there yet; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 

@@ -44,8 +44,7 @@ def expected(dataset):
 @pytest.fixture
 def text(tmp_path):
     """A file of twelve documents."""
-    (tmp_path / "text").write_text(make_text(12, seed=1))
-    return tmp_path / "text"
+    return write(tmp_path / "text", make_text(12, seed=1))
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def bad(tmp_path):
     contents = {"bad.jsonl": b'{"text": "the stone"}\n{"body": 1}\n', "blank": b"\n\n \n", "invalid": b"a\xff",
                 "no_ids.jsonl": b'{"text": ""}\n{"text": " "}\n'}  # fmt: skip
     for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
+        write(tmp_path / name, content)
     return tmp_path
 
 
@@ -68,9 +67,7 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
     body = make_text(25, seed=8).encode()
     contents = [body.replace(b"stone", b"st\xffone"), b"\n\xe2\x80\x8d\n\n[MASK] \n\n" + body[:900], b"\x01\n\n\r\n",
                 body.replace(b"\n", b"\r\n")]  # fmt: skip
-    paths = [tmp_path / f"{number}.txt" for number in range(4)]
-    for path, content in zip(paths, contents, strict=True):
-        path.write_bytes(content)
+    paths = [write(tmp_path / f"{number}.txt", content) for number, content in enumerate(contents)]
     report = build(paths, tmp_path / "out", tokenizer=vocab, documents=kind, sentences=sentences, shard_size=shard_size,
                    validation=0.2, test=0.1)  # fmt: skip
 
@@ -116,8 +113,8 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
 
 def test_unit_numbers_are_offsets_in_the_text(tmp_path, vocab):
     """A document of three units, then one in the fourth: numbers 1 and 2 are missing, and no shard is empty."""
-    (tmp_path / "text").write_text("stone " * 500 + "\n\nriver")
-    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0.0, shard_size=1000).dataset
+    path = write(tmp_path / "text", "stone " * 500 + "\n\nriver")
+    dataset = build([path], tmp_path / "out", tokenizer=vocab, validation=0.0, shard_size=1000).dataset
     assert [shard.name for shard in dataset.splits["train"].shards] == ["train-00000", "train-00003"]
     record = json.loads((tmp_path / "out" / "train-00003.json").read_bytes())
     assert record["input"] == {"start": 3000, "stop": 4000}
@@ -144,12 +141,11 @@ def test_documents_are_as_many_as_the_text_has(tmp_path, corpus, vocab):
 
 
 def test_splits_are_stable_and_keep_duplicates_together(tmp_path, vocab):
-    rows = ["stone " + " ".join(str(number)) for number in range(300)]
-    (tmp_path / "few").write_text("\n".join(rows))
-    (tmp_path / "more").write_text("\n".join(["the light", *rows[::-1], *rows[:150], "salt"]))
-    shares = {"documents": "line", "validation": 0.2, "test": 0.3}
-    few = build([tmp_path / "few"], tmp_path / "f", tokenizer=vocab, **shares).dataset
-    more = build([tmp_path / "more"], tmp_path / "m", tokenizer=vocab, **shares).dataset
+    rows = ["stone " + " ".join(str(number)) for number in range(100)]
+    more_rows = ["the light", *rows[::-1], *rows[:50], "salt"]
+    options = {"tokenizer": vocab, "documents": "line", "validation": 0.2, "test": 0.3}
+    few = build(write(tmp_path / "few", "\n".join(rows)), tmp_path / "f", **options).dataset
+    more = build(write(tmp_path / "more", "\n".join(more_rows)), tmp_path / "m", **options).dataset
 
     def by_split(dataset):
         firsts = np.cumsum([0] + [split.num_documents for split in dataset.splits.values()])
@@ -164,10 +160,10 @@ def test_splits_are_stable_and_keep_duplicates_together(tmp_path, vocab):
 
 def test_a_share_ends_below_its_bound(tmp_path, vocab):
     """A document whose hash is just the bound of validation is not in it; with the next share it is."""
-    (tmp_path / "text").write_text("stone")
+    path = write(tmp_path / "text", "stone")
     u = keys.text_hash(b"stone") >> 32
     for share, split in ((u / 2**32, "train"), ((u + 1) / 2**32, "validation")):
-        dataset = build([tmp_path / "text"], tmp_path / split, tokenizer=vocab, validation=share).dataset
+        dataset = build(path, tmp_path / split, tokenizer=vocab, validation=share).dataset
         assert list(dataset.splits) == [split]
 
 
@@ -276,7 +272,7 @@ def full_disk():
 def test_a_build_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab, tokenizer, error, step):
     """Every rename, sync, removal and record of a build fails in turn; running it again ends in the same bytes."""
     num_documents = 12 if tokenizer == "trained" else 4
-    text = write(tmp_path / "text", make_text(num_documents, seed=1).encode())
+    text = write(tmp_path / "text", make_text(num_documents, seed=1))
     options = {"shard_size": 900, "tokenizer": vocab if tokenizer == "given" else None, "vocab_size": 120}
     with failing(-1, None) as calls:
         build([text], tmp_path / "complete", **options)
@@ -466,8 +462,7 @@ def test_two_builds_do_not_share_a_directory(tmp_path, corpus, vocab):
 
 
 def test_an_input_that_changes_meanwhile_is_refused(tmp_path, vocab):
-    path = tmp_path / "text"
-    path.write_text(make_text(20))
+    path = write(tmp_path / "text", make_text(20))
 
     def progress(done, total):
         with open(path, "a") as file:
@@ -502,12 +497,12 @@ def test_wrong_arguments_are_named_and_nothing_is_touched(tmp_path, corpus, voca
 
 
 def test_the_first_invalid_byte_is_reported(tmp_path, vocab):
-    (tmp_path / "good").write_text("stone\n\n" * 400)
-    (tmp_path / "bad").write_bytes(b"the\n\nriv\xe9r \xff\xff\n\n\xff")
-    report = build([tmp_path / "good", tmp_path / "bad"], tmp_path / "out", tokenizer=vocab, shard_size=900)
-    assert report.first_replaced == f"{tmp_path / 'bad'}, byte 8"
+    good = write(tmp_path / "good", "stone\n\n" * 400)
+    bad = write(tmp_path / "bad", b"the\n\nriv\xe9r \xff\xff\n\n\xff")
+    report = build([good, bad], tmp_path / "out", tokenizer=vocab, shard_size=900)
+    assert report.first_replaced == f"{bad}, byte 8"
     assert report.dataset.manifest.counts["replaced_characters"] == 4
-    assert build([tmp_path / "good"], tmp_path / "out2", tokenizer=vocab).first_replaced is None
+    assert build(good, tmp_path / "out2", tokenizer=vocab).first_replaced is None
 
 
 # ------------------------------------------------------------------------------------------------------------ the disk
@@ -527,9 +522,8 @@ def test_nothing_is_written_outside_the_output(tmp_path, corpus, vocab):
 
 def test_a_full_disk_is_one_sentence_and_can_be_continued(tmp_path, vocab, full_disk):
     """No file may grow above 9,000 bytes: the tokenizer fits and a shard of 8,000 bytes of text does not."""
-    (tmp_path / "long").write_text(make_text(150).replace("\n\n", "\n"))
-    out = tmp_path / "out"
-    arguments = [tmp_path / "long", "--out", out, "--tokenizer", vocab, "--shard-size", "8000"]
+    out, long = tmp_path / "out", write(tmp_path / "long", make_text(150).replace("\n\n", "\n"))
+    arguments = [long, "--out", out, "--tokenizer", vocab, "--shard-size", "8000"]
     with full_disk(9000):
         done = invoke(main, "build", *arguments)
     assert (done.exit_code, done.stdout) == (1, "")

@@ -15,7 +15,7 @@ from helpers import failing, published, refused, refuses, succeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
-from sources import FEW
+from sources import FEW, write
 
 import bertdata
 from bertdata.cli import main
@@ -32,11 +32,8 @@ DOCUMENTS = [[10, 11, 12, SEP], [13, SEP], [14, 15, 16, 17, 18, 19, 20, SEP], [2
 
 
 def written(directory, name, *contents):
-    """Files `name` of the contents, by ending."""
-    directory.mkdir(exist_ok=True)
-    for ending, content in contents:
-        (directory / f"{name}{ending}").write_bytes(content)
-    return directory / f"{name}{contents[0][0]}"
+    """Files `name` of the contents, by ending; returns the first."""
+    return [write(directory / f"{name}{ending}", content) for ending, content in contents][0]
 
 
 def megatron(directory, documents, dtype="uint16", name="corpus"):
@@ -389,9 +386,8 @@ def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
     assert verify(dataset.path) == []
 
 
-def test_documents_without_ids_are_not_kept_where_there_are_several_splits(tmp_path, vocab):
-    prefix = megatron(tmp_path / "in", [[], [[10, SEP]], []])
-    dataset = import_ids(prefix, tmp_path / "out", tokenizer=vocab, format="megatron", validation=0.5)
+def test_documents_without_ids_are_not_kept_where_there_are_several_splits(tmp_path, take):
+    dataset = take(megatron(tmp_path / "in", [[], [[10, SEP]], []]), format="megatron", validation=0.5)
     assert dataset.manifest.counts["dropped_documents"] == 2
     assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split.shards)
 
@@ -420,8 +416,7 @@ def test_special_ids_inside_documents_are_read_and_never_masked(tmp_path, take):
 
 def test_sentences_of_megatron_make_pairs(tmp_path, take):
     corpus = [[[10 + n, 11], [12, 13, 14], [15, SEP]] for n in range(9)]
-    prefix = megatron(tmp_path / "in", corpus)
-    dataset = take(f"{prefix}.bin")
+    dataset = take(megatron(tmp_path / "in", corpus), format="megatron")
     batch = next(bertdata.Loader(dataset, length=16, samples="pairs", global_batch_size=4))
     assert set(batch.token_type_ids.ravel().tolist()) == {0, 1}
 
@@ -527,11 +522,9 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
 
 
 def test_a_damaged_dataset_is_not_exported(tmp_path, take):
-    prefix = megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS)])
-    take(prefix, format="megatron")
+    take(megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS)]), format="megatron")
     path = tmp_path / "out" / "train-00000.empty.npy"
-    content = path.read_bytes()
-    path.write_bytes(content[:128] + struct.pack("<Q", 77))
+    write(path, path.read_bytes()[:128] + struct.pack("<Q", 77))
     with refuses("damaged"):
         export(bertdata.open(tmp_path / "out"), tmp_path / "back", format="parquet")
     assert any("train-00000.empty.npy" in fault for fault in verify(tmp_path / "out"))

@@ -150,10 +150,10 @@ def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, plain, way, en
 @pytest.mark.parametrize(("way", "kind"), [("files", "text"), ("directory", "jsonl"), ("pattern", "arrow")])
 def test_files_of_every_compression_give_the_same_tokens(tmp_path, vocab, plain, way, kind):
     folder, cuts = tmp_path / "in", (0, 1, 9, 20, 33, 40)
-    folder.mkdir()
-    paths = [folder / f"{number}{ENDING[kind]}{ending}" for number, ending in enumerate(PACK)]
-    for path, pack, (a, b) in zip(paths, PACK.values(), itertools.pairwise(cuts), strict=True):
-        path.write_bytes(pack(MAKE[kind](ROWS[a:b])))
+    paths = [
+        write(folder / f"{a:02}{ENDING[kind]}{ending}", PACK[ending](MAKE[kind](ROWS[a:b])))
+        for ending, (a, b) in zip(PACK, itertools.pairwise(cuts), strict=True)
+    ]
     inputs = {"files": paths, "directory": folder, "pattern": f"{tmp_path}/i?/*{ENDING[kind]}*"}[way]
     assert ids_by_split(build(inputs, tmp_path / "out", tokenizer=vocab, **SPLIT).dataset) == ids_by_split(plain)
 
@@ -163,7 +163,6 @@ def test_kinds_can_be_mixed(tmp_path, vocab, plain):
             ("2.parquet", as_parquet(ROWS[20:24])), ("3.parquet", as_parquet(ROWS[24:28])),
             ("4.ARROW.ZST", zstd(as_arrow(ROWS[28:30]))), ("5.feather", as_arrow_file(ROWS[30:33])),
             ("6", as_text(ROWS[33:36])), ("7.ndjson.bz2", bz2.compress(as_jsonl(ROWS[36:])))]  # fmt: skip
-    (tmp_path / "in").mkdir()
     paths = [write(tmp_path / "in" / name, content) for name, content in made]
     for number, inputs in enumerate((paths, tmp_path / "in")):
         dataset = build(inputs, tmp_path / str(number), tokenizer=vocab, **SPLIT).dataset
@@ -292,9 +291,7 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("d/b.txt", "d/a.txt", "d/sub/0.txt", "d/.hidden", "d/_SUCCESS", "d/.git/x", "d/_tmp/x", "d/10.txt",
                  "d/9.txt", "d/sub/.x/y", "e/c.txt", "f/.only", "z.txt"):  # fmt: skip
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
+        write(tmp_path / name, name)
     return tmp_path
 
 
@@ -350,8 +347,7 @@ def mixed(tmp_path, monkeypatch):
         "d/AA/notes.md": b"more\n", "d/.git/config": b"x", "d/_SUCCESS": b"", "d/news.2007.en": b"salt\n",
     }  # fmt: skip
     for name, content in contents.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+        write(tmp_path / name, content)
     return tmp_path
 
 
@@ -453,11 +449,10 @@ def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
 
 
 def test_a_file_whose_name_is_a_pattern_is_that_file(tree):
-    (tree / "d" / "[ab].txt").write_text("x")
-    (tree / "d" / "a*").write_text("x")
+    for name in ("[ab].txt", "a*"):
+        write(tree / "d" / name, "x")
     assert names("d/[ab].txt", "d/a*") == ["d/[ab].txt", "d/a*"]
-    (tree / "what?").mkdir()
-    (tree / "what?" / "x").write_text("x")
+    write(tree / "what?" / "x", "x")
     assert names("what?") == ["what?/x"]
 
 
