@@ -326,8 +326,10 @@ def test_without_a_hub_the_answer_comes_at_once(tmp_path):
 
 
 def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_level, tmp_path):
-    text = "the river\tof  bread\n  light 水\n\n<|endoftext|> is text\n"
-    dataset = text_dataset(tmp_path, text, byte_level)
+    text, said = "the river\tof  bread\n  light 水\n\n<|endoftext|> is text\n", []
+    dataset = text_dataset(tmp_path, text, byte_level, say=said.append)
+    assert "[PAD], [CLS], [SEP] and [MASK]" in said[-1]
+    assert "--special-tokens" in said[-1]
     assert dataset.special_tokens.roles() == {"eos": 0}
     assert dataset.special_tokens.separator == 0
     decode = load(str(dataset.path)).decode
@@ -371,32 +373,19 @@ def test_special_tokens_that_are_missing_can_be_added(byte_level, tmp_path):
 def test_special_tokens_that_are_there_are_kept(tmp_path, vocab, dataset):
     tokenizer = load(vocab)
     assert tokenizer.with_special_tokens() is tokenizer
-    kept = text_dataset(tmp_path, "the river", vocab, special_tokens=True)
+    said = []
+    kept = text_dataset(tmp_path, "the river", vocab, special_tokens=True, say=said.append)
+    assert said == []
     assert kept.manifest.tokenizer == dataset.manifest.tokenizer
     some = word_level(["[CLS]", "<s>", "</s>", "a"], unk_token="a").with_special_tokens()
     assert some.special.roles() == {"unk": 3, "cls": 0, "sep": 2, "bos": 1, "eos": 2, "pad": 4, "mask": 5}
 
 
-def test_a_build_warns_of_special_tokens_that_are_missing(byte_level, tmp_path, vocab):
-    said = []
-    text_dataset(tmp_path, "the river\n", byte_level, say=said.append)
-    assert "[PAD], [CLS], [SEP] and [MASK]" in said[-1]
-    assert "--special-tokens" in said[-1]
-    said.clear()
-    text_dataset(tmp_path, "the river\n", vocab, overwrite=True, say=said.append)
-    assert said == []
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_a_model_is_given_is_known_to_transformers(dataset, byte_level, bert, tmp_path):
-    from transformers import AutoTokenizer
-
     names = ["input_ids", "token_type_ids", "attention_mask"]
     config = json.loads(load(str(dataset.path)).files["tokenizer_config.json"])
     assert config["model_input_names"] == names
-    pair = AutoTokenizer.from_pretrained(dataset.path)("stone", "river")
-    assert list(pair) == names
-    assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
 
     def given(tokenizer):
         return json.loads(tokenizer.files["tokenizer_config.json"])["model_input_names"]
@@ -431,6 +420,9 @@ def test_transformers_reads_the_tokenizer_of_a_dataset(dataset):
     text = "Naïve rivers of\nstone, under 12 x-rays."
     assert theirs(text, add_special_tokens=False)["input_ids"] == ids_of(ours, [text])[0]
     assert theirs("light")["input_ids"] == [2, *ids_of(ours, ["light"])[0], 3]
+    pair = theirs("stone", "river")
+    assert list(pair) == ["input_ids", "token_type_ids", "attention_mask"]
+    assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
     for role, token_id in dataset.special_tokens.roles().items():
         assert getattr(theirs, f"{role}_token_id") == token_id
 
@@ -459,12 +451,9 @@ def test_training_normalizes_as_encoding_does():
     assert not any(unicodedata.combining(c) or c.isupper() for token in letters for c in token)
 
 
-def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
-    trained = train_tokenizer([corpus], tmp_path / "t", vocab_size=150)
+def test_a_trained_tokenizer_is_two_files_that_replace_nothing(tmp_path, corpus):
+    train_tokenizer([corpus], tmp_path / "t", vocab_size=150)
     assert {path.name for path in (tmp_path / "t").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
-    again = load(str(tmp_path / "t"))
-    assert again.special == trained.special
-    assert again.files == trained.files
     with refuses("out-exists", "out"):
         train_tokenizer([corpus], tmp_path / "t")
     (tmp_path / "blank").write_text("\n \n")
