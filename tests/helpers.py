@@ -7,6 +7,7 @@ import shutil
 import threading
 from contextlib import ExitStack, contextmanager
 from http.server import ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -74,12 +75,17 @@ def refusal_of(error):
 
 
 @contextmanager
-def refuses(kind, option=None, *, error=BertdataError):
-    """The block must raise an error of this class and kind about this option. Gives pytest's information about it."""
+def refuses(kind, option=None, *, given=..., says="", error=BertdataError):
+    """The block must raise an error of this class and kind about this option. Gives pytest's information about it.
+
+    given: the value that the error names, says: a part of its sentence; each is checked if there is one.
+    """
     with pytest.raises(error) as caught:
         yield caught
     refusal = refusal_of(caught.value)
     assert (refusal.kind, refusal.option) == (kind, option), refusal
+    assert given is ... or refusal.given == given, refusal
+    assert says in refusal.sentence
 
 
 def published(out):
@@ -174,6 +180,29 @@ def data_of(html):
     """The data inside a page. A browser knows no NaN, so there must be none."""
     (content,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
     return json.loads(content, parse_constant=pytest.fail)
+
+
+def joined(texts):
+    """A block of these documents as Tokenizer.encode takes it: bytes, and int64 offsets."""
+    encoded = [text.encode() + b"\n" for text in texts]
+    return b"".join(encoded), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+
+
+def ids_of(tokenizer, texts):
+    """The ids of each document, without the separator that must be its last one if the tokenizer has one."""
+    found, separator = tokenizer.encode(*joined(texts), sentences=False), tokenizer.special.separator
+    documents = [found.ids[a:b].tolist() for a, b in pairwise(found.documents.tolist())]
+    if separator is None:
+        return documents
+    assert all(ids[-1] == separator for ids in documents)
+    return [ids[:-1] for ids in documents]
+
+
+def plain(encoded):
+    """All that an encoding is, as values to compare."""
+    sentences = None if encoded.sentences is None else encoded.sentences.tolist()
+    ids, documents = encoded.ids.tolist(), encoded.documents.tolist()
+    return encoded.ids.dtype, ids, documents, sentences, encoded.special_ids_replaced
 
 
 GOOD, BAD = ["river light", "the bread of morning", "light"], ["salt stone", "wind under stone", "salt"]

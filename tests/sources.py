@@ -5,22 +5,28 @@ import gzip
 import itertools
 import json
 import lzma
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from conftest import make_text
+from helpers import stop_after
 from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
 
+from bertdata.sources import streams
 from bertdata.sources.blocks import read_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import PADDING
 from bertdata.sources.split import split
+from bertdata.write import build
 
 FEW = settings(max_examples=settings().max_examples // 3)
 """For tests whose examples write files."""
@@ -36,7 +42,9 @@ GROUP = 3  # rows of a row group of `made`
 
 
 def write(path, content):
-    path.write_bytes(content)
+    """Writes bytes or text, also in a directory that is not there yet; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
@@ -137,3 +145,35 @@ def read(paths, wanted=every_unit, **form):
 def invalid_column():
     """Two rows of strings, of which the second has an invalid byte."""
     return pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"ab\xffc"))
+
+
+def stopped(inputs, out, blocks, **options):
+    """A build that ends with Ctrl-C after some blocks. Returns the numbers of the units that are finished."""
+    with pytest.raises(KeyboardInterrupt):
+        build(inputs, out, progress=stop_after(blocks), **{"workers": 1} | options)
+    return units_in(out)
+
+
+def units_in(out):
+    return {int(path.stem[5:]) for path in (out / ".build").glob("unit-*.json")}
+
+
+def ids_by_split(dataset):
+    """Split → ids of its documents, one after the other."""
+    return {
+        name: np.concatenate([dataset.array(shard.name, "tokens") for shard in split.shards]).tolist()
+        for name, split in dataset.splits.items()
+    }
+
+
+@contextmanager
+def counting_reads():
+    """A list of the bytes of each read of an input within the context."""
+    sizes, read_into = [], streams.InputStream.readinto
+
+    def counted(self, buffer):
+        sizes.append(read_into(self, buffer))
+        return sizes[-1]
+
+    with patch.object(streams.InputStream, "readinto", counted):
+        yield sizes

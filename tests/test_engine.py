@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIALS, code_points
+from families import fast
+from helpers import joined, plain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
@@ -54,18 +56,25 @@ RUNS = st.builds(
     st.text("abcdefghtTHEhqz09", min_size=1, max_size=9),
     st.sampled_from(LENGTHS),
 )
+HARD = "\u302e\U0001d165\u0334\u0345\u0301\u0344\u0f73\U0001d15e"  # marks that are put in order, or taken apart
 PIECES = st.one_of(
     RUNS,
     st.text(max_size=6),
     st.text(ODD, max_size=5),
-    st.text("\u302e\U0001d165\u0334\u0345\u0301\U0001d15e\u0f73 ", max_size=6),
+    st.text(HARD + " ", max_size=6),
     st.sampled_from(VOCABULARY),
     st.text(" \n\t\r.,'-|#", min_size=1, max_size=3),
     st.characters(min_codepoint=0x1100, max_codepoint=0xD7FF),
     st.characters(min_codepoint=0xF900, max_codepoint=0x2FFFF),
     st.characters(min_codepoint=0x80, max_codepoint=0x7FF),
 )
-TEXTS = st.lists(st.one_of(st.text(max_size=30), st.lists(PIECES, max_size=14).map("".join)), min_size=1, max_size=6)
+RAW = st.binary(max_size=60).map(lambda raw: raw.decode("utf-8", "replace"))
+OF_PIECES = st.lists(PIECES, max_size=14).map("".join)
+TEXTS = st.lists(
+    st.text(max_size=30) | OF_PIECES | RAW | st.text(HARD + "a b\n水", max_size=60), min_size=1, max_size=6
+)
+NO_TEXT = [b"a" * 17 + b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xf0\x9f\x98", bytes(range(256))]
+NOTHING = ["", "", "\n\n", "", " \n\t", "\0"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,22 +101,6 @@ def load(vocabulary, *, special=SPECIALS, roles=None, edit=lambda content: None,
     return tokenizer
 
 
-def block(texts):
-    encoded = [text.encode() for text in texts]
-    offsets = np.cumsum([0, *(len(text) + 1 for text in encoded)], dtype=np.int64)
-    return b"".join(text + b"\n" for text in encoded), offsets
-
-
-def assert_same(found, expected, *said):
-    assert found.ids.dtype == expected.ids.dtype
-    assert found.ids.tolist() == expected.ids.tolist(), said
-    assert found.documents.tolist() == expected.documents.tolist(), said
-    assert (found.sentences is None) == (expected.sentences is None)
-    if found.sentences is not None:
-        assert found.sentences.tolist() == expected.sentences.tolist(), said
-    assert found.special_ids_replaced == expected.special_ids_replaced, said
-
-
 def by_engine(tokenizer, data, offsets, **options):
     tokenizer.prepare()
     assert tokenizer._engine
@@ -115,15 +108,15 @@ def by_engine(tokenizer, data, offsets, **options):
         return tokenizer.encode(data, offsets, **options)
 
 
-def check(tokenizer, texts, *said, encode=by_engine):
-    data, offsets = block(texts)
-    for sentences in (False, True):
-        expected = tokenizer._encode_by_library(data, offsets, sentences=sentences)
-        assert_same(encode(tokenizer, data, offsets, sentences=sentences), expected, sentences, *said)
-
-
 def by_either(tokenizer, data, offsets, **options):
     return tokenizer.encode(data, offsets, **options)
+
+
+def check(tokenizer, texts, *said, encode=by_engine):
+    data, offsets = joined(texts)
+    for sentences in (False, True):
+        expected = tokenizer._encode_by_library(data, offsets, sentences=sentences)
+        assert plain(encode(tokenizer, data, offsets, sentences=sentences)) == plain(expected), (sentences, *said)
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +161,11 @@ def random_texts(seed, count):
 @example(["\u302e\U0001d165\u0334\u0345\u0301", "a\u302e\U0001d165b \u0345a\u0334"])
 @example(["", "", "\n", " ", "\0", "\u0301", "\n\u302e\U0001d165\n\u302e\n\na"])
 @example(["水\u302ea\u0301水水", "≠\u302e\U0001d165=\u0338", "a\0b\x01\xadc", "İstanbul ΑΣ ß"])
+@example([raw.decode("utf-8", "replace") for raw in NO_TEXT])
+@example(NOTHING)
+@example([])
+@example([""])
+@example(["\n"])
 @example(["a" * 63 + ".", "a" * 64, "a" * 65 + "é", "é" * 32, "b" * 100, "b" * 101])
 def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, texts):
     for flags, tokenizer in every_kind:
@@ -176,7 +174,7 @@ def test_ids_are_those_of_the_library_for_every_choice_of_flags(every_kind, text
 
 @pytest.mark.slow
 def test_long_random_texts_for_every_choice_of_flags(every_kind):
-    texts = random_texts(0, 4)
+    texts = random_texts(0, 2)
     for flags, tokenizer in every_kind:
         check(tokenizer, texts, flags)
 
@@ -187,39 +185,27 @@ def test_ids_are_those_of_the_library_for_bert(uncased, texts):
     check(uncased, texts)
 
 
-@settings(max_examples=25)
-@given(st.lists(st.binary(max_size=60), min_size=1, max_size=5))
-@example([bytes(range(256)), b"a" * 17 + b"\xff", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xf0\x9f\x98"])
-def test_bytes_that_were_no_text(every_kind, uncased, raws):
-    texts = [raw.decode("utf-8", "replace") for raw in raws]
-    check(uncased, texts)
-    for flags, tokenizer in every_kind[::5]:
-        check(tokenizer, texts, flags)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [(True, True, None, True), (False, False, True, False)],
-)
+@pytest.mark.parametrize("values", [(True, True, None, True), (False, False, True, False)])
 def test_code_points_alone_and_between_letters(values):
     tokenizer = load(VOCABULARY, flags=dict(zip(FLAGS, values, strict=True)))
     points = code_points()
     for first in range(0, len(points), 100_000):
         some = points[first : first + 100_000]
         texts = [" ".join(f"{c} a{c}b" for c in some[k : k + 1000]) for k in range(0, len(some), 1000)]
-        data, offsets = block(texts)
-        expected = tokenizer._encode_by_library(data, offsets, sentences=False)
-        assert_same(by_engine(tokenizer, data, offsets, sentences=False), expected, hex(ord(some[0])))
+        expected = tokenizer._encode_by_library(*joined(texts), sentences=False)
+        assert plain(by_engine(tokenizer, *joined(texts), sentences=False)) == plain(expected), hex(ord(some[0]))
 
 
 @pytest.mark.parametrize("strip", [True, False])
 def test_marks_in_a_row_are_put_in_the_order_of_the_library(strip):
     tokenizer = load(VOCABULARY, flags={"strip_accents": strip, "lowercase": False})
-    marks = [chr(point) for point in range(0x110000) if unicodedata.combining(chr(point))]
-    marks += [c for c in map(chr, range(0x110000)) if unicodedata.combining(unicodedata.normalize("NFD", c)[-1])][::7]
+    points = [chr(point) for point in range(0x20000)]  # no mark is beyond
+    marks = [c for c in points if unicodedata.combining(c)]
+    marks += [c for c in points if unicodedata.combining(unicodedata.normalize("NFD", c)[-1])][::7]
     others = "\u0301\u0334\u0345\u302e\U0001d165\U0001d15e\u0f73\u034f水\0"
-    for other in others:
-        check(tokenizer, [" ".join(f"a{c}{other}b {other}{c} {c}{other}\u302e" for c in marks)], hex(ord(other)))
+    for k, other in enumerate(others):
+        some = " ".join(f"a{c}{other}b {other}{c} {c}{other}\u302e" for c in marks[k % 2 :: 2])
+        check(tokenizer, [some], hex(ord(other)))
 
 
 def test_runs_of_every_length_wherever_they_begin(every_kind):
@@ -229,34 +215,28 @@ def test_runs_of_every_length_wherever_they_begin(every_kind):
         for length in range(140)
         for before, stop, end in around
     ]
-    for flags, tokenizer in every_kind[::5]:
+    for flags, tokenizer in every_kind[::9]:
         check(tokenizer, texts, flags)
-        for text in texts[:: 4 * 7]:
+        for text in texts[:: 4 * 23]:
             check(tokenizer, [text], flags)
-
-
-def test_blocks_of_nothing(every_kind):
-    for _, tokenizer in every_kind[:2]:
-        for texts in ([], [""], ["", ""], ["\n"], ["\n\n", "", " \n\t"], ["\0"] * 3):
-            check(tokenizer, texts)
 
 
 def test_only_the_documents_of_the_offsets_are_encoded(every_kind):
     texts = ["before\nit", "", "the \u302e\n\nriver\n", "水 a", "x", "\n", "after " * 30]
-    data, offsets = block(texts)
-    for _, tokenizer in every_kind[::7]:
+    data, offsets = joined(texts)
+    for _, tokenizer in every_kind[::9]:
         for first, last in itertools.combinations(range(len(texts) + 1), 2):
             part = offsets[first : last + 1]
             for sentences in (False, True):
                 expected = tokenizer._encode_by_library(data, part, sentences=sentences)
-                found = by_engine(tokenizer, bytearray(data), part, sentences=sentences)  # bytearray: compiled already
-                assert_same(found, expected, first, last, sentences)
+                encoded = by_engine(tokenizer, bytearray(data), part, sentences=sentences)  # compiled already
+                assert plain(encoded) == plain(expected), (first, last, sentences)
 
 
 def test_a_text_that_lies_at_the_very_end_of_its_memory(uncased):
     """The kernel reads words of 8 and 64 bytes."""
     for length in range(130):
-        for end in ("", "é", "水", "\U0001f600"):
+        for end in ("", "é", "水", "\U0001f600")[length % 2 :: 2]:
             check(uncased, ["a" * length + end])
 
 
@@ -279,14 +259,14 @@ def test_any_vocabulary(vocabulary, prefix, longest, flags, texts, data):
     check(tokenizer, texts, encode=by_engine if unk in SPECIALS else by_either)
 
 
-@pytest.mark.parametrize("prefix", ["", "@@", "x", "é", "水水"])
+@pytest.mark.parametrize("prefix", fast(["", "@@", "x", "é", "水水"], among=["", "@@"]))
 def test_what_marks_a_continuation_may_be_anything(prefix):
     pieces = [token.replace("##", prefix, 1) if token.startswith("##") else token for token in VOCABULARY]
     tokenizer = load(list(dict.fromkeys([*pieces, prefix + "x", prefix * 2 + "a"])), continuing_subword_prefix=prefix)
-    check(tokenizer, [*random_texts(1, 20), " ".join(VOCABULARY), "".join(VOCABULARY), "xxaxx @@a@@b ##a水水水éé"])
+    check(tokenizer, [*random_texts(1, 5), " ".join(VOCABULARY), "".join(VOCABULARY), "xxaxx @@a@@b ##a水水水éé"])
 
 
-@pytest.mark.parametrize("longest", [0, 1, 8, 17, 100, 5000, 2**64 - 1])
+@pytest.mark.parametrize("longest", fast([0, 1, 8, 17, 100, 5000, 2**64 - 1], among=[0, 17, 5000]))
 def test_words_too_long_are_unknown(longest):
     def edit(content):
         content["model"]["max_input_chars_per_word"] = longest
@@ -302,24 +282,13 @@ def test_words_too_long_are_unknown(longest):
         check(tokenizer, [text])
 
 
-@pytest.mark.parametrize("more", [65_536 - len(VOCABULARY), 65_537 - len(VOCABULARY)])
-@pytest.mark.slow
-def test_large_vocabularies(more):
-    names = [f"{token}w{number}" for number in range(more // 2 + 1) for token in ("", "##")][:more]
-    tokenizer = load([*VOCABULARY, *names])
-    assert tokenizer.token_dtype == ("<u2" if more + len(VOCABULARY) <= 1 << 16 else "<u4")
-    rng = random.Random(more)
-    words = ["w" + "w".join(str(rng.randrange(20_000, 36_000)) for _ in range(rng.randint(1, 5))) for _ in range(4000)]
-    last = names[-1].removeprefix("##")
-    check(tokenizer, [" ".join(words), "\n".join(words), last, f"a{last}{last}{last}", *random_texts(2, 10)])
-
-
 @pytest.mark.parametrize(("largest", "taken"), [(65_535, True), (65_536, True), (2**20 - 1, True), (2**20, False)])
 def test_large_ids(largest, taken):
     vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
     vocabulary |= {"水": largest, "##qq": largest - 1, "qq": largest - 2, ".": largest - 3}
     tokenizer = load(vocabulary)
     assert bool(tokenizer._engine) == taken
+    assert tokenizer.token_dtype == ("<u2" if largest < 1 << 16 else "<u4")
     texts = ["水 qq. qqqq qqqqqq qqqqqqqq qqqqqqqqqq .水. éqq éqqqqqq", *random_texts(3, 5)]
     check(tokenizer, texts, encode=by_engine if taken else by_either)
 
@@ -336,11 +305,13 @@ def test_the_unknown_token_may_be_anything_anywhere(place, unk):
     check(tokenizer, ["a aa 水 zz zebra, \u0301 éq q水q \u302e", "[UNK] [SEP] nothing at all", *random_texts(4, 2)])
 
 
-@pytest.mark.parametrize("special", [["[SEP]", "[UNK]"], ["[UNK]"], ["</s>", "[UNK]"], ["[UNK]", "<s>", "</s>"]])
-def test_separators_of_every_kind(special):
+@pytest.mark.parametrize(
+    ("special", "separator"),
+    [(["[SEP]", "[UNK]"], 0), (["[UNK]"], None), (["</s>", "[UNK]"], 0), (["[UNK]", "<s>", "</s>"], 2)],
+)
+def test_separators_of_every_kind(special, separator):
     tokenizer = load([*special, *VOCABULARY[len(SPECIALS) :]], special=special)
-    assert tokenizer.special.separator == (None if special == ["[UNK]"] else special.index(special[-1]) if "s" in
-                                           special[-1] else 0)  # fmt: skip
+    assert tokenizer.special.separator == separator
     check(tokenizer, ["a", "", "\n\na\n水\n\n\u302e\n", "", "</s> <s>", "\n", "the"])
     check(tokenizer, [""])
 
@@ -363,85 +334,56 @@ def test_a_file_may_leave_flags_out():
     check(tokenizer, random_texts(5, 3), encode=by_either)
 
 
-WORDS_AS_TOKENS = [
-    "PAD",
-    "pad",
-    "##pad",
-    "水",
-    "##水",
-    "[",
-    "##]",
-    "##",
-    "«x»",
-    "火水",
-    "naïve",
-    "<s>",
-    "a[b",
-    "##[a]",
-    "7",
-]
+WORDS_AS_TOKENS = ["PAD", "pad", "##pad", "水", "##水", "[", "##]", "##", "«x»", "火水", "naïve", "<s>", "a[b", "##[a]",
+                   "7"]  # fmt: skip
 
 
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from(WORDS_AS_TOKENS), min_size=1, max_size=2, unique=True), st.sampled_from(EVERY_FLAG))
 def test_special_tokens_that_text_spells_are_replaced_and_counted(special, flags):
     tokenizer = load(list(dict.fromkeys([*VOCABULARY, *WORDS_AS_TOKENS])), special=[*SPECIALS, *special], flags=flags)
     check(tokenizer, [" ".join(WORDS_AS_TOKENS), "a".join(WORDS_AS_TOKENS), "apad 水水 火水 x7"], encode=by_either)
 
 
-@pytest.mark.parametrize("special", ["PAD", "##pad", "水", "[", "##]", "##", "«x»", "7"])
+@pytest.mark.parametrize("special", fast(["PAD", "##pad", "水", "[", "##]", "##", "«x»", "7"], among=["##pad", "水"]))
 def test_a_special_token_that_a_word_can_spell_is_left_to_the_engine_for_words(special):
     vocabulary = list(dict.fromkeys([*VOCABULARY, special]))
     assert isinstance(load(vocabulary)._engine, WordPiece)
     for tokenizer in (load(vocabulary, special=[*SPECIALS, special]), load(vocabulary, roles={"mask": special})):
         assert isinstance(tokenizer._engine, Words)
-        check(tokenizer, ["PAD pad apad 水 [水] ## «x» x7 7", *random_texts(3, 5)])
+        check(tokenizer, ["PAD pad apad 水 [水] ## «x» x7 7", *random_texts(3, 2)])
 
 
-def _without_pre_tokenizer(content):
-    content["pre_tokenizer"] = None
-
-
-def _without_normalizer(content):
-    content["normalizer"] = None
-
-
-def _whitespace(content):
-    content["pre_tokenizer"] = {"type": "Whitespace"}
-
-
-def _sequence(content):
-    content["normalizer"] = {"type": "Sequence", "normalizers": [content["normalizer"], {"type": "NFKC"}]}
-
-
-def _nfkc(content):
-    content["normalizer"] = {"type": "NFKC"}
-
-
-def _word_level(content):
-    content["model"] = {"type": "WordLevel", "vocab": content["model"]["vocab"], "unk_token": "[UNK]"}
-
-
-def _bpe(content):
-    content["model"] = {"type": "BPE", "vocab": content["model"]["vocab"], "merges": [], "unk_token": "[UNK]"}
-
-
-def _no_unknown(content):
-    content["model"]["unk_token"] = "<none>"
-
-
-def _added_word(content):
+def with_added_word(content):
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
     tokenizer.add_tokens([AddedToken("river bank", normalized=True)])
-    content["added_tokens"] = json.loads(tokenizer.to_str())["added_tokens"]
+    return json.loads(tokenizer.to_str())["added_tokens"]
 
 
-@pytest.mark.parametrize("edit", [_without_normalizer, _whitespace, _sequence, _nfkc, _word_level, _bpe, _added_word])
-def test_other_kinds_of_tokenizers(edit):
-    tokenizer = load(VOCABULARY, edit=edit)
-    check(tokenizer, ["the a river bank é 水", "b\na", "", "River Bank river\u200d bank bank", *random_texts(5, 5)])
+def words_of(content):
+    return {"vocab": content["model"]["vocab"], "unk_token": "[UNK]"}
 
 
-@pytest.mark.parametrize("edit", [_without_pre_tokenizer, _no_unknown])
+NFKC = {"type": "NFKC"}
+OTHER_KINDS = {  # name → the parts that are exchanged in BERT's
+    "two normalizers": lambda bert: {"normalizer": {"type": "Sequence", "normalizers": [bert["normalizer"], NFKC]}},
+    "no normalizer": lambda bert: {"normalizer": None},
+    "NFKC": lambda bert: {"normalizer": NFKC},
+    "Whitespace": lambda bert: {"pre_tokenizer": {"type": "Whitespace"}},
+    "WordLevel": lambda bert: {"model": words_of(bert) | {"type": "WordLevel"}},
+    "BPE": lambda bert: {"model": words_of(bert) | {"type": "BPE", "merges": []}},
+    "an added word": lambda bert: {"added_tokens": with_added_word(bert)},
+}
+
+
+@pytest.mark.parametrize("kind", fast(OTHER_KINDS, among=["two normalizers", "no normalizer", "an added word"]))
+def test_other_kinds_of_tokenizers(kind):
+    tokenizer = load(VOCABULARY, edit=lambda content: content.update(OTHER_KINDS[kind](content)))
+    check(tokenizer, ["the a river bank é 水", "b\na", "", "River Bank river\u200d bank bank", *random_texts(5, 3)])
+
+
+@pytest.mark.parametrize("edit", [lambda content: content.update(pre_tokenizer=None),
+                                  lambda content: content["model"].update(unk_token="<none>")])  # fmt: skip
 def test_what_no_engine_takes_is_left_to_the_library(edit):
     tokenizer = load(VOCABULARY, edit=edit)
     assert tokenizer.engine is None
@@ -457,7 +399,7 @@ def test_tables_that_fill_up_are_begun_anew(monkeypatch):
     monkeypatch.setattr(engine, "FAR_SETS", 8)
     monkeypatch.setattr(engine, "POOLED_IDS", 128)
     tokenizer = load(VOCABULARY)
-    texts = [" ".join(random_words(seed, 300)) for seed in range(20)]
+    texts = [" ".join(random_words(seed, 300)) for seed in range(10)]
     check(tokenizer, texts + texts)
     check(tokenizer, texts)
     for some in texts[:5]:
@@ -473,37 +415,40 @@ def test_there_are_more_runs_than_slots():
 
 
 def test_the_answer_does_not_depend_on_what_came_before():
-    blocks = [block(random_texts(seed, 6)) for seed in range(4)]
-    alone = [by_engine(load(VOCABULARY), *some, sentences=True) for some in blocks]
+    blocks = [joined(random_texts(seed, 3)) for seed in range(3)]
+    alone = [plain(by_engine(load(VOCABULARY), *some, sentences=True)) for some in blocks]
     tokenizer = load(VOCABULARY)
-    for order in (range(4), reversed(range(4)), [3, 3, 0, 2, 3]):
-        for k in order:
-            assert_same(by_engine(tokenizer, *blocks[k], sentences=True), alone[k], k)
+    for k in (0, 1, 2, 2, 1, 0, 0, 2):
+        assert plain(by_engine(tokenizer, *blocks[k], sentences=True)) == alone[k], k
+
+
+def require_exact_in_threads(vocabulary, texts, turns):
+    """Four threads that begin together with a new engine, each with the texts in another order."""
+    blocks = [joined(some) for some in texts]
+    expected = [plain(load(vocabulary)._encode_by_library(*some, sentences=True)) for some in blocks]
+    for turn in range(turns):
+        tokenizer, together = load(vocabulary), threading.Barrier(4)
+
+        def work(number, tokenizer=tokenizer, together=together, turn=turn):
+            order = random.Random(4 * turn + number).sample(range(len(blocks)), len(blocks))
+            together.wait()
+            return [(k, plain(tokenizer.encode(*blocks[k], sentences=True))) for k in order]
+
+        with ThreadPoolExecutor(4) as pool:
+            for k, encoded in itertools.chain.from_iterable(pool.map(work, range(4))):
+                assert encoded == expected[k], k
 
 
 def test_many_threads_give_what_one_gives(monkeypatch):
     monkeypatch.setattr(engine, "NEAR_SETS", 128)
     monkeypatch.setattr(engine, "FAR_SETS", 32)
-    blocks = [block([*random_texts(seed, 8), " ".join(random_words(seed, 500))]) for seed in range(8)]
-    one = load(VOCABULARY)
-    expected = [one._encode_by_library(*some, sentences=True) for some in blocks]
-    for turn in range(2):
-        tokenizer, together = load(VOCABULARY), threading.Barrier(4)
-
-        def work(number, tokenizer=tokenizer, together=together, turn=turn):
-            together.wait()
-            order = random.Random(4 * turn + number).sample(range(len(blocks)), len(blocks))
-            return [(k, tokenizer.encode(*blocks[k], sentences=True)) for k in order]
-
-        switching = sys.getswitchinterval()
-        sys.setswitchinterval(1e-5)
-        try:
-            with ThreadPoolExecutor(4) as pool:
-                answers = list(pool.map(work, range(4)))
-        finally:
-            sys.setswitchinterval(switching)
-        for k, found in itertools.chain.from_iterable(answers):
-            assert_same(found, expected[k], k)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        texts = [[*random_texts(seed, 4), " ".join(random_words(seed, 500))] for seed in range(5)]
+        require_exact_in_threads(VOCABULARY, texts, turns=1)
+    finally:
+        sys.setswitchinterval(before)
 
 
 SCRIPTS = ["абвгд жизнь", "ελληνικά", "עברית", "العربية", "हिन्दी", "ไทย", "한국어", "日本語 カナ", "ქართული", "ትግርኛ"]
@@ -511,20 +456,8 @@ SCRIPTS = ["абвгд жизнь", "ελληνικά", "עברית", "العر�
 
 def test_threads_that_meet_code_points_at_the_same_time_give_exact_ids():
     """All threads start with an engine that knows no page but the first, on texts of ten scripts in other orders."""
-    blocks = [block([text * 3, f"x{text}y", text[::-1]]) for text in SCRIPTS]
     vocabulary = list(dict.fromkeys([*VOCABULARY, *(c for text in SCRIPTS for c in text if c != " ")]))
-    expected = [load(vocabulary)._encode_by_library(*some, sentences=False) for some in blocks]
-    for turn in range(5):
-        tokenizer, together = load(vocabulary), threading.Barrier(4)
-
-        def work(number, tokenizer=tokenizer, together=together, turn=turn):
-            order = random.Random(4 * turn + number).sample(range(len(blocks)), len(blocks))
-            together.wait()
-            return [(k, tokenizer.encode(*blocks[k], sentences=False)) for k in order]
-
-        with ThreadPoolExecutor(4) as pool:
-            for k, encoded in itertools.chain.from_iterable(pool.map(work, range(4))):
-                assert_same(encoded, expected[k], k)
+    require_exact_in_threads(vocabulary, [[text * 3, f"x{text}y", text[::-1]] for text in SCRIPTS], turns=5)
 
 
 def test_no_thread_writes_to_what_a_kernel_of_another_may_read():
@@ -535,7 +468,7 @@ def test_no_thread_writes_to_what_a_kernel_of_another_may_read():
     assert len(constants) == 2
     mine.points.flags.writeable = False  # a thread that wrote to it would fail
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(tokenizer.encode, *block(SCRIPTS), sentences=False).result()
+        pool.submit(tokenizer.encode, *joined(SCRIPTS), sentences=False).result()
         theirs = pool.submit(lambda: tokenizer._engine._of_thread.tables).result()
     assert np.array_equal(mine.points, before)
     assert not np.shares_memory(mine.points, theirs.points)
@@ -544,10 +477,3 @@ def test_no_thread_writes_to_what_a_kernel_of_another_may_read():
     assert len(shared) > 10
     assert not any(array.flags.writeable for array in shared)
     assert all(getattr(theirs, name) is getattr(mine, name) for name in ("trie", "stop_values"))
-
-
-@settings(max_examples=15)
-@given(st.lists(st.text("\u302e\U0001d165\u0334\u0345\u0301\u0344\u0f73\U0001d15ea b\n水", max_size=60), max_size=6))
-def test_hard_runs_land_in_their_places(every_kind, texts):
-    for flags, tokenizer in every_kind[::2]:
-        check(tokenizer, texts, flags)

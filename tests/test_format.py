@@ -15,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from conftest import SPECIALS, make_text, write_dataset
 from helpers import refuses, without_origins
+from tokenizers import models, pre_tokenizers
 
 import bertdata
 from bertdata import Loader
@@ -57,9 +59,9 @@ def identity(manifest):
     return sha256(canonical({name: manifest[name] for name in names} | {"arrays": arrays}))
 
 
-def unsealed(content):
+def unsealed(path):
     """A JSON record without its checksum, which is right."""
-    record = json.loads(content)
+    record = json.loads(path.read_bytes())
     assert record.pop("checksum") == sha256(canonical(record))
     return record
 
@@ -75,8 +77,8 @@ def seal_manifest(out, manifest):
 def put_array(out, array, content, **entry):
     """Makes `content` the file of an array of the only shard, and every digest that of it."""
     (out / f"train-00000.{array}.npy").write_bytes(content)
-    record = unsealed((out / "train-00000.json").read_bytes())
-    manifest = unsealed((out / "manifest.json").read_bytes())
+    record = unsealed(out / "train-00000.json")
+    manifest = unsealed(out / "manifest.json")
     public = manifest["splits"]["train"][0]["arrays"]
     public[array] = public.get(array, {}) | {"sha256": sha256(content)} | entry
     record["arrays"][array] = public[array] | {"crc32": crc32(content)}
@@ -106,7 +108,7 @@ def use(out, refusal=DatasetError):
 
 @pytest.fixture(scope="module")
 def manifest(dataset):
-    return unsealed((dataset.path / "manifest.json").read_bytes())
+    return unsealed(dataset.path / "manifest.json")
 
 
 @pytest.fixture(scope="module")
@@ -152,36 +154,39 @@ def test_array_files_are_a_header_of_128_bytes_and_numbers(dataset, shards):
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, "<u2"), (65_537, "<u4")])
 def test_tokens_have_four_bytes_if_the_largest_id_needs_them(tmp_path, size, dtype):
-    words = [*SPECIALS, *(f"w{number}" for number in range(5, size))]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    (tmp_path / "text").write_text(f"w5 w{size - 1}")
+    words = {word: number for number, word in enumerate([*SPECIALS, "first"])} | {"last": size - 1}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(SPECIALS)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text").write_text("first last")
     out = tmp_path / "out"
-    build([tmp_path / "text"], out, tokenizer=str(tmp_path / "vocab.txt"), validation=0.0)
+    dataset = build([tmp_path / "text"], out, tokenizer=str(tmp_path / "tokenizer.json"), validation=0.0).dataset
     content = (out / "train-00000.tokens.npy").read_bytes()
     assert content == header(dtype, 3) + np.array([5, size - 1, 3], dtype).tobytes()
-    manifest = unsealed((out / "manifest.json").read_bytes())
+    manifest = unsealed(out / "manifest.json")
     assert (manifest["token_dtype"], manifest["vocab_size"]) == (dtype, size)
     assert verify(out) == []
+    assert (dataset.tokens("train", 0).dtype, dataset[0].tolist()) == (dtype, [5, size - 1])
+    assert size - 1 in Loader(dataset, length=5, masking=None).read(np.array([0])).input_ids
 
 
 def test_commit_records(dataset, shards):
     for split, shard in shards:
-        record = unsealed((dataset.path / f"{shard['name']}.json").read_bytes())
+        record = unsealed(dataset.path / f"{shard['name']}.json")
         assert record.keys() == {"format_version", "split", "arrays", "input", "counts"}
         assert (record["format_version"], record["split"]) == (1, split)
         unit = int(shard["name"].removeprefix(f"{split}-"))
         assert shard["name"] == f"{split}-{unit:05d}"
         assert record["input"] == {"start": unit * 8000, "stop": (unit + 1) * 8000}
-        assert record["counts"] == {
-            "documents": shard["num_documents"], "dropped_documents": 0, "replaced_characters": 0
-        }  # fmt: skip
+        counts = {"documents": shard["num_documents"], "dropped_documents": 0, "replaced_characters": 0}
+        assert record["counts"] == counts
         assert record["arrays"].keys() == {"tokens", "documents", "sentences"}
         for array, entry in record["arrays"].items():
             content = (dataset.path / f"{shard['name']}.{array}.npy").read_bytes()
             length = np.frombuffer(content[128:], entry["dtype"]).size
-            assert entry == {
-                "dtype": entry["dtype"], "length": length, "sha256": sha256(content), "crc32": crc32(content)
-            }  # fmt: skip
+            digests = {"sha256": sha256(content), "crc32": crc32(content)}
+            assert entry == {"dtype": entry["dtype"], "length": length} | digests
 
 
 def test_the_manifest(dataset, manifest, shards, vocab):
@@ -194,9 +199,8 @@ def test_the_manifest(dataset, manifest, shards, vocab):
     assert manifest["special_tokens"] == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
     assert (manifest["special_ids"], manifest["separator_id"]) == ([0, 1, 2, 3, 4], 3)
     assert manifest["vocab_size"] == len(Path(vocab).read_text(encoding="utf-8").splitlines())
-    assert manifest["tokenizer"] == {
-        name: sha256((dataset.path / name).read_bytes()) for name in ("tokenizer.json", "tokenizer_config.json")
-    }
+    files = ("tokenizer.json", "tokenizer_config.json")
+    assert manifest["tokenizer"] == {name: sha256((dataset.path / name).read_bytes()) for name in files}
     assert manifest["settings"] == SMALL | {"documents": "blank", "max_documents": None}
     assert list(manifest["splits"]) == ["train", "validation", "test"]
     assert manifest["counts"].keys() == {
@@ -218,7 +222,7 @@ def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
     out = write_dataset(tmp_path / "out", [(tokens, [size], None)])
     path = out / "train-00000.tokens.npy"
     content = path.read_bytes()
-    entry = unsealed((out / "train-00000.json").read_bytes())["arrays"]["tokens"]
+    entry = unsealed(out / "train-00000.json")["arrays"]["tokens"]
     assert entry["crc32"] == crc32(content)
     assert len(entry["crc32"]) == 3
     assert verify(out) == []
@@ -283,7 +287,7 @@ def test_a_changed_bit_of_an_array_is_named_with_its_bytes(copy):
     assert len(paths) == 6
     for path in paths:
         content = path.read_bytes()
-        for position, changed in flips(content, 12, always=(6, 8, 20, 60, 127, 128, 135)):
+        for position, changed in flips(content, 3, always=(6, 8, 20, 60, 127, 128, 135)):
             path.write_bytes(changed)
             (fault,) = verify(copy)
             assert numbers_of(fault, path)[:2] == [0, len(content)]
@@ -299,14 +303,12 @@ def test_an_array_of_another_length_is_named_with_its_sizes_and_not_opened(copy)
             faults = verify(copy)
             assert numbers_of(faults[0], path) == [len(changed), len(content)]
             assert all(str(path) in fault for fault in faults)
-            with refuses("damaged") as caught:
+            with refuses("damaged", says=str(path)):
                 bertdata.open(copy)
-            assert str(path) in str(caught.value)
         path.unlink()
         assert [fault for fault in verify(copy) if str(path) in fault]
-        with refuses("damaged") as caught:
+        with refuses("damaged", given=path):
             bertdata.open(copy)
-        assert caught.value.given == path
         path.write_bytes(content)
 
 
@@ -315,7 +317,7 @@ def test_any_damage_to_a_json_file_is_named(copy):
     assert len(paths) == 5
     for path in paths:
         content = path.read_bytes()
-        for changed in [*cuts(content), *(changed for _, changed in flips(content, 20))]:
+        for changed in [*cuts(content), *(changed for _, changed in flips(content, 8))]:
             path.write_bytes(changed)
             faults = reports(copy)
             if changed == content[:-1] and "tokenizer" not in path.name:  # the last line end is no part of the object
@@ -336,33 +338,27 @@ def test_one_damaged_shard_is_named_once_and_the_others_are_still_read(tmp_path)
     cut = out / "train-00001.tokens.npy"
     cut.write_bytes(cut.read_bytes()[:-1])
     faults = verify(out)
-    assert [fault.split(" ")[0].rstrip(":") for fault in faults] == [
-        str(cut), str(cut), str(out / "train-00002.tokens.npy")
-    ]  # fmt: skip
+    names = ["train-00001.tokens.npy"] * 2 + ["train-00002.tokens.npy"]
+    assert [fault.split(" ")[0].rstrip(":") for fault in faults] == [str(out / name) for name in names]
 
 
 # ------------------------------------------------------------------------------------------ digests right, rules broken
 
 
 def test_another_version_is_refused(sound):
-    path = sound / "manifest.json"
-    seal(path, unsealed(path.read_bytes()) | {"format_version": 3})
-    for read in (bertdata.open, verify):
-        with refuses("other-version") as caught:
-            read(sound)
-        assert caught.value.given == 3
-
-
-def test_a_commit_record_of_another_version_is_named(sound):
     path = sound / "train-00000.json"
-    seal(path, unsealed(path.read_bytes()) | {"format_version": 2})
+    seal(path, unsealed(path) | {"format_version": 2})
     assert any(numbers_of(fault, path)[0] == 2 for fault in verify(sound))
+    seal(sound / "manifest.json", unsealed(sound / "manifest.json") | {"format_version": 3})
+    for read in (bertdata.open, verify):
+        with refuses("other-version", given=3):
+            read(sound)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../x", "{parent}/x", "/etc/passwd", "sub/x", "..", "", "x\0", "x", "train-0", "train-00000\n", "test-00000"],
-)
+NAMES = ["../x", "{parent}/x", "/etc/passwd", "sub/x", "..", "", "x\0", "x", "train-0", "train-00000\n", "test-00000"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_other_shard_names_are_refused(sound, name):
     """Where that is possible, the files stand where the name leads, so that following it would work."""
     name = name.format(parent=sound.parent)
@@ -370,7 +366,7 @@ def test_other_shard_names_are_refused(sound, name):
         (sound / "sub").mkdir()
         for array in ("tokens.npy", "documents.npy", "sentences.npy", "json"):
             shutil.copy(sound / f"train-00000.{array}", os.path.join(sound, f"{name}.{array}"))
-    manifest = unsealed((sound / "manifest.json").read_bytes())
+    manifest = unsealed(sound / "manifest.json")
     manifest["splits"]["train"][0]["name"] = name
     seal_manifest(sound, manifest)
     for read in (bertdata.open, verify):
@@ -381,7 +377,7 @@ def test_other_shard_names_are_refused(sound, name):
 @pytest.mark.parametrize("order", [[1, 0], [0, 0], [0, 1, 0]])
 def test_shards_out_of_order_are_refused(tmp_path, order):
     out = write_dataset(tmp_path / "out", [([10, 3], [2], None), ([11, 12, 3], [3], None)])
-    manifest = unsealed((out / "manifest.json").read_bytes())
+    manifest = unsealed(out / "manifest.json")
     shards = manifest["splits"]["train"]
     seal_manifest(out, manifest | {"splits": {"train": [shards[number] for number in order]}})
     with refuses("damaged"):
@@ -391,7 +387,7 @@ def test_shards_out_of_order_are_refused(tmp_path, order):
 def test_no_other_name_leaves_the_directory(sound):
     secret = sound.parent / "secret.npy"
     secret.write_bytes(b"secret")
-    manifest = unsealed((sound / "manifest.json").read_bytes())
+    manifest = unsealed(sound / "manifest.json")
     seal_manifest(sound, manifest | {"tokenizer": {"../secret.npy": sha256(b"secret")}})
     with refuses("damaged"):
         verify(sound)
@@ -447,33 +443,24 @@ def test_what_is_sealed_but_breaks_a_rule_is_named(tmp_path, monkeypatch, case, 
 
 @pytest.mark.parametrize("piece", [1, 2, 1 << 20])
 @pytest.mark.parametrize(
-    ("bits", "numbers"),
-    [
-        ("1001111", None),
-        ("1001101", None),
-        ("0001111", [0]),  # the first token of document 0 does not begin a word
-        ("1001011", [1]),
-        ("1000111", [0]),  # nor its separator
-        ("1001110", [1]),
-        ("10011111", [1]),  # a bit after the last token is 1
-    ],
-)
+    ("bits", "numbers"),  # the numbers of documents: those whose first token or separator does not begin a word
+    [("1001111", []), ("1001101", []), ("0001111", [[0]]), ("1001011", [[1]]), ("1000111", [[0]]), ("1001110", [[1]]),
+     ("10011111", [[1]])],  # the last: of bits that are 1 after the last token
+)  # fmt: skip
 def test_words_that_break_a_rule_are_named(sound, monkeypatch, bits, numbers, piece):
     """Tokens 10 11 12 [SEP] 1 20 [SEP]; bits from the lowest on."""
     monkeypatch.setattr("bertdata.format.verify._PIECE", piece)
     content = header("|u1", 1) + bytes([int(bits[::-1], 2)])
     put_array(sound, "words", content, dtype="|u1", length=1)
-    faults = [numbers_of(fault, sound / "train-00000.words.npy") for fault in verify(sound)]
-    assert faults == ([] if numbers is None else [numbers])
+    assert [numbers_of(fault, sound / "train-00000.words.npy") for fault in verify(sound)] == numbers
 
 
 @pytest.mark.parametrize(("ends", "bad"), [([2, 2, 4], 1), ([3, 2, 4], 1), ([2**64 - 1, 4], 0), ([5, 4], 0)])
 def test_documents_of_damaged_offsets_are_refused(tmp_path, ends, bad):
     dataset = bertdata.open(write_dataset(tmp_path / "out", [([10, 11, 12, 3], ends, None)]))
-    with refuses("damaged") as caught:
+    with refuses("damaged", says=f"document {bad} ") as caught:
         dataset.document(bad)
     assert caught.value.given.name == "train-00000.documents.npy"
-    assert f"document {bad} " in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -493,9 +480,8 @@ def test_a_sealed_array_of_another_form_is_named_and_not_opened(sound, change):
     assert changed != path.read_bytes()
     put_array(sound, "tokens", changed)
     assert [fault for fault in verify(sound) if str(path) in fault]
-    with refuses("damaged") as caught:
+    with refuses("damaged", says=str(path)):
         bertdata.open(sound)
-    assert str(path) in str(caught.value)
 
 
 def test_a_first_offset_above_zero_is_refused(sound):
@@ -504,15 +490,14 @@ def test_a_first_offset_above_zero_is_refused(sound):
         content = path.read_bytes()
         put_array(sound, array, header("<u8", len(ends)) + np.array(ends, "<u8").tobytes())
         assert [1, 7, 0, 7] in [numbers_of(fault, path) for fault in verify(sound)]
-        with refuses("damaged") as caught:
+        with refuses("damaged", given=path):
             bertdata.open(sound)
-        assert caught.value.given == path
         put_array(sound, array, content)
 
 
 def test_record_and_manifest_that_disagree_are_named(sound):
     path = sound / "train-00000.json"
-    record = unsealed(path.read_bytes())
+    record = unsealed(path)
     for member, wrong in (("sha256", "0" * 64), ("length", 8), ("dtype", "<u4"), ("crc32", [1]), ("crc32", [])):
         tokens = record["arrays"]["tokens"] | {member: wrong}
         seal(path, record | {"arrays": record["arrays"] | {"tokens": tokens}})
@@ -521,15 +506,8 @@ def test_record_and_manifest_that_disagree_are_named(sound):
     assert [fault for fault in verify(sound) if str(path) in fault and "split" in fault]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "token", "masking"),
-    [
-        ("<u2", 300, bertdata.Masking()),
-        ("<u2", 65_535, None),
-        ("<u4", 300, None),
-        ("<u4", 2**32 - 1, bertdata.Masking()),
-    ],
-)
+@pytest.mark.parametrize("masking", [None, bertdata.Masking()])
+@pytest.mark.parametrize(("dtype", "token"), [("<u2", 300), ("<u2", 65_535), ("<u4", 300), ("<u4", 2**32 - 1)])
 def test_batches_never_hold_ids_outside_the_vocabulary(tmp_path, dtype, token, masking):
     out = write_dataset(tmp_path / "out", [([10, 11, token, 12, 13, 3], [6], None)], dtype=dtype)
     dataset = bertdata.open(out)
@@ -566,7 +544,7 @@ JUNK = [None, True, -1, 0, 1, 2**64, 1.5, "", "x", "<u8", [], [None], ["x"], {},
 
 
 def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
-    manifest = unsealed((sound / "manifest.json").read_bytes())
+    manifest = unsealed(sound / "manifest.json")
     manifest["tokenizer"] = {"tokenizer.json": sha256(b"{}")}
     (sound / "tokenizer.json").write_bytes(b"{}")
     refused = tried = 0
@@ -585,43 +563,38 @@ def test_a_manifest_with_any_member_exchanged_is_refused_or_harmless(sound):
     assert refused > tried // 2
 
 
+SHARD = ("splits", "train", 0)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
-    [
-        (("splits", "train", 0, "num_sentences"), None),
-        (("splits", "train", 0, "num_documents"), 3),
-        (("splits", "train", 0, "num_documents"), 0),
-        (("splits", "train", 0, "num_tokens"), 6),
-        (("special_tokens", "mask"), 300),
-        (("special_ids", 4), 300),
-        (("token_dtype",), "<u4"),
-        (("splits",), {}),
-        (("splits", "train"), []),
-    ],
-)
+    [((*SHARD, "num_sentences"), None), ((*SHARD, "num_documents"), 3), ((*SHARD, "num_documents"), 0),
+     ((*SHARD, "num_tokens"), 6), (("special_tokens", "mask"), 300), (("special_ids", 4), 300),
+     (("token_dtype",), "<u4"), (("splits",), {}), (("splits", "train"), [])],
+)  # fmt: skip
 def test_a_manifest_that_contradicts_itself_is_refused(sound, path, value):
-    manifest = unsealed((sound / "manifest.json").read_bytes())
+    manifest = unsealed(sound / "manifest.json")
     seal_manifest(sound, with_member(manifest, path, value))
     for read in (bertdata.open, verify):
-        with refuses("damaged") as caught:
+        with refuses("damaged", given=sound / "manifest.json"):
             read(sound)
-        assert caught.value.given == sound / "manifest.json"
 
 
-@pytest.mark.parametrize("value", [2, None])
-def test_a_separator_other_than_sep_is_refused(sound, value):
-    manifest = unsealed((sound / "manifest.json").read_bytes())
-    for dataset_id in (manifest["dataset_id"], identity(manifest | {"separator_id": value})):
-        seal(sound / "manifest.json", manifest | {"separator_id": value, "dataset_id": dataset_id})
-        with refuses("damaged"):
-            bertdata.open(sound)
+def test_a_separator_other_than_sep_is_refused(sound):
+    manifest = unsealed(sound / "manifest.json")
+    for value in (2, None):
+        for dataset_id in (manifest["dataset_id"], identity(manifest | {"separator_id": value})):
+            seal(sound / "manifest.json", manifest | {"separator_id": value, "dataset_id": dataset_id})
+            with refuses("damaged"):
+                bertdata.open(sound)
 
 
 def test_a_commit_record_with_any_member_exchanged_is_named_or_harmless(sound):
-    record = unsealed((sound / "train-00000.json").read_bytes())
-    for path in members(record):
+    record = unsealed(sound / "train-00000.json")
+    for number, path in enumerate(members(record)):
+        junk = JUNK[number % 2 :: 2]
         named = 0
-        for junk in JUNK:
-            seal(sound / "train-00000.json", with_member(record, path, junk))
+        for value in junk:
+            seal(sound / "train-00000.json", with_member(record, path, value))
             named += any("train-00000" in fault for fault in verify(sound))
-        assert named >= len(JUNK) - 2 or path[0] in ("input", "counts"), path
+        assert named >= len(junk) - 1 or path[0] in ("input", "counts"), path

@@ -10,6 +10,7 @@ import json
 import lzma
 import os
 import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
+from families import fast
 from helpers import invoke, refused, refuses, succeeds
 from helpers import without_origins as published
 from hypothesis import example, given
@@ -40,11 +42,15 @@ from sources import (
     as_parquet,
     as_text,
     blocks_of,
+    counting_reads,
     every_unit,
+    ids_by_split,
     read,
+    stopped,
+    units_in,
     write,
     zstd,
-)  # fmt: skip
+)
 
 import bertdata
 from bertdata.cli import main
@@ -60,32 +66,8 @@ SPLIT = {"validation": 0.2, "test": 0.1, "sentences": "line"}
 FLAGS = ["--validation", "0.2", "--test", "0.1", "--sentences", "line"]
 
 
-def documents_of(dataset):
-    return {
-        name: [int(t) for n in range(len(split.shards)) for t in dataset.tokens(name, n)]
-        for name, split in dataset.splits.items()
-    }
-
-
 def without_manifest(files):
     return {name: content for name, content in files.items() if name != "manifest.json"}
-
-
-def stopped(inputs, out, blocks, **options):
-    """A build that ends with Ctrl-C after some blocks. Returns the numbers of the units that are finished."""
-    left = iter(range(blocks))
-
-    def progress(done, total):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(inputs, out, workers=1, progress=progress, **options)
-    return units_in(out)
-
-
-def units_in(out):
-    return {int(path.stem[5:]) for path in (out / ".build").glob("unit-*.json")}
 
 
 def records_of(out):
@@ -97,6 +79,11 @@ def build_parts(inputs, out, total, numbers=None, **options):
     """Makes parts of a build, counted from 0; all of them, or these."""
     for number in range(total) if numbers is None else numbers:
         assert build(inputs, out, part=(number, total), **options) is None
+
+
+def require_finish(out, straight):
+    finish(out)
+    assert published(out) == straight
 
 
 @contextmanager
@@ -163,12 +150,12 @@ def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, plain, way, en
 @pytest.mark.parametrize(("way", "kind"), [("files", "text"), ("directory", "jsonl"), ("pattern", "arrow")])
 def test_files_of_every_compression_give_the_same_tokens(tmp_path, vocab, plain, way, kind):
     folder, cuts = tmp_path / "in", (0, 1, 9, 20, 33, 40)
-    folder.mkdir()
-    paths = [folder / f"{number}{ENDING[kind]}{ending}" for number, ending in enumerate(PACK)]
-    for path, pack, (a, b) in zip(paths, PACK.values(), itertools.pairwise(cuts), strict=True):
-        path.write_bytes(pack(MAKE[kind](ROWS[a:b])))
+    paths = [
+        write(folder / f"{a:02}{ENDING[kind]}{ending}", PACK[ending](MAKE[kind](ROWS[a:b])))
+        for ending, (a, b) in zip(PACK, itertools.pairwise(cuts), strict=True)
+    ]
     inputs = {"files": paths, "directory": folder, "pattern": f"{tmp_path}/i?/*{ENDING[kind]}*"}[way]
-    assert documents_of(build(inputs, tmp_path / "out", tokenizer=vocab, **SPLIT).dataset) == documents_of(plain)
+    assert ids_by_split(build(inputs, tmp_path / "out", tokenizer=vocab, **SPLIT).dataset) == ids_by_split(plain)
 
 
 def test_kinds_can_be_mixed(tmp_path, vocab, plain):
@@ -176,11 +163,10 @@ def test_kinds_can_be_mixed(tmp_path, vocab, plain):
             ("2.parquet", as_parquet(ROWS[20:24])), ("3.parquet", as_parquet(ROWS[24:28])),
             ("4.ARROW.ZST", zstd(as_arrow(ROWS[28:30]))), ("5.feather", as_arrow_file(ROWS[30:33])),
             ("6", as_text(ROWS[33:36])), ("7.ndjson.bz2", bz2.compress(as_jsonl(ROWS[36:])))]  # fmt: skip
-    (tmp_path / "in").mkdir()
     paths = [write(tmp_path / "in" / name, content) for name, content in made]
     for number, inputs in enumerate((paths, tmp_path / "in")):
         dataset = build(inputs, tmp_path / str(number), tokenizer=vocab, **SPLIT).dataset
-        assert documents_of(dataset) == documents_of(plain)
+        assert ids_by_split(dataset) == ids_by_split(plain)
 
 
 def test_the_named_format_goes_before_the_ending(folder):
@@ -190,7 +176,10 @@ def test_the_named_format_goes_before_the_ending(folder):
         assert read([path], kind=kind) == rows
 
 
-@pytest.mark.parametrize(("kind", "endings"), [("text", [".gz", ".zst"]), ("jsonl", [".bz2"]), ("arrow", [".xz"])])
+@pytest.mark.parametrize(
+    ("kind", "endings"),
+    [("text", [".gz"]), pytest.param("jsonl", [".bz2", ".zst"], marks=pytest.mark.slow), ("arrow", [".xz"])],
+)
 def test_shards_are_cut_at_decompressed_bytes(tmp_path, vocab, plain, kind, endings):
     """Small shards have the same bytes however they are packed, and the same ids in whatever kind."""
     content, options = MAKE[kind](ROWS), SPLIT | {"tokenizer": vocab, "shard_size": 2000}
@@ -203,7 +192,7 @@ def test_shards_are_cut_at_decompressed_bytes(tmp_path, vocab, plain, kind, endi
         build(pipe, tmp_path / "piped", **options)
     assert published(tmp_path / "piped") == expected
     assert len(dataset.splits["train"].shards) > 2
-    assert documents_of(dataset) == documents_of(plain)
+    assert ids_by_split(dataset) == ids_by_split(plain)
 
 
 @pytest.mark.parametrize(("ends", "endings"), [("line", [".bz2", ".zst"]), ("file", [".gz", ".xz"])])
@@ -237,15 +226,6 @@ def test_the_command_reads_standard_input(tmp_path, vocab, plain):
     assert published(tmp_path / "out") == published(plain.path)
 
 
-@pytest.mark.slow  # starts Python
-def test_a_process_reads_a_pipe(tmp_path, vocab, plain):
-    program = [sys.executable, "-m", "bertdata", "build", "-", "--tokenizer", vocab, *FLAGS, "--out", tmp_path / "out"]
-    content = gzip.compress(as_text(ROWS))
-    done = subprocess.run(program, input=content, capture_output=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert published(tmp_path / "out") == published(plain.path)
-
-
 class OneByOne(io.RawIOBase):
     """Bytes that come one by one, as through a pipe of a slow program."""
 
@@ -271,9 +251,8 @@ def test_compression_is_known_though_the_first_bytes_come_one_by_one(ending):
 def test_standard_input_and_pipes_need_a_tokenizer(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name in ("-", tmp_path / "pipe"):
-        with refuses("needs-option", "tokenizer") as caught:
+        with refuses("needs-option", "tokenizer", given=str(name)):
             build(name, tmp_path / "out")
-        assert caught.value.given == str(name)
     assert not (tmp_path / "out").exists()
 
 
@@ -312,9 +291,7 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("d/b.txt", "d/a.txt", "d/sub/0.txt", "d/.hidden", "d/_SUCCESS", "d/.git/x", "d/_tmp/x", "d/10.txt",
                  "d/9.txt", "d/sub/.x/y", "e/c.txt", "f/.only", "z.txt"):  # fmt: skip
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
+        write(tmp_path / name, name)
     return tmp_path
 
 
@@ -343,9 +320,7 @@ FILES = ["d/10.txt", "d/9.txt", "d/a.txt", "d/b.txt", "d/sub/0.txt"]
 def test_names_stand_for_files_in_order(tree, inputs, files):
     """Of a directory without hidden and underscored ones, unless these are named."""
     assert names(*inputs) == files
-    assert names(*(tree / name for name in inputs if name != "-")) == [
-        str(tree / name) for name in files if name != "-"
-    ]
+    assert names(*(tree / each for each in inputs if each != "-")) == [str(tree / f) for f in files if f != "-"]
 
 
 def test_links_that_are_not_followed_are_named(tree):
@@ -358,9 +333,8 @@ def test_links_that_are_not_followed_are_named(tree):
     assert list(inputs.left_out.values()) == [["e/far", "e/gone.txt"]]
     for name in ("c.txt", "one.txt"):
         (tree / "e" / name).unlink()
-    with refuses("empty", "inputs") as caught:
+    with refuses("empty", "inputs", says="(e/far, e/gone.txt)"):
         find_inputs(["e"])
-    assert "(e/far, e/gone.txt)" in str(caught.value)
 
 
 @pytest.fixture
@@ -373,8 +347,7 @@ def mixed(tmp_path, monkeypatch):
         "d/AA/notes.md": b"more\n", "d/.git/config": b"x", "d/_SUCCESS": b"", "d/news.2007.en": b"salt\n",
     }  # fmt: skip
     for name, content in contents.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
+        write(tmp_path / name, content)
     return tmp_path
 
 
@@ -446,9 +419,8 @@ def test_the_commands_select_files(mixed, vocab):
 def test_what_gives_no_file_is_named(tree, inputs, kind, option, given):
     (tree / "g").mkdir()
     selection = inputs.pop() if isinstance(inputs[-1], dict) else {}
-    with refuses(kind, option) as caught:
+    with refuses(kind, option, given=given):
         find_inputs(inputs, **selection)
-    assert caught.value.given == given
 
 
 @pytest.mark.parametrize("of_several", [False, True])
@@ -477,11 +449,10 @@ def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
 
 
 def test_a_file_whose_name_is_a_pattern_is_that_file(tree):
-    (tree / "d" / "[ab].txt").write_text("x")
-    (tree / "d" / "a*").write_text("x")
+    for name in ("[ab].txt", "a*"):
+        write(tree / "d" / name, "x")
     assert names("d/[ab].txt", "d/a*") == ["d/[ab].txt", "d/a*"]
-    (tree / "what?").mkdir()
-    (tree / "what?" / "x").write_text("x")
+    write(tree / "what?" / "x", "x")
     assert names("what?") == ["what?/x"]
 
 
@@ -504,8 +475,10 @@ def test_links_to_files_are_files_and_the_kinds_are_told_by_the_link(tree):
 WESTERN = ["Häuser im Grünen", "naïve café – “quoted” €5", "plain"]
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "utf-16", "gb18030", "utf-8-sig"])
-@pytest.mark.parametrize(("kind", "ending"), [("text", ""), ("jsonl", ".gz")])
+@pytest.mark.parametrize(
+    ("encoding", "kind", "ending"),
+    [("cp1252", "text", ""), ("utf-16", "jsonl", ".gz"), ("gb18030", "jsonl", ".gz"), ("utf-8-sig", "text", "")],
+)
 def test_text_in_other_encodings_gives_the_ids_of_utf8(tmp_path, vocab, encoding, kind, ending):
     text = MAKE[kind](WESTERN).decode()
     if kind == "jsonl":
@@ -548,12 +521,11 @@ def test_the_warning_of_many_invalid_bytes_names_the_option(tmp_path, vocab):
 
 def test_an_interrupted_build_of_another_encoding_is_not_continued_as_utf8(tmp_path, vocab):
     path = write(tmp_path / "text", as_text(ROWS))
-    options = SPLIT | {"tokenizer": vocab, "shard_size": 1000}
+    options = SPLIT | {"tokenizer": vocab, "shard_size": 2000}
     build(path, tmp_path / "straight", encoding="latin-1", **options)
     assert len(stopped(path, tmp_path / "out", 2, encoding="latin-1", **options)) == 2
-    with refuses("other-settings", "out") as caught:
+    with refuses("other-settings", "out", says="iso8859-1"):
         build(path, tmp_path / "out", **options)
-    assert "iso8859-1" in str(caught.value)
     assert build(path, tmp_path / "out", encoding="iso-8859-1", **options).reused_units == 2
     assert published(tmp_path / "out") == published(tmp_path / "straight")
 
@@ -570,9 +542,8 @@ def lines_of(size, seed=0):
 def require_cut_short(path, content):
     """Reading the damaged file beside a sound one is one sentence that names it."""
     sound = write(path.parent / "sound.txt", b"the stone\n")
-    with refuses("cut-short") as caught:
+    with refuses("cut-short", given=str(path)):
         read([sound, write(path, content)])
-    assert caught.value.given == str(path)
 
 
 def flipped(content, index):
@@ -580,31 +551,25 @@ def flipped(content, index):
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
-@pytest.mark.parametrize("size", [1, 150])
-def test_a_truncated_file_is_named(folder, ending, size):
-    content = PACK[ending](lines_of(size))
-    for cut in {0, 1, 2, 5, 11, len(content) // 3, len(content) // 2, len(content) - 9, len(content) - 4,
-                len(content) - 1}:  # fmt: skip
-        require_cut_short(folder / f"cut{ending}", content[:cut])
+def test_a_truncated_or_corrupted_file_is_named(folder, ending):
+    path, has_no_check = folder / f"cut{ending}", ending == ".zst"
+    for content in (PACK[ending](lines_of(size)) for size in (1, 150)):
+        for cut in {0, 1, 2, 5, 11, len(content) // 3, len(content) // 2, *(len(content) - n for n in (9, 4, 1))}:
+            require_cut_short(path, content[:cut])
+    for index in [0, 2] if has_no_check else [0, 2, len(content) // 2, len(content) - 5]:  # the last: a checksum
+        require_cut_short(path, flipped(content, index))
+    require_cut_short(path, b"plain text\n" * 9)
 
 
 @pytest.mark.parametrize("ending", COMPRESSED)
 def test_a_later_member_that_is_truncated_or_damaged_is_named(folder, ending):
     """In its magic bytes, in its middle (zstd has no check there), or replaced by something else."""
-    first, second = PACK[ending](lines_of(20)), PACK[ending](lines_of(20, seed=1))
+    first, second = PACK[ending](lines_of(5)), PACK[ending](lines_of(5, seed=1))
     damaged = [flipped(second, 0), b"junk" * 100]
     damaged += [] if ending == ".zst" else [flipped(second, len(second) // 2)]
     cuts = (1, 3, 7, 15, len(second) // 2, len(second) - 4, len(second) - 1)
     for member in [*damaged, *(second[:cut] for cut in cuts)]:
         require_cut_short(folder / f"later{ending}", first + member)
-
-
-@pytest.mark.parametrize("ending", COMPRESSED)
-def test_a_corrupted_file_is_named(folder, ending):
-    content = PACK[ending](lines_of(40))
-    for index in [0, 2] if ending == ".zst" else [0, 2, len(content) // 2, len(content) - 5]:  # the last: a checksum
-        require_cut_short(folder / f"bad{ending}", flipped(content, index))
-    require_cut_short(folder / f"bad{ending}", b"plain text\n" * 9)
 
 
 @pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow"] * 2, strict=True)])
@@ -621,9 +586,8 @@ def test_a_truncated_file_publishes_nothing(tmp_path, vocab):
     path = write(tmp_path / "cut.txt.gz", gzip.compress(lines_of(40))[:-9])
     refusal = refused(main, "build", path, "--out", tmp_path / "out", "--tokenizer", vocab, kind="cut-short")
     assert refusal.given == str(path)
-    with standard_input(path), refuses("cut-short") as caught:
+    with standard_input(path), refuses("cut-short", given="-"):
         build("-", tmp_path / "out", tokenizer=vocab)
-    assert caught.value.given == "-"
     assert not (tmp_path / "out").exists()
 
 
@@ -683,34 +647,26 @@ def skipping(tmp_path_factory, vocab):
     """Options and inputs of a build in small units with many bad rows, complete units of them too, and its report."""
     folder = tmp_path_factory.mktemp("skipping")
     content, count = bad_jsonl(BAD)
-    desert = b'{"body": "nothing at all"}\n' * 150
+    desert = b'{"body": "nothing at all"}\n' * 250
     paths = [write(folder / "a.jsonl", content + desert + content), write(folder / "b.jsonl.gz", gzip.compress(desert))]
-    rows = [*ROWS[:9], *[None] * 1500, *ROWS[9:]]
+    rows = [*ROWS[:9], *[None] * 300, *ROWS[9:]]
     paths += [write(folder / "c.parquet", as_parquet(rows)), write(folder / "d.arrow.zst", zstd(as_arrow(ROWS)))]
-    options = SPLIT | {"tokenizer": vocab, "shard_size": 1500, "on_error": "skip"}
+    options = SPLIT | {"tokenizer": vocab, "shard_size": 3000, "on_error": "skip"}
     report = build(paths, folder / "out", **options)
-    assert report.dataset.manifest.counts["skipped_rows"] == 2 * count + 300 + 1500
+    assert report.dataset.manifest.counts["skipped_rows"] == 2 * count + 500 + 300
     assert report.first_skipped.startswith(f"{paths[0]}, line 4: ")
     return paths, options, report
 
 
-@pytest.mark.parametrize("blocks", [1, 9])
-def test_a_build_with_bad_rows_can_be_interrupted(tmp_path, skipping, blocks):
+def test_a_build_with_bad_rows_can_be_interrupted_and_made_in_parts(tmp_path, skipping):
     paths, options, expected = skipping
-    assert 0 < len(stopped(paths, tmp_path / "out", blocks, **options)) <= blocks
-    stopped(paths, tmp_path / "out", 5, **options)
-    report = build(paths, tmp_path / "out", **options)
-    assert report.reused_units > blocks
-    assert published(tmp_path / "out") == published(expected.dataset.path)
-    assert report.first_skipped == expected.first_skipped
-
-
-def test_a_build_with_bad_rows_can_be_made_in_parts(tmp_path, skipping):
-    paths, options, expected = skipping
-    build_parts(paths, tmp_path / "out", 3, (2, 0, 1), **options)
-    report = finish(tmp_path / "out")
-    assert published(tmp_path / "out") == published(expected.dataset.path)
-    assert report.first_skipped == expected.first_skipped
+    assert 0 < len(stopped(paths, tmp_path / "out", 1, **options)) <= 1
+    assert len(stopped(paths, tmp_path / "out", 5, **options)) > 1
+    build_parts(paths, tmp_path / "parts", 3, (2, 0, 1), **options)
+    for report in (build(paths, tmp_path / "out", **options), finish(tmp_path / "parts")):
+        assert (report.reused_units > 1) == (report.dataset.path == tmp_path / "out")
+        assert published(report.dataset.path) == published(expected.dataset.path)
+        assert report.first_skipped == expected.first_skipped
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow"])
@@ -779,13 +735,7 @@ def test_valid_lines_are_never_decoded(folder):
 
 
 def bytes_asked_for(paths, wanted, **form):
-    sizes, read_into = [], streams.InputStream.readinto
-
-    def counted(self, buffer):
-        sizes.append(read_into(self, buffer))
-        return sizes[-1]
-
-    with patch.object(streams.InputStream, "readinto", counted):
+    with counting_reads() as sizes:
         texts = read(paths, wanted, **form)
     return sum(sizes), texts
 
@@ -831,19 +781,18 @@ def test_a_document_of_many_units_is_not_read_once_for_each(folder):
 # ----------------------------------------------------------------------------------------------- stopped and resumed
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "most"),
-    [
-        ("a.txt", as_text(ROWS), 35),
-        ("a.jsonl.xz", lzma.compress(as_jsonl(ROWS)), None),
-        ("a.parquet", as_parquet(ROWS), None),
-        ("a.arrow", as_arrow_file(ROWS), None),
-        ("a.arrow.gz", gzip.compress(as_arrow(ROWS)), None),
-    ],
-    ids=["35 of txt", "jsonl.xz", "parquet", "arrow", "arrow.gz"],
-)
-def test_an_interrupted_build_of_any_kind_continues(tmp_path, vocab, name, content, most):
-    path = write(tmp_path / name, content)
+INTERRUPTED = {
+    "35.txt": as_text(ROWS),
+    "a.parquet": as_parquet(ROWS),
+    "a.arrow.gz": gzip.compress(as_arrow(ROWS)),
+    "a.jsonl.xz": lzma.compress(as_jsonl(ROWS)),
+    "a.arrow": as_arrow_file(ROWS),
+}
+
+
+@pytest.mark.parametrize("name", fast(INTERRUPTED, among=["35.txt", "a.parquet", "a.arrow.gz"]))
+def test_an_interrupted_build_of_any_kind_continues(tmp_path, vocab, name):
+    path, most = write(tmp_path / name, INTERRUPTED[name]), 35 if name.startswith("35") else None
     options = SPLIT | {"tokenizer": vocab, "shard_size": 2000, "max_documents": most}
     dataset = build(path, tmp_path / "straight", **options).dataset
     assert dataset.num_documents == (most or len(ROWS))
@@ -855,24 +804,27 @@ def test_an_interrupted_build_of_any_kind_continues(tmp_path, vocab, name, conte
 # -------------------------------------------------------------------------------------------------------------- parts
 
 
-@pytest.mark.parametrize("total", [1, 15])
+@pytest.mark.parametrize("total", [3, 15])
 def test_parts_give_the_bytes_of_an_undivided_build(tmp_path, corpus, vocab, straight, total):
-    """In any order, more of them than there are units too."""
+    """In any order, more of them than there are units too. Each makes its units only."""
     out = tmp_path / "out"
+    every = {int(name.split("-")[1][:5]) for name in straight if name.startswith("train-")}
+    assert 6 < len(every) < 15
     for number in random.Random(total).sample(range(total), total):
+        before = units_in(out)
         build_parts(corpus, out, total, [number], tokenizer=vocab, **SMALL)
+        assert units_in(out) - before == {unit for unit in every if unit % total == number}
         assert not (out / "manifest.json").exists()
     assert finish(out).reused_units == 0
     assert published(out) == straight
     assert verify(out) == []
 
 
-def test_a_part_makes_its_units_only(tmp_path, corpus, vocab, straight):
-    every = {int(name.split("-")[1][:5]) for name in straight if name.startswith("train-")}
-    assert len(every) > 6
-    for number in range(3):
-        build_parts(corpus, tmp_path / str(number), 3, [number], tokenizer=vocab, **SMALL)
-        assert units_in(tmp_path / str(number)) == {unit for unit in every if unit % 3 == number}
+@pytest.fixture
+def halves(once, corpus, vocab, tmp_path):
+    """A build of the corpus whose two parts are made and that is not finished."""
+    made = once("halves", lambda folder: build_parts(corpus, folder / "out", 2, tokenizer=vocab, **SMALL))
+    return Path(shutil.copytree(made / "out", tmp_path / "out"))
 
 
 def test_parts_share_one_trained_vocabulary(tmp_path, corpus):
@@ -905,8 +857,7 @@ def test_three_processes_make_the_parts_at_once(tmp_path, corpus, vocab, straigh
     for part in parts:
         _, errors = part.communicate(timeout=120)
         assert (part.returncode, errors) == (0, "")
-    finish(out)
-    assert published(out) == straight
+    require_finish(out, straight)
 
 
 def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
@@ -917,13 +868,11 @@ def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
     assert list(tmp_path.iterdir()) == []
     build_parts(corpus, out, 3, [1], tokenizer=vocab, **SMALL)
     before = sorted(path.name for path in (out / ".build").iterdir())
-    with refuses("parts-missing", "out") as caught:
+    with refuses("parts-missing", "out", given=["1/3", "3/3"]):
         finish(out)
-    assert caught.value.given == ["1/3", "3/3"]
     assert sorted(path.name for path in (out / ".build").iterdir()) == before
     build_parts(corpus, out, 3, (0, 2), tokenizer=vocab, **SMALL)
-    finish(out)
-    assert published(out) == straight
+    require_finish(out, straight)
     with refuses("parts-missing", "out"):
         finish(out)
     with refuses("out-exists", "out"):
@@ -931,23 +880,14 @@ def test_a_part_that_is_not_made_is_named(tmp_path, corpus, vocab, straight):
     assert published(out) == straight
 
 
-def test_an_unfinished_undivided_build_is_not_finished_as_parts(tmp_path, corpus, vocab):
-    stopped(corpus, tmp_path / "out", 3, tokenizer=vocab, **SMALL)
-    with refuses("parts-missing", "out"):
-        finish(tmp_path / "out")
-    assert len(units_in(tmp_path / "out")) == 3
-
-
 def test_parts_of_different_numbers_are_told_and_those_that_are_complete_are_enough(tmp_path, corpus, vocab, straight):
     out = tmp_path / "out"
     build_parts(corpus, out, 3, [0], tokenizer=vocab, **SMALL)
     build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
-    with refuses("parts-missing", "out") as caught:
+    with refuses("parts-missing", "out", given={2: ["2/2"], 3: ["2/3", "3/3"]}):
         finish(out)
-    assert caught.value.given == {2: ["2/2"], 3: ["2/3", "3/3"]}
     build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
-    finish(out)
-    assert published(out) == straight
+    require_finish(out, straight)
 
 
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", ""])
@@ -987,14 +927,12 @@ def test_parts_have_the_same_settings_and_inputs(tmp_path, corpus, vocab):
     out = tmp_path / "out"
     build_parts(corpus, out, 2, [0], tokenizer=vocab, **SMALL)
     for change in ({"shard_size": 4000}, {"validation": 0.0}, {"documents": "line"}, {"on_error": "skip"}):
-        with refuses("other-settings", "out") as caught:
+        with refuses("other-settings", "out", says=next(iter(change))):
             build(corpus, out, part=(1, 2), **SMALL | {"tokenizer": vocab} | change)
-        assert next(iter(change)) in str(caught.value)
     with refuses("other-settings", "out"):
         build([corpus, corpus], out, tokenizer=vocab, part=(1, 2), **SMALL)
-    with refuses("parts-missing", "out") as caught:
+    with refuses("parts-missing", "out", given=["2/2"]):
         finish(out)
-    assert caught.value.given == ["2/2"]
 
 
 def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab):
@@ -1004,12 +942,10 @@ def test_a_part_that_fails_is_not_made_and_keeps_what_others_did(tmp_path, vocab
     bad = start // size % 2
     options = {"tokenizer": vocab, "shard_size": size}
     build_parts(path, tmp_path / "out", 2, [1 - bad], **options)
-    with refuses("bad-row", "inputs") as caught:
+    with refuses("bad-row", "inputs", says=f"{path}, line 21: "):
         build(path, tmp_path / "out", part=(bad, 2), **options)
-    assert f"{path}, line 21: " in str(caught.value)
-    with refuses("parts-missing", "out") as caught:
+    with refuses("parts-missing", "out", given=[f"{bad + 1}/2"]):
         finish(tmp_path / "out")
-    assert caught.value.given == [f"{bad + 1}/2"]
     assert {unit for unit in units_in(tmp_path / "out") if unit % 2 != bad}
 
 
@@ -1023,17 +959,15 @@ def test_a_part_is_made_by_one_process_at_a_time_and_not_beside_an_undivided_bui
             lock.truncate()
             lock.flush()
             fcntl.flock(lock, kind)
-            with refuses("busy") as caught:
+            with refuses("busy", given="12345"):
                 call()
-            assert caught.value.given == "12345"
 
     require_busy("part-1-of-3.lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(0, 3), **options))
     require_busy("lock", fcntl.LOCK_EX, lambda: build(corpus, out, part=(1, 3), **options))
     require_busy("lock", fcntl.LOCK_SH, lambda: build(corpus, out, **options))
     build_parts(corpus, out, 3, (1, 2), **options)
     require_busy("lock", fcntl.LOCK_SH, lambda: finish(out))
-    finish(out)
-    assert published(out) == straight
+    require_finish(out, straight)
 
 
 def test_an_interrupted_part_keeps_its_finished_units(tmp_path, corpus, vocab, straight):
@@ -1050,16 +984,13 @@ def test_an_interrupted_part_keeps_its_finished_units(tmp_path, corpus, vocab, s
     assert published(out) == straight
 
 
-def test_a_part_made_again_redoes_nothing(tmp_path, corpus, vocab, straight):
-    out, asked = tmp_path / "out", []
-    build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
-    kept = records_of(out)
+def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
+    kept, asked = records_of(halves), []
     with patch.object(streams.InputStream, "readinto", side_effect=asked.append):
-        build_parts(corpus, out, 2, [1], tokenizer=vocab, **SMALL)
+        build_parts(corpus, halves, 2, [1], tokenizer=vocab, **SMALL)
     assert asked == []
-    assert records_of(out) == kept
-    finish(out)
-    assert published(out) == straight
+    assert records_of(halves) == kept
+    require_finish(halves, straight)
 
 
 def test_an_undivided_build_takes_what_parts_made_and_the_other_way_round(tmp_path, corpus, vocab, straight):
@@ -1070,11 +1001,12 @@ def test_an_undivided_build_takes_what_parts_made_and_the_other_way_round(tmp_pa
     assert published(tmp_path / "a") == straight
 
     assert len(stopped(corpus, tmp_path / "b", 4, **options)) == 4
+    with refuses("parts-missing", "out"):
+        finish(tmp_path / "b")
     kept = records_of(tmp_path / "b")
     build_parts(corpus, tmp_path / "b", 2, **options)
     assert kept.items() <= records_of(tmp_path / "b").items()
-    finish(tmp_path / "b")
-    assert published(tmp_path / "b") == straight
+    require_finish(tmp_path / "b", straight)
 
 
 def test_parts_without_a_document_publish_nothing(tmp_path, vocab):
@@ -1084,34 +1016,23 @@ def test_parts_without_a_document_publish_nothing(tmp_path, vocab):
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_lost_unit_is_told(tmp_path, corpus, vocab, straight):
-    out = tmp_path / "out"
-    build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
-    (out / ".build" / "unit-00003.json").unlink()
-    with refuses("parts-missing", "out") as caught:
-        finish(out)
-    assert caught.value.given == [3]
-    build_parts(corpus, out, 2, tokenizer=vocab, **SMALL)
-    finish(out)
-    assert published(out) == straight
+def test_a_lost_unit_is_told(halves, corpus, vocab, straight):
+    (halves / ".build" / "unit-00003.json").unlink()
+    with refuses("parts-missing", "out", given=[3]):
+        finish(halves)
+    build_parts(corpus, halves, 2, tokenizer=vocab, **SMALL)
+    require_finish(halves, straight)
 
 
-def test_the_warnings_of_parts_are_told_at_the_end(tmp_path, vocab):
+def test_the_warnings_of_parts_are_told_at_the_end_where_the_inputs_may_not_be(tmp_path, vocab):
     content, count = bad_jsonl([b"{"])
     path = write(tmp_path / "a.jsonl", content.replace(b"stone", b"st\xffone"))
-    options = {"tokenizer": vocab, "shard_size": 1000, "on_error": "skip"}
-    build_parts(path, tmp_path / "out", 2, (1, 0), **options)
+    build_parts(path, tmp_path / "out", 2, (1, 0), tokenizer=vocab, shard_size=2000, on_error="skip")
+    path.unlink()
     replaced, skipped = succeeds(main, "build", "--finish", "--out", tmp_path / "out").stderr.splitlines()[:2]
-    assert f" {path}, line 4: " in skipped
+    assert f" {path}, byte " in skipped
     assert f" {count} " in skipped
     assert f" {path}, byte " in replaced
-
-
-def test_parts_can_be_published_where_the_inputs_are_not(tmp_path, vocab):
-    path = write(tmp_path / "a.jsonl", b'{"text": "the stone"}\n7\n')
-    build_parts(path, tmp_path / "out", 1, tokenizer=vocab, on_error="skip")
-    path.unlink()
-    assert finish(tmp_path / "out").first_skipped.startswith(f"{path}, byte 22: ")
 
 
 # ------------------------------------------------------------------------------------------------------ columns
@@ -1126,27 +1047,24 @@ def test_every_kind_of_string_column_is_read(folder, kind, name):
     assert texts_of(write(folder / name, TABLES[name](ROWS, kind))) == [row.encode() for row in ROWS]
 
 
-@pytest.mark.parametrize("way", ["compressed", "pipe", "standard input"])
-def test_parquet_is_read_from_plain_files_only(tmp_path, vocab, way):
-    content, options = as_parquet(ROWS), {"tokenizer": vocab, "format": "parquet"}
-    if way == "compressed":
-        path = write(tmp_path / "a.parquet.gz", gzip.compress(content))
-        refused(
-            main, "build", path, "--out", tmp_path / "out", "--tokenizer", vocab, kind="unsupported", option="inputs"
-        )
-    else:
-        os.mkfifo(tmp_path / "pipe")
-        with standard_input(write(tmp_path / "a", content)), refuses("read-once", "inputs"):
-            build("-" if way == "standard input" else tmp_path / "pipe", tmp_path / "out", **options)
+def test_parquet_is_read_from_plain_files_only(tmp_path, vocab):
+    os.mkfifo(tmp_path / "pipe")
+    with standard_input(write(tmp_path / "a", as_parquet(ROWS))):
+        for name in ("-", tmp_path / "pipe"):
+            with refuses("read-once", "inputs"):
+                build(name, tmp_path / "out", tokenizer=vocab, format="parquet")
+    path = write(tmp_path / "a.parquet.gz", gzip.compress(as_parquet(ROWS)))
+    with refuses("unsupported", "inputs"):
+        build(path, tmp_path / "out", tokenizer=vocab)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("way", ["compressed", "standard input"])
-def test_an_arrow_file_that_cannot_be_read_in_order_is_refused(folder, way):
+def test_an_arrow_file_that_cannot_be_read_in_order_is_refused(folder):
     path = write(folder / "file.arrow.gz", gzip.compress(as_arrow_file(ROWS)))
-    with standard_input(write(folder / "file", as_arrow_file(ROWS))), refuses("not-of-format", "inputs") as caught:
-        read([path if way == "compressed" else Path("-")], kind="arrow")
-    assert caught.value.given == (str(path) if way == "compressed" else "-")
+    with standard_input(write(folder / "file", as_arrow_file(ROWS))):
+        for name in (path, Path("-")):
+            with refuses("not-of-format", "inputs", given=str(name)):
+                read([name], kind="arrow")
 
 
 def test_an_arrow_file_whose_offsets_lie_outside_its_data_is_refused(folder):
@@ -1182,6 +1100,5 @@ def test_the_first_of_two_kinds_of_errors_is_named(folder, size):
 def test_an_error_in_the_text_goes_before_one_that_is_read_later(tmp_path, vocab, workers):
     first = write(tmp_path / "a.jsonl", b'{"text": 7}\n')
     write(tmp_path / "b.txt.gz", gzip.compress(as_text(ROWS))[:-20])
-    with refuses("bad-row", "inputs") as caught:
+    with refuses("bad-row", "inputs", given=str(first)):
         build([first, tmp_path / "b.txt.gz"], tmp_path / "out", tokenizer=vocab, workers=workers)
-    assert caught.value.given == str(first)

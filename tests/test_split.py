@@ -87,7 +87,7 @@ def test_what_unpacks_to_more_than_was_thought_is_in_the_last_unit(folder):
 @pytest.mark.parametrize("kind", ["files of zstd", "row groups", "files", "files, each a document"])
 def test_a_part_of_four_reads_a_quarter(tmp_path, vocab, kind):
     """Of the text on disk, in 16 pieces. It opens no other file."""
-    rows = [f"the stone {number} under the river {number * 7919 % 10007}\n" * 60 for number in range(160)]
+    rows = [f"the stone {number} under the river {number * 7919 % 10007}\n" * 15 for number in range(160)]
     if kind == "row groups":
         paths, size = [parquet(tmp_path / "a.parquet", rows, 10)], 1
     else:

@@ -10,8 +10,8 @@ import sys
 import threading
 import unicodedata
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
-from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,16 +20,17 @@ import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from conftest import SPECIALS, make_text
-from helpers import refuses
+from families import fast
+from helpers import ids_of, joined, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
+from sources import PACK, counting_reads
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-import bertdata
 from bertdata import Loader
 from bertdata.errors import TokenizerError
 from bertdata.format.verify import verify
-from bertdata.sources import documents, streams
+from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.tokenize.load import load
@@ -45,22 +46,18 @@ TEXTS = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(WORDS), max_siz
 
 
 def encode(tokenizer, texts, *, sentences=False):
-    encoded = [text.encode() for text in texts]
-    offsets = np.concatenate([[0], np.cumsum([len(text) + 1 for text in encoded])]).astype(np.int64)
-    return tokenizer.encode(b"".join(text + b"\n" for text in encoded), offsets, sentences=sentences)
+    return tokenizer.encode(*joined(texts), sentences=sentences)
 
 
-def without_separators(tokenizer, found):
-    """The ids of each document, whose last one must be the separator if there is one."""
-    documents = [found.ids[a:b].tolist() for a, b in zip(found.documents, found.documents[1:], strict=False)]
-    if tokenizer.special.separator is None:
-        return documents
-    assert all(ids[-1] == tokenizer.special.separator for ids in documents)
-    return [ids[:-1] for ids in documents]
-
-
-def ids_of(tokenizer, texts):
-    return without_separators(tokenizer, encode(tokenizer, texts))
+def text_dataset(tmp_path, text, tokenizer, **options):
+    """One file of this text as a dataset of one split. tokenizer: its spec, its JSON or a Tokenizer."""
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer = tokenizer.files["tokenizer.json"].decode()
+    if tokenizer.startswith("{"):
+        (tmp_path / "t").write_text(tokenizer)
+        tokenizer = str(tmp_path / "t")
+    (tmp_path / "text").write_text(text)
+    return build([tmp_path / "text"], tmp_path / "out", tokenizer=tokenizer, validation=0.0, **options).dataset
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +99,7 @@ def test_ids_are_those_of_the_library(uncased, texts):
     ours, library = uncased
     found = encode(ours, texts)
     expected = [library.encode(text, add_special_tokens=False).ids for text in texts]
-    assert without_separators(ours, found) == expected
+    assert ids_of(ours, texts) == expected
     assert found.documents[0] == 0
     assert found.special_ids_replaced == 0
     assert not np.isin(found.ids, [0, 101, 103]).any()
@@ -143,15 +140,14 @@ def test_nothing_is_cut_or_padded_by_what_stands_in_the_file(bert, tmp_path):
     content = json.loads((bert / "tokenizer.json").read_bytes())
     assert content["truncation"] is not None
     assert content["padding"] is not None
-    (found,) = ids_of(load(str(bert / "tokenizer.json")), ["word " * 1000])
-    assert len(found) == 1000
-    (tmp_path / "t").write_bytes(load(str(bert)).files["tokenizer.json"])
-    assert len(ids_of(load(str(tmp_path / "t")), ["word " * 1000])[0]) == 1000
+    tokenizer = load(str(bert / "tokenizer.json"))
+    (tmp_path / "t").write_bytes(tokenizer.files["tokenizer.json"])
+    for each in (tokenizer, load(str(tmp_path / "t"))):
+        assert list(map(len, ids_of(each, ["word " * 1000]))) == [1000]
 
 
 def test_literal_special_tokens_are_text_and_counted(tmp_path, bert):
-    (tmp_path / "text").write_text("[MASK] me, [SEP] and [MASK].\n\nplain\n\n[PAD]")
-    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(bert), validation=0.0).dataset
+    dataset = text_dataset(tmp_path, "[MASK] me, [SEP] and [MASK].\n\nplain\n\n[PAD]", str(bert))
     assert dataset.manifest.counts["special_literals"] == {"[PAD]": 1, "[SEP]": 1, "[MASK]": 2}
     assert dataset.manifest.counts["special_ids_replaced"] == 0
     stored = dataset.tokens("train", 0)
@@ -164,10 +160,7 @@ def test_a_special_id_given_for_text_is_stored_as_unknown_and_counted(tmp_path):
     found = encode(ours, ["hello [MASK] nobody", "[SEP] [UNK] hello"])
     assert found.ids.tolist() == [5, 1, 1, 3, 1, 1, 5, 3]
     assert found.special_ids_replaced == 2
-
-    (tmp_path / "tokenizer.json").write_bytes(ours.files["tokenizer.json"])
-    (tmp_path / "text").write_text("hello [MASK] nobody\n\n[SEP] [UNK] hello")
-    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path), validation=0.0).dataset
+    dataset = text_dataset(tmp_path, "hello [MASK] nobody\n\n[SEP] [UNK] hello", ours)
     assert dataset.manifest.counts["special_ids_replaced"] == 2
     assert [document.tolist() for document in dataset] == [[5, 1, 1], [1, 1, 5]]
 
@@ -175,9 +168,8 @@ def test_a_special_id_given_for_text_is_stored_as_unknown_and_counted(tmp_path):
 def test_a_tokenizer_without_an_unknown_token_says_so():
     ours = word_level(["hello", "[MASK]"])
     assert ids_of(ours, ["hello hello"]) == [[0, 0]]
-    with refuses("tokenizer-lacks-token", "tokenizer") as refused:
+    with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]"):
         encode(ours, ["hello [MASK]"])
-    assert refused.value.given == "[MASK]"
 
 
 def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
@@ -189,25 +181,20 @@ def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
 # -------------------------------------------------------------------------------------------------------- where from
 
 
-def test_the_same_tokenizer_by_every_way(bert, tmp_path):
-    texts = ["Unaffable Häuser, don't [MASK] 水", "x" * 101]
-    content = json.loads((bert / "tokenizer.json").read_bytes())
+def test_the_same_tokenizer_by_every_way(bert, vocab, tmp_path):
+    content = json.loads(load(vocab).files["tokenizer.json"])
     del content["model"]["type"]
     (tmp_path / "untyped").write_text(json.dumps(content))
-    (tmp_path / "renamed.bin").write_bytes((bert / "tokenizer.json").read_bytes())
-    (tmp_path / "words").write_bytes((bert / "vocab.txt").read_bytes().replace(b"\n", b"\r\n"))
-    only = tmp_path / "only"
-    only.mkdir()
-    (only / "vocab.txt").write_bytes((bert / "vocab.txt").read_bytes())
-    expected = load(str(bert))
-    assert expected.special.roles() == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
-    assert expected.special.vocab_size == 30522
-    assert expected.token_dtype == "<u2"
-    for path in (bert / "tokenizer.json", bert / "vocab.txt", tmp_path / "untyped", tmp_path / "renamed.bin",
-                 tmp_path / "words", only):  # fmt: skip
-        found = load(str(path))
-        assert ids_of(found, texts) == ids_of(expected, texts), path
-        assert found.special == expected.special, path
+    (tmp_path / "words").write_bytes(Path(vocab).read_bytes().replace(b"\n", b"\r\n"))
+    texts = ["Unaffable Häuser, don't [MASK] 水", "x" * 101]
+    large, small = load(str(bert)), load(vocab)
+    assert large.special.roles() == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
+    assert large.special.vocab_size == 30522
+    assert large.token_dtype == "<u2"
+    for path, expected in ((bert / "vocab.txt", large), (tmp_path / "untyped", small), (tmp_path / "words", small)):
+        tokenizer = load(str(path))
+        assert ids_of(tokenizer, texts) == ids_of(expected, texts), path
+        assert tokenizer.special == expected.special, path
 
 
 def test_case_of_a_vocabulary(tmp_path):
@@ -231,16 +218,13 @@ def test_special_tokens_may_be_named_beside_the_tokenizer(tmp_path):
     assert special.separator == 0
 
 
+JUNK = [b"\xff\xfe", b"", b"just\nwords", b"[UNK]\nsame\nsame", b"[1, 2]", b"{}", b'{"model": {"type": "Magic"}}']
+
+
 @pytest.mark.parametrize(
     ("name", "content", "kind"),
     [
-        ("t", b"\xff\xfe", "tokenizer-unreadable"),
-        ("t", b"", "tokenizer-unreadable"),
-        ("t", b"just\nwords", "tokenizer-unreadable"),
-        ("t", b"[UNK]\nsame\nsame", "tokenizer-unreadable"),
-        ("t", b"[1, 2]", "tokenizer-unreadable"),
-        ("t", b"{}", "tokenizer-unreadable"),
-        ("t", b'{"model": {"type": "Magic"}}', "tokenizer-unreadable"),
+        *(("t", content, "tokenizer-unreadable") for content in JUNK),
         ("special_tokens_map.json", b"[1]", "tokenizer-unreadable"),
         ("tokenizer_config.json", b"{", "tokenizer-unreadable"),
         ("readme", b"x", "tokenizer-not-found"),
@@ -249,9 +233,8 @@ def test_special_tokens_may_be_named_beside_the_tokenizer(tmp_path):
 def test_what_is_no_tokenizer_is_named(tmp_path, name, content, kind):
     (tmp_path / name).write_bytes(content)
     path = tmp_path / name if name == "t" else tmp_path
-    with refuses(kind, "tokenizer", error=TokenizerError) as refused:
+    with refuses(kind, "tokenizer", error=TokenizerError, says=str(tmp_path)) as refused:
         load(str(path))
-    assert str(tmp_path) in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -299,51 +282,54 @@ def hub(bert, monkeypatch):
     monkeypatch.setattr(_Hub, "files", {name: (bert / name).read_bytes() for name in ("tokenizer.json", "config.json")})
     monkeypatch.setattr(_Hub, "asked", [])
     with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
 
 
-def from_hub(name, home, **environment):
+def from_hub(*names, **environment):
     """What loading by name gives in a process of its own without transformers: vocabulary size, or kind of error."""
     program = (
         "import sys; sys.modules['transformers'] = None; from bertdata.tokenize.load import load\n"
         "from bertdata.errors import TokenizerError\n"
-        "try: print(load(sys.argv[1]).special.vocab_size)\n"
-        "except TokenizerError as error: print(error.kind)"
+        "for name in sys.argv[1:]:\n"
+        "    try: print(load(name).special.vocab_size)\n"
+        "    except TokenizerError as error: print(error.kind)"
     )
-    variables = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(home), "NO_PROXY": "", "no_proxy": ""} | environment
-    command = [sys.executable, "-c", program, name]
+    variables = {"HF_HUB_OFFLINE": "0", "NO_PROXY": "", "no_proxy": ""} | environment
+    command = [sys.executable, "-c", program, *names]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=20)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return done.stdout.split()
 
 
 def test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_path):
-    assert from_hub("some-model", tmp_path, HF_ENDPOINT=hub) == "30522"
-    assert from_hub("no-such-model", tmp_path, HF_ENDPOINT=hub) == "tokenizer-not-found"
-    assert from_hub("some-model", tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1") == "30522"  # it is in the cache now
+    names = ["some-model", "no-such-model", "some-model"]
+    found = from_hub(*names, HF_HOME=str(tmp_path), HF_ENDPOINT=hub)
+    assert found == ["30522", "tokenizer-not-found", "30522"]
+    assert "no-such-model" in _Hub.asked[-1]  # and not some-model again: it is in the cache
 
 
 def test_a_hub_behind_a_proxy_is_asked_through_the_proxy(hub, tmp_path):
     proxied = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub, "http_proxy": hub}
-    assert from_hub("some-model", tmp_path, **proxied) == "30522"
+    assert from_hub("some-model", HF_HOME=str(tmp_path), **proxied) == ["30522"]
     assert all(path.startswith("http://hub.invalid/") for path in _Hub.asked)
 
 
 def test_without_a_hub_the_answer_comes_at_once(tmp_path):
     """The library itself would try for half a minute; the process is given 20 s."""
-    assert from_hub("no-such-model", tmp_path, HF_ENDPOINT="http://127.0.0.1:9") == "server-failed"
-    assert from_hub("no-such-model", tmp_path, HF_HUB_OFFLINE="1") == "tokenizer-not-found"
+    assert from_hub("no-such-model", HF_HOME=str(tmp_path), HF_ENDPOINT="http://127.0.0.1:9") == ["server-failed"]
+    with refuses("tokenizer-not-found", "tokenizer"):  # tests are offline
+        load("no-such-model")
 
 
 def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_level, tmp_path):
-    (tmp_path / "gpt").write_text(byte_level)
-    text = "the river\tof  bread\n  light 水\n\n<|endoftext|> is text\n"
-    (tmp_path / "text").write_text(text)
-    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "gpt"), validation=0.0).dataset
+    text, said = "the river\tof  bread\n  light 水\n\n<|endoftext|> is text\n", []
+    dataset = text_dataset(tmp_path, text, byte_level, say=said.append)
+    assert "[PAD], [CLS], [SEP] and [MASK]" in said[-1]
+    assert "--special-tokens" in said[-1]
     assert dataset.special_tokens.roles() == {"eos": 0}
     assert dataset.special_tokens.separator == 0
     decode = load(str(dataset.path)).decode
@@ -355,12 +341,10 @@ def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_leve
 def test_special_tokens_that_are_missing_can_be_added(byte_level, tmp_path):
     from transformers import AutoTokenizer
 
-    (tmp_path / "gpt").write_text(byte_level)
-    (tmp_path / "text").write_text("the river\tof  bread\n\n[MASK] and <|endoftext|> are text\n\n" * 20)
-    plain = load(str(tmp_path / "gpt"))
+    plain = Tokenizer(byte_level)
     size = plain.special.vocab_size
-    dataset = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "gpt"), special_tokens=True,
-                    validation=0.0).dataset  # fmt: skip
+    text = "the river\tof  bread\n\n[MASK] and <|endoftext|> are text\n\n" * 20
+    dataset = text_dataset(tmp_path, text, byte_level, special_tokens=True)
     added = {"pad": size, "cls": size + 1, "sep": size + 2, "mask": size + 3}
     assert dataset.special_tokens.roles() == added | {"eos": 0}
     assert dataset.special_tokens.separator == added["sep"]
@@ -371,12 +355,8 @@ def test_special_tokens_that_are_missing_can_be_added(byte_level, tmp_path):
     batch = Loader(dataset, length=16).read(np.array([0]))
     assert (batch.input_ids[0, 0], batch.input_ids[0, -1]) == (added["cls"], added["sep"])
     theirs = AutoTokenizer.from_pretrained(dataset.path)
-    assert [theirs.pad_token, theirs.cls_token, theirs.sep_token, theirs.mask_token] == [
-        "[PAD]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-    ]
+    names = [theirs.pad_token, theirs.cls_token, theirs.sep_token, theirs.mask_token]
+    assert names == ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
     ids = ids_of(plain, ["the river", " of bread"])
     cls, sep = added["cls"], added["sep"]
     assert theirs("the river [MASK]")["input_ids"] == [cls, *ids_of(plain, ["the river "])[0], added["mask"], sep]
@@ -390,40 +370,22 @@ def test_special_tokens_that_are_missing_can_be_added(byte_level, tmp_path):
     assert verify(dataset.path) == []
 
 
-def test_special_tokens_that_are_there_are_kept(bert, tmp_path, corpus):
-    tokenizer = load(str(bert))
+def test_special_tokens_that_are_there_are_kept(tmp_path, vocab, dataset):
+    tokenizer = load(vocab)
     assert tokenizer.with_special_tokens() is tokenizer
-    without = build([corpus], tmp_path / "a", tokenizer=str(bert)).dataset
-    assert (
-        build([corpus], tmp_path / "b", tokenizer=str(bert), special_tokens=True).dataset.dataset_id
-        == without.dataset_id
-    )
+    said = []
+    kept = text_dataset(tmp_path, "the river", vocab, special_tokens=True, say=said.append)
+    assert said == []
+    assert kept.manifest.tokenizer == dataset.manifest.tokenizer
     some = word_level(["[CLS]", "<s>", "</s>", "a"], unk_token="a").with_special_tokens()
     assert some.special.roles() == {"unk": 3, "cls": 0, "sep": 2, "bos": 1, "eos": 2, "pad": 4, "mask": 5}
 
 
-def test_a_build_warns_of_special_tokens_that_are_missing(byte_level, tmp_path, vocab):
-    (tmp_path / "gpt").write_text(byte_level)
-    (tmp_path / "text").write_text("the river\n")
-    said = []
-    build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "gpt"), validation=0.0, say=said.append)
-    assert "[PAD], [CLS], [SEP] and [MASK]" in said[-1]
-    assert "--special-tokens" in said[-1]
-    said.clear()
-    build([tmp_path / "text"], tmp_path / "out2", tokenizer=vocab, validation=0.0, say=said.append)
-    assert said == []
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_a_model_is_given_is_known_to_transformers(dataset, byte_level, bert, tmp_path):
-    from transformers import AutoTokenizer
-
     names = ["input_ids", "token_type_ids", "attention_mask"]
     config = json.loads(load(str(dataset.path)).files["tokenizer_config.json"])
     assert config["model_input_names"] == names
-    pair = AutoTokenizer.from_pretrained(dataset.path)("stone", "river")
-    assert list(pair) == names
-    assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
 
     def given(tokenizer):
         return json.loads(tokenizer.files["tokenizer_config.json"])["model_input_names"]
@@ -443,12 +405,7 @@ def test_what_a_model_is_given_is_known_to_transformers(dataset, byte_level, ber
 
 
 def test_a_tokenizer_without_any_special_token(tmp_path):
-    tokenizer = word_level(["a", "b"])
-    (tmp_path / "t").write_bytes(tokenizer.files["tokenizer.json"])
-    (tmp_path / "text").write_text("a b\na\n\nb b b")
-    report = build([tmp_path / "text"], tmp_path / "out", tokenizer=str(tmp_path / "t"), validation=0.0,
-                   sentences="line")  # fmt: skip
-    dataset = report.dataset
+    dataset = text_dataset(tmp_path, "a b\na\n\nb b b", word_level(["a", "b"]), sentences="line")
     assert dataset.special_tokens.separator is None
     assert [document.tolist() for document in dataset] == [[0, 1, 0], [1, 1, 1]]
     assert dataset.num_tokens == 6
@@ -463,44 +420,14 @@ def test_transformers_reads_the_tokenizer_of_a_dataset(dataset):
     text = "Naïve rivers of\nstone, under 12 x-rays."
     assert theirs(text, add_special_tokens=False)["input_ids"] == ids_of(ours, [text])[0]
     assert theirs("light")["input_ids"] == [2, *ids_of(ours, ["light"])[0], 3]
+    pair = theirs("stone", "river")
+    assert list(pair) == ["input_ids", "token_type_ids", "attention_mask"]
+    assert pair["token_type_ids"] == [0, 0, 0, 1, 1]
     for role, token_id in dataset.special_tokens.roles().items():
         assert getattr(theirs, f"{role}_token_id") == token_id
 
 
-def test_large_vocabularies_need_four_bytes(tmp_path, corpus):
-    for size, dtype in ((65_536, "<u2"), (65_537, "<u4")):
-        words = [*SPECIALS, *(f"w{number}" for number in range(size - 5))]
-        tokenizer = word_level(words, unk_token="[UNK]")
-        assert tokenizer.special.vocab_size == size
-        assert tokenizer.token_dtype == dtype
-        (tmp_path / "t").write_bytes(tokenizer.files["tokenizer.json"])
-        (tmp_path / "text").write_text(f"w0 w{size - 6}")
-        out = tmp_path / str(size)
-        dataset = build([tmp_path / "text"], out, tokenizer=str(tmp_path / "t"), validation=0.0).dataset
-        assert dataset.tokens("train", 0).dtype == dtype
-        assert dataset[0].tolist() == [5, size - 1]
-        assert bertdata.open(out).manifest.token_dtype == dtype
-        assert size - 1 in Loader(dataset, length=5, masking=None).read(np.array([0])).input_ids
-
-
 # ----------------------------------------------------------------------------------------------------------- training
-
-TIES = [f"{a}{b}{c} {c}{b}" for a in "abcdefgh" for b in "ijklmnop" for c in "qrstuvéß"]  # every pair equally often
-
-
-@pytest.mark.slow
-def test_a_trained_vocabulary_is_the_same_every_time():
-    once = train_wordpiece(TIES, 300).files["tokenizer.json"]
-    assert train_wordpiece(TIES, 300).files["tokenizer.json"] == once
-    program = (
-        "import hashlib, test_tokens; from bertdata.tokenize.train import train_wordpiece;"
-        "print(hashlib.sha256(train_wordpiece(test_tokens.TIES, 300).files['tokenizer.json']).hexdigest())"
-    )
-    for threads in ("1", "3"):
-        parallel = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true", "PYTHONHASHSEED": threads}
-        environment = os.environ | parallel | {"PYTHONPATH": os.path.dirname(__file__)}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-        assert done.stdout.strip() == hashlib.sha256(once).hexdigest(), done.stderr
 
 
 def test_a_trained_vocabulary_is_ordered():
@@ -516,12 +443,6 @@ def test_a_trained_vocabulary_is_ordered():
     assert tokenizer.special.roles() == {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
 
-def test_a_vocabulary_without_room_for_words_is_refused():
-    with refuses("out-of-range", "vocab_size"):
-        train_wordpiece(["some words"], 9)
-    assert train_wordpiece(["some words"], 10).special.vocab_size <= 10
-
-
 def test_training_normalizes_as_encoding_does():
     """Accents, case and width are gone before letters are counted."""
     tokenizer = train_wordpiece(["Éclair éclair ECLAIR"], 30)
@@ -530,12 +451,9 @@ def test_training_normalizes_as_encoding_does():
     assert not any(unicodedata.combining(c) or c.isupper() for token in letters for c in token)
 
 
-def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
-    trained = train_tokenizer([corpus], tmp_path / "t", vocab_size=150)
+def test_a_trained_tokenizer_is_two_files_that_replace_nothing(tmp_path, corpus):
+    train_tokenizer([corpus], tmp_path / "t", vocab_size=150)
     assert {path.name for path in (tmp_path / "t").iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
-    again = load(str(tmp_path / "t"))
-    assert again.special == trained.special
-    assert again.files == trained.files
     with refuses("out-exists", "out"):
         train_tokenizer([corpus], tmp_path / "t")
     (tmp_path / "blank").write_text("\n \n")
@@ -545,65 +463,64 @@ def test_train_tokenizer_writes_what_load_reads(tmp_path, corpus):
 
 def sizes_read(paths, **options):
     """The texts that are sampled, and how many bytes were read for that."""
-    sizes, read_into = [], streams.InputStream.readinto
-
-    def counted(self, buffer):
-        sizes.append(read_into(self, buffer))
-        return sizes[-1]
-
-    with patch.object(streams.InputStream, "readinto", counted):
+    with counting_reads() as sizes:
         texts = vocabulary._sample([local(path) for path in paths], TextFormat(documents="line", **options))
     return texts, sum(sizes)
 
 
 @pytest.fixture
 def small_sample(monkeypatch):
-    """As if a sample were 1 MB, in stretches of 10 kB, read in blocks of 10 kB."""
-    monkeypatch.setattr(vocabulary, "SAMPLE_BYTES", 1_000_000)
-    monkeypatch.setattr(vocabulary, "_STRETCH_BYTES", 10_000)
-    monkeypatch.setattr(documents, "BLOCK_BYTES", 10_000)
+    """As if a sample were 500 kB, in stretches of 5 kB, read in blocks of 5 kB."""
+    monkeypatch.setattr(vocabulary, "SAMPLE_BYTES", 500_000)
+    monkeypatch.setattr(vocabulary, "_STRETCH_BYTES", 5_000)
+    monkeypatch.setattr(documents, "BLOCK_BYTES", 5_000)
 
 
-LINES = [f"line {number:06} {random.Random(number).randbytes(43).hex()} " for number in range(100_000)]  # 100 bytes
+LINES = [f"line {number:06} {random.Random(number).randbytes(43).hex()} " for number in range(50_000)]  # 100 bytes
+
+
+def content_of(lines):
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def require_spread(numbers):
+    """Lines of a sample are a tenth of all, and of each tenth of the text are about as many."""
+    assert 4250 <= len(numbers) <= 5500
+    counts = np.histogram(numbers, bins=10, range=(0, len(LINES)))[0]
+    assert counts.min() >= 350, counts
 
 
 @pytest.mark.usefixtures("small_sample")
-@pytest.mark.parametrize("ending", ["", ".gz", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("ending", fast(["", ".gz", ".jsonl", ".parquet"], among=["", ".gz"]))
 def test_a_sample_of_much_text_is_spread_over_it_and_the_rest_is_not_read(tmp_path, ending):
-    table = pa.table({"text": LINES})
     path = tmp_path / f"text{ending}"
     if ending == ".parquet":
-        pq.write_table(table, path)
+        pq.write_table(pa.table({"text": LINES}), path)
     else:
         lines = [json.dumps({"text": line}) for line in LINES] if ending == ".jsonl" else LINES
-        content = "".join(f"{line}\n" for line in lines).encode()
-        path.write_bytes(gzip.compress(content) if ending == ".gz" else content)
+        path.write_bytes(PACK[ending.removeprefix(".jsonl")](content_of(lines)))
     texts, num_read = sizes_read([path])
-    assert texts == sizes_read([path])[0]
     numbers = [int(text[5:11]) for text in texts if text]
-    assert 8500 <= len(numbers) <= 11_000
     assert numbers == sorted(numbers)
-    counts = np.histogram(numbers, bins=10, range=(0, len(LINES)))[0]
-    assert counts.min() >= 700, counts
+    require_spread(numbers)
     if ending in ("", ".jsonl"):
-        assert num_read < 5_000_000
+        assert num_read < 2_500_000
+        assert texts == sizes_read([path])[0]
 
 
 @pytest.mark.usefixtures("small_sample")
 def test_a_sample_takes_of_every_file_its_share(tmp_path):
     paths = [tmp_path / f"{number:03}.txt.gz" for number in range(100)]
     for number, path in enumerate(paths):
-        path.write_bytes(gzip.compress("".join(f"{line}\n" for line in LINES[1000 * number :][:1000]).encode()))
+        path.write_bytes(gzip.compress(content_of(LINES[500 * number :][:500])))
     texts, _ = sizes_read(paths)
-    numbers = np.array([int(text[5:11]) for text in texts if text])
-    assert 8500 <= numbers.size <= 11_000
-    assert np.histogram(numbers, bins=10, range=(0, len(LINES)))[0].min() >= 700
+    require_spread([int(text[5:11]) for text in texts if text])
 
 
 @pytest.mark.usefixtures("small_sample")
-@pytest.mark.parametrize("number", [1, 5000, 9990])
+@pytest.mark.parametrize("number", [1, 2500, 4995])
 def test_less_text_than_a_sample_is_read_once_and_taken_as_a_whole(tmp_path, number):
-    content = "".join(f"{line}\n" for line in LINES[:number]).encode()
+    content = content_of(LINES[:number])
     for name, packed in (("a.txt", content), ("a.txt.gz", gzip.compress(content))):
         (tmp_path / name).write_bytes(packed)
         texts, num_read = sizes_read([tmp_path / name])

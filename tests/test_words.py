@@ -6,8 +6,9 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-import tokenizers
 from conftest import code_points, make_text
+from families import fast
+from helpers import joined, plain
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference.merges import merged
@@ -54,8 +55,7 @@ def bytes_of(*parts, prefix=False, regex=False):
 def charsmap():
     """A Precompiled normalizer of a few rules, in the format of SentencePiece: a double-array trie, then the texts."""
     rules = {"\t": " ", "\n": " ", "\r": " ", "\r\n": " ", "ﬁ": "fi", "\u00a0": " ", "e\u0301": "é", "Ａ": "A",
-        "½": "1⁄2",
-             "\u200b": " ", "\u00ad": "", "ｶﾞ": "ガ", "ｶ": "カ"}  # fmt: skip
+             "½": "1⁄2", "\u200b": " ", "\u00ad": "", "ｶﾞ": "ガ", "ｶ": "カ"}  # fmt: skip
     texts, place = b"", {}
     for target in dict.fromkeys(rules.values()):
         place[target] = len(texts)
@@ -65,8 +65,7 @@ def charsmap():
 
 
 def double_array(values):
-    """The units of a double-array trie as Darts writes them (Yata, 2008),
-    found by trying one offset after the other."""
+    """The units of a double-array trie as Darts writes them (Yata, 2008), by trying one offset after the other."""
     children = {}
     for key in values:
         for size in range(len(key)):
@@ -76,9 +75,8 @@ def double_array(values):
 
     def put(prefix, place):
         labels = sorted(children[prefix])
-        base = next(
-            b for b in range(1, 4000) if all((b ^ label) not in used for label in labels) and place ^ b < 1 << 21
-        )
+        free = (b for b in range(1, 4000) if used.isdisjoint(b ^ label for label in labels))
+        base = next(b for b in free if place ^ b < 1 << 21)
         units[place] |= (place ^ base) << 10
         if 0 in labels:
             units[place] |= 1 << 8  # a key ends here
@@ -94,20 +92,19 @@ def double_array(values):
     return units
 
 
-def byte_level(pre_tokenizer, normalizer=None, *, suffix=None, edit=None, special=("<|endoftext|>",)):
-    tokenizer = Tokenizer(models.BPE(**({"end_of_word_suffix": suffix} if suffix else {})))
+def byte_level(pre_tokenizer, normalizer=None, *, edit=None, special=("<|endoftext|>",), **suffix):
+    tokenizer = Tokenizer(models.BPE(**suffix))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoders.ByteLevel()
     if normalizer:
         tokenizer.normalizer = normalizer
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=list(special), show_progress=False,
-                                  initial_alphabet=alphabet,
-                                  **({"end_of_word_suffix": suffix} if suffix else {}))  # fmt: skip
+                                  initial_alphabet=alphabet, **suffix)  # fmt: skip
     tokenizer.train_from_iterator([TEXT], trainer)
     content = json.loads(tokenizer.to_str())
-    if suffix:  # as in CLIP's vocabulary: every byte, also at the end of a word
+    for end in suffix.values():  # as in CLIP's vocabulary: every byte, also at the end of a word
         for letter in alphabet:
-            content["model"]["vocab"].setdefault(letter + suffix, len(content["model"]["vocab"]))
+            content["model"]["vocab"].setdefault(letter + end, len(content["model"]["vocab"]))
     if edit:
         edit(content)
     return content
@@ -156,25 +153,8 @@ def sentencepiece_bpe(normalizer, pre_tokenizer, *, added=(), fuse=True, fallbac
 
 def unigram(normalizer, pre_tokenizer, *, fallback=False):
     letters = sorted(set(re.sub(r"[\s水ß]", "", TEXT)))
-    words = [
-        "▁",
-        "▁the",
-        "the",
-        "▁of",
-        "ri",
-        "ver",
-        "▁river",
-        "ing",
-        "--",
-        "---",
-        "aa",
-        "aaa",
-        "fi",
-        "▁don",
-        "한국",
-        "</s>",
-        "한",
-    ]
+    words = ["▁", "▁the", "the", "▁of", "ri", "ver", "▁river", "ing", "--", "---", "aa", "aaa", "fi", "▁don", "한국",
+             "</s>", "한"]  # fmt: skip
     scores = {word: -2.0 - 0.25 * (number % 7) for number, word in enumerate(words + letters)}
     vocabulary = [("<unk>", 0.0), ("<s>", 0.0), *((token, -9.0) for token in BYTES * fallback), *scores.items()]
     tokenizer = Tokenizer(models.Unigram(vocabulary, 0, byte_fallback=fallback))
@@ -186,25 +166,8 @@ def unigram(normalizer, pre_tokenizer, *, fallback=False):
 
 
 def wordpiece(normalizer, pre_tokenizer, *, model=models.WordPiece, edit=None):
-    words = [
-        "[UNK]",
-        "[MASK]",
-        "the",
-        "##s",
-        "of",
-        "riv",
-        "##er",
-        "<",
-        "-",
-        "1",
-        "##2",
-        "水",
-        "##水",
-        "don",
-        "'",
-        "t",
-        "Ω",
-    ]
+    words = ["[UNK]", "[MASK]", "the", "##s", "of", "riv", "##er", "<", "-", "1", "##2", "水", "##水", "don", "'", "t",
+             "Ω"]  # fmt: skip
     letters = sorted(set(re.sub(r"\s", "", TEXT.lower())) - {"z"})
     vocabulary = {token: n for n, token in enumerate(dict.fromkeys([*words, *letters, *("##" + c for c in letters)]))}
     tokenizer = Tokenizer(model(vocabulary, unk_token="[UNK]"))
@@ -217,15 +180,11 @@ def wordpiece(normalizer, pre_tokenizer, *, model=models.WordPiece, edit=None):
     return content
 
 
-def characters():
+def characters(normalizer):
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["[UNK]"], limit_alphabet=40, show_progress=False)
     tokenizer.train_from_iterator([TEXT], trainer)
-    return tokenizer
-
-
-def with_normalizer(tokenizer, normalizer):
     tokenizer.normalizer = normalizer
     return json.loads(tokenizer.to_str())
 
@@ -255,7 +214,7 @@ KINDS = {
     "CLIP": lambda: byte_level(
         bytes_of(pre_tokenizers.Split(Regex(CLIP), "removed", invert=True)),
         normalizers.Sequence([normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]),
-        suffix="</w>",
+        end_of_word_suffix="</w>",
     ),
     "Llama 2": lambda: sentencepiece_bpe(LLAMA, None),
     "Llama 2, new": lambda: sentencepiece_bpe(None, UNSPLIT),
@@ -266,7 +225,7 @@ KINDS = {
     "XLM-R": lambda: unigram(normalizers.Sequence([charsmap(), ONE_SPACE]), META),
     "Strip, a prefix for each word": lambda: unigram(
         normalizers.Sequence([normalizers.Strip(), normalizers.BertNormalizer()]),
-        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+        pre_tokenizers.Sequence([SPLIT, META]),
     ),
     "DeBERTa": lambda: unigram(normalizers.Sequence([normalizers.Strip(), charsmap(), ONE_SPACE]), META),
     "ALBERT": lambda: unigram(
@@ -280,9 +239,7 @@ KINDS = {
     "WordPiece, Whitespace": lambda: wordpiece(normalizers.Lowercase(), pre_tokenizers.Whitespace()),
     "WordPiece, two rules": lambda: wordpiece(None, pre_tokenizers.Sequence([SPLIT, pre_tokenizers.Punctuation()])),
     "WordLevel": lambda: wordpiece(normalizers.NFD(), pre_tokenizers.BertPreTokenizer(), model=models.WordLevel),
-    "characters": lambda: with_normalizer(
-        characters(), normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    ),
+    "characters": lambda: characters(normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])),
     "words added to BERT's": lambda: wordpiece(
         normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer(),
         edit=with_added("01.52", "англ.", "иййо", "river bank", "1a", normalized=True),
@@ -290,19 +247,14 @@ KINDS = {
 }  # fmt: skip
 
 PIECES = [
-    "a", "b", " ", "  ", "   ", "\n", "\n\n", "\r\n", " \n ", "\t", "'", "'s", "'re", "'LL", "'S", "''", "``", "`",
-    "!", "1", "12345",
-    "é", "水", "\u00a0", "\u2003", "\0", "²", "\u0301", "\U0001f600", "don't", "river" * 2, "x" * 63, "x" * 65,
-    "\u2028", "٣", "Ⅷ",
-    "\x85", "the ", "ing", "e\u0301", "e\u0302\u0301", "\u1100", "\u1161", "\u11a8", "가", "\u09c7", "\u09be",
-    "\u0344", "\u212b",
-    "\U00016d67", "\U0001d15e", "\U0001d160", "\u0345\u0334", "=\u0338", "ﬁ\u0301", "ﬁ", "½", "ｶﾞ", "ｶ", "Ａ",
-    "\u00ad", "\u200b",
-    "\u200d", "\u2581", "\u2581\u2581", "\u0130", "ſ", "ﷺ", "¨", "K", "ß", "</s>", "<unk>", "[MASK]",
-    "<|endoftext|>", "<0x41>",
-    "|||IP|||", "|||", "<tag>", " x ", "01.52", "01\u200d.52", "river bank", "unmergeable", "qqq", "HeLLo", "(a).,b",
-    "-" * 5, "\U000e0001",
-    "\ufffd", "\uf8ff", "한국", "--", "\u0600a", "🏻", "иййо", "ий", "и\u0306",
+    "a", "b", " ", "  ", "   ", "\n", "\n\n", "\r\n", " \n ", "\t", "'", "'s", "'re", "'LL", "'S", "''", "``", "`", "!",
+    "1", "12345", "é", "水", "\u00a0", "\u2003", "\0", "²", "\u0301", "\U0001f600", "don't", "river" * 2, "x" * 63,
+    "x" * 65, "\u2028", "٣", "Ⅷ", "\x85", "the ", "ing", "e\u0301", "e\u0302\u0301", "\u1100", "\u1161", "\u11a8", "가",
+    "\u09c7", "\u09be", "\u0344", "\u212b", "\U00016d67", "\U0001d15e", "\U0001d160", "\u0345\u0334", "=\u0338",
+    "ﬁ\u0301", "ﬁ", "½", "ｶﾞ", "ｶ", "Ａ", "\u00ad", "\u200b", "\u200d", "\u2581", "\u2581\u2581", "\u0130", "ſ", "ﷺ",
+    "¨", "K", "ß", "</s>", "<unk>", "[MASK]", "<|endoftext|>", "<0x41>", "|||IP|||", "|||", "<tag>", " x ", "01.52",
+    "01\u200d.52", "river bank", "unmergeable", "qqq", "HeLLo", "(a).,b", "-" * 5, "\U000e0001", "\ufffd", "\uf8ff",
+    "한국", "--", "\u0600a", "🏻", "иййо", "ий", "и\u0306",
 ]  # fmt: skip
 TEXTS = st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 
@@ -328,41 +280,31 @@ def kinds():
     return get
 
 
-def both(tokenizer, texts, *, sentences=False):
-    encoded = [text.encode() for text in texts]
-    offsets = np.append(0, np.cumsum([len(text) + 1 for text in encoded])).astype(np.int64)
-    data = b"".join(text + b"\n" for text in encoded)
-    ways = tokenizer.encode, tokenizer._encode_by_library
-    return [way(data, offsets, sentences=sentences) for way in ways]
-
-
 def assert_exact(tokenizer, texts, *, sentences=False):
+    ways = tokenizer.encode, tokenizer._encode_by_library
     try:
-        ours, theirs = both(tokenizer, texts, sentences=sentences)
+        ours, theirs = (plain(way(*joined(texts), sentences=sentences)) for way in ways)
     except TokenizerError as error:  # a special token in the text, and no unknown one
         if error.kind != "tokenizer-lacks-token":
             raise
         return
-    assert ours.ids.tolist() == theirs.ids.tolist()
-    assert ours.documents.tolist() == theirs.documents.tolist()
-    assert ours.ids.dtype == theirs.ids.dtype
-    assert ours.special_ids_replaced == theirs.special_ids_replaced
-    if sentences:
-        assert ours.sentences.tolist() == theirs.sentences.tolist()
+    assert ours == theirs
 
 
-@pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=40)
+LIKE_OTHERS = {"Qwen", "DeBERTa", "GPT-2 in lower case", "WordPiece, Whitespace"}  # cl100k, XLM-R, GPT-2, at spaces
+AGAIN = [TEXT + "".join(PIECES)] * 2  # the second time from the tables
+
+
+@pytest.mark.parametrize("name", fast(KINDS, among=KINDS.keys() - LIKE_OTHERS))
+@settings(max_examples=settings().max_examples // 6)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=6), sentences=st.booleans())
+@example(texts=AGAIN, sentences=False)
+@example(texts=[AGAIN[0][::-1], AGAIN[0]], sentences=False)
 @example(texts=["a  the  of the.", "a  the. AB. ", "a  the  of the.", "a  the. AB. "], sentences=False)
 @example(texts=["   a", " a  ", "\n\n a", "a \n", "'re're", " 's", "a\u00a0\u00a0b", "\0a\0", ""], sentences=False)
-@example(
-    texts=["a  b", "|||IP||| the", "e\u0301t\u00e9", "quite", "", "x" * 70 + "e\u0301" + "x" * 70], sentences=False
-)
-@example(
-    texts=["\u0101\u302a\u302a\u0323", "\u1680\u200d\u0307", "\u3000\u200d\u034f", "\u00e9\U0001d49c\u0334\u0308"],
-    sentences=False,
-)
+@example(texts=["a  b", "|||IP||| the", "e\u0301t\u00e9", "quite", "", f"{'x' * 70}e\u0301{'x' * 70}"], sentences=False)
+@example(texts=["\u0101\u302a\u302a\u0323", "\u1680\u200d\u0307", "\u3000\u200d\u034f"], sentences=False)
+@example(texts=["\u00e9\U0001d49c\u0334\u0308"], sentences=False)
 @example(texts=["\u0301\U00017307\n\nx", "=\u0338\n\ni", ".\u200d", "\u0f73\u2581", "\x1f"], sentences=True)
 def test_ids_are_those_of_the_library(kinds, name, texts, sentences):
     assert_exact(kinds(name), texts, sentences=sentences)
@@ -371,12 +313,8 @@ def test_ids_are_those_of_the_library(kinds, name, texts, sentences):
 def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():
     parts = normalizers.Sequence([normalizers.Strip(), normalizers.Replace("q", "")])
     content = json.dumps(unigram(parts, pre_tokenizers.Metaspace()))
-    for text in (
-        "q\u2003a\u6c34",
-        "q\x85a\u6c34",
-        " q \u6c34 ",
-        "q\x85e\u0301",
-    ):  # the kernel stops there, asks, and goes on
+    # the kernel stops there, asks, and goes on
+    for text in ("q\u2003a\u6c34", "q\x85a\u6c34", " q \u6c34 ", "q\x85e\u0301"):
         assert_exact(Ours(content), [text, "x", text])
 
 
@@ -391,16 +329,10 @@ def test_code_points_alone_and_among_others(kinds, name):
     assert_exact(kinds(name), texts)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_text_is_encoded_again_from_the_tables(kinds, name):
-    tokenizer, text = kinds(name), TEXT + "".join(PIECES)
-    assert_exact(tokenizer, [text, text])
-    assert_exact(tokenizer, [text[::-1], text])
+LONG = ["GPT-2", "OLMo", "Llama 2", "T5", "XLM-R", "StarCoder", "WordPiece at spaces", "CLIP"]
 
 
-@pytest.mark.parametrize(
-    "name", ["GPT-2", "OLMo", "Llama 2", "T5", "XLM-R", "StarCoder", "WordPiece at spaces", "CLIP"]
-)
+@pytest.mark.parametrize("name", fast(LONG, among=["OLMo", "Llama 2", "T5"]))
 def test_words_of_any_length(kinds, name):
     tokenizer = kinds(name)
     for length in (1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 63, 64, 65, 300, 4079, 4080, 4081, 5000):
@@ -416,9 +348,12 @@ def test_words_that_do_not_fit_the_tables(kinds, monkeypatch):
     monkeypatch.setattr(engine, "STABLE_SLOTS", 8)
     for name in ("GPT-2", "OLMo", "T5"):
         small = Ours(kinds(name).files[TOKENIZER].decode())
-        for length in (1, 7, 8, 9, 15, 16, 17, 64, 65, 300):
-            words = [chr(97 + (k * length) % 26) * length + "\u0323\u0301"[: k % 3] for k in range(60)]
+        for length in (1, 8, 16, 17, 65, 300):
+            words = [chr(97 + (k * length) % 26) * length + "\u0323\u0301"[: k % 3] for k in range(40)]
             assert_exact(small, [" ".join(words), " ".join(words[::-1])])
+
+
+MergeTables = namedtuple("MergeTables", ["pairs", "merged"])
 
 
 @given(
@@ -430,7 +365,7 @@ def test_merges(pairs, ids):
     merges = {rank: (left, right, 6 + rank % 6) for rank, (left, right) in enumerate(pairs)}
     table, results = np.full(128, kernels.EMPTY), np.array([each for _, _, each in merges.values()], np.int32)
     kernels.add_pairs(*np.array([*pairs], np.int64).reshape(-1, 2).T.copy(), np.arange(len(pairs)), table)
-    tables = namedtuple("Tables", ["pairs", "merged"])(table, results)
+    tables = MergeTables(table, results)
     found, runs = np.array(ids), engine.new_runs()
     runs.ids[: found.size] = found
     assert runs.ids[: kernels._merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
@@ -462,15 +397,12 @@ def test_a_trie_holds_its_tokens_and_no_others(tokens, others):
 
 
 @pytest.mark.parametrize("vocab_size", [65_536, 65_537, 300_000])
-@pytest.mark.slow
 def test_large_vocabularies(vocab_size):
     content = byte_level(bytes_of(regex=True), edit=ignoring_merges)
-    vocabulary = content["model"]["vocab"]
-    first = len(vocabulary) + 8
-    vocabulary |= {f"Ġw{number}": number for number in range(first, vocab_size)}
+    numbers = range(vocab_size - 300, vocab_size)
+    content["model"]["vocab"] |= {f"Ġw{number}": number for number in numbers}
     tokenizer = Ours(json.dumps(content))
     assert tokenizer.token_dtype == ("<u2" if vocab_size <= 1 << 16 else "<u4")
-    numbers = np.random.default_rng(0).integers(first, vocab_size, 500)
     assert_exact(tokenizer, [" " + " w".join(map(str, numbers)), f" w{vocab_size - 1}", TEXT])
     assert tokenizer.engine
 
@@ -518,8 +450,7 @@ def _edited(name, **parts):
          "nothing cuts text into words"),
         (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("a bé1", normalized=True)),
          "its normalizer may make the added token 'a bé1' of other text"),
-        (lambda: byte_level(bytes_of(regex=True), normalizers.Replace("``", '"'), edit=with_added("a`",
-         normalized=True)),
+        (lambda: byte_level(bytes_of(regex=True), QUOTES[0], edit=with_added("a`", normalized=True)),
          "its normalizer may make the added token 'a`' of other text"),
         (lambda: unigram(normalizers.Sequence([ONE_SPACE, charsmap()]), META),
          "its normalizer joins spaces that its rules tell apart"),
@@ -530,7 +461,7 @@ def _edited(name, **parts):
         (lambda: unigram(normalizers.Sequence([normalizers.Replace("a ", "xy"), normalizers.Replace(" ", "-")]), META),
          "its normalizer replaces 'a ', and later ' '"),
         (lambda: byte_level(bytes_of(*isolated(r"\w+?|\W"))),
-        "its regular expression has a lazy or possessive repetition"),
+         "its regular expression has a lazy or possessive repetition"),
         (lambda: byte_level(bytes_of(*isolated(r"^a|[^a]+|a"))), "its regular expression contains '^a|'"),
         (lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=with_added("e\u0301", normalized=True)),
          "its normalizer changes the added token 'e\u0301'"),
@@ -545,7 +476,7 @@ def test_what_no_engine_takes_is_left_to_the_library_with_a_reason(content, reas
     assert tokenizer.engine_refusal == reason
     theirs = tokenizer._tokenizer.encode("the river", add_special_tokens=False).ids
     if "dropout" not in reason:
-        assert both(tokenizer, ["the river"])[0].ids.tolist()[: len(theirs)] == theirs
+        assert tokenizer.encode(*joined(["the river"]), sentences=False).ids.tolist()[: len(theirs)] == theirs
 
 
 def test_a_text_whose_first_characters_have_no_normal_form(kinds):
@@ -601,7 +532,7 @@ PATTERNS = st.lists(
 ).map(lambda parts: "|".join(map("".join, parts)))  # fmt: skip
 
 
-@settings(max_examples=300)
+@settings(max_examples=2 * settings().max_examples)
 @given(PATTERNS, st.lists(st.text("abAB \n水", max_size=14), min_size=1, max_size=4))
 @example(GPT2_RULE, ["it's  a  \n b", "don't   "])
 @example(CL100K, ["it'S  a \n\n b12345", "a\r\n  \n c  "])
@@ -609,7 +540,6 @@ def test_rules_find_what_the_library_finds(pattern, texts):
     try:
         rules = Rules([parse(pattern)])
     except Unsupported:
-        assert tokenizers.pre_tokenizers.Split(Regex(pattern), "removed", invert=True) is not None
         return
     split = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
     for text in texts:
