@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import LONGFORMER, TABLES
-from training import SMALL, refused_run, train, train_twice
+from training import QUIET, SMALL, TINY, refused_run, train, train_twice
 
 from bertrain import assemble, optim
 from bertrain.config import Config
@@ -39,7 +39,7 @@ def longformer(tmp_path):
 
 def run(dataset, out, **options):
     """The entries of a run's log that are of steps."""
-    log = train(dataset.path, out, **{"model": "bert-tiny", "eval_every": 0, "steps": 1} | options)
+    log = train(dataset.path, out, **QUIET | {"steps": 1} | options)
     return [entry for entry in log if "loss" in entry]
 
 
@@ -155,7 +155,7 @@ def test_a_fault_of_an_entry_is_one_sentence_that_names_it(dataset, tmp_path, na
     option = name.partition(",")[0]
     table = {"objective": OBJECTIVES, "optimizer": optim.OPTIMIZERS, "schedule": optim.SCHEDULES}[option]
     table["own"] = FAULTS[name]
-    options = {"model": "bert-tiny", "steps": 1, "warmup": 0, option: "mlm+own" if option == "objective" else "own"}
+    options = {"model": TINY, "steps": 1, "warmup": 0, option: "mlm+own" if option == "objective" else "own"}
     assert refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option=option).given == "own"
 
 
@@ -163,7 +163,7 @@ def test_a_loss_of_ones_own_that_is_not_finite_is_named(dataset, tmp_path):
     OBJECTIVES["nan"] = faulty(
         forward=lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean() * torch.nan, 0)
     )
-    options = {"objective": "mlm+nan", "model": "bert-tiny", "steps": 1}
+    options = {"objective": "mlm+nan", "model": TINY, "steps": 1}
     assert "nan_loss" in refused_run(dataset.path, tmp_path / "run", **options, kind="not-finite", option="lr").sentence
 
 
@@ -173,7 +173,7 @@ def test_a_compiled_loss_that_is_none_is_one_sentence_too(dataset, tmp_path, mon
     compiled = functools.partialmethod(torch.nn.Module.compile, backend="eager")
     monkeypatch.setattr(Learner, "compile", compiled)
     OBJECTIVES["rows"] = FAULTS["objective, rows"]
-    options = {"objective": "mlm+rows", "model": "bert-tiny", "steps": 1, "compile": "on"}
+    options = {"objective": "mlm+rows", "model": TINY, "steps": 1, "compile": "on"}
     refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option="objective")
 
 
@@ -184,7 +184,7 @@ def test_a_buffer_that_grows_with_the_layers_is_refused(dataset, tmp_path):
             self.register_buffer("of_layers", torch.zeros(model.config.num_hidden_layers))
 
     OBJECTIVES["layers"] = Layers
-    options = {"objective": "layers", "model": "bert-tiny", "grow": "1,2", "grow_at": 0.5, "steps": 2, "eval_every": 0}
+    options = QUIET | {"objective": "layers", "grow": "1,2", "grow_at": 0.5, "steps": 2}
     refusal = refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option="grow")
     assert "objectives.layers.of_layers" in refusal.sentence
 
@@ -232,24 +232,21 @@ def test_a_resumed_objective_of_another_shape_is_named(dataset, tmp_path):
     OBJECTIVES["halves"] = Halves
     run(dataset, tmp_path / "run", objective="mlm+halves")
     OBJECTIVES["halves"] = Other
-    options = {"objective": "mlm+halves", "model": "bert-tiny", "steps": 2}
+    options = {"objective": "mlm+halves", "model": TINY, "steps": 2}
     refusal = refused_run(dataset.path, tmp_path / "run", **options, kind="other-settings", option="objective")
     assert "objectives.halves.head.weight" in refusal.sentence
 
 
-@pytest.mark.parametrize(
-    ("option", "name", "kind", "given"),
-    [
+def test_names_that_there_are_not_are_refused(dataset, tmp_path):
+    for option, name, kind, given in (
         ("objective", "mlm+sop", "unknown", "sop"),
         ("objective", "mlm+", "unknown", ""),
         ("optimizer", "lamb", "unknown", "lamb"),
         ("schedule", "step", "unknown", "step"),
         ("objective", "mlm+nsp", "conflict", "mlm+nsp"),  # which needs pairs, and not packed rows
-    ],
-)
-def test_names_that_there_are_not_are_refused(dataset, tmp_path, option, name, kind, given):
-    options = {option: name, "steps": 1} | ({"isolate_documents": True} if kind == "conflict" else {})
-    assert refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option).given == given
+    ):
+        options = {option: name, "steps": 1} | ({"isolate_documents": True} if kind == "conflict" else {})
+        assert refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option).given == given
 
 
 def test_weight_decay_betas_epsilon_and_clipping_are_options_and_stand_in_run_json(dataset, tmp_path, monkeypatch):
