@@ -118,7 +118,9 @@ def test_proposals_are_the_most_probable_whole_words_in_the_place(checkpoint):
 def test_each_row_with_a_mask_goes_through_the_model_once(checkpoint, monkeypatch):
     made, rows, done = proposer(checkpoint), [], []
     logits = made._encoder.logits
-    monkeypatch.setattr(made._encoder, "logits", lambda **given: rows.append(len(given["input_ids"])) or logits(**given))
+    monkeypatch.setattr(
+        made._encoder, "logits", lambda **given: rows.append(len(given["input_ids"])) or logits(**given)
+    )
     both = made.propose(["the river", "the light", "salt"], done.append)
     assert (sum(rows), sum(done), both.shape) == (4, 5, (5, 5))  # "the [MASK]" is one row
     monkeypatch.setattr(augment, "PLACES", 4)
