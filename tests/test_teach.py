@@ -17,20 +17,7 @@ from families import SMALL as FAMILIES_HERE
 from families import model_of
 from helpers import invoke, refused, refuses, succeeds
 from hypothesis import given
-from training import (
-    FORKS,
-    QUIET,
-    SMALL,
-    TINY,
-    entries,
-    flags,
-    learner,
-    losses,
-    on_ranks,
-    refused_run,
-    train,
-    train_twice,
-)
+from training import FORKS, QUIET, TINY, entries, flags, learner, losses, on_ranks, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 import bertdata
@@ -65,7 +52,7 @@ def big(dataset, once):
 
 
 def ask(dataset, big, out, *more, top_k=64):
-    options = ["--model", big, "--data", dataset.path, "--out", out, "--length", SMALL["length"], "--top-k", top_k]
+    options = ["--model", big, "--data", dataset.path, "--out", out, "--length", 32, "--top-k", top_k]
     return [str(item) for item in [*options, "--batch-size", 8, "--unit-samples", UNIT, *more]]
 
 
@@ -85,7 +72,7 @@ def contents(directory):
 
 
 def loader_of(dataset, **more):
-    return bertdata.Loader(dataset, length=SMALL["length"], **{"variants": VARIANTS} | more)
+    return bertdata.Loader(dataset, length=32, **{"variants": VARIANTS} | more)
 
 
 # ------------------------------------------------------------------------------------------------------------ variants
@@ -118,9 +105,7 @@ def test_the_state_of_a_stream_with_variants_is_another(dataset):
 # --------------------------------------------------------------------------------------------------------------- cache
 
 
-def test_a_cache_holds_the_most_probable_tokens_of_the_complete_softmax_and_the_mass_of_the_others(
-    dataset, big, caches
-):
+def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
     loader = loader_of(dataset, teacher_cache=str(caches["few"]))
     weights = learner(model.load(checkpoint.find(big))).eval()
     positions = np.array([0, 1, 35, 36, 37, 38, 5, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
@@ -429,8 +414,8 @@ def test_the_doctor_knows_the_seed_and_the_shuffle_of_a_cache(dataset, big, tmp_
     more = ["--seed", 1, "--shuffle", "blocks"]
     out = tmp_path / "logits"
     succeeds(teacher.main, *ask(dataset, big, out, "--max-samples", 20, *more, top_k=4))
-    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher-cache", out, "--steps", 2]
-    given += ["--global-batch-size", 8]
+    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher-cache", out, "--steps", 2,
+             "--global-batch-size", 8]  # fmt: skip
     succeeds(doctor.main, *given, *more)
     assert "seed was 1" in invoke(doctor.main, *given).output
 
@@ -499,11 +484,9 @@ def test_gradients_of_the_divergence_are_right_and_finite(k):
 def test_cached_and_asked_give_the_same_losses(dataset, big, caches, tmp_path):
     options = QUIET | {"steps": 4, "distil": "logits", "temperature": 2.0}
     asked = train(dataset.path, tmp_path / "asked", teacher=str(big), **options)
-    logs = {
-        name: train(dataset.path, tmp_path / name, teacher_cache=str(path), **options) for name, path in caches.items()
-    }
     for name, tolerance in (("all", 1e-3), ("few", 0.15)):
-        for ours, theirs in zip(logs[name], asked, strict=True):
+        log = train(dataset.path, tmp_path / name, teacher_cache=str(caches[name]), **options)
+        for ours, theirs in zip(log, asked, strict=True):
             if "distil_loss" in ours:
                 assert ours["distil_loss"] == pytest.approx(theirs["distil_loss"], rel=tolerance)
                 assert ours["agreement"] == pytest.approx(theirs["agreement"], abs=0.1)
@@ -701,9 +684,8 @@ def test_a_teacher_is_no_part_of_its_student(pupil):
     objective = module.objectives["distil"]
     teaching = objective.teacher._encoder
     before = hashlib.sha256(pickle.dumps(teaching.state_dict())).digest()
-    assert module.objective_parameters().keys() == {
-        f"objectives.distil.projection.{name}" for name in ("weight", "bias")
-    }
+    names = {f"objectives.distil.projection.{name}" for name in ("weight", "bias")}
+    assert module.objective_parameters().keys() == names
     module.train()
     found, piece = taught(module, batch)
     sum(found.values()).backward()
