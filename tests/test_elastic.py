@@ -189,24 +189,18 @@ def test_a_space_has_all_sizes_that_fit_and_picks_each_as_often(configs):
     assert [modern[number] for number in range(len(modern))] == [Sizes(3, w, w // 8, 48) for w in (16, 24, 32)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "error"),
-    [
-        ("bert", "layers=1:2", "out-of-range"),
-        ("bert", "width=10:32:8", "malformed"),
-        ("bert", "depth=1:3", "malformed"),
-        ("bert", "layers=1:3,layers=2:3", "malformed"),
-        ("bert", "layers=1:3,", "malformed"),
-        ("bert", "heads=3:4,width=14:32:18", "conflict"),
-        ("bert", "heads=2:4,width=30:32", "conflict"),
-        ("modernbert", "width=16:32:8", "conflict"),
-    ],
-)
-def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs, kind, text, error):
-    config = complete(configs, kind).config
-    with refuses(error, "elastic") as caught:
-        Space(text, config)
-    assert caught.value.given == text
+def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs):
+    for kind, error, *texts in (
+        ("bert", "out-of-range", "layers=1:2"),
+        ("bert", "malformed", "width=10:32:8", "depth=1:3", "layers=1:3,layers=2:3", "layers=1:3,"),
+        ("bert", "conflict", "heads=3:4,width=14:32:18", "heads=2:4,width=30:32"),
+        ("modernbert", "conflict", "width=16:32:8"),
+    ):
+        config = complete(configs, kind).config
+        for text in texts:
+            with refuses(error, "elastic") as caught:
+                Space(text, config)
+            assert caught.value.given == text
 
 
 def test_sub_networks_are_not_compiled():
@@ -341,10 +335,8 @@ def searched(space, method, seed, **more):
         asked.append(sizes)
         return made_up(sizes)[1]
 
-    options = {"trials": 12, "limit": 9.0} | more
-    found = search.search(
-        space, method=method, seed=seed, latency=lambda sizes: made_up(sizes)[0], loss=loss, **options
-    )
+    options = {"method": method, "seed": seed, "trials": 12, "limit": 9.0} | more
+    found = search.search(space, latency=lambda sizes: made_up(sizes)[0], loss=loss, **options)
     assert list(found) == asked
     assert all(made_up(sizes)[0] <= options["limit"] for sizes in found)
     return found
@@ -421,15 +413,11 @@ def test_a_search_among_slow_sub_networks_shows_that_it_works(configs, tmp_path,
     assert "45 timed" in shown.getvalue()
 
 
-@pytest.mark.parametrize(("given", "kind"), [("5", "malformed"), ("0ms", "malformed"), ("0.000001ms", "out-of-range")])
-def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, given, kind, monkeypatch):
+def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, bert_run, monkeypatch):
     monkeypatch.setattr(search, "DRAWS", 3)
-    common = ["search", "--checkpoint", trained, "--data", dataset.path, "--out", tmp_path / "out"]
-    refused(*common, "--latency", given, kind=kind, option="latency")
-
-
-def test_a_run_without_sub_networks_is_not_searched(dataset, tmp_path, bert_run):
-    common = ["--checkpoint", bert_run, "--data", dataset.path, "--latency", "1s", "--out", tmp_path / "out"]
-    refused("search", *common, kind="unsupported", option="checkpoint")
+    common = ["search", "--data", dataset.path, "--out", tmp_path / "out", "--checkpoint"]
+    for given, kind in (("5", "malformed"), ("0ms", "malformed"), ("0.000001ms", "out-of-range")):
+        refused(*common, trained, "--latency", given, kind=kind, option="latency")
+    refused(*common, bert_run, "--latency", "1s", kind="unsupported", option="checkpoint")  # without sub-networks
     done = succeeds("extract", "--checkpoint", bert_run, "--layers", 1, "--out", tmp_path / "small")
     assert "--elastic" in done.stderr
