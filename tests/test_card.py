@@ -4,11 +4,12 @@ import json
 import re
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 from helpers import succeeds
 from huggingface_hub import ModelCard
-from training import train
+from training import TINY, train
 from transformers import AutoModelForMaskedLM
 
 from bertrain import extract, finetune
@@ -17,9 +18,7 @@ from bertrain.pretrain import pretrain
 from bertrain.runtime import card, checkpoint
 from bertrain.tasks import TASKS
 
-BERT = {
-    "model_type": "bert", "num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32,
-}  # fmt: skip
+BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
 OPTIONS = {"steps": 4, "save_every": 2, "eval_every": 2, "average": 0.5, "mlm_probability": 0.3}
 
 
@@ -47,9 +46,8 @@ def cells(directory):
 @pytest.mark.parametrize("name", ["step-00000002", "step-00000004", "average-00000004"])
 def test_the_hub_reads_a_card(trained, name):
     about = ModelCard.load(trained / name / "README.md")
-    assert about.data.to_dict() == {
-        "library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bertrain", "bert"], "license": "other",
-    }  # fmt: skip
+    data = {"library_name": "transformers", "pipeline_tag": "fill-mask", "tags": ["bertrain", "bert"]}
+    assert about.data.to_dict() == data | {"license": "other"}
     title = about.text.lstrip().splitlines()[0]
     assert title.startswith(f"# run after step {int(name[-8:])}")
     assert ("mean" in title) == name.startswith("average")
@@ -71,9 +69,7 @@ def test_a_card_has_the_numbers_of_the_run(trained, dataset, name):
     assert f"| `{stated['dataset_id']}` | {dataset.num_documents:,} | {dataset.num_tokens:,} | 1 |" in text
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("step-00000004", "validation"), ("average-00000004", "average")]
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "kind"), [("step-00000004", "validation"), ("average-00000004", "average")])
 def test_the_last_card_has_the_loss_that_was_measured_after_its_checkpoint(trained, name, kind):
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     last = [entry for entry in log if "validation_loss" in entry][-1]
@@ -83,16 +79,12 @@ def test_the_last_card_has_the_loss_that_was_measured_after_its_checkpoint(train
     reference = json.loads((trained / "run.json").read_bytes())["resolved"]["reference_loss"]
     assert rows["guessing by frequency alone, on the train split"] == f"{reference['unigram']:.4f} nats a token"
     assert (rows["right"], rows["after step"]) == (f"{last[f'{kind}_accuracy']:.2%}", "4")
-
-
-def test_an_earlier_card_has_the_loss_that_was_known(trained):
-    assert "validation loss" not in cells(trained / "step-00000002")
+    assert "validation loss" not in cells(trained / "step-00000002")  # nothing was known then
 
 
 def test_the_options_of_a_card_are_those_that_differ(trained):
-    (line,) = re.findall(
-        r"^    bertrain pretrain (--model .*)$", (trained / "step-00000004/README.md").read_text(), re.M
-    )
+    text = (trained / "step-00000004" / "README.md").read_text()
+    (line,) = re.findall(r"^    bertrain pretrain (--model .*)$", text, re.MULTILINE)
     words = shlex.split(line)
     given = dict(zip(words[::2], words[1::2], strict=True))
     config = json.loads((trained / "run.json").read_bytes())["config"]
@@ -110,23 +102,18 @@ def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):
     assert len(names["tokenizer"]) == dataset.special_tokens.vocab_size
 
 
-def test_an_edited_card_is_kept_and_harms_no_checkpoint(run):
-    for name in ("step-00000004", "average-00000004"):
-        (run / name / "README.md").write_text("mine\n")
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_edited_card_is_kept_harms_no_checkpoint_and_outlives_one_of_its_step(run, is_damaged):
+    cards = [run / name / "README.md" for name in ("step-00000004", "average-00000004")]
+    for path in cards:
+        path.write_text("mine\n")
     assert checkpoint.find(run).name == "step-00000004"
-    options = json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}
-    pretrain(Config(**options))
-    assert {(run / name / "README.md").read_text() for name in ("step-00000004", "average-00000004")} == {"mine\n"}
-    (run / "step-00000004" / "README.md").unlink()
-    assert checkpoint.find(run).name == "step-00000004"
-
-
-def test_an_edited_card_outlives_a_damaged_checkpoint_of_its_step(run):
-    (run / "step-00000004" / "README.md").write_text("mine\n")
-    (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
+    if is_damaged:
+        (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
     pretrain(Config(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
+    assert [path.read_text() for path in cards] == ["mine\n"] * 2
+    cards[0].unlink()
     assert checkpoint.find(run).name == "step-00000004"
-    assert (run / "step-00000004" / "README.md").read_text() == "mine\n"
 
 
 def test_a_change_of_one_letter_is_seen(run):

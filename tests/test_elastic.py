@@ -13,51 +13,46 @@ import numpy as np
 import pytest
 import torch
 from conftest import SPECIAL
+from families import SMALL, four_rows
 from helpers import refuses
 from torch.func import functional_call
 from tqdm import tqdm
-from training import entries, flags, learner, losses, on_ranks, train
+from training import QUIET, entries, flags, learner, losses, on_ranks, refused_run, remove_after, train
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
-import bertdata
-from bertrain import assemble, extract, feed, search
+from bertrain import assemble, extract, search
 from bertrain.__main__ import main
 from bertrain.config import Config
 from bertrain.models import build, elastic
 from bertrain.models.elastic import Sizes, Space
 from bertrain.objectives.elastic import Elastic
-from bertrain.pretrain import main as pretrain_main
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
 
 CPU = torch.device("cpu")
 WHOLE = Sizes(3, 32, 4, 48)
-SHARED = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 3, "intermediate_size": 48,
-          "max_position_embeddings": 80}  # fmt: skip
-BERT = SHARED | {"model_type": "bert", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-MODERN = SHARED | {"model_type": "modernbert", "global_attn_every_n_layers": 2, "local_attention": 8}
+SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}
 SPACE = "layers=1:3,width=16:32:8,heads=2:4,feed_forward=16:48:16"
 SMALLER = {
     "bert": [Sizes(1, 16, 2, 16), Sizes(2, 24, 4, 48), Sizes(3, 16, 4, 32), WHOLE],
     "modernbert": [Sizes(1, 16, 2, 16), Sizes(2, 24, 3, 48), WHOLE],
 }
-RUN = {"elastic": SPACE, "steps": 6, "micro_batch_size": 3}
+RUN = {"elastic": SPACE, "steps": 6, "micro_batch_size": 3, "save_every": 3}
 
 
 @pytest.fixture(scope="module")
-def configs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    for name, values in (("bert", BERT), ("modernbert", MODERN)):
-        (folder / f"{name}.json").write_text(json.dumps(values))
-    return {name: str(folder / f"{name}.json") for name in ("bert", "modernbert")}
+def configs(once):
+    def make(folder):
+        for name in SMALLER:
+            (folder / f"{name}.json").write_text(json.dumps({"model_type": name} | SMALL[name] | SHAPE))
+
+    return {name: str(once("configs", make) / f"{name}.json") for name in SMALLER}
 
 
 @pytest.fixture(scope="module")
-def trained(dataset, tmp_path_factory, configs):
+def trained(dataset, once, configs):
     """A run of a bert with sub-networks, of six steps. Tests must not change it."""
-    out = tmp_path_factory.mktemp("elastic") / "run"
-    train(dataset.path, out, model=configs["bert"], **RUN)
-    return out
+    return once("run", lambda folder: train(dataset.path, folder / "run", model=configs["bert"], **RUN)) / "run"
 
 
 def complete(configs, kind):
@@ -67,11 +62,6 @@ def complete(configs, kind):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     return model
-
-
-def piece_of(dataset, **more):
-    batch = bertdata.Loader(dataset, length=32, **more).read(np.arange(40, 44))
-    return next(feed.micro_batches(batch, size=4, count=1, device=CPU))
 
 
 def succeeds(*arguments):
@@ -131,25 +121,20 @@ def test_each_tensor_is_the_slice_that_the_rule_says_and_the_logits_inside_are_t
         assert parameter.untyped_storage().data_ptr() != own[name].untyped_storage().data_ptr()
     ids = torch.randint(5, 83, (3, 20), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(20) < torch.tensor([[20], [13], [5]])).long()
-    inside = functional_call(
-        elastic.skeleton(model, sizes).eval(), elastic.slices(model, small), kwargs={"input_ids": ids,
-                                                                                     "attention_mask": mask}
-    )  # fmt: skip
+    batch, skeleton = {"input_ids": ids, "attention_mask": mask}, elastic.skeleton(model, sizes).eval()
+    inside = functional_call(skeleton, elastic.slices(model, small), kwargs=batch)
     extract.write(small, Path(dataset.path), tmp_path / "small")
     outside = AutoModelForMaskedLM.from_pretrained(tmp_path / "small").eval()
     assert elastic.sizes_of(outside.config) == sizes
-    with torch.no_grad():
-        torch.testing.assert_close(outside(input_ids=ids, attention_mask=mask).logits, inside.logits.detach(),
-                                   rtol=0, atol=1e-6)  # fmt: skip
+    torch.testing.assert_close(outside(**batch).logits, inside.logits, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", SMALLER)
-@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize(("kind", "isolate"), [("bert", False), ("modernbert", True)])
 def test_gradients_are_the_means_of_those_of_sub_networks_alone(configs, dataset, kind, isolate):
     model, chosen = complete(configs, kind), SMALLER[kind][:2]
-    piece = piece_of(dataset, samples="packed" if isolate else "windows")
-    made = Elastic(model, learner(model).objectives, space=Space("layers=3", model.config), number=2, seed=0,
-                   isolate=isolate)  # fmt: skip
+    _, piece = four_rows(dataset, 40, samples="packed" if isolate else "windows")
+    space = Space("layers=3", model.config)
+    made = Elastic(model, learner(model).objectives, space=space, number=2, seed=0, isolate=isolate)
     made.use(chosen)
     loss = made(**piece)["mlm"]
     loss.sum.backward()
@@ -173,7 +158,7 @@ def test_gradients_are_the_means_of_those_of_sub_networks_alone(configs, dataset
 
 
 def test_a_sub_network_as_large_as_the_model_learns_as_the_model_does(configs, dataset):
-    model, piece = complete(configs, "bert"), piece_of(dataset)
+    model, (_, piece) = complete(configs, "bert"), four_rows(dataset, 40)
     made = Elastic(model, learner(model).objectives, space=Space(SPACE, model.config), number=1, seed=0)
     made.use([WHOLE])
     assert made(**piece)["mlm"].sum.item() == learner(model)(**piece)["mlm"].sum.item()
@@ -204,54 +189,34 @@ def test_a_space_has_all_sizes_that_fit_and_picks_each_as_often(configs):
     assert [modern[number] for number in range(len(modern))] == [Sizes(3, w, w // 8, 48) for w in (16, 24, 32)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "error"),
-    [
-        ("bert", "layers=1:2", "out-of-range"),
-        ("bert", "width=10:32:8", "malformed"),
-        ("bert", "depth=1:3", "malformed"),
-        ("bert", "layers=1:3,layers=2:3", "malformed"),
-        ("bert", "layers=1:3,", "malformed"),
-        ("bert", "heads=3:4,width=14:32:18", "conflict"),
-        ("bert", "heads=2:4,width=30:32", "conflict"),
-        ("modernbert", "width=16:32:8", "conflict"),
-    ],
-)
-def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs, kind, text, error):
-    config = complete(configs, kind).config
-    with refuses(error, "elastic") as caught:
-        Space(text, config)
-    assert caught.value.given == text
+def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs):
+    for kind, error, *texts in (
+        ("bert", "out-of-range", "layers=1:2"),
+        ("bert", "malformed", "width=10:32:8", "depth=1:3", "layers=1:3,layers=2:3", "layers=1:3,"),
+        ("bert", "conflict", "heads=3:4,width=14:32:18", "heads=2:4,width=30:32"),
+        ("modernbert", "conflict", "width=16:32:8"),
+    ):
+        config = complete(configs, kind).config
+        for text in texts:
+            with refuses(error, "elastic") as caught:
+                Space(text, config)
+            assert caught.value.given == text
 
 
-@pytest.mark.parametrize(
-    ("given", "kind", "option"),
-    [
-        ({"sub_networks": 3}, "needs-option", "sub_networks"),
-        ({"elastic": SPACE, "sub_networks": 0}, "out-of-range", "sub_networks"),
-        ({"elastic": SPACE, "grow": "1,3", "grow_at": "0.5"}, "conflict", "elastic"),
-        ({"elastic": SPACE, "gradient_checkpointing": True}, "conflict", "gradient_checkpointing"),
-        ({"elastic": SPACE, "compile": "on"}, "conflict", "compile"),
-        ({"elastic": SPACE, "teacher": "t", "distil": "hidden"}, "conflict", "distil_layers"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(given, kind, option):
-    with refuses(kind, option):
-        Config(data="x", out="y", **given)
+def test_sub_networks_are_not_compiled():
     assert not Config(data="x", out="y", elastic=SPACE).compiles(on_gpu=True)
 
 
 def test_a_family_without_sub_networks_is_refused_before_the_first_step(dataset, tmp_path):
-    config = {name: value for name, value in BERT.items() if name != "model_type"} | {"model_type": "electra"}
-    (tmp_path / "electra.json").write_text(json.dumps(config | {"embedding_size": 16}))
-    given = flags(dataset.path, tmp_path / "run", model=tmp_path / "electra.json", elastic=SPACE, steps=2)
-    assert helpers.refused(pretrain_main, *given, kind="unsupported").given == "electra"
+    (tmp_path / "electra.json").write_text(json.dumps({"model_type": "electra"} | SMALL["electra"]))
+    options = {"model": tmp_path / "electra.json", "elastic": SPACE, "kind": "unsupported"}
+    assert refused_run(dataset.path, tmp_path / "run", **options).given == "electra"
 
 
 def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_first_step(dataset, tmp_path, configs):
-    options = {"model": configs["bert"], "elastic": "layers=1:3", "sub_networks": 1, "steps": 1, "eval_every": 0}
-    given = flags(dataset.path, tmp_path / "run", **options, lr_scale="embeddings|cls|layer.0=0")
-    helpers.refused(pretrain_main, *given, kind="nothing-to-train", option="lr_scale")
+    options = QUIET | {"model": configs["bert"], "elastic": "layers=1:3", "sub_networks": 1, "steps": 1}
+    frozen = {"lr_scale": "embeddings|cls|layer.0=0", "kind": "nothing-to-train", "option": "lr_scale"}
+    refused_run(dataset.path, tmp_path / "run", **options, **frozen)
     assert len(train(dataset.path, tmp_path / "run", lr_scale=["embeddings|cls=0"], **options)) > 0
 
 
@@ -265,14 +230,13 @@ def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, 
     assert resolved == {"number": 45, "in_a_step": 2, "least_parameters": least, "most_parameters": most}
     out = tmp_path / "run"
     shutil.copytree(trained, out)
-    for later in (4, 5, 6):
-        shutil.rmtree(out / f"step-{later:08d}")
+    remove_after(out, 3)
     again = train(dataset.path, out, model=configs["bert"], **RUN)
     assert losses(again) == losses(entries(trained))
     for name, tensor in build.load(out / "step-00000006").state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
-    given = flags(dataset.path, out, model=configs["bert"], **RUN | {"elastic": ""})
-    assert SPACE in helpers.refused(pretrain_main, *given, kind="other-settings", option="elastic").sentence
+    other = RUN | {"model": configs["bert"], "elastic": ""}
+    assert SPACE in refused_run(dataset.path, out, **other, kind="other-settings", option="elastic").sentence
 
 
 @pytest.mark.slow
@@ -288,37 +252,33 @@ def test_sub_networks_do_not_depend_on_ranks_or_micro_batches(dataset, tmp_path,
 
 @pytest.mark.slow
 def test_a_modernbert_with_muon_and_packed_documents_learns(dataset, tmp_path, configs):
-    log = train(dataset.path, tmp_path / "run", model=configs["modernbert"], isolate_documents=True, steps=20,
-                elastic="layers=1:3,width=16:32:8,heads=2:4,feed_forward=16:48:16", optimizer="muon",
-                muon_rate=2.0, eval_every=0, save_every=1000)  # fmt: skip
+    options = QUIET | {"model": configs["modernbert"], "isolate_documents": True, "optimizer": "muon", "muon_rate": 2.0}
+    log = train(dataset.path, tmp_path / "run", elastic=SPACE, steps=20, **options)
     steps = [entry["loss"] for entry in log if "loss" in entry]
     assert np.mean(steps[-5:]) < np.mean(steps[:5]) - 0.1
 
 
-@pytest.mark.parametrize(
-    ("more", "heads"),
-    [({"distil": "relations"}, 2), ({"distil": "logits"}, 2), ({"distil": "hidden", "distil_layers": "last"}, 2),
-     ({"distil": "hidden", "distil_layers": "last"}, 4)],
-)  # fmt: skip
-def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(dataset, trained, configs, more, heads):
-    sizes, options = Sizes(2, 16, heads, 32), {"data": "x", "out": "y", "length": 32, "teacher": str(trained)} | more
+@pytest.mark.parametrize(("method", "heads"), [("relations", 2), ("logits", 2), ("hidden", 2), ("hidden", 4)])
+def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(dataset, trained, configs, method, heads):
+    sizes, options = Sizes(2, 16, heads, 32), {"data": "x", "out": "y", "length": 32, "teacher": str(trained)}
+    options |= {"distil": method} | ({"distil_layers": "last"} if method == "hidden" else {})
     found, ranks = [], World(0, 1, CPU)
     model = complete(configs, "bert")
     inside = assemble.learner(Config(**options, elastic=SPACE), model, dataset, ranks, "fp32")
     inside.use([sizes])
     outside = assemble.learner(Config(**options), elastic.cut(model, sizes), dataset, ranks, "fp32")
     distil = (inside.objectives["distil"], outside.objectives["distil"])
-    assert distil[1].compares_attention == (more["distil"] == "hidden" and heads == 4)
-    if more["distil"] == "hidden":
+    assert distil[1].compares_attention == (method == "hidden" and heads == 4)
+    if method == "hidden":
         with torch.no_grad():
             distil[1].projection.weight.copy_(distil[0].projection.weight[:, :16])
             distil[1].projection.bias.copy_(distil[0].projection.bias)
     for made in (inside, outside):
-        result = made(**made.prepare(piece_of(dataset)))
+        result = made(**made.prepare(four_rows(dataset, 40)[1]))
         sum(loss.sum for loss in result.values()).backward()
         found.append([result[name].sum.item() for name in ("mlm", "distil")])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
-    if more["distil"] == "hidden":
+    if method == "hidden":
         gradients = [objective.projection.weight.grad for objective in distil]
         torch.testing.assert_close(gradients[0][:, :16], gradients[1], rtol=1e-4, atol=1e-5)
 
@@ -375,10 +335,8 @@ def searched(space, method, seed, **more):
         asked.append(sizes)
         return made_up(sizes)[1]
 
-    options = {"trials": 12, "limit": 9.0} | more
-    found = search.search(
-        space, method=method, seed=seed, latency=lambda sizes: made_up(sizes)[0], loss=loss, **options
-    )
+    options = {"method": method, "seed": seed, "trials": 12, "limit": 9.0} | more
+    found = search.search(space, latency=lambda sizes: made_up(sizes)[0], loss=loss, **options)
     assert list(found) == asked
     assert all(made_up(sizes)[0] <= options["limit"] for sizes in found)
     return found
@@ -390,12 +348,13 @@ def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(co
     best = {method: [] for method in search.METHODS}
     for method in search.METHODS:
         assert searched(space, method, 0, trials=24) == searched(space, method, 0, trials=24)
-        for seed in range(10):
+        for seed in range(6):
             found = searched(space, method, seed, trials=24)
             assert len(found) == 24
             best[method].append(min(found.values()))
-    for method in search.METHODS:  # a longer search goes on
-        assert list(searched(space, method, 0, trials=14)) == list(searched(space, method, 0, trials=60))[:14]
+
+        longer = searched(space, method, seed, trials=32)  # a longer search goes on
+        assert list(longer)[:24] == list(found)
     assert np.mean(best["evolution"]) < np.mean(best["random"])
     few = Space("layers=1:3", config)
     assert len(searched(few, "evolution", 0, limit=1e9)) == 3
@@ -403,16 +362,18 @@ def test_searches_are_functions_of_their_seed_and_evolution_finds_better_ones(co
 
 
 def test_a_search_is_kept_and_continued_and_its_best_is_what_extract_writes(dataset, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "REPEATS", 3)
     out = tmp_path / "search"
-    common = ["search", "--checkpoint", trained, "--data", dataset.path, "--latency", "10s", "--max-samples", 16]
+    common = ["search", "--checkpoint", trained, "--data", dataset.path, "--latency", "10s", "--max-samples", 8]
     one = succeeds(*common, "--trials", 5, "--out", out)
     assert "5 of 45" in one.stdout
     assert (out / "search.png").stat().st_size > 1000
+    monkeypatch.setattr(search, "_draw", lambda *arguments: None)
     lines = (out / "trials.jsonl").read_text().splitlines()
     done = {tuple(entry[name] for name in Sizes._fields): entry for entry in map(json.loads, lines)}
     command = shlex.split(one.stdout.splitlines()[-1])
     succeeds(*command[1:-1], tmp_path / "small")
-    options = ["--data", dataset.path, "--length", 32, "--max-samples", 16]
+    options = ["--data", dataset.path, "--length", 32, "--max-samples", 8]
     lowest = min(entry["loss"] for entry in done.values() if "loss" in entry)
     evaluated = json_of("evaluate", "--checkpoint", tmp_path / "small", *options)
     assert evaluated["loss"] == pytest.approx(lowest, abs=1e-6)
@@ -452,15 +413,11 @@ def test_a_search_among_slow_sub_networks_shows_that_it_works(configs, tmp_path,
     assert "45 timed" in shown.getvalue()
 
 
-@pytest.mark.parametrize(("given", "kind"), [("5", "malformed"), ("0ms", "malformed"), ("0.000001ms", "out-of-range")])
-def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, given, kind, monkeypatch):
+def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, bert_run, monkeypatch):
     monkeypatch.setattr(search, "DRAWS", 3)
-    common = ["search", "--checkpoint", trained, "--data", dataset.path, "--out", tmp_path / "out"]
-    refused(*common, "--latency", given, kind=kind, option="latency")
-
-
-def test_a_run_without_sub_networks_is_not_searched(dataset, tmp_path, bert_run):
-    common = ["--checkpoint", bert_run, "--data", dataset.path, "--latency", "1s", "--out", tmp_path / "out"]
-    refused("search", *common, kind="unsupported", option="checkpoint")
+    common = ["search", "--data", dataset.path, "--out", tmp_path / "out", "--checkpoint"]
+    for given, kind in (("5", "malformed"), ("0ms", "malformed"), ("0.000001ms", "out-of-range")):
+        refused(*common, trained, "--latency", given, kind=kind, option="latency")
+    refused(*common, bert_run, "--latency", "1s", kind="unsupported", option="checkpoint")  # without sub-networks
     done = succeeds("extract", "--checkpoint", bert_run, "--layers", 1, "--out", tmp_path / "small")
     assert "--elastic" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import LONGFORMER, TABLES
-from training import SMALL, refused_run, train, train_twice
+from training import QUIET, SMALL, TINY, refused_run, train, train_twice
 
 from bertrain import assemble, optim
 from bertrain.config import Config
@@ -39,7 +39,7 @@ def longformer(tmp_path):
 
 def run(dataset, out, **options):
     """The entries of a run's log that are of steps."""
-    log = train(dataset.path, out, **{"model": "bert-tiny", "eval_every": 0, "steps": 1} | options)
+    log = train(dataset.path, out, **QUIET | {"steps": 1} | options)
     return [entry for entry in log if "loss" in entry]
 
 
@@ -50,15 +50,11 @@ def add(*names):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("focal", {"objective": "focal"}),
-        ("nadam", {"optimizer": "nadam"}),
-        ("inverse_sqrt", {"schedule": "inverse_sqrt", "warmup": 1}),
-    ],
+    ("name", "option"), [("focal", "objective"), ("nadam", "optimizer"), ("inverse_sqrt", "schedule")]
 )
-def test_an_example_trains_and_resumes(dataset, tmp_path, name, options):
+def test_an_example_trains_and_resumes(dataset, tmp_path, name, option):
     add(name)
+    options = {option: name, "warmup": 1}
     log = run(dataset, tmp_path / "run", **options, steps=2)
     assert [entry["step"] for entry in log] == [1, 2]
     assert all(0 < entry["loss"] < 10 for entry in log)
@@ -133,16 +129,19 @@ def faulty(**methods):
     return type("Faulty", (Targets,), methods)
 
 
+def giving(result):
+    """An objective whose forward pass gives this function of the logits."""
+    return faulty(forward=lambda self, encoder, outputs, piece: result(outputs.logits))
+
+
 FAULTS = {
     "objective, a name": "Targets",
     "objective, no count": type("Bare", (Objective,), {"forward": Targets.forward}),
     "objective, count": faulty(count=lambda self, batch: None),
     "objective, prepare": faulty(prepare=lambda self, piece: None),
-    "objective, a tensor": faulty(forward=lambda self, encoder, outputs, piece: outputs.logits),
-    "objective, rows": faulty(forward=lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean((1, 2)), 0)),
-    "objective, correct": faulty(
-        forward=lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean(), outputs.logits[0, 0])
-    ),
+    "objective, a tensor": giving(lambda logits: logits),
+    "objective, rows": giving(lambda logits: LossSum(logits.mean((1, 2)), 0)),
+    "objective, correct": giving(lambda logits: LossSum(logits.mean(), logits[0, 0])),
     "optimizer, none": lambda module, config: None,
     "schedule, none": lambda step, steps, warmup_steps: None,
     "schedule, below 0": lambda step, steps, warmup_steps: -0.5,
@@ -155,15 +154,13 @@ def test_a_fault_of_an_entry_is_one_sentence_that_names_it(dataset, tmp_path, na
     option = name.partition(",")[0]
     table = {"objective": OBJECTIVES, "optimizer": optim.OPTIMIZERS, "schedule": optim.SCHEDULES}[option]
     table["own"] = FAULTS[name]
-    options = {"model": "bert-tiny", "steps": 1, "warmup": 0, option: "mlm+own" if option == "objective" else "own"}
+    options = {"model": TINY, "steps": 1, "warmup": 0, option: "mlm+own" if option == "objective" else "own"}
     assert refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option=option).given == "own"
 
 
 def test_a_loss_of_ones_own_that_is_not_finite_is_named(dataset, tmp_path):
-    OBJECTIVES["nan"] = faulty(
-        forward=lambda self, encoder, outputs, piece: LossSum(outputs.logits.mean() * torch.nan, 0)
-    )
-    options = {"objective": "mlm+nan", "model": "bert-tiny", "steps": 1}
+    OBJECTIVES["nan"] = giving(lambda logits: LossSum(logits.mean() * torch.nan, 0))
+    options = {"objective": "mlm+nan", "model": TINY, "steps": 1}
     assert "nan_loss" in refused_run(dataset.path, tmp_path / "run", **options, kind="not-finite", option="lr").sentence
 
 
@@ -173,7 +170,7 @@ def test_a_compiled_loss_that_is_none_is_one_sentence_too(dataset, tmp_path, mon
     compiled = functools.partialmethod(torch.nn.Module.compile, backend="eager")
     monkeypatch.setattr(Learner, "compile", compiled)
     OBJECTIVES["rows"] = FAULTS["objective, rows"]
-    options = {"objective": "mlm+rows", "model": "bert-tiny", "steps": 1, "compile": "on"}
+    options = {"objective": "mlm+rows", "model": TINY, "steps": 1, "compile": "on"}
     refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option="objective")
 
 
@@ -184,7 +181,7 @@ def test_a_buffer_that_grows_with_the_layers_is_refused(dataset, tmp_path):
             self.register_buffer("of_layers", torch.zeros(model.config.num_hidden_layers))
 
     OBJECTIVES["layers"] = Layers
-    options = {"objective": "layers", "model": "bert-tiny", "grow": "1,2", "grow_at": 0.5, "steps": 2, "eval_every": 0}
+    options = QUIET | {"objective": "layers", "grow": "1,2", "grow_at": 0.5, "steps": 2}
     refusal = refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option="grow")
     assert "objectives.layers.of_layers" in refusal.sentence
 
@@ -212,14 +209,13 @@ def test_an_objective_without_predictions_trains_sub_networks(dataset, tmp_path)
     assert log[0]["accuracy"] == 0
 
 
-def test_parameters_of_an_objective_come_from_the_seed_also_with_init(dataset, tmp_path):
+def test_parameters_of_an_objective_come_from_the_seed_also_with_init(dataset, bert_run, tmp_path):
     OBJECTIVES["halves"] = Halves
-    run(dataset, tmp_path / "first")
-    start = {"init": str(tmp_path / "first"), "objective": "mlm+halves"}
+    start = {"init": str(bert_run), "objective": "mlm+halves", "data_seed": 0}
     losses = []
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)  # whatever a program did before
-        losses.append(run(dataset, tmp_path / str(number), **start, seed=seed, data_seed=0)[0]["halves_loss"])
+        losses.append(run(dataset, tmp_path / str(number), **start, seed=seed)[0]["halves_loss"])
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -232,24 +228,21 @@ def test_a_resumed_objective_of_another_shape_is_named(dataset, tmp_path):
     OBJECTIVES["halves"] = Halves
     run(dataset, tmp_path / "run", objective="mlm+halves")
     OBJECTIVES["halves"] = Other
-    options = {"objective": "mlm+halves", "model": "bert-tiny", "steps": 2}
+    options = {"objective": "mlm+halves", "model": TINY, "steps": 2}
     refusal = refused_run(dataset.path, tmp_path / "run", **options, kind="other-settings", option="objective")
     assert "objectives.halves.head.weight" in refusal.sentence
 
 
-@pytest.mark.parametrize(
-    ("option", "name", "kind", "given"),
-    [
+def test_names_that_there_are_not_are_refused(dataset, tmp_path):
+    for option, name, kind, given in (
         ("objective", "mlm+sop", "unknown", "sop"),
         ("objective", "mlm+", "unknown", ""),
         ("optimizer", "lamb", "unknown", "lamb"),
         ("schedule", "step", "unknown", "step"),
         ("objective", "mlm+nsp", "conflict", "mlm+nsp"),  # which needs pairs, and not packed rows
-    ],
-)
-def test_names_that_there_are_not_are_refused(dataset, tmp_path, option, name, kind, given):
-    options = {option: name, "steps": 1} | ({"isolate_documents": True} if kind == "conflict" else {})
-    assert refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option).given == given
+    ):
+        options = {option: name, "steps": 1} | ({"isolate_documents": True} if kind == "conflict" else {})
+        assert refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option).given == given
 
 
 def test_weight_decay_betas_epsilon_and_clipping_are_options_and_stand_in_run_json(dataset, tmp_path, monkeypatch):

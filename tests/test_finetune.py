@@ -4,6 +4,8 @@ import json
 import statistics
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import BAD, GOOD, json_of, refused, refuses, succeeds, write, write_labelled
@@ -59,10 +61,9 @@ def test_a_loss_that_is_not_finite_ends_a_seed(bert_run, follows, tmp_path, monk
 
 def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=4)
-    result, done = json_of(
-        finetune.main, "--checkpoint", bert_run, "--train", data, "--dev", data, "--test", data, "--out",
-        tmp_path / "out", "--seeds", 2, "--epochs", 6, "--lr", 2e-3, "--batch-size", 4,
-    )  # fmt: skip
+    files = ["--train", data, "--dev", data, "--test", data, "--out", tmp_path / "out"]
+    options = ["--checkpoint", bert_run, "--seeds", 2, "--epochs", 4, "--lr", 2e-3, "--batch-size", 4]
+    result, done = json_of(finetune.main, *files, *options)
     assert "37 of 39" in done.stderr  # tensors of the encoder
     assert result["length"] == 128
     assert result["dev_accuracy"]["min"] == result["test_accuracy"]["median"] == 1.0
@@ -81,7 +82,7 @@ def test_a_task_is_learned_and_the_best_epoch_kept(bert_run, tmp_path):
 
 
 def test_the_same_seed_gives_the_same_model(bert_run, tmp_path):
-    data = write_labelled(tmp_path / "train.tsv", repeat=6)
+    data = write_labelled(tmp_path / "train.tsv", repeat=3)
     common = ["--checkpoint", bert_run, "--train", data, "--dev", data, "--seeds", 1, "--epochs", 1]
     for out, precision in (("a", "fp32"), ("b", "fp32"), ("c", "bf16")):
         succeeds(finetune.main, *common, "--out", tmp_path / out, "--precision", precision)
@@ -173,11 +174,10 @@ def test_regression(bert_run, tmp_path):
     rows = [{"a": text, "b": other, "score": 5.0 * (text in GOOD) + len(other) / 20}
             for text in GOOD + BAD for other in GOOD]  # fmt: skip
     path = write(tmp_path / "pairs.jsonl", *map(json.dumps, rows))
-    result, _ = json_of(
-        finetune.main, "--checkpoint", bert_run, "--train", path, "--dev", path, "--out", tmp_path / "out", "--task",
-        "regression", "--text", "a", "--other", "b", "--label", "score", "--seeds", 1, "--epochs", 12, "--lr", 2e-3,
-        "--batch-size", 6,
-    )  # fmt: skip
+    columns = ["--task", "regression", "--text", "a", "--other", "b", "--label", "score"]
+    options = ["--checkpoint", bert_run, "--seeds", 1, "--epochs", 8, "--lr", 2e-3, "--batch-size", 6]
+    files = ["--train", path, "--dev", path, "--out", tmp_path / "out"]
+    result, _ = json_of(finetune.main, *files, *columns, *options)
     assert result["dev_pearson"]["median"] > 0.5
     assert result["dev_spearman"]["median"] > 0.5
 
@@ -198,13 +198,13 @@ def test_the_same_examples_from_any_file(tmp_path, kind):
         rows = [{"sentence": text, "label": label} for text, label in zip(texts, labels, strict=True)]
         path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
     else:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         pq.write_table(pa.table({"sentence": texts, "label": labels}), path)
     assert tables.read(str(path), text="0", other="", label="-1") == tables.Examples(texts, None, labels)
     if kind != "tsv":
         assert tables.read(str(path), text="sentence", other="", label="label").texts == texts
+
+
+FIRST = '{"text": "x", "label": 1}\n'
 
 
 @pytest.mark.parametrize(
@@ -214,13 +214,13 @@ def test_the_same_examples_from_any_file(tmp_path, kind):
         ("a.tsv", "one\t1\ntwo\n", "bad-row", "line 2"),
         ("a.csv", "text,label\nx,1,2\n", "bad-row", "line 2"),
         ("a.csv", b"text,label\nna\xefve,1\n", "not-text", "line 2"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y"}\n', "bad-row", "line 2"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n{bad\n', "not-of-format", "line 2"),
-        ("a.json", '[\n{"text": "x", "label": 1}\n]\n', "not-of-format", "line 1"),
+        ("a.jsonl", FIRST + '{"text": "y"}\n', "bad-row", "line 2"),
+        ("a.jsonl", FIRST + "{bad\n", "not-of-format", "line 2"),
+        ("a.json", f"[\n{FIRST}]\n", "not-of-format", "line 1"),
         ("a.jsonl", "[1]\n", "bad-row", "line 1"),
         ("a.jsonl", "[" * 100_000, "not-of-format", "line 1"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "y", "text": "z"}\n', "not-of-format", "line 2"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "\\ud83d", "label": 0}\n', "bad-row", "line 2"),
+        ("a.jsonl", FIRST + '{"text": "y", "text": "z"}\n', "not-of-format", "line 2"),
+        ("a.jsonl", FIRST + '{"text": "\\ud83d", "label": 0}\n', "bad-row", "line 2"),
         ("a.tsv", "text\tnote\tnote\tlabel\nx\t1\t2\t1\n", "not-of-format", "line 1"),
         ("a.csv", "\ntext,text,label\nx,y,1\n", "not-of-format", "line 2"),
         ("a.xml", "<x/>", "unknown-format", ""),
@@ -244,9 +244,6 @@ def test_columns_without_a_name_and_names_inside_objects_may_be_equal(tmp_path):
 
 
 def test_two_columns_of_parquet_with_one_name_are_named(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     columns = [pa.array(["x"]), pa.array(["y"]), pa.array([1])]
     pq.write_table(pa.table(columns, names=["text", "text", "label"]), tmp_path / "a.parquet")
     with refuses("not-of-format"):
@@ -259,11 +256,10 @@ def test_a_header_is_told_by_a_name_that_is_asked_for(tmp_path):
     assert tables.read(str(path), text="0", other="", label="sentiment").texts == ["good"]
 
 
-@pytest.mark.parametrize("option", ["text", "label"])
-def test_a_column_without_a_name_is_one_sentence(tmp_path, option):
-    columns = {"text": "0", "other": "", "label": "1"} | {option: ""}
-    with refuses("missing", option):
-        tables.read(str(write_labelled(tmp_path / "a.tsv")), **columns)
+def test_a_column_without_a_name_is_one_sentence(tmp_path):
+    for option in ("text", "label"):
+        with refuses("missing", option):
+            tables.read(str(write_labelled(tmp_path / "a.tsv")), **{"text": "0", "other": "", "label": "1", option: ""})
 
 
 def test_options_that_do_not_fit_are_refused(bert_run, tmp_path):

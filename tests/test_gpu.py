@@ -7,6 +7,7 @@ GPU_TESTS_ON=cpu runs the same code on a CPU, to find mistakes of its own. What 
 on the CPU; the tolerances are those of the precision.
 """
 
+import functools
 import json
 import math
 import os
@@ -19,7 +20,7 @@ import torch
 import torch.nn.attention.varlen
 from conftest import make_text
 from families import SMALL, four_rows, hidden_one_by_one, model_of, packed_rows, with_other_documents
-from helpers import succeeds
+from helpers import json_of, succeeds, write_labelled
 from training import entries, flags, launch, learner, train
 from transformers import CONFIG_MAPPING
 
@@ -101,8 +102,7 @@ def test_a_step_of_every_family_is_that_of_the_cpu(configs, dataset, name, preci
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("samples", ["windows", "documents"])
-@pytest.mark.parametrize("name", ["bert-mini", "modernbert-small"])
+@pytest.mark.parametrize(("name", "samples"), [("bert-mini", "windows"), ("modernbert-small", "documents")])
 def test_a_step_of_a_preset_is_that_of_the_cpu(dataset, name, samples, precision):
     config = Config(data=str(dataset.path), out="x", model=name, length=32)
     expected = step(config, dataset, CPU, "fp32", samples=samples)
@@ -224,11 +224,7 @@ def test_a_resumed_run_goes_on_as_it_would_have(dataset, tmp_path, more):
 
 
 def test_an_overflow_of_fp16_is_passed_over(dataset, tmp_path, monkeypatch):
-    class Scaler(torch.amp.GradScaler):
-        def __init__(self, device, enabled):
-            super().__init__(device, init_scale=2.0**127, enabled=enabled)
-
-    monkeypatch.setattr(torch.amp, "GradScaler", Scaler)
+    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**127))
     log = steps_of(dataset.path, tmp_path / "run", model="bert-tiny", precision="fp16", compile="off", steps=4)
     assert log[0]["grad_norm"] is None
     assert log[0]["loss"] > 3
@@ -252,10 +248,8 @@ def test_all_gpus_learn_what_one_does(dataset, tmp_path, options):
             raise
     assert process.returncode == 0, err
     steps_of(dataset.path, tmp_path / "alone", **options)
-    together, alone = (
-        [(entry["loss"], entry["grad_norm"]) for entry in entries(tmp_path / out) if "lr" in entry]
-        for out in ("ranks", "alone")
-    )
+    logs = ((entry for entry in entries(tmp_path / out) if "lr" in entry) for out in ("ranks", "alone"))
+    together, alone = ([(entry["loss"], entry["grad_norm"]) for entry in log] for log in logs)
     assert len(together) == 3
     np.testing.assert_allclose(together, alone, rtol=1e-4)
 
@@ -273,8 +267,8 @@ def test_numbers_are_read_one_step_late():
 @pytest.mark.parametrize("options", [{}, {"isolate_documents": True}])
 def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
     log = train(dataset.path, tmp_path / "run", steps=2, compile="off", **options)
-    command = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--json", "--show", 1]
-    result = json.loads(succeeds(evaluate.main, *command).stdout.splitlines()[-1])
+    command = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--show", 1]
+    result, _ = json_of(evaluate.main, *command)
     assert result["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)
     weights = learner(build.load(tmp_path / "run" / "step-00000002"), isolate=bool(options))
     plain = evaluate.evaluate(weights, dataset, World(0, 1, CPU), split="validation", length=32)
@@ -283,11 +277,10 @@ def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
 
 
 def test_a_task_is_learned(big, tmp_path):
-    data = tmp_path / "train.tsv"
-    data.write_text("the river is light\t1\na river\t1\nthe salt is dark\t0\nsalt\t0\n" * 6)
-    done = succeeds(finetune.main, "--checkpoint", big, "--train", data, "--dev", data, "--out", tmp_path / "out",
-                    "--seeds", 1, "--epochs", 12, "--lr", 3e-3, "--batch-size", 4, "--json")  # fmt: skip
-    assert json.loads(done.stdout.splitlines()[-1])["dev_accuracy"]["min"] == 1.0
+    data = write_labelled(tmp_path / "train.tsv", repeat=4)
+    result, _ = json_of(finetune.main, "--checkpoint", big, "--train", data, "--dev", data, "--out", tmp_path / "out",
+                        "--seeds", 1, "--epochs", 12, "--lr", 3e-3, "--batch-size", 4)  # fmt: skip
+    assert result["dev_accuracy"]["min"] == 1.0
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -47,10 +47,8 @@ def byte_level():
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(
-        vocab_size=290, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator([make_text(60)], trainer)
+    options = {"special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator([make_text(60)], trainers.BpeTrainer(vocab_size=290, **options))
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return Tokenizer(tokenizer.to_str())
 
@@ -152,24 +150,19 @@ def test_two_ranks_give_the_result_of_one(bert_like, file):
 
 def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):
     """With a model that likes short sentences. A pair of the same ids is a tie."""
-    rows = [
-        ("a", "a b", "x", "1"),
-        ("a b", "a", "x", "1"),
-        ("c", "c d", "x", "2"),
-        ("THE stone", "the stone", "y", "3"),
-    ]
+    rows = [("a", "a b", "x", 1), ("a b", "a", "x", 1), ("c", "c d", "x", 2), ("THE stone", "the stone", "y", 3)]
     names = ("sentence_good", "sentence_bad", "linguistics_term", "UID")
-    write(tmp_path / "pairs.jsonl", [dict(zip(names, row, strict=True)) for row in rows])
+    given = ["--pairs", write(tmp_path / "pairs.jsonl", [dict(zip(names, map(str, row), strict=True)) for row in rows])]
     monkeypatch.setattr(pairs, "log_likelihoods", lambda _, rows, *__, **___: [-len(row) for row in rows])
-    found = result_of(bert_like, "--pairs", tmp_path / "pairs.jsonl")
+    found = result_of(bert_like, *given)
     assert (found["accuracy"], found["pairs"], found["ties"]) == (2.5 / 4, 4, 1)
-    assert (result_of(bert_like, "--pairs", tmp_path / "pairs.jsonl", "--score", "pll")["score"]) == "pll"
+    assert result_of(bert_like, *given, "--score", "pll")["score"] == "pll"
     assert found["standard_error"] == pytest.approx(math.sqrt((2 * 0.375**2 + 0.625**2 + 0.125**2) / 4 / 4))
     assert {name: part["accuracy"] for name, part in found["by"]["phenomenon"].items()} == {"x": 2 / 3, "y": 0.5}
     assert {name: part["pairs"] for name, part in found["by"]["paradigm"].items()} == {"1": 2, "2": 1, "3": 1}
     assert found["by"]["phenomenon"]["x"]["standard_error"] == pytest.approx(math.sqrt(2 / 3 * 1 / 3 / 3))
     assert "field" not in found["by"]
-    shown = succeeds(evaluate.main, "--checkpoint", bert_like, "--pairs", tmp_path / "pairs.jsonl").output
+    shown = succeeds(evaluate.main, "--checkpoint", bert_like, *given).output
     assert "62.50%" in shown
     assert "66.67%" in shown
 
@@ -193,30 +186,25 @@ def test_a_sample_is_the_beginning_of_a_fixed_random_order(tmp_path):
     assert hundred != whole[:100]
 
 
-GOOD = json.dumps(PAIRS[0])
+GOOD, BAD = json.dumps(PAIRS[0]), ('" "', "3", r'"\u0000"')
 
 
-@pytest.mark.parametrize(
-    ("content", "kind", "where"),
-    [
-        ("", "empty", ""),
-        ("\n \n", "empty", ""),
-        (f"{GOOD}\n\n{{oops\n", "not-of-format", ", line 3"),
-        ("[" * 100_000, "not-of-format", ", line 1"),
-        (f"{GOOD}\n".encode() + b'{"good": "na\xefve"}\n', "not-text", ", line 2"),
-        (f"{GOOD}\n7\n", "bad-row", ", line 2"),
-        ('{"good": "the river"}\n', "bad-row", ", line 1"),
-        ('{"good": "the river", "bad": " "}\n', "bad-row", ", line 1"),
-        ('{"good": "the river", "bad": 3}\n', "bad-row", ", line 1"),
-        ('{"good": "the river", "bad": "\\u0000"}\n', "bad-row", ", line 1"),
-        (f"{GOOD}\n" + '{"good": "the river", "bad": "' + "the " * 79 + '"}\n', "too-long", ", line 2"),
-    ],
-)
-def test_what_is_no_pair_is_refused(bert_like, tmp_path, content, kind, where):
-    data, option = tmp_path / "pairs.jsonl", "pairs" if kind == "empty" else None
-    data.write_bytes(content.encode() if isinstance(content, str) else content)
-    refusal = refused(evaluate.main, "--checkpoint", bert_like, "--pairs", data, kind=kind, option=option)
-    assert f"{data}{where}" in refusal.sentence
+def test_what_is_no_pair_is_refused(bert_like, tmp_path):
+    data, long = tmp_path / "pairs.jsonl", json.dumps({"good": "the river", "bad": "the " * 79})
+    for kind, where, *contents in (
+        ("empty", "", "", "\n \n"),
+        ("not-of-format", ", line 3", f"{GOOD}\n\n{{oops\n"),
+        ("not-of-format", ", line 1", "[" * 100_000),
+        ("not-text", ", line 2", f"{GOOD}\n".encode() + b'{"good": "na\xefve"}\n'),
+        ("bad-row", ", line 2", f"{GOOD}\n7\n"),
+        ("bad-row", ", line 1", *(f'{{"good": "the river"{bad}}}\n' for bad in ("", *(f', "bad": {x}' for x in BAD)))),
+        ("too-long", ", line 2", f"{GOOD}\n{long}\n"),
+    ):
+        for content in contents:
+            data.write_bytes(content.encode() if isinstance(content, str) else content)
+            given = ["--checkpoint", bert_like, "--pairs", data]
+            refusal = refused(evaluate.main, *given, kind=kind, option="pairs" if kind == "empty" else None)
+            assert f"{data}{where}" in refusal.sentence
 
 
 def test_half_a_character_is_scored_as_a_question_mark(bert_like, tmp_path):
@@ -280,13 +268,8 @@ def test_tokens_are_shown_as_people_read_them(checkpoints, kind):
     assert spelling.text(tokens) == f"{expected} {tokens[-1]}"
     assert spelling.text([mask, *tokens], {0}) == f">{mask}< {expected} {tokens[-1]}"
     if kind == "byte-level":
-        assert [spelling.token(token) for token in ("Ġbe", "ultÃ¤t", "Ã", "Ċ", "Ġ")] == [
-            "␣be",
-            "ultät",
-            r"\xc3",
-            r"\n",
-            "␣",
-        ]
+        spelt = {"Ġbe": "␣be", "ultÃ¤t": "ultät", "Ã": r"\xc3", "Ċ": r"\n", "Ġ": "␣"}
+        assert {token: spelling.token(token) for token in spelt} == spelt
         assert spelling.text(["Ġto", "Ġ", "Ã", "¤"], {1}) == "to >␣<ä"
     if kind == "wordpiece":
         assert spelling.token("##s") == "##s"

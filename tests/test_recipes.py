@@ -29,12 +29,9 @@ def test_a_preset_has_its_recipe_and_says_so(options_of, name):
         assert f"--{option.replace('_', '-')} {value}" in said
 
 
-def test_the_default_model_has_its_recipe_too(options_of):
+def test_the_default_model_has_its_recipe_too_and_what_is_given_wins(options_of):
     assert options_of()[1].optimizer == RECIPES[Config.model]["optimizer"]
     assert recipe({"model": "none of these"}) == {}
-
-
-def test_what_is_given_wins(options_of):
     said, config = options_of("--lr", 1e-3, "--mlm-probability", "0.2")
     assert (config.lr, config.mlm_probability, config.optimizer) == (1e-3, 0.2, "muon")
     assert "--lr" not in said

@@ -4,26 +4,21 @@ import json
 
 import pytest
 import torch
+from families import model_of
 from helpers import refuses
 from tokenizers import Tokenizer
 from torch.func import functional_call
-from training import entries, learner, losses, refused_run, train, train_twice
+from training import TINY, entries, learner, losses, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata.errors import UsageError
 from bertrain import feed, optim
 from bertrain.config import Config
-from bertrain.models import build
 from bertrain.optim import side_channel
 
 EMBEDDINGS = "model.bert.embeddings.word_embeddings.weight"
-SHORT = {"steps": 5, "eval_every": 0}
-
-
-@pytest.fixture(scope="module")
-def bert(configs):
-    return configs["bert"]
+SHORT = {"steps": 5, "eval_every": 0, "model": TINY}
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +35,15 @@ def table(tmp_path_factory, dataset):
 
 
 @pytest.fixture(scope="module")
-def with_table(once, dataset, bert, table):
+def with_table(once, dataset, table):
     """The directory of a run with the table."""
-    return once("with", lambda out: train(dataset.path, out / "run", model=bert, side_channel=table, **SHORT)) / "run"
+    return once("with", lambda out: train(dataset.path, out / "run", side_channel=table, **SHORT)) / "run"
 
 
 @pytest.fixture(scope="module")
-def without(once, dataset, bert):
+def without(once, dataset):
     """The directory of the same run without the table."""
-    return once("without", lambda out: train(dataset.path, out / "run", model=bert, **SHORT)) / "run"
+    return once("without", lambda out: train(dataset.path, out / "run", **SHORT)) / "run"
 
 
 def vocabulary(dataset):
@@ -60,17 +55,6 @@ def batches(dataset, number):
     return [next(feed.micro_batches(next(loader), size=6, count=1, device=torch.device("cpu"))) for _ in range(number)]
 
 
-def learner_with(dataset, table, model, **options):
-    """A Learner with the side channel of a table, and its optimizer."""
-    weights, _ = build.build(model, dataset.special_tokens, length=32, seed=3)
-    module = learner(weights)
-    read = side_channel.read(table, vocabulary(dataset))
-    module.side_channel = side_channel.SideChannel(read, weights.get_input_embeddings().embedding_dim)
-    optimizer = optim.build(module, Config(data="x", out="y", **options))
-    optim.set_learning_rate(optimizer, 0.01)
-    return module, optimizer
-
-
 def of_ids(table, dataset, number):
     """[V, structures]: how often each id has each structure."""
     read = side_channel.read(table, vocabulary(dataset))
@@ -80,11 +64,12 @@ def of_ids(table, dataset, number):
     return matrix
 
 
-def test_steps_are_those_of_two_tables_that_are_added(dataset, table, bert):
+def test_steps_are_those_of_two_tables_that_are_added(dataset, table):
     """The reference adds the tables in its forward pass, for input and tied output; torch computes its gradients."""
-    options = {"weight_decay": 0.1, "clip_norm": 1e9}
-    module, optimizer = learner_with(dataset, table, bert, **options)
-    reference = learner(build.build(bert, dataset.special_tokens, length=32, seed=3)[0])
+    module, reference = (learner(model_of(TINY, dataset, seed=3)) for _ in range(2))
+    module.side_channel = side_channel.SideChannel(side_channel.read(table, vocabulary(dataset)), 32)
+    optimizer = optim.build(module, Config(data="x", out="y", weight_decay=0.1, clip_norm=1e9))
+    optim.set_learning_rate(optimizer, 0.01)
     own = dict(reference.named_parameters())
     matrix = of_ids(table, dataset, len(own[EMBEDDINGS]))
     structures = torch.nn.Parameter(torch.zeros(matrix.shape[1], 32))
@@ -129,22 +114,24 @@ def test_checkpoints_are_ordinary_and_tokens_without_a_structure_learn_as_before
 
 @pytest.mark.parametrize(
     "more",
-    [{"optimizer": "adamw", "average": 0.4}, {"optimizer": "muon", "grow": "1,2", "grow_at": "0.4"},
-     {"grow": "1,2,2", "grow_at": "0.3,0.7", "freeze_trunk": True, "lr_scale": ["side_channel=2"]},
-     {"elastic": "layers=1:2,width=16:32:16", "optimizer": "muon"}],
-)  # fmt: skip
-def test_a_run_resumes_to_the_bit(dataset, table, bert, tmp_path, more):
-    options = SHORT | {"model": bert, "side_channel": table, "steps": 6, "save_every": 3} | more
+    [
+        {"optimizer": "muon", "grow": "1,2", "grow_at": "0.4", "average": 0.4},
+        {"grow": "1,2,2", "grow_at": "0.3,0.7", "freeze_trunk": True, "lr_scale": ["side_channel=2"]},
+        {"elastic": "layers=1:2,width=16:32:16", "optimizer": "muon"},
+    ],
+)
+def test_a_run_resumes_to_the_bit(dataset, table, tmp_path, more):
+    options = SHORT | {"side_channel": table, "steps": 6, "save_every": 3} | more
     train_twice(dataset.path, tmp_path / "run", 3, **options)
 
 
 def test_a_rate_of_0_is_the_run_without_the_table_and_init_begins_where_the_weights_are(
-    dataset, table, bert, without, tmp_path
+    dataset, table, without, tmp_path
 ):
-    options = {"side_channel": table, "lr_scale": ["side_channel=0"]}
-    frozen = train(dataset.path, tmp_path / "frozen", model=bert, **SHORT | options)
+    options = {"side_channel": table, "lr_scale": ["side_channel=0"], "save_every": 100}
+    frozen = train(dataset.path, tmp_path / "frozen", **SHORT | options)
     assert losses(frozen) == losses(entries(without))
-    init = SHORT | {"init": str(without), "model": "modernbert-tiny", "steps": 3}
+    init = SHORT | {"init": str(without), "model": "modernbert-tiny", "steps": 3, "save_every": 100}
     plain, channel = (
         train(dataset.path, tmp_path / name, **init | more)
         for name, more in (("plain", {}), ("channel", {"side_channel": table}))
@@ -153,7 +140,7 @@ def test_a_rate_of_0_is_the_run_without_the_table_and_init_begins_where_the_weig
     assert losses(channel)[2:] != losses(plain)[2:]
 
 
-def test_other_tables_and_frozen_embeddings_are_refused(dataset, table, with_table, bert, tmp_path):
+def test_other_tables_and_frozen_embeddings_are_refused(dataset, table, with_table, tmp_path):
     (tmp_path / "other.tsv").write_text("a\tx\n")
     for more, kind, out in (
         ({"side_channel": tmp_path / "other.tsv"}, "other-settings", with_table),
@@ -161,36 +148,21 @@ def test_other_tables_and_frozen_embeddings_are_refused(dataset, table, with_tab
         ({"side_channel": table, "lr_scale": "word_embeddings=0"}, "conflict", tmp_path / "frozen"),
         ({"side_channel": tmp_path / "nothere.tsv"}, "not-found", tmp_path / "run"),
     ):
-        refused_run(dataset.path, out, **SHORT | {"model": bert} | more, kind=kind, option="side_channel")
+        refused_run(dataset.path, out, **SHORT | more, kind=kind, option="side_channel")
 
 
-@pytest.mark.parametrize(
-    ("content", "kind", "line"),
-    [
-        (None, "not-found", None),
-        (b"a\tx\n\nstone\n", "bad-row", 3),
-        (b"a\tx\t\n", "bad-row", 1),
-        (b"\tx\n", "bad-row", 1),
-        (b"a\tx\nb\tx\na\ty\n", "bad-row", 3),
-        (b"unheard\tx\n", "no-match", None),
-        (b"", "no-match", None),
-    ],
-)
-def test_a_file_that_is_no_table_is_refused(tmp_path, content, kind, line):
-    path = tmp_path / "table.tsv"
-    if content is not None:
+def test_a_file_that_is_no_table_is_refused(tmp_path):
+    for number, (content, kind, line) in enumerate((
+        (b"a\tx\n\nstone\n", "bad-row", "line 3"), (b"a\tx\t\n", "bad-row", "line 1"), (b"\tx\n", "bad-row", "line 1"),
+        (b"a\tx\nb\tx\na\ty\n", "bad-row", "line 3"), (b"unheard\tx\n", "no-match", ""), (b"", "no-match", ""),
+        (b"a\t\xff\n", "not-text", "line 1"),
+    )):  # fmt: skip
+        path = tmp_path / str(number)
         path.write_bytes(content)
-    with refuses(kind, "side_channel") as refusal:
-        side_channel.read(str(path), {token: number for number, token in enumerate("abcdefgh")})
-    assert refusal.value.given == str(path)
-    assert line is None or f"line {line}" in str(refusal.value)
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / "table.tsv").write_bytes(b"a\t\xff\n")
-    with pytest.raises(UsageError) as refused:
-        side_channel.read(str(tmp_path / "table.tsv"), {"a": 0})
-    assert "line 1" in str(refused.value)
+        with refuses(kind, None if kind == "not-text" else "side_channel", error=UsageError) as refusal:
+            side_channel.read(str(path), {token: number for number, token in enumerate("abcdefgh")})
+        assert str(path) in str(refusal.value)
+        assert line in str(refusal.value)
 
 
 def test_lines_may_end_as_on_windows_and_a_name_may_stand_twice(tmp_path):

@@ -117,20 +117,13 @@ def test_entities_are_counted_whole():
     assert metrics.entity_f1([["O"]], [["O"]])["entity_f1"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("predicted", "answers", "exact", "f1"),
-    [
-        ("The Norman  conquest!", ["norman conquest"], 1, 1),
-        ("Norman conquest of 1066", ["the Norman conquest", "1066"], 0, 2 / 3),
-        ("a cat", ["dog"], 0, 0),
-        ("", [], 1, 1),
-        ("something", [], 0, 0),
-        ("", ["something"], 0, 0),
-        ("北京大学", ["北京"], 0, 2 / 3),
-    ],
-)
-def test_answers_are_compared_as_squad_does(predicted, answers, exact, f1):
-    assert metrics.answer(predicted, answers) == (exact, pytest.approx(f1))
+def test_answers_are_compared_as_squad_does():
+    for predicted, answers, exact, f1 in (
+        ("The Norman  conquest!", ["norman conquest"], 1, 1), ("a cat", ["dog"], 0, 0), ("", [], 1, 1),
+        ("Norman conquest of 1066", ["the Norman conquest", "1066"], 0, 2 / 3), ("something", [], 0, 0),
+        ("", ["something"], 0, 0), ("北京大学", ["北京"], 0, 2 / 3),
+    ):  # fmt: skip
+        assert metrics.answer(predicted, answers) == (exact, pytest.approx(f1)), predicted
 
 
 # ------------------------------------------------------------------------------------------------- one and many labels
@@ -208,27 +201,8 @@ def test_files_of_words_and_tags(tmp_path):
     assert [s[:2] for s in found] == [(["do", "n't", "New York"], ["AUX", "PART", "PROPN"]), (["#"], ["SYM"])]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "kind", "where"),
-    [
-        ("a.txt", "river NN\nlight\n", "bad-row", ", line 2"),
-        ("a.txt", "\n\n", "empty", ""),
-        ("a.txt.gz", "river NN\n", "cut-short", ""),
-        ("a.txt", b"river NN\nna\xefve NN\n", "not-text", ", line 2"),
-        ("a.txt.gz", gzip.compress(b"river NN\nna\xefve NN\n", mtime=0), "not-text", ", line 2"),
-        ("a.txt.gz", gzip.compress(b"river NN\n", mtime=0)[:-9], "cut-short", ""),
-        ("b.txt", None, "not-found", ""),
-        ("a.jsonl", '{"w": ["a", "b"], "t": ["X"]}\n', "bad-row", ", line 1"),
-        ("a.jsonl", '{"w": "a b", "t": "X Y"}\n', "wrong-column-type", ", line 1"),
-    ],
-)
-def test_words_and_tags_that_do_not_fit_are_named(tmp_path, name, content, kind, where):
-    if content is not None:
-        (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    refused("token", tmp_path / name, kind, where)
-
-
 def test_columns_of_words_are_numbers_that_the_file_has(tmp_path):
+    refused("token", tmp_path / "none.txt", "not-found")
     path = write(tmp_path / "a.txt", "river NN")
     refused("token", path, "malformed", option="text", text="word")
     refused("token", path, "no-column", ", line 1", label="5")
@@ -354,38 +328,6 @@ def test_questions_that_do_not_fit_are_named(tokenizer, tmp_path):
         task("qa").encode(tokenizer, examples, 16)
 
 
-ASKED = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
-
-
-def of_squad(context="river light", **changed):
-    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [ASKED | changed]}]}]}, indent=1)
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "where"),
-    [
-        ('{"data": []}', "empty", ""),
-        ("{}", "not-of-format", ""),
-        ('{"data": "abc"}', "not-of-format", ""),
-        ('{"data": [{"title": "x"}]}', "not-of-format", ", article 1"),
-        (of_squad(context=5), "not-of-format", ", article 1"),
-        (of_squad(question=None), "not-of-format", ", article 1"),
-        (of_squad(answers=None), "not-of-format", ", question 'q7'"),
-        (of_squad(answers={"text": ["light"]}), "not-of-format", ", question 'q7'"),
-        (of_squad(answers=["light"]), "not-of-format", ", question 'q7'"),
-        (of_squad(answers=[{"answer_start": "6", "text": "light"}]), "not-of-format", ", question 'q7'"),
-        (of_squad(answers=[{"answer_start": 6}]), "not-of-format", ", question 'q7'"),
-        (of_squad().replace('"a"', '"\\ud83d"'), "bad-row", ", line 10"),
-        (of_squad()[:-20], "not-of-format", ", line 1"),
-        ("[" * 100_000, "not-of-format", ", line 1"),
-        (of_squad().replace("river", "na\xefve").encode("latin-1"), "not-text", ", line 6"),
-    ],
-)
-def test_a_file_that_is_not_squad_is_named_with_the_place(tmp_path, content, kind, where):
-    (tmp_path / "c.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    refused("qa", tmp_path / "c.json", kind, where)
-
-
 # ------------------------------------------------------------------------------------------------ choices and pronouns
 
 
@@ -395,9 +337,8 @@ def asked(path, *questions):
 
 def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
     choices = task("choice", text="text", other="choices", label="label")
-    path = asked(
-        tmp_path / "a.jsonl", ("the river", ["salt", "light", "wind"], 1), ("the house", ["stone", "1"], "stone")
-    )
+    questions = ("the river", ["salt", "light", "wind"], 1), ("the house", ["stone", "1"], "stone")
+    path = asked(tmp_path / "a.jsonl", *questions)
     examples, warnings = choices.read(str(path))
     assert (warnings, [question.answer for question in examples]) == ([], [1, 0])
     data, _ = choices.encode(tokenizer, examples, 32)
@@ -415,11 +356,11 @@ def test_a_choice_has_a_row_and_the_highest_score_answers(tokenizer, tmp_path):
 
 @pytest.mark.slow
 def test_choices_are_learned(bert_run, tmp_path):
-    words = ["salt", "light", "wind", "house"]
-    questions = ((f"the {word} of stone", words[:size], word) for size in (2, 3, 4) for word in words[:size])
+    pairs = [(f"the {word} of stone", [word, "light"], "light") for word in ("salt", "wind", "house")]
+    questions = [*pairs, *((text, words[::-1], 0) for text, words, _ in pairs), ("a", ["salt", "light", "wind"], 1)]
     path = asked(tmp_path / "a.jsonl", *questions)
     columns = ["--text", "text", "--other", "choices", "--label", "label"]
-    result = learned(bert_run, tmp_path, path, "choice", *columns, "--epochs", 60, "--dropout", 0)
+    result = learned(bert_run, tmp_path, path, "choice", *columns, "--epochs", 12, "--dropout", 0)
     assert result["dev_accuracy"]["median"] == 1.0
 
 
@@ -442,32 +383,10 @@ def test_both_files_of_c3_are_read_and_watched(bert_run, tmp_path):
     assert re.findall(r"--[a-z-]+", refusal.sentence) == ["--train", "--dev", "--out"]
 
 
-@pytest.mark.parametrize(
-    ("content", "kind", "where"),
-    [
-        ('{"text": "a", "choices": ["b", "c"], "label": 2}', "bad-row", ", line 1"),
-        ('{"text": "a", "choices": ["b", "c"], "label": "d"}', "bad-row", ", line 1"),
-        ('{"text": "a", "choices": ["b"], "label": 0}', "bad-row", ", line 1"),
-        ('{"text": "a", "choices": "b", "label": 0}', "bad-row", ", line 1"),
-        ('[["a", 1]]', "not-of-format", ""),
-        ('[{"text": "a"}]', "not-of-format", ""),
-        ('[[["a"], []], ["abc", [{"question": "b", "choice": ["c", "d"], "answer": "c"}]]]', "not-of-format", ""),
-        ('[[["a"], [{"question": 5, "choice": ["c", "d"], "answer": "c"}]]]', "not-of-format", ""),
-        ('[\n[["a"],\n[{"question":', "not-of-format", ", line 3"),
-        (b'[\n[["na\xefve"],[]]]', "not-text", ", line 2"),
-        ("[]", "empty", ""),
-    ],
-)
-def test_choices_that_do_not_fit_are_named(tmp_path, content, kind, where):
-    (tmp_path / "a.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    refused("choice", tmp_path / "a.json", kind, where, text="text", other="choices", label="label")
-
-
 def test_rows_that_do_not_fit_are_left_out_where_a_suite_says_so(tmp_path):
     rows = wsc("床上有书，它很软", "床", "它"), wsc("床上有书", "床", "书", span1_index=2)
-    examples, warnings = task("coreference", text="text", label="label", skip=True).read(
-        str(write(tmp_path / "a.json", *rows))
-    )
+    path = str(write(tmp_path / "a.json", *rows))
+    examples, warnings = task("coreference", text="text", label="label", skip=True).read(path)
     assert (len(examples.texts), len(warnings)) == (1, 1)
     for name, content in (
         ("b.jsonl", '{"text": "a", "choices": ["b", "c"], "label": 1}\n{"text": "a", "choices": ["b"], "label": 0}\n'),
@@ -487,13 +406,8 @@ def test_choices_need_the_column_that_has_them_and_files_may_have_any_name(tmp_p
 
 
 def wsc(text, noun, pronoun, label="true", **more):
-    target = {
-        "span1_text": noun,
-        "span1_index": text.find(noun),
-        "span2_text": pronoun,
-        "span2_index": text.find(pronoun),
-    }
-    return json.dumps({"text": text, "label": label, "target": target | more})
+    places = {"span1_text": noun, "span1_index": text.find(noun), "span2_index": text.find(pronoun)}
+    return json.dumps({"text": text, "label": label, "target": places | {"span2_text": pronoun} | more})
 
 
 def test_noun_and_pronoun_are_marked_where_they_stand(tmp_path):
@@ -503,19 +417,63 @@ def test_noun_and_pronoun_are_marked_where_they_stand(tmp_path):
     assert examples.labels == ["true", "false"]
 
 
-@pytest.mark.parametrize(
-    ("row", "kind", "where", "option"),
-    [
-        (wsc("床上有书", "床", "书", span1_index=2), "bad-row", ", line 1", None),
-        (wsc("床上有书", "床", "书", span2_index=-1), "bad-row", ", line 1", None),
-        (wsc("床上有书", "床", "书", span2_index="x"), "bad-row", ", line 1", None),
-        (json.dumps({"text": "a", "target": "b", "label": 1}), "bad-row", ", line 1", None),
-        (json.dumps({"text": "a", "label": 1}), "no-column", "", "other"),
-    ],
-)
-def test_pronouns_that_do_not_fit_are_named(tmp_path, row, kind, where, option):
-    path = write(tmp_path / "a.json", row)
-    refused("coreference", path, kind, where, option=option, text="text", label="label")
+# ------------------------------------------------------------------------------------------------ files that do not fit
+
+
+ASKED = {"id": "q7", "question": "a", "answers": [{"answer_start": 6, "text": "light"}]}
+
+
+def squad_of(context="river light", **changed):
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [ASKED | changed]}]}]}, indent=1)
+
+
+LATIN = b"river NN\nna\xefve NN\n"
+ASK = '{"question": %s, "choice": ["c", "d"], "answer": "c"}'
+C3 = ASK % '"b"'
+ANSWERS = (None, {"text": ["light"]}, ["light"], [{"answer_start": 6}], [{"answer_start": "6", "text": "light"}])
+ROWS = ('["b", "c"], "label": 2', '["b", "c"], "label": "d"', '["b"], "label": 0', '"b", "label": 0')
+PLACES = ({"span1_index": 2}, {"span2_index": -1}, {"span2_index": "x"})
+BAD_FILES = [  # task, end of the file's name, kind of error, place, contents
+    ("token", "txt", "bad-row", ", line 2", "river NN\nlight\n"),
+    ("token", "txt", "empty", "", "\n\n"),
+    ("token", "txt", "not-text", ", line 2", LATIN),
+    ("token", "txt.gz", "cut-short", "", "river NN\n", gzip.compress(b"river NN\n", mtime=0)[:-9]),
+    ("token", "txt.gz", "not-text", ", line 2", gzip.compress(LATIN, mtime=0)),
+
+    ("token", "jsonl", "bad-row", ", line 1", '{"w": ["a", "b"], "t": ["X"]}\n'),
+    ("token", "jsonl", "wrong-column-type", ", line 1", '{"w": "a b", "t": "X Y"}\n'),
+    ("qa", "json", "empty", "", '{"data": []}'),
+    ("qa", "json", "not-of-format", "", "{}", '{"data": "abc"}'),
+    ("qa", "json", "not-of-format", ", article 1", '{"data": [{"title": "x"}]}', squad_of(context=5),
+     squad_of(question=None)),
+    ("qa", "json", "not-of-format", ", question 'q7'", *(squad_of(answers=answers) for answers in ANSWERS)),
+    ("qa", "json", "bad-row", ", line 10", squad_of().replace('"a"', '"\\ud83d"')),
+    ("qa", "json", "not-of-format", ", line 1", squad_of()[:-20], "[" * 100_000),
+    ("qa", "json", "not-text", ", line 6", squad_of().replace("river", "na\xefve").encode("latin-1")),
+    ("choice", "json", "bad-row", ", line 1", *(f'{{"text": "a", "choices": {row}}}' for row in ROWS)),
+    ("choice", "json", "not-of-format", "", '[["a", 1]]', '[{"text": "a"}]',
+     f'[[["a"], []], ["abc", [{C3}]]]', f'[[["a"], [{ASK % 5}]]]'),
+    ("choice", "json", "not-of-format", ", line 3", '[\n[["a"],\n[{"question":'),
+    ("choice", "json", "not-text", ", line 2", b'[\n[["na\xefve"],[]]]'),
+    ("choice", "json", "empty", "", "[]"),
+    ("coreference", "json", "bad-row", ", line 1", json.dumps({"text": "a", "target": "b", "label": 1}),
+     *(wsc("床上有书", "床", "书", **wrong) for wrong in PLACES)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "end", "kind", "where", "contents"), [(*row[:4], row[4:]) for row in BAD_FILES])
+def test_files_that_do_not_fit_are_named_with_the_place(tmp_path, name, end, kind, where, contents):
+    columns = {"choice": {"other": "choices"}, "coreference": {}}
+    columns = columns[name] | {"text": "text", "label": "label"} if name in columns else {}
+    for number, content in enumerate(contents):
+        path = tmp_path / f"{number}.{end}"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        refused(name, path, kind, where, **columns)
+
+
+def test_a_table_of_pronouns_needs_their_places(tmp_path):
+    path = write(tmp_path / "a.json", json.dumps({"text": "a", "label": 1}))
+    refused("coreference", path, "no-column", option="other", text="text", label="label")
 
 
 # ------------------------------------------------------------------------------------------------------ seeds, patience

@@ -13,9 +13,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from families import SMALL as FAMILIES_HERE
+from families import model_of
 from helpers import invoke, refused, refuses, succeeds
 from hypothesis import given
-from training import FORKS, SMALL, entries, flags, learner, losses, on_ranks, train
+from training import FORKS, QUIET, TINY, entries, flags, learner, losses, on_ranks, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 import bertdata
@@ -34,46 +36,35 @@ from bertrain.runtime.dist import World
 CPU = torch.device("cpu")
 TEACHER = {"model_type": "bert", "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3,
            "intermediate_size": 64, "hidden_dropout_prob": 0.1}  # fmt: skip
-STUDENTS = {
-    "bert": {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-             "intermediate_size": 64, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
-    "modernbert": {"model_type": "modernbert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
-                   "intermediate_size": 48, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0,
-                   "cls_token_id": 2, "sep_token_id": 3},
-}  # fmt: skip
+BERT = FAMILIES_HERE["bert"] | {"model_type": "bert"}
 VARIANTS, UNIT = 2, 37
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("teach")
-
-
-@pytest.fixture(scope="module")
-def configs(folder):
-    for name, values in {**STUDENTS, "teacher": TEACHER}.items():
-        (folder / f"{name}.json").write_text(json.dumps(values))
-    return {name: str(folder / f"{name}.json") for name in (*STUDENTS, "teacher")}
-
-
-@pytest.fixture(scope="module")
-def big(dataset, configs, folder):
+def big(dataset, once):
     """A run directory with a teacher in it."""
-    train(dataset.path, folder / "big", model=configs["teacher"], steps=20, save_every=20, eval_every=0)
-    return folder / "big"
+
+    def make(folder):
+        (folder / "teacher.json").write_text(json.dumps(TEACHER))
+        train(dataset.path, folder / "run", **QUIET | {"model": str(folder / "teacher.json"), "steps": 20})
+
+    return once("big", make) / "run"
 
 
 def ask(dataset, big, out, *more, top_k=64):
-    options = ["--model", big, "--data", dataset.path, "--out", out, "--length", SMALL["length"], "--top-k", top_k]
+    options = ["--model", big, "--data", dataset.path, "--out", out, "--length", 32, "--top-k", top_k]
     return [str(item) for item in [*options, "--batch-size", 8, "--unit-samples", UNIT, *more]]
 
 
 @pytest.fixture(scope="module")
-def caches(dataset, big, folder):
+def caches(dataset, big, once):
     """Of all tokens and of 64 of the 82, for all masked samples of two epochs."""
-    for name, top_k in (("all", dataset.special_tokens.vocab_size), ("few", 64)):
-        succeeds(teacher.main, *ask(dataset, big, folder / name, "--variants", VARIANTS, top_k=top_k))
-    return {"all": folder / "all", "few": folder / "few"}
+
+    def make(folder):
+        for name, top_k in (("all", dataset.special_tokens.vocab_size), ("few", 64)):
+            succeeds(teacher.main, *ask(dataset, big, folder / name, "--variants", VARIANTS, top_k=top_k))
+
+    return {name: once("caches", make) / name for name in ("all", "few")}
 
 
 def contents(directory):
@@ -81,7 +72,7 @@ def contents(directory):
 
 
 def loader_of(dataset, **more):
-    return bertdata.Loader(dataset, length=SMALL["length"], **{"variants": VARIANTS} | more)
+    return bertdata.Loader(dataset, length=32, **{"variants": VARIANTS} | more)
 
 
 # ------------------------------------------------------------------------------------------------------------ variants
@@ -99,6 +90,8 @@ def test_with_variants_the_stream_comes_round_and_is_the_same_until_then(dataset
             assert np.array_equal(array, again.arrays()[name])
     assert not np.array_equal(plain.read(np.arange(20)).input_ids, plain.read(np.arange(20) + 2 * n).input_ids)
 
+
+def test_the_state_of_a_stream_with_variants_is_another(dataset):
     plain, turning = bertdata.Loader(dataset, length=32), bertdata.Loader(dataset, length=32, variants=3)
     assert "variants" not in plain.state_dict()
     assert turning.state_dict()["variants"] == 3
@@ -112,9 +105,7 @@ def test_with_variants_the_stream_comes_round_and_is_the_same_until_then(dataset
 # --------------------------------------------------------------------------------------------------------------- cache
 
 
-def test_a_cache_holds_the_most_probable_tokens_of_the_complete_softmax_and_the_mass_of_the_others(
-    dataset, big, caches
-):
+def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_the_others(dataset, big, caches):
     loader = loader_of(dataset, teacher_cache=str(caches["few"]))
     weights = learner(model.load(checkpoint.find(big))).eval()
     positions = np.array([0, 1, 35, 36, 37, 38, 5, 2 * loader.num_samples + 4, 2 * loader.num_samples - 1])
@@ -166,12 +157,11 @@ def test_inspect_has_the_means_of_the_predictions(dataset, big, caches):
 
 @pytest.mark.slow
 def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp_path):
-    for ranks in (2, 3):
-        out = tmp_path / f"of-{ranks}"
-        code, shown, err = on_ranks(ranks, "bertrain.teacher", ask(dataset, big, out, "--variants", VARIANTS, top_k=64))
-        assert code == 0, err
-        assert shown.count(str(out)) == 3  # each line is printed by one rank
-        assert contents(out) == contents(caches["few"])
+    out = tmp_path / "logits"
+    code, shown, err = on_ranks(3, "bertrain.teacher", ask(dataset, big, out, "--variants", VARIANTS))
+    assert code == 0, err
+    assert shown.count(str(out)) == 3  # each line is printed by one rank
+    assert contents(out) == contents(caches["few"])
 
 
 def _killed(arguments, moment):
@@ -196,10 +186,10 @@ def _killed(arguments, moment):
 
 
 @pytest.mark.slow
-def test_killed_ten_times_and_made_again_the_bytes_are_the_same(dataset, big, caches, tmp_path):
+def test_killed_six_times_and_made_again_the_bytes_are_the_same(dataset, big, caches, tmp_path):
     out, chance = tmp_path / "logits", random.Random(0)
-    arguments = ask(dataset, big, out, "--variants", VARIANTS, top_k=64)
-    for _ in range(10):
+    arguments = ask(dataset, big, out, "--variants", VARIANTS)
+    for _ in range(6):
         child = FORKS.Process(target=_killed, args=(arguments, chance.randrange(60)))
         child.start()
         child.join(120)
@@ -214,9 +204,9 @@ def test_killed_ten_times_and_made_again_the_bytes_are_the_same(dataset, big, ca
     assert contents(out) == contents(caches["few"])
 
 
-def test_a_cache_is_not_continued_for_other_answers_or_another_teacher(dataset, big, configs, caches, tmp_path):
+def test_a_cache_is_not_continued_for_other_answers_or_another_teacher(dataset, big, caches, tmp_path):
     before = contents(caches["few"])
-    train(dataset.path, tmp_path / "other", model=configs["teacher"], steps=1, seed=1, eval_every=0)
+    train(dataset.path, tmp_path / "other", steps=1, **QUIET)
     known = [model.fingerprint(model.load(checkpoint.find(run))) for run in (big, tmp_path / "other")]
     for change, values in (
         (["--seed", 1], "seed was 0 and is 1"),
@@ -265,18 +255,15 @@ def test_work_without_end_or_beyond_the_limit_is_refused(dataset, big, tmp_path,
 
 
 def test_a_kill_between_the_record_of_all_and_the_end_of_the_plan_leaves_no_plan(dataset, big, caches, tmp_path):
-    out = tmp_path / "logits"
-    shutil.copytree(caches["few"], out)
-    before = contents(out)
+    out = shutil.copytree(caches["few"], tmp_path / "logits")
     shutil.copy(out / "cache.json", out / "plan.json")
     succeeds(teacher.main, *ask(dataset, big, out, "--variants", VARIANTS))
-    assert contents(out) == before
+    assert contents(out) == contents(caches["few"])
 
 
 def test_damage_is_found_and_named(caches, tmp_path):
     succeeds(cli.main, "verify", caches["few"])
-    out = tmp_path / "logits"
-    shutil.copytree(caches["few"], out)
+    out = shutil.copytree(caches["few"], tmp_path / "logits")
     with open(out / "unit-00001.ids.npy", "r+b") as file:
         file.seek(500)
         file.write(b"\xff\xff")
@@ -319,12 +306,10 @@ def wide(out, *, ids=(70_000, 3), logprobs=(-0.5, -1.5), tail=None):
     for number in answers.missing_units(out, HEADER):
         first, stop = answers.rows_of(HEADER, number)
         rows = stop - first
-        found = answers.Answers(
-            np.tile(np.uint32(ids), (rows, 1, 1)), np.tile(np.float16(logprobs), (rows, 1, 1)),
-            np.full((rows, 1), tail, np.float16),
-        )  # fmt: skip
-        answers.write_unit(out, HEADER, number, [(found, {"samples": rows, "targets": rows, "entropy": 1.0,
-                                                          "tail_mass": 0.1})])  # fmt: skip
+        repeated = (np.tile(array, (rows, 1, 1)) for array in (np.uint32(ids), np.float16(logprobs)))
+        found = answers.Answers(*repeated, np.full((rows, 1), tail, np.float16))
+        sums = {"samples": rows, "targets": rows, "entropy": 1.0, "tail_mass": 0.1}
+        answers.write_unit(out, HEADER, number, [(found, sums)])
     answers.publish(out, HEADER)
     return invoke(cli.main, "verify", out)
 
@@ -336,22 +321,14 @@ def test_ids_beyond_16_bits_are_kept(tmp_path):
     assert found.ids[:, 0].tolist() == [[70_000, 3]] * 5
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ids": (70_001, 3)},
-        {"ids": (3, 3)},
-        {"logprobs": (-1.5, -0.5)},
-        {"logprobs": (-0.5, -np.inf), "tail": -0.9},
-        {"tail": np.nan},
-        {"tail": -9.0},
+def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
+    for number, wrong in enumerate((
+        {"ids": (70_001, 3)}, {"ids": (3, 3)}, {"logprobs": (-1.5, -0.5)}, {"logprobs": (-0.5, -np.inf), "tail": -0.9},
+        {"tail": np.nan}, {"tail": -9.0},
         {"ids": (0, 0), "logprobs": (0, 0), "tail": 0.0},  # its record says that three slots are used
-    ],
-)
-def test_what_breaks_the_rules_of_the_format_is_found(tmp_path, wrong):
-    done = wide(tmp_path / "logits", **wrong)
-    assert done.exit_code == 1
-    assert "unit-00000" in done.output
+    )):  # fmt: skip
+        done = wide(tmp_path / str(number), **wrong)
+        assert (done.exit_code, "unit-00000" in done.output) == (1, True), wrong
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
@@ -373,30 +350,28 @@ def test_what_breaks_the_rules_of_the_format_is_found(tmp_path, wrong):
     ],
 )
 def test_a_student_of_other_samples_is_refused_before_it_learns(dataset, caches, tmp_path, change, kind, option, named):
-    given = flags(dataset.path, tmp_path / "run", **{"steps": 2, "teacher_cache": caches["few"]} | change)
-    assert named in refused(pretrain_main, *given, kind=kind, option=option).sentence
+    options = {"steps": 2, "teacher_cache": caches["few"]} | change
+    assert named in refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option).sentence
     assert not (tmp_path / "run" / "log.jsonl").exists()
 
 
 def test_another_dataset_or_tokenizer_is_refused(dataset, corpus, vocab, big, caches, tmp_path):
     bertdata.build([corpus], tmp_path / "same", tokenizer=vocab)
     bertdata.build([corpus], tmp_path / "other", vocab_size=60)
-    options = {"steps": 2, "model": "bert-tiny", "teacher_cache": caches["few"]}
+    known = {"kind": "other-stream", "option": "teacher_cache"}
     for name, named in (("same", "dataset_id was"), ("other", "tokenizer was")):
-        given = flags(tmp_path / name, tmp_path / "run", **options)
-        assert named in refused(pretrain_main, *given, kind="other-stream", option="teacher_cache").sentence
+        refusal = refused_run(tmp_path / name, tmp_path / "run", teacher_cache=caches["few"], model=TINY, **known)
+        assert named in refusal.sentence
     given = ["--data", tmp_path / "same", "--out", tmp_path / "run", "--length", 32, "--teacher-cache", caches["few"]]
     assert bertdata.open(tmp_path / "same").dataset_id in invoke(doctor.main, *given).output
-    given = flags(tmp_path / "other", tmp_path / "run", teacher=big, steps=2)
-    refused(pretrain_main, *given, kind="tokenizer-differs")
+    refused_run(tmp_path / "other", tmp_path / "run", teacher=big, kind="tokenizer-differs")
 
 
 def test_a_cache_that_ends_before_the_run_is_refused(dataset, big, tmp_path):
     succeeds(teacher.main, *ask(dataset, big, tmp_path / "logits", "--max-samples", 20, top_k=4))
-    options = {"model": "bert-tiny", "teacher_cache": tmp_path / "logits", "eval_every": 0}
-    given = flags(dataset.path, tmp_path / "run", steps=4, **options)
-    sentence = refused(pretrain_main, *given, kind="not-stored", option="teacher_cache").sentence
-    assert re.findall(r"\b2\d\b", sentence) == ["20", "24"]
+    options, known = QUIET | {"teacher_cache": tmp_path / "logits"}, {"kind": "not-stored", "option": "teacher_cache"}
+    refusal = refused_run(dataset.path, tmp_path / "run", steps=4, **options, **known)
+    assert re.findall(r"\b2\d\b", refusal.sentence) == ["20", "24"]
     succeeds(pretrain_main, *flags(dataset.path, tmp_path / "run", steps=3, **options))
     timed = timed_run(dataset, tmp_path / "timed", tmp_path / "logits")
     refused(pretrain_main, *timed, kind="conflict", option="budget")
@@ -406,17 +381,17 @@ def test_a_cache_of_a_share_that_changes(dataset, big, tmp_path):
     """The teacher's rows are masked as the student's: less after half of its samples."""
     out = tmp_path / "logits"
     succeeds(teacher.main, *ask(dataset, big, out, "--max-samples", 24, "--mlm-probability", "0.4:0.15"))
-    options = {"teacher_cache": str(out), "mlm_probability": "0.4:0.15", "global_batch_size": "4:8", "steps": 4}
+    options = QUIET | {"teacher_cache": str(out), "mlm_probability": "0.4:0.15", "global_batch_size": "4:8", "steps": 4}
     log = train(dataset.path, tmp_path / "run", **options)
     assert [entry["step"] for entry in log if "distil_loss" in entry] == [1, 2, 3, 4]
+    known = {"kind": "other-stream", "option": "teacher_cache"}
     for wrong in ({"steps": 3}, {"mlm_probability": "0.4:0.2"}, {"mlm_probability": 0.4}):
-        given = flags(dataset.path, tmp_path / "other", **options | wrong)
-        refused(pretrain_main, *given, kind="other-stream", option="teacher_cache")
+        refused_run(dataset.path, tmp_path / "other", **options | wrong, **known)
 
 
 def timed_run(dataset, out, cache):
-    return ["--data", dataset.path, "--out", out, "--length", 32, "--budget", "0.3s", "--global-batch-size", 8,
-            "--eval-every", 0, "--teacher-cache", cache]  # fmt: skip
+    return ["--data", dataset.path, "--out", out, "--length", 32, "--budget", "0.05s", "--global-batch-size", 8,
+            "--model", TINY, "--eval-every", 0, "--teacher-cache", cache]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [pretrain_main, pytest.param(doctor.main, marks=pytest.mark.slow)])
@@ -427,7 +402,7 @@ def test_so_is_one_that_ends_before_its_variants_do_and_a_complete_one_has_no_en
     size, few = VARIANTS * loader_of(dataset).num_samples, tmp_path / "logits"
     succeeds(teacher.main, *ask(dataset, big, few, "--variants", VARIANTS, "--max-samples", 30))
     given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--global-batch-size", size + 5,
-             "--steps", 1, "--eval-every", 0, "--micro-batch-size", 64, "--teacher-cache", few]  # fmt: skip
+             "--model", TINY, "--steps", 1, "--micro-batch-size", 64, "--teacher-cache", few]  # fmt: skip
     done = invoke(command, *given)
     assert f"{size:,}" in done.output
     assert done.exit_code == (2 if command is pretrain_main else 1)
@@ -439,26 +414,16 @@ def test_the_doctor_knows_the_seed_and_the_shuffle_of_a_cache(dataset, big, tmp_
     more = ["--seed", 1, "--shuffle", "blocks"]
     out = tmp_path / "logits"
     succeeds(teacher.main, *ask(dataset, big, out, "--max-samples", 20, *more, top_k=4))
-    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher-cache", out, "--steps", 2]
-    given += ["--global-batch-size", 8]
+    given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher-cache", out, "--steps", 2,
+             "--global-batch-size", 8]  # fmt: skip
     succeeds(doctor.main, *given, *more)
     assert "seed was 1" in invoke(doctor.main, *given).output
 
 
-@pytest.mark.parametrize(
-    "change", [{"alpha": 0.1}, {"temperature": 2.0}, {"distil": "logits"}, {"distil_layers": "last"}]
-)
-def test_options_of_a_teacher_need_one(change):
-    with refuses("needs-option", next(iter(change))):
-        Config(data="x", out="y", **change)
-
-
-def test_a_run_does_not_change_its_teacher(dataset, big, configs, caches, tmp_path):
-    first = {"model": configs["bert"], "teacher_cache": str(caches["few"])}
-    train(dataset.path, tmp_path / "run", steps=1, **first)
-    for other in ({"model": configs["bert"]}, {"model": configs["bert"], "teacher": str(big)}):
-        given = flags(dataset.path, tmp_path / "run", steps=2, **other)
-        refused(pretrain_main, *given, kind="other-settings", option="out")
+def test_a_run_does_not_change_its_teacher(dataset, big, caches, tmp_path):
+    train(dataset.path, tmp_path / "run", steps=1, teacher_cache=str(caches["few"]), **QUIET)
+    for other in ({}, {"teacher": str(big)}):
+        refused_run(dataset.path, tmp_path / "run", steps=2, model=TINY, **other, kind="other-settings", option="out")
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
@@ -516,48 +481,45 @@ def test_gradients_of_the_divergence_are_right_and_finite(k):
     assert certain.grad[0, 0] > 0.05
 
 
-def test_cached_and_asked_give_the_same_losses(dataset, big, configs, caches, tmp_path):
-    options = {"model": configs["bert"], "steps": 4, "distil": "logits", "temperature": 2.0, "eval_every": 0}
+def test_cached_and_asked_give_the_same_losses(dataset, big, caches, tmp_path):
+    options = QUIET | {"steps": 4, "distil": "logits", "temperature": 2.0}
     asked = train(dataset.path, tmp_path / "asked", teacher=str(big), **options)
-    logs = {
-        name: train(dataset.path, tmp_path / name, teacher_cache=str(path), **options) for name, path in caches.items()
-    }
     for name, tolerance in (("all", 1e-3), ("few", 0.15)):
-        for ours, theirs in zip(logs[name], asked, strict=True):
+        log = train(dataset.path, tmp_path / name, teacher_cache=str(caches[name]), **options)
+        for ours, theirs in zip(log, asked, strict=True):
             if "distil_loss" in ours:
                 assert ours["distil_loss"] == pytest.approx(theirs["distil_loss"], rel=tolerance)
                 assert ours["agreement"] == pytest.approx(theirs["agreement"], abs=0.1)
                 assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance / 10)
 
 
-def test_the_padding_of_a_students_vocabulary_is_compared_with_nothing(dataset, big, configs, caches, tmp_path):
+def test_the_padding_of_a_students_vocabulary_is_compared_with_nothing(dataset, pupil, caches):
     """So that cached and asked agree for it too."""
-    weights = model.build(configs["bert"], dataset.special_tokens, length=32, seed=0)[0]
+    weights = model_of(TINY, dataset)
     weights.resize_token_embeddings(dataset.special_tokens.vocab_size + 46, mean_resizing=False)
     torch.nn.init.constant_(weights.get_output_embeddings().bias[dataset.special_tokens.vocab_size :], 5.0)
     found = []
     for more in ({"teacher_cache": str(caches["all"]), "teacher": ""}, {"distil": "logits"}):
-        module, _ = pupil(dataset, big, configs, weights=weights, **more)
+        module, _ = pupil(weights=weights, **more)
         loader = loader_of(dataset, teacher_cache=more.get("teacher_cache"))
         found.append(taught(module.eval(), loader.read(np.arange(6)))[0]["distil"].item())
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
-def test_a_teacher_that_overflows_ends_the_run(dataset, big, configs, tmp_path, monkeypatch):
-    monkeypatch.setattr(distil.Teacher, "answers", _overflown)
-    options = {"model": configs["bert"], "teacher": big, "distil": "logits", "steps": 2, "alpha": 0.0}
-    refused(pretrain_main, *flags(dataset.path, tmp_path / "run", **options), kind="not-finite", option="lr")
+def test_a_teacher_that_overflows_ends_the_run(dataset, big, tmp_path, monkeypatch):
+    def overflown(self, piece):
+        return {"teacher_logprobs": torch.full((*piece["masked_positions"].shape, self._vocab_size), torch.nan)}
+
+    monkeypatch.setattr(distil.Teacher, "answers", overflown)
+    options = QUIET | {"teacher": big, "distil": "logits", "steps": 2, "alpha": 0.0}
+    refused_run(dataset.path, tmp_path / "run", **options, kind="not-finite", option="lr")
 
 
-def _overflown(self, piece):
-    return {"teacher_logprobs": torch.full((*piece["masked_positions"].shape, self._vocab_size), torch.nan)}
-
-
-def test_the_loss_of_the_text_is_logged_apart(dataset, configs, caches, tmp_path):
-    options = {"model": configs["bert"], "steps": 3, "lr": 1e-2}
+def test_the_loss_of_the_text_is_logged_apart(dataset, caches, tmp_path):
+    options = QUIET | {"steps": 3, "lr": 1e-2, "eval_every": 3}
     plain = train(dataset.path, tmp_path / "plain", **options)
     silent = train(dataset.path, tmp_path / "silent", teacher_cache=str(caches["few"]), alpha=0.0, **options)
-    options |= {"teacher_cache": str(caches["few"]), "steps": 20, "eval_every": 0, "save_every": 30}
+    options |= {"teacher_cache": str(caches["few"]), "steps": 20, "eval_every": 0}
     taught = train(dataset.path, tmp_path / "taught", alpha=1.0, **options)
     assert losses(silent) == losses(plain)  # to the bit: a teacher without a share changes nothing
     assert taught[0]["loss"] == plain[0]["loss"]
@@ -570,39 +532,32 @@ def test_the_loss_of_the_text_is_logged_apart(dataset, configs, caches, tmp_path
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param("bert", {"distil": "relations"}, marks=pytest.mark.slow),
-        ("modernbert", {"distil": "relations"}),
         ("bert", {"distil": "hidden"}),
-        pytest.param("modernbert", {"distil": "hidden", "distil_layers": "last"}, marks=pytest.mark.slow),
+        pytest.param("modernbert", {"distil": "relations"}, marks=pytest.mark.slow),
         pytest.param("bert", {"distil": "logits"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_taught_run_resumes_to_the_same_bits_and_is_an_ordinary_checkpoint(
     dataset, big, configs, tmp_path, kind, options
 ):
-    options = {"model": configs[kind], "teacher": str(big), "steps": 4, "lr": 3e-2} | options
+    options = {"model": configs[kind], "teacher": str(big), "steps": 4, "lr": 3e-2, "save_every": 2} | options
     out = tmp_path / "run"
-    log = train(dataset.path, out, **options)
-    before = [(entry["step"], entry.get("loss"), entry.get("distil_loss"), entry.get("grad_norm")) for entry in log]
-    hidden = options["distil"] == "hidden"
-    assert (out / "step-00000004" / checkpoint.BESIDE).exists() == hidden
-    for later in (3, 4):
-        shutil.rmtree(out / f"step-{later:08d}")
-    log = train(dataset.path, out, **options)
-    assert [(e["step"], e.get("loss"), e.get("distil_loss"), e.get("grad_norm")) for e in log] == before
+    distilled = [entry.get("distil_loss") for entry in train_twice(dataset.path, out, 2, **options)]
+    assert [entry.get("distil_loss") for entry in entries(out)] == distilled
+    assert (out / "step-00000004" / checkpoint.BESIDE).exists() == (options["distil"] == "hidden")
     loaded, info = AutoModelForMaskedLM.from_pretrained(out / "step-00000004", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
-    own = model.build(configs[kind], dataset.special_tokens, length=32, seed=0)[0]
+    own = model_of(configs[kind], dataset)
     assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in own.parameters())
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"distil": "relations"}, {"distil": "hidden"}, {"cached": True}])
-def test_two_ranks_are_taught_as_one_is(dataset, big, configs, caches, tmp_path, options):
+def test_two_ranks_are_taught_as_one_is(dataset, big, caches, tmp_path, options):
     known = {"teacher_cache": str(caches["few"])} if options.get("cached") else {"teacher": str(big)} | options
-    settings = {"model": configs["bert"], "steps": 3, "global_batch_size": 3, "micro_batch_size": 1} | known
+    settings = QUIET | {"steps": 3, "global_batch_size": 3, "micro_batch_size": 1, "eval_every": 3} | known
     alone = train(dataset.path, tmp_path / "alone", **settings)
     code, _, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "two", **settings))
     assert code == 0, err
@@ -614,14 +569,19 @@ def test_two_ranks_are_taught_as_one_is(dataset, big, configs, caches, tmp_path,
 # ---------------------------------------------------------------------------------------- relations and hidden states
 
 
-def pupil(dataset, big, configs, kind="bert", *, weights=None, **options):
-    """A student's module, its teacher, and a batch of which a row is padded."""
-    more = {"teacher": str(big), "model": configs[kind], "length": 32} | options
-    config = Config(data=str(dataset.path), out="nowhere", **more)
-    weights = weights or model.build(config.model, dataset.special_tokens, length=32, seed=0)[0]
-    module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
-    samples, number = ("packed", 60) if config.isolate_documents else ("documents", 6)
-    return module, bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(number))
+@pytest.fixture(scope="module")
+def pupil(dataset, big, configs):
+    """pupil(name or path of a model): a student's module, and a batch of which a row is padded."""
+
+    def made(kind="bert", *, weights=None, **options):
+        more = {"teacher": str(big), "model": configs.get(kind, kind), "length": 32} | options
+        config = Config(data=str(dataset.path), out="nowhere", **more)
+        weights = weights or model_of(config.model, dataset)
+        module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
+        samples, number = ("packed", 60) if config.isolate_documents else ("documents", 6)
+        return module, bertdata.Loader(dataset, length=32, samples=samples).read(np.arange(number))
+
+    return made
 
 
 def feed_of(batch):
@@ -635,8 +595,8 @@ def taught(module, batch):
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_relations_are_those_of_the_last_layers(dataset, big, configs, kind):
-    module, batch = pupil(dataset, big, configs, kind)
+def test_relations_are_those_of_the_last_layers(big, pupil, kind):
+    module, batch = pupil(kind)
     found, piece = taught(module, batch)
     assert all(piece[name].shape == (6, 32, 48) for name in distil.PROJECTIONS)
     weights, teaching, expected = module.model, model.load(checkpoint.find(big)).eval(), 0.0
@@ -660,10 +620,10 @@ def test_relations_are_those_of_the_last_layers(dataset, big, configs, kind):
     assert found["distil"].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_hidden_states_and_attention_are_mapped_as_they_should(dataset, big, configs, tmp_path):
-    values = STUDENTS["bert"] | {"num_attention_heads": 3, "hidden_size": 24}
+def test_hidden_states_and_attention_are_mapped_as_they_should(big, pupil, tmp_path):
+    values = BERT | {"num_attention_heads": 3, "hidden_size": 24}
     (tmp_path / "three.json").write_text(json.dumps(values))
-    module, batch = pupil(dataset, big, {"bert": str(tmp_path / "three.json")}, distil="hidden")
+    module, batch = pupil(str(tmp_path / "three.json"), distil="hidden")
     assert module.objectives["distil"].layer_pairs == [(-1, -1), (0, 1), (1, 3)]
     found, _ = taught(module, batch)
     own, others, expected = module.model.eval(), model.load(checkpoint.find(big)).eval(), 0.0
@@ -692,10 +652,9 @@ def test_heads_that_share_a_key_are_compared_with_it():
         torch.testing.assert_close(found[:, head], q @ k.transpose(1, 2) / 2)
 
 
-@pytest.mark.parametrize("method", ["relations", "hidden", "logits"])
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_padding_teaches_nothing(dataset, big, configs, kind, method):
-    module, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+@pytest.mark.parametrize(("method", "kind"), [("relations", "modernbert"), ("hidden", "bert"), ("logits", "bert")])
+def test_padding_teaches_nothing(pupil, kind, method):
+    module, batch = pupil(kind, distil=method, distil_layers="last")
     assert not batch.attention_mask.all()
     before, _ = taught(module, batch)
     batch.input_ids[batch.attention_mask == 0] = 17
@@ -703,8 +662,8 @@ def test_padding_teaches_nothing(dataset, big, configs, kind, method):
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
 
 
-def test_relations_stay_in_their_document(dataset, big, configs):
-    module, batch = pupil(dataset, big, configs, isolate_documents=True)
+def test_relations_stay_in_their_document(pupil):
+    module, batch = pupil(isolate_documents=True)
     assert taught(module, batch)[0]["distil"] > 0
     row = int(((batch.position_ids == 0).sum(1) > 1).argmax())
     second = int(np.flatnonzero(batch.position_ids[row] == 0)[1])
@@ -714,21 +673,19 @@ def test_relations_stay_in_their_document(dataset, big, configs):
 
 
 @pytest.mark.parametrize("method", ["relations", "logits"])
-def test_who_is_its_own_teacher_has_nothing_to_learn(dataset, big, configs, method):
-    weights = model.load(checkpoint.find(big)).eval()
-    module, batch = pupil(dataset, big, configs, weights=weights, distil=method)
+def test_who_is_its_own_teacher_has_nothing_to_learn(big, pupil, method):
+    module, batch = pupil(weights=model.load(checkpoint.find(big)).eval(), distil=method)
     found, _ = taught(module.eval(), batch)
     assert found["distil"].abs().item() < 1e-4
 
 
-def test_a_teacher_is_no_part_of_its_student(dataset, big, configs):
-    module, batch = pupil(dataset, big, configs, distil="hidden")
+def test_a_teacher_is_no_part_of_its_student(pupil):
+    module, batch = pupil(distil="hidden")
     objective = module.objectives["distil"]
     teaching = objective.teacher._encoder
     before = hashlib.sha256(pickle.dumps(teaching.state_dict())).digest()
-    assert module.objective_parameters().keys() == {
-        f"objectives.distil.projection.{name}" for name in ("weight", "bias")
-    }
+    names = {f"objectives.distil.projection.{name}" for name in ("weight", "bias")}
+    assert module.objective_parameters().keys() == names
     module.train()
     found, piece = taught(module, batch)
     sum(found.values()).backward()
@@ -740,25 +697,21 @@ def test_a_teacher_is_no_part_of_its_student(dataset, big, configs):
     assert hashlib.sha256(pickle.dumps(teaching.state_dict())).digest() == before
 
 
-def test_rows_without_targets_teach_nothing(dataset, big, configs):
-    module, batch = pupil(dataset, big, configs)
+def test_rows_without_targets_teach_nothing(pupil):
+    module, batch = pupil()
     *_, filler = feed.micro_batches(batch, size=6, count=2, device=CPU)
     for loss in module(**module.prepare(filler)).values():
         assert (loss.sum.item(), loss.num_correct.item()) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("own", "others", "heads"), [(32, 48, 2), (384, 768, 24), (312, 768, 12), (7, 9, 1), (8, 8, 1)]
-)
-def test_relation_heads_divide_both_widths(own, others, heads):
-    assert distil.relation_heads(own, others) == heads
+def test_relation_heads_divide_both_widths():
+    heads = {(32, 48): 2, (384, 768): 24, (312, 768): 12, (7, 9): 1, (8, 8): 1}
+    assert {widths: distil.relation_heads(*widths) for widths in heads} == heads
 
 
-def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, big, configs):
-    config = {"objective": "mlm+nsp", "teacher": str(big), "model": configs["bert"], "length": 32}
-    config = Config(data=str(dataset.path), out="nowhere", alpha=0.25, **config)
-    weights = model.build(config.model, dataset.special_tokens, length=32, seed=0, nsp=True)[0]
-    module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
+def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, pupil):
+    weights = model.build(TINY, dataset.special_tokens, length=32, seed=0, nsp=True)[0]
+    module, _ = pupil(weights=weights, objective="mlm+nsp", alpha=0.25)
     batch = bertdata.Loader(dataset, length=32, samples="pairs").read(np.arange(5))
     found, piece = taught(module, batch)
     plain = learner(weights, "mlm", "nsp")
@@ -774,13 +727,13 @@ def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, big, config
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
-        pytest.param(method, kind, marks=[] if (method, kind) == ("hidden", "bert") else pytest.mark.slow)
-        for method in ("relations", "hidden", "logits")
-        for kind in ("bert", "modernbert")
+        ("hidden", "bert"),
+        pytest.param("relations", "modernbert", marks=pytest.mark.slow),
+        pytest.param("logits", "bert", marks=pytest.mark.slow),
     ],
 )
-def test_students_compile_to_one_graph_and_recompute_activations(dataset, big, configs, method, kind):
-    module, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+def test_students_compile_to_one_graph_and_recompute_activations(pupil, method, kind):
+    module, batch = pupil(kind, distil=method, distil_layers="last")
     found, piece = taught(module, batch)
     sum(found.values()).backward()
     plain = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
@@ -790,7 +743,7 @@ def test_students_compile_to_one_graph_and_recompute_activations(dataset, big, c
     for ours, theirs in zip(module.parameters(), plain, strict=True):
         if theirs is not None:
             torch.testing.assert_close(ours.grad, theirs)
-    module, batch = pupil(dataset, big, configs, kind, distil=method, distil_layers="last")
+    module, batch = pupil(kind, distil=method, distil_layers="last")
     module.compile(backend="eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close({name: loss.sum for name, loss in module(**piece).items()}, found)
     with torch.no_grad():
@@ -800,34 +753,30 @@ def test_students_compile_to_one_graph_and_recompute_activations(dataset, big, c
         module(**piece)
 
 
-def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew(dataset, big, tmp_path):
-    options = {"data": str(dataset.path), "out": str(tmp_path), "teacher": str(big), "gradient_checkpointing": True}
-    with refuses("conflict", "compile"):
-        Config(compile="on", **options)
+def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew():
+    options = {"data": "x", "out": "y", "teacher": "z", "gradient_checkpointing": True}
     assert not Config(**options).compiles(on_gpu=True)
     assert Config(distil="logits", **options).compiles(on_gpu=True)
     assert not Config(distil="logits", **options).compiles(on_gpu=False)
 
 
 @pytest.mark.slow
-def test_a_cached_batch_compiles_too(dataset, configs, caches):
-    config = Config(data=str(dataset.path), out="nowhere", model=configs["bert"], teacher_cache=str(caches["few"]))
-    weights = model.build(config.model, dataset.special_tokens, length=32, seed=0)[0]
-    module = assemble.learner(config, weights, dataset, World(0, 1, CPU), "fp32")
+def test_a_cached_batch_compiles_too(dataset, pupil, caches):
+    module, _ = pupil(teacher="", teacher_cache=str(caches["few"]))
     batch = loader_of(dataset, teacher_cache=str(caches["few"])).read(np.arange(4))
     found = module(**feed_of(batch))["distil"].sum
     module.compile(backend="eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close(module(**feed_of(batch))["distil"].sum, found)
 
 
-def test_teachers_that_do_not_fit_are_refused(dataset, big, configs, tmp_path):
-    (tmp_path / "deep.json").write_text(json.dumps(STUDENTS["bert"] | {"num_hidden_layers": 6}))
+def test_teachers_that_do_not_fit_are_refused(pupil, tmp_path):
+    (tmp_path / "deep.json").write_text(json.dumps(BERT | {"num_hidden_layers": 6}))
     with refuses("unsupported", "distil_layers"):
-        pupil(dataset, big, {"bert": str(tmp_path / "deep.json")}, distil="hidden")
+        pupil(str(tmp_path / "deep.json"), distil="hidden")
     with refuses("too-long", "length"):
-        pupil(dataset, big, configs, "modernbert", length=600)
+        pupil("modernbert", length=600)
     with refuses("not-a-run", "teacher"):
-        pupil(dataset, tmp_path, configs)
+        pupil(teacher=str(tmp_path))
 
 
 def test_a_loader_with_a_cache_pickles_small_and_comes_back(dataset, caches):

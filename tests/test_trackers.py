@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import refuses, succeeds
-from training import entries, refused_run, train
+from training import QUIET, TINY, entries, refused_run, train
 
 from bertdata.errors import install
 from bertrain import config
@@ -17,7 +17,7 @@ from bertrain.config import Config
 from bertrain.pretrain import main as pretrain_command
 from bertrain.runtime import trackers
 
-OPTIONS = {"model": "bert-tiny", "length": 16, "steps": 4, "eval_every": 2, "save_every": 2}
+OPTIONS = QUIET | {"steps": 4, "eval_every": 2}
 
 
 class Library:
@@ -133,9 +133,7 @@ def test_without_weights_and_biases_the_record_is_kept_here(tmp_path, library, m
     assert f" {tmp_path / 'wandb'}," in tracker.fault
     assert library.rows == [(1, {"loss": 1.0})]
     begun = [{}, {"mode": "offline"}] if problem == "no account" else [{"resume": "allow"}, {}, {"mode": "offline"}]
-    assert [
-        {name: options[name] for name in ("resume", "mode") if name in options} for options in library.begun
-    ] == begun
+    assert [{name: x[name] for name in ("resume", "mode") if name in x} for x in library.begun] == begun
 
 
 def test_a_tracker_that_fails_ends_no_run_and_is_a_warning(dataset, tmp_path, library, capsys):
@@ -171,7 +169,7 @@ def test_the_commands_of_the_page_run(dataset, tmp_path, library, monkeypatch):
     assert len(lines) == 2
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shards").symlink_to(dataset.path)
-    small = ["--model", "bert-tiny", "--global-batch-size", "4", "--length", "16"]
+    small = ["--model", TINY, "--global-batch-size", "4", "--length", "16"]
     for number, line in enumerate(lines):
         succeeds(pretrain_command, *shlex.split(line), *small, "--steps", number + 1)
     assert len(library.begun) == 2
