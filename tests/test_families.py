@@ -30,9 +30,6 @@ from bertrain.runtime.rates import Operations
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
-COPIES = ["xlm-roberta", "camembert", "xlm-roberta-xl", "roberta-prelayernorm", "data2vec-text", "ernie",
-          "megatron-bert", "flaubert"]  # fmt: skip
-"""Whose layers are the code of those of RoBERTa, BERT and XLM."""
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +92,7 @@ def test_a_copy_of_a_learner_predicts_with_its_own_head(configs, dataset, name):
         assert not torch.equal(other.logits(**piece), before)
 
 
-@pytest.mark.parametrize("name", fast([name for name in SMALL if name not in COPIES], among=["bert"]))
+@pytest.mark.parametrize("name", fast(SMALL, among=["bert"]))
 def test_a_step_of_every_family_is_one_graph(configs, dataset, name):
     """As --compile on asks; with --gradient-checkpointing too."""
     torch.compiler.reset()
