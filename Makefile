@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-PYTEST  = CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 --dist worksteal
+# Bytecode is written, whatever the environment says: without it every process of the tests compiles all modules.
+PYTEST  = CUDA_VISIBLE_DEVICES= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 PINS   ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(PINS)
 

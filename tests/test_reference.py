@@ -15,8 +15,6 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tools"))
 import reference_pages as pages  # noqa: E402
 
-ERRORS = pages.errors()
-TESTS = {path.name: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tests").glob("*.py"))}
 NUM_WORDS = 4  # so many words in a row are a sentence's, and not by chance
 
 
@@ -28,14 +26,14 @@ def test_the_page_is_that_of_the_source(page):
 
 
 def test_every_error_states_a_kind_and_every_kind_is_used():
-    assert [error for error in ERRORS if error.kind not in KINDS] == []
-    assert {error.kind for error in ERRORS} == {*KINDS}
+    assert [error for error in pages.errors() if error.kind not in KINDS] == []
+    assert {error.kind for error in pages.errors()} == {*KINDS}
     assert 40 <= len(KINDS) <= 60
-    assert len(ERRORS) > 400
+    assert len(pages.errors()) > 400
 
 
 def test_every_sentence_is_one_that_a_user_can_read():
-    for error in ERRORS:
+    for error in pages.errors():
         words = re.sub(r"⟨[\w ]+⟩|…", "", error.message)
         is_prefix = error.message.endswith(": …")  # of the message of another error
         assert is_prefix or len(re.findall(r"[A-Za-z]{2,}", words)) >= 2, error
@@ -61,20 +59,20 @@ def texts_of(tree):
             yield node.lineno, node.value
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_no_test_holds_a_sentence_of_an_error(name):
+def test_no_test_holds_a_sentence_of_an_error():
     """Tests look at the kind, the option and the value; a better sentence must not break them."""
-    known = set().union(*(word_rows(part) for error in ERRORS for part in re.split(r"⟨.*?⟩|…|;", error.message)))
-    assert [(line, text) for line, text in texts_of(TESTS[name]) if word_rows(text) & known] == []
-
-
-@pytest.mark.parametrize("name", TESTS)
-def test_no_test_matches_the_words_of_our_errors(name):
-    ours = {error.name for error in ERRORS} | {"BertdataError"}
-    for call in ast.walk(TESTS[name]):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.raises" and call.args:
-            names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
-            assert not (names & ours and any(keyword.arg == "match" for keyword in call.keywords)), call.lineno
+    ours = {error.name for error in pages.errors()} | {"BertdataError"}
+    known = set().union(
+        *(word_rows(part) for error in pages.errors() for part in re.split(r"⟨.*?⟩|…|;", error.message))
+    )
+    for path in sorted((ROOT / "tests").glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assert [(path.name, *place) for place in texts_of(tree) if word_rows(place[1]) & known] == []
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.raises" and call.args:
+                names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
+                has_match = any(keyword.arg == "match" for keyword in call.keywords)
+                assert not (names & ours and has_match), (path.name, call.lineno)
 
 
 def test_an_expression_is_shown_as_the_user_reads_it():

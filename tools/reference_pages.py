@@ -82,17 +82,19 @@ def error_classes(modules: dict[str, ast.Module]) -> set[str]:
 def errors() -> list[Error]:
     """Every error that the source makes, in the order of files and lines; the first line of the call is its line."""
     modules = sources()
-    classes, constants = error_classes(modules), _constants(modules)
+    names, constants = error_classes(modules) | {"fail"}, _constants(modules)
     listed = {}
     for file, tree in modules.items():
         before = _assigned_before(tree)
         of_self = {name: text for name, text in _assigned(tree, constants).items() if name.startswith("self.")}
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         for scope in (tree, *functions):  # outer ones first
-            texts = {**constants, **of_self, **_assigned(scope, constants)}
-            for call in (node for node in ast.walk(scope) if isinstance(node, ast.Call) and node.args):
+            calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call) and node.args]
+            calls = [call for call in calls if _last(call.func) in names]
+            texts = {**constants, **of_self, **_assigned(scope, constants)} if calls else {}
+            for call in calls:
                 name = _last(call.func)
-                if name not in classes | {"fail"} or {ast.unparse(part) for part in call.args[:2]} & REPEATED:
+                if {ast.unparse(part) for part in call.args[:2]} & REPEATED:
                     continue
                 parts = [before.get(call, call.args[0]), *(call.args[1:] if name == "BadRow" else [])]
                 message = "; ".join(_words(part, texts) for part in parts)
