@@ -84,11 +84,14 @@ def locked(path: Path, busy: str, advice: str, *, shared: bool = False, wait: bo
     """Holds the lock file `path` until the context, or this process, ends.
 
     shared: other processes may share the lock. wait: until no other process holds it. Else raises BuildError with the
-    text "{busy} by process {N}; {advice}" if another process holds it.
+    text "{busy} by process {N}; {advice}" if another process holds it. Raises FileNotFoundError if the file was removed
+    before the lock was taken: such a lock holds nobody off.
     """
     with open_plain(path, "a+") as lock:
         try:
             fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            if not os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):
+                raise FileNotFoundError(errno.ENOENT, "was removed by the process that held it", str(path))
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "?"

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,40 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
     A failure removes what it made, unless a unit is finished. Raises BuildError if another process holds the lock, or
     if the directory holds a dataset (without `overwrite`) or other files.
     """
+    staging = directory / STAGING
+    _require_free(directory, overwrite=overwrite)
+    created = not directory.exists()
+    busy, advice = f"{directory} is being built", "wait for it"
+    with ExitStack() as locks:
+        while True:  # until the directory is not the one that a build, which has just ended, removed
+            make_directory(staging)
+            with suppress(FileNotFoundError):
+                locks.enter_context(locked(staging / "lock", busy, advice, shared=part is not None))
+                break
+        if part is not None:
+            lock_of_part = staging / part_name(*part).replace(".json", ".lock")
+            locks.enter_context(locked(lock_of_part, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
+        try:
+            _require_free(directory, overwrite=overwrite)  # again: another build may have just ended
+            with naming(directory):
+                yield staging
+        except Exception:  # not KeyboardInterrupt, after which the build can continue
+            if part is None and not any(staging.glob("unit-*")):
+                shutil.rmtree(staging, ignore_errors=True)
+                if created and not any(directory.iterdir()):
+                    directory.rmdir()
+            raise
+
+
+def _require_free(directory: Path, *, overwrite: bool) -> None:
+    """Raises BuildError if a directory holds a dataset (without `overwrite`) or what no build wrote."""
+    staging = directory / STAGING
     if directory.exists() and not directory.is_dir():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
-    staging = directory / STAGING
+    if staging.is_symlink() or (staging.exists() and not staging.is_dir()):
+        sentence = f"{staging} is not a directory that a build made; remove it, or give another --out"
+        raise BuildError(sentence, "wrong-file-type", option="out", given=staging)
     if (directory / MANIFEST).exists():
         if not overwrite and not (staging / PLAN).exists():
             sentence = f"{directory} already holds a dataset; use --overwrite to replace it, or give another --out"
@@ -41,23 +71,6 @@ def staging_directory(directory: Path, *, overwrite: bool, part: tuple[int, int]
             f"{directory} holds other files and no dataset; give an empty directory, or one that does not exist yet"
         )
         raise BuildError(sentence, "out-exists", option="out", given=directory)
-    created = not directory.exists()
-    make_directory(staging)
-    busy, advice = f"{directory} is being built", "wait for it"
-    with ExitStack() as locks:
-        locks.enter_context(locked(staging / "lock", busy, advice, shared=part is not None))
-        if part is not None:
-            lock_of_part = staging / part_name(*part).replace(".json", ".lock")
-            locks.enter_context(locked(lock_of_part, f"part {part[0] + 1}/{part[1]} of {busy}", advice))
-        try:
-            with naming(directory):
-                yield staging
-        except Exception:  # not KeyboardInterrupt, after which the build can continue
-            if part is None and not any(staging.glob("unit-*")):
-                shutil.rmtree(staging, ignore_errors=True)
-                if created and not any(directory.iterdir()):
-                    directory.rmdir()
-            raise
 
 
 @contextmanager
