@@ -73,8 +73,8 @@ def _megatron(dataset: Dataset, split: str, prefix: str, advance: Advance) -> li
     code = next(code for code, name in MEGATRON_DTYPES.items() if name == dtype.name)
     data, index = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
     make_directory(data.parent)
-    with _new_file(index) as index_file:
-        with _new_file(data) as data_file:
+    with _new_files(data, index) as (new_data, new_index), _written(new_index) as index_file:
+        with _written(new_data) as data_file:
             for number in range(len(shards)):
                 tokens = dataset.tokens(split, number)
                 for start in range(0, tokens.size, _PIECE):
@@ -101,20 +101,24 @@ def _megatron(dataset: Dataset, split: str, prefix: str, advance: Advance) -> li
 def _parquet(dataset: Dataset, split: str, out: str, advance: Advance) -> list[Path]:
     directory = Path(out)
     make_directory(directory)
-    paths = []
-    for number, shard in enumerate(dataset.splits[split].shards):
-        tokens, offsets = dataset.tokens(split, number), _offsets(dataset, shard)
-        _require_lengths(dataset, np.diff(offsets))
-
-        def documents(tokens: Any = tokens, offsets: Any = offsets) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-            for _, some in in_blocks(offsets.size - 1, slices_of(offsets)):
-                yield tokens[int(some[0]) : int(some[-1])], some - some[0]
-                advance(int(some[-1] - some[0]))
-
-        paths.append(directory / f"{shard.name}.parquet")
-        with _new_file(paths[-1]) as file:
-            write_parquet(file, documents())
+    shards = dataset.splits[split].shards
+    paths = [directory / f"{shard.name}.parquet" for shard in shards]
+    with _new_files(*paths) as temporaries:
+        for number, (shard, temporary) in enumerate(zip(shards, temporaries, strict=True)):
+            tokens, offsets = dataset.tokens(split, number), _offsets(dataset, shard)
+            _require_lengths(dataset, np.diff(offsets))
+            with _written(temporary) as file:
+                write_parquet(file, _documents(tokens, offsets, advance))
     return paths
+
+
+def _documents(
+    tokens: NDArray[Any], offsets: NDArray[np.int64], advance: Advance
+) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """Some documents of a shard at a time: their ids, and their offsets in them."""
+    for _, some in in_blocks(offsets.size - 1, slices_of(offsets)):
+        yield tokens[int(some[0]) : int(some[-1])], some - some[0]
+        advance(int(some[-1] - some[0]))
 
 
 def _pieces(dataset: Dataset, shards: Sequence[Shard], array: str) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -159,19 +163,29 @@ def _require_lengths(dataset: Dataset, lengths: NDArray[np.int64]) -> None:
 
 
 @contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name when it is complete. Raises BuildError if there is one already."""
-    if path.exists():
-        raise BuildError(
-            f"{path} exists already; remove it, or give another --out", "out-exists", option="out", given=str(path)
-        )
-    temporary = path.with_name(path.name + TEMPORARY)
+def _new_files(*paths: Path) -> Iterator[list[Path]]:
+    """Names for the files to write, which get their own names when all are complete; else nothing is left of them.
+
+    Raises BuildError if one of them exists already.
+    """
+    if existing := next((path for path in paths if path.exists()), None):
+        sentence = f"{existing} exists already; remove it, or give another --out"
+        raise BuildError(sentence, "out-exists", option="out", given=str(existing))
+    temporaries = [path.with_name(path.name + TEMPORARY) for path in paths]
     try:
-        with naming(path), open_plain(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        fsync_directory(path.parent)
+        yield temporaries
+        for temporary, path in zip(temporaries, paths, strict=True):
+            os.replace(temporary, path)
+        fsync_directory(paths[0].parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _written(temporary: Path) -> Iterator[IO[bytes]]:
+    """A file that is synced at its end."""
+    with naming(temporary), open_plain(temporary, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
