@@ -1,13 +1,15 @@
 """Files of token ids that other libraries wrote → their documents, and ids → Parquet.
 
-Files are mapped into memory, and their documents are given some at a time, as views where that is possible.
+The documents of a file are read some at a time, and not mapped into memory: a map of a file that is cut short meanwhile
+would end the process.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
+import os
 import struct
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,24 +88,51 @@ def open_ids(name: str, format: str, end_token: int | None) -> IdsFile:
     return _datatrove(name) if format == "datatrove" else _rows(name)
 
 
-def _mapped(file: Input) -> Any:
-    """The bytes of a file as a buffer."""
-    with open(file.name, "rb") as opened:
-        return mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) if file.size else b""
+class _FileArray:
+    """Numbers in a file, one after the other, that are read where they are used."""
+
+    def __init__(self, file: Input, dtype: Any, size: int, offset: int = 0) -> None:
+        """offset: of the first of `size` numbers, in bytes."""
+        self.dtype, self.size, self._file, self._offset = np.dtype(dtype), size, file, offset
+        self._fd = os.open(file.name, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._fd)
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        """A copy of the numbers of a slice without a step. Raises InputError if the file has become shorter."""
+        start, stop, _ = part.indices(self.size)
+        numbers = np.empty(max(0, stop - start), self.dtype)
+        place, left = self._offset + start * self.dtype.itemsize, numbers.view(np.uint8).data
+        while left:
+            count = os.preadv(self._fd, [left], place)
+            if count == 0:
+                raise InputError(
+                    f"{self._file} was cut short at byte {place} while it was read; get the file again",
+                    "cut-short",
+                    option="inputs",
+                    given=self._file.name,
+                )
+            place, left = place + count, left[count:]
+        return numbers
+
+    def at(self, index: int) -> int:
+        """One number; a negative index counts from the end."""
+        index += self.size * (index < 0)
+        return int(self[index : index + 1][0])
 
 
 class _Index(NamedTuple):
-    """What a .idx of Megatron says, as views of the file."""
+    """What a .idx of Megatron says."""
 
-    lengths: NDArray[np.int32]  # [num_sequences] in ids
-    pointers: NDArray[np.int64]  # [num_sequences] byte of the .bin at which each begins
-    documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into sequences
+    lengths: _FileArray  # int32 [num_sequences] in ids
+    pointers: _FileArray  # int64 [num_sequences] byte of the .bin at which each begins
+    documents: _FileArray  # int64 [num_documents + 1] half-open offsets into sequences
     dtype: np.dtype[Any]
 
 
 def _megatron_index(index: Input) -> _Index:
     """Raises InputError for a header that cannot be read, or does not fit the size of the file."""
-    content, size, begin = _mapped(index), index.size or 0, struct.calcsize(MEGATRON_HEADER)
+    size, begin = index.size or 0, struct.calcsize(MEGATRON_HEADER)
+    content = _FileArray(index, np.uint8, min(size, begin))[:].tobytes()
     if content[:9] != MEGATRON_MAGIC or size < begin:
         raise InputError(
             f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX; give the .idx of one",
@@ -111,7 +140,7 @@ def _megatron_index(index: Input) -> _Index:
             option="inputs",
             given=index.name,
         )
-    _, version, code, num_sequences, num_documents = struct.unpack_from(MEGATRON_HEADER, content)
+    _, version, code, num_sequences, num_documents = struct.unpack(MEGATRON_HEADER, content)
     if version != 1:
         raise InputError(
             f"{index} has version {version}, and only version 1 can be read; write the dataset again with Megatron",
@@ -144,9 +173,9 @@ def _megatron_index(index: Input) -> _Index:
             given=index.name,
         )
     return _Index(
-        np.frombuffer(content, "<i4", num_sequences, begin),
-        np.frombuffer(content, "<i8", num_sequences, begin + 4 * num_sequences),
-        np.frombuffer(content, "<i8", num_documents, begin + 12 * num_sequences),
+        _FileArray(index, "<i4", num_sequences, begin),
+        _FileArray(index, "<i8", num_sequences, begin + 4 * num_sequences),
+        _FileArray(index, "<i8", num_documents, begin + 12 * num_sequences),
         np.dtype(MEGATRON_DTYPES[code]),
     )
 
@@ -178,7 +207,7 @@ def _megatron(name: str) -> IdsFile:
             given=data.name,
         )
     smallest, largest = _steps(documents)
-    if not documents.size or documents[0] != 0 or documents[-1] != num_sequences or smallest < 0:
+    if not documents.size or documents.at(0) != 0 or documents.at(-1) != num_sequences or smallest < 0:
         raise InputError(
             f"{index}: its document indices do not ascend from 0 to {num_sequences:,}; write the dataset again with "
             "Megatron's own tools",
@@ -186,13 +215,14 @@ def _megatron(name: str) -> IdsFile:
             option="inputs",
             given=index.name,
         )
-    ids, has_sentences = np.frombuffer(_mapped(data), dtype), largest > 1
+    ids, has_sentences = _FileArray(data, dtype, end // dtype.itemsize), largest > 1
 
     def first_ids(sequences: NDArray[Any]) -> NDArray[np.int64]:
-        """The index of the first id of sequences; `num_sequences` is the end."""
-        starts = np.full(sequences.size, ids.size)
+        """The index of the first id of ascending sequences; `num_sequences` is the end."""
+        starts, first = np.full(sequences.size, ids.size), int(sequences[0])
         inside = sequences < num_sequences
-        starts[inside] = pointers[sequences[inside]] // dtype.itemsize
+        known = pointers[first : int(sequences[-1]) + 1]
+        starts[inside] = known[sequences[inside] - first] // dtype.itemsize
         return starts
 
     def some_documents() -> Iterator[Ids]:
@@ -200,7 +230,7 @@ def _megatron(name: str) -> IdsFile:
             start, stop = int(offsets[0]), int(offsets[-1])
             sentences = None
             if has_sentences:
-                several = slice(int(documents[first]), int(documents[first + offsets.size - 1]))
+                several = slice(documents.at(first), documents.at(first + offsets.size - 1))
                 sentences = pointers[several][lengths[several] > 0] // dtype.itemsize - start
             place = _byte_of(data, dtype.itemsize, start)
             yield Ids(ids[start:stop], offsets - start, sentences, place, stop * dtype.itemsize)
@@ -211,9 +241,9 @@ def _megatron(name: str) -> IdsFile:
 def _nanogpt(name: str, end_token: int) -> IdsFile:
     """Raw uint16, or the file of llm.c: 256 int32, of which the first three are magic, version and number of ids."""
     data = local(name)
-    content, size, offset, dtype = _mapped(data), data.size or 0, 0, np.dtype("<u2")
+    size, offset, dtype = data.size or 0, 0, np.dtype("<u2")
     if size >= _LLM_C_HEADER_BYTES:
-        magic, version, count = struct.unpack_from("<3i", content)
+        magic, version, count = _FileArray(data, "<i4", 3)[:].tolist()
         if (magic, version) in _LLM_C_DTYPES:
             offset, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C_DTYPES[magic, version])
             if size != offset + count * dtype.itemsize:
@@ -239,7 +269,7 @@ def _nanogpt(name: str, end_token: int) -> IdsFile:
             "id-outside-vocabulary",
             option="tokenizer",
         )
-    ids, token = np.frombuffer(content, dtype, offset=offset), dtype.type(end_token)
+    ids, token = _FileArray(data, dtype, (size - offset) // dtype.itemsize, offset), dtype.type(end_token)
     if not offset and _are_halves(ids[:_JUDGED_IDS]):
         raise InputError(
             f"{data} holds ids of 4 or 8 bytes, as most of every second 2 bytes are 0, and without a header ids have 2 "
@@ -253,14 +283,14 @@ def _nanogpt(name: str, end_token: int) -> IdsFile:
         start, window = 0, _BLOCK_IDS
         while start < ids.size:
             stop = min(start + window, ids.size)
-            ends = np.empty(stop - start + 1, np.int64)
-            ends = ends[: find_token(ids[start:stop], token, ends)]
+            some, ends = ids[start:stop], np.empty(stop - start + 1, np.int64)
+            ends = ends[: find_token(some, token, ends)]
             if stop == ids.size and not (ends.size and ends[-1] == stop - start):
                 ends = np.append(ends, stop - start)  # the end of the file ends its last document
             if not ends.size:  # a long document
                 window *= 2
                 continue
-            part, place = ids[start : start + int(ends[-1])], _byte_of(data, dtype.itemsize, start, offset)
+            part, place = some[: int(ends[-1])], _byte_of(data, dtype.itemsize, start, offset)
             start, window = start + part.size, _BLOCK_IDS
             yield Ids(part, np.append(0, ends), None, place, start * dtype.itemsize)
 
@@ -283,10 +313,10 @@ def _datatrove(name: str) -> IdsFile:
             option="inputs",
             given=index.name,
         )
-    size, ends = data.size or 0, np.frombuffer(_mapped(index), "<u8").view(np.int64)
-    total = int(ends[-1]) if ends.size else 0
+    size, ends = data.size or 0, _FileArray(index, "<i8", (index.size or 0) // 8)
+    total = ends.at(-1) if ends.size else 0
     width = next((width for width in (2, 4) if size == total * width), None)
-    if width is None or _steps(ends)[0] < 0 or (ends.size and ends[0] < 0):
+    if width is None or _steps(ends)[0] < 0 or (ends.size and ends.at(0) < 0):
         raise InputError(
             f"{index} does not fit {name}: its offsets must ascend to the number of ids, and end at {total:,}, while "
             f"{name} has {size:,} bytes, with 2 or 4 for an id; get both files again",
@@ -294,7 +324,7 @@ def _datatrove(name: str) -> IdsFile:
             option="inputs",
             given=index.name,
         )
-    ids = np.frombuffer(_mapped(data), f"<u{width}")
+    ids = _FileArray(data, f"<u{width}", size // width)
 
     def starts_of(first: int, stop: int) -> NDArray[np.int64]:
         return ends[first - 1 : stop - 1] if first else np.append(0, ends[: stop - 1])
@@ -307,7 +337,7 @@ def _datatrove(name: str) -> IdsFile:
     return IdsFile([data, index], size, some_documents)
 
 
-def _steps(offsets: NDArray[np.int64]) -> tuple[int, int]:
+def _steps(offsets: _FileArray) -> tuple[int, int]:
     """The smallest and the largest difference of two offsets side by side; 0 and 0 if there are none."""
     smallest, largest = [0], [0]
     for start in range(0, offsets.size - 1, _DOCUMENTS):
@@ -431,7 +461,7 @@ def _columns(file: Input) -> Iterator[tuple[Any, int]]:
                 num_done += batch.num_rows
                 yield batch.column(0), (file.size or 0) * num_done // max(1, num_rows)
         return
-    with pa.memory_map(file.name) as source:
+    with pa.OSFile(file.name) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
         with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
