@@ -85,7 +85,7 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
         where = f"{error.filename}: " if error.filename else ""
         advice = ""
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            advice = "; make room and run the same command again: what is finished is kept"
+            advice = "; make room and run the same command again"
         say(f"Error: {where}{error.strerror or error}{advice}")
         sys.exit(1)
 

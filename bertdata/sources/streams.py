@@ -167,6 +167,9 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
                 yield InputStream(source, file, compression, encoding)
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _cut_short(source, compression, error) from None
+    except FileNotFoundError:
+        sentence = f"{source} was removed while it was read; put it back, and run the same command again"
+        raise InputError(sentence, "not-found", given=source.name) from None
     except OSError as error:
         if compression and error.errno is None:  # bz2 and pyarrow report damage like this
             raise _cut_short(source, compression, error) from None
