@@ -22,6 +22,7 @@ from bertdata.files import TEMPORARY, open_plain
 
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
+_BLOCKS_AT_ONCE = 4  # that are read and handed to another thread together
 
 
 def npy_header(dtype: str, length: int) -> bytes:
@@ -37,12 +38,16 @@ def array_path(directory: Path, shard: str, array: str) -> Path:
 
 def digest(path: Path) -> tuple[str, list[int]]:
     """The SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block. One pass on two threads, about 1.5 GB/s."""
-    sha256, crcs, block = hashlib.sha256(), list[int](), memoryview(bytearray(BLOCK_BYTES))
+    sha256, crcs, piece = hashlib.sha256(), list[int](), memoryview(bytearray(_BLOCKS_AT_ONCE * BLOCK_BYTES))
+
+    def checksums(size: int) -> list[int]:
+        return [zlib.crc32(piece[at : min(at + BLOCK_BYTES, size)]) for at in range(0, size, BLOCK_BYTES)]
+
     with open_plain(path, "rb") as file, ThreadPoolExecutor(1) as beside:
-        while size := file.readinto(block):  # type: ignore[attr-defined]  # IO[Any] lacks it
-            crc = beside.submit(zlib.crc32, block[:size])
-            sha256.update(block[:size])
-            crcs.append(crc.result())
+        while size := file.readinto(piece):  # type: ignore[attr-defined]  # IO[Any] lacks it
+            of_piece = beside.submit(checksums, size)
+            sha256.update(piece[:size])
+            crcs += of_piece.result()
     return sha256.hexdigest(), crcs
 
 
