@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import make_text
-from helpers import stop_after
 from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
@@ -135,10 +134,11 @@ def read(paths, wanted=every_unit, **form):
         assert block.offsets[-1] == block.num_bytes <= len(block.data) - PADDING
         assert block.replaced.size == block.num_documents
         assert (block.first_replaced is None) == (not block.replaced.any())
-        block.data[: block.num_bytes].decode()
+        text = block.data[: block.num_bytes].tobytes()
+        text.decode()
         for (start, stop), replaced in zip(itertools.pairwise(block.offsets.tolist()), block.replaced, strict=True):
-            assert block.data[stop - 1 : stop] == b"\n"
-            documents.append((block.unit, bytes(block.data[start : stop - 1]), int(replaced)))
+            assert text[stop - 1 : stop] == b"\n"
+            documents.append((block.unit, text[start : stop - 1], int(replaced)))
     return documents
 
 
@@ -147,11 +147,22 @@ def invalid_column():
     return pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"ab\xffc"))
 
 
-def stopped(inputs, out, blocks, **options):
-    """A build that ends with Ctrl-C after some blocks. Returns the numbers of the units that are finished."""
+def stopped(inputs, out, num_units, **options):
+    """A build by one thread that ends with Ctrl-C once it has finished some units. Returns those in the directory."""
     with pytest.raises(KeyboardInterrupt):
-        build(inputs, out, progress=stop_after(blocks), **{"workers": 1} | options)
+        build(inputs, out, progress=stop_after_units(out, num_units), **{"workers": 1} | options)
     return units_in(out)
+
+
+def stop_after_units(out, num_units):
+    """A callback for the progress of a build that is a Ctrl-C once it has finished some units."""
+    before = units_in(out)
+
+    def progress(done, total):
+        if len(units_in(out) - before) >= num_units:
+            raise KeyboardInterrupt
+
+    return progress
 
 
 def units_in(out):

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import failing, invoke, published, refuses, stop_after, succeeds
+from helpers import failing, invoke, published, refuses, succeeds
 from reference import documents as reference
 from reference import keys
-from sources import stopped, write
+from sources import stop_after_units, stopped, write
 
 import bertdata
 from bertdata.cli import main
@@ -206,25 +206,25 @@ def test_progress_ends_at_all_bytes(tmp_path, corpus, vocab):
 # ------------------------------------------------------------------------------------------------- stopped and resumed
 
 
-@pytest.mark.parametrize("blocks", [0, 2])
-def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus, vocab, expected, blocks):
+@pytest.mark.parametrize("num_units", [0, 2])
+def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus, vocab, expected, num_units):
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt) as caught:
-        build([corpus], out, tokenizer=vocab, workers=1, progress=stop_after(blocks), **SMALL)
+        build([corpus], out, tokenizer=vocab, workers=1, progress=stop_after_units(out, num_units), **SMALL)
     with refuses("unfinished"):
         bertdata.open(out)
     units = list((out / ".build").glob("unit-*.json"))
-    assert len(units) == blocks
+    assert len(units) == num_units
     num_bytes = sum(json.loads(unit.read_bytes())["text_bytes"] for unit in units)
-    assert (f"{blocks} finished unit" in str(caught.value)) == (blocks > 0)
-    assert (f"({num_bytes / 1e6:,.1f} MB" in str(caught.value)) == (blocks > 0)
+    assert (f"{num_units} finished unit" in str(caught.value)) == (num_units > 0)
+    assert (f"({num_bytes / 1e6:,.1f} MB" in str(caught.value)) == (num_units > 0)
     finished = [shard["name"] for unit in units for shard in json.loads(unit.read_bytes())["shards"].values()]
     before = {path.name: path.stat() for name in finished for path in (out / ".build").glob(f"{name}.*")}
 
     said = []
     report = build([corpus], out, tokenizer=vocab, workers=2, say=said.append, **SMALL)
-    assert report.reused_units == blocks
-    assert len(said) == (blocks > 0)
+    assert report.reused_units == num_units
+    assert len(said) == (num_units > 0)
     assert published(out) == expected
     for name, status in before.items():
         is_origins = name.endswith(".origins.npy")

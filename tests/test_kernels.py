@@ -229,6 +229,18 @@ def test_text_hash_equals_its_reference(texts):
     assert out.tolist() == [keys.text_hash(text) for text in texts]
 
 
+ANYWHERE = st.one_of(st.integers(-3, 12), st.sampled_from([-(2**63), 2**62]))
+
+
+@given(st.integers(0, 9), st.lists(st.tuples(ANYWHERE, ANYWHERE), max_size=5), st.integers(0, 20))
+def test_ranges_are_copied_one_after_the_other_and_nothing_outside(size, ranges, space):
+    source, out = np.arange(1, size + 1, dtype=np.uint16), np.zeros(space + 1, np.uint16)
+    build_kernels.copy_ranges(source, np.array(ranges, np.int64).reshape(-1, 2), out[:space])
+    expected = [number for start, stop in ranges for number in source.tolist()[max(start, 0) : max(stop, 0)]]
+    expected = expected[:space]
+    assert out.tolist() == expected + [0] * (space + 1 - len(expected))
+
+
 def test_text_hash_reads_nothing_outside_its_data():
     data, out = np.frombuffer(b"abcdef\n", np.uint8), np.empty(3, np.uint64)
     build_kernels.hash_documents(data, np.array([-(2**63), 2**62, 4, 9]), 1, out)

@@ -157,7 +157,7 @@ def test_duplicates_are_found_once_and_after_the_functions(tmp_path, vocab):
     with patch("bertdata.write.dataset.publish", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         build(path, tmp_path / "out", **options)
     assert sorted(each.name for each in (tmp_path / "out" / ".build").glob("*hashes*")) == []
-    with patch("bertdata.write.duplicates.in_order", None):  # the text is not read again
+    with patch("bertdata.write.duplicates.Crew", None):  # the text is not read again
         dataset = build(path, tmp_path / "out", **options).dataset
     assert (dataset.num_documents, dataset.manifest.counts["duplicate_documents"]) == (len(TEXTS), len(TEXTS))
     loader = bertdata.Loader(dataset, length=64, samples="documents", masking=None)

@@ -26,6 +26,7 @@ from sources import made, parquet, stopped, write
 
 from bertdata.cli import main
 from bertdata.sources import documents, tables
+from bertdata.sources import split as split_module
 from bertdata.sources.blocks import find_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
@@ -106,8 +107,8 @@ def inputs(tmp_path_factory):
 @given(st.integers(50, 5000), st.integers(1, 64), st.integers(1, 1 << 14))
 def test_tasks_have_every_unit_once_and_whole_sections(inputs, shard_size, cpus, task_bytes):
     plan = split(inputs, TextFormat(documents="line", shard_size=shard_size))
-    with patch.object(cluster, "_TASK_BYTES", task_bytes):
-        tasks = cluster._tasks(plan, cpus)
+    with patch.object(split_module, "TASK_BYTES", task_bytes):
+        tasks = plan.tasks(cpus)
     assert [unit for task in tasks for unit in task.units] == list(range(plan.stretches[-1].units.stop))
     sections = [{plan.section(unit) for unit in task.units} for task in tasks]
     assert sum(map(len, sections)) == len(set().union(*sections))
@@ -124,7 +125,8 @@ def test_a_task_opens_only_what_it_is_sure_of(inputs, shard_size, data):
     last = plan.stretches[-1].units.stop
     first = data.draw(st.integers(0, last - 1))
     units = range(first, data.draw(st.integers(first + 1, last)))
-    sure, read = {file.name for file in cluster._read_for(cluster._narrowed(plan, units), units)}, set()
+    narrowed = plan.narrowed(units)
+    sure, read = {inputs[index].name for stretch in narrowed.stretches for index in stretch.inputs}, set()
     real, real_table = documents.opened, tables.readable
 
     def opened(file, *arguments):
@@ -136,7 +138,7 @@ def test_a_task_opens_only_what_it_is_sure_of(inputs, shard_size, data):
         return real_table(file, *arguments)
 
     with patch.object(documents, "opened", opened), patch.object(tables, "readable", readable):
-        blocks = list(find_blocks(cluster._narrowed(plan, units), units.__contains__))
+        blocks = list(find_blocks(narrowed, units.__contains__))
     assert {block.unit for block in blocks} <= set(units)
     assert read <= sure
 

@@ -142,7 +142,7 @@ def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
     content = b"\r\n\r\n".join(b"x" * (size // 2) + b"\r\n" + b"y" * (size // 2) for size in sizes)
     blocks = list(blocks_of(files(folder, [content])))
     assert len(blocks) > 3
-    texts = [block.data[a:b] for block in blocks for a, b in itertools.pairwise(block.offsets)]
+    texts = [block.data[a:b].tobytes() for block in blocks for a, b in itertools.pairwise(block.offsets)]
     assert texts == [b"x" * (size // 2) + b"\n" + b"y" * (size // 2) + b"\n" for size in sizes]
     read_so_far = [block.bytes_read for block in blocks]
     assert read_so_far == sorted(read_so_far)
@@ -221,7 +221,7 @@ def lines_of(rows):
     starts, ends = np.arange(len(rows)) * 1000, np.append(0, np.cumsum([len(row) + 1 for row in rows]))
     bad = [reference.first_invalid(row, 0) for row in rows]
     invalid = np.array([-1 if index is None else 1000 * n + index for n, index in enumerate(bad)])
-    text = bytearray(b"\n".join([*rows, bytes(PADDING)]))
+    text = np.frombuffer(b"\n".join([*rows, bytes(PADDING)]), np.uint8)
     return Documents(text, ends, starts, np.zeros(len(rows), np.int64), invalid)
 
 
@@ -234,7 +234,7 @@ def test_a_block_of_json_lines_is_what_its_lines_are(rows):
     texts = dict.fromkeys(range(0, 1000 * len(rows), 1000))
     for number, start in enumerate(decoded.documents.starts.tolist()):
         a, b = decoded.documents.offsets[number : number + 2]
-        texts[start] = bytes(decoded.documents.text[a : b - 1]), int(decoded.documents.replaced[number])
+        texts[start] = decoded.documents.text[a : b - 1].tobytes(), int(decoded.documents.replaced[number])
         assert (decoded.documents.invalid[number] >= 0) == (decoded.documents.replaced[number] > 0)
     assert list(texts.values()) == [reference.json_text(row, "text") for row in rows]
     assert [start for start, _ in decoded.bad] == [start for start, text in texts.items() if text is None]
@@ -245,7 +245,7 @@ def test_json_of_any_depth_is_json(others):
     """Alone, beside lines that pyarrow takes, and beside one that it does not."""
     deep = b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "deep"}'
     documents, bad, *_ = texts_of(lines_of([b'{"text": "a"}', deep, *others]), "text")
-    assert bytes(documents.text[: documents.num_bytes]) == b"a\ndeep\n" + b"b\n" * len(others)
+    assert documents.text[: documents.num_bytes].tobytes() == b"a\ndeep\n" + b"b\n" * len(others)
     assert bad == []
 
 

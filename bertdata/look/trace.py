@@ -272,7 +272,7 @@ def with_texts(
             source = source_of(_now(name), form)
             for found in source.at(list(places)):
                 made = mapped(found, form.maps, source.place) if form.maps else found
-                text = bytes(made.text[: made.num_bytes])
+                text = made.text[: made.num_bytes].tobytes()
                 for document in places[int(found.starts[0])]:
                     if text and _has_ids(text, dataset.document(document), tokenizer):
                         answers[document] = text[:-1].decode(), None

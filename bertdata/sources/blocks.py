@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +17,18 @@ from bertdata.errors import InputError
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFile, TextFormat
 from bertdata.sources.inputs import Input
-from bertdata.sources.kernels import PADDING
 from bertdata.sources.maps import mapped
 from bertdata.sources.split import Plan, Stretch
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, Rows, TableFile
-from bertdata.sources.texts import Decoded, Documents
+from bertdata.sources.texts import Decoded, Documents, joined, padded
 
 
 @dataclass(frozen=True)
 class Block:
     """Some documents of one unit. Document i is data[offsets[i] : offsets[i + 1] - 1]; a newline follows each."""
 
-    data: Any  # bytes or bytearray: valid UTF-8 up to offsets[-1], then at least PADDING bytes
+    data: NDArray[np.uint8]  # valid UTF-8 up to offsets[-1], then at least PADDING bytes
     offsets: NDArray[np.int64]  # [num_documents + 1]
     unit: int
     inputs: NDArray[np.int64]  # [num_documents] number of the input that each is from
@@ -47,16 +46,16 @@ class Block:
     @classmethod
     def empty(cls) -> Block:
         none = np.zeros(0, np.int64)
-        return cls(bytes(PADDING), np.zeros(1, np.int64), 0, none, none, none, None, 0)
+        return cls(padded(0), np.zeros(1, np.int64), 0, none, none, none, None, 0)
 
     def without(self, gone: NDArray[np.bool_]) -> Block:
         """The block without some documents. gone: bool [num_documents]."""
         if not gone.any():
             return self
-        kept, text = np.flatnonzero(~gone), memoryview(self.data)
+        kept = np.flatnonzero(~gone)
         bounds = zip(self.offsets[kept].tolist(), self.offsets[kept + 1].tolist(), strict=True)
         return replace(
-            self, data=bytearray().join([*(text[start:stop] for start, stop in bounds), bytes(PADDING)]),
+            self, data=joined([self.data[:0], *(self.data[start:stop] for start, stop in bounds)]),
             offsets=np.append(0, np.cumsum(np.diff(self.offsets)[kept])), inputs=self.inputs[kept],
             places=self.places[kept], replaced=self.replaced[kept], num_duplicates=int(gone.sum()),
         )  # fmt: skip
@@ -133,7 +132,7 @@ class FoundBlock:
         if len(parts) == 1:  # the usual case, without a copy
             data, offsets, places, replaced = parts[0].text, parts[0].offsets, parts[0].starts, parts[0].replaced
         else:
-            data = bytearray().join([*(memoryview(part.text)[: part.num_bytes] for part in parts), bytes(PADDING)])
+            data = joined([part.text[: part.num_bytes] for part in parts])
             offsets = np.append(0, np.cumsum(np.concatenate([np.diff(part.offsets) for part in parts])))
             places = np.concatenate([part.starts for part in parts])
             replaced = np.concatenate([part.replaced for part in parts])
@@ -172,7 +171,7 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
     # With max_documents every document counts, also those of units that are not wanted.
     is_read = is_wanted if form.max_documents is None else _every_unit
     for stretch in plan.stretches:
-        base = 0
+        base = stretch.base
         for index in stretch.inputs:
             source = source_of(plan.files[index], form)
             for number, content in _of_source(source, stretch, base, is_read):

@@ -20,7 +20,7 @@ from bertdata.sources.jsonl import texts_of
 from bertdata.sources.kernels import PADDING, Cuts, cut
 from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8, InputStream, opened
-from bertdata.sources.texts import Decoded, Documents, valid_utf8
+from bertdata.sources.texts import Decoded, Documents, padded, valid_utf8
 
 BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
@@ -200,8 +200,8 @@ class TextFile:
                 offsets, starts, invalid, used = (np.empty(size // 2 + 3, np.int64) for _ in range(4))
             length = self._read(stream, buffer[filled:size])
             filled, is_end = filled + length, not length
-            text = bytearray(filled + 1 + PADDING)
-            cuts = Cuts(np.frombuffer(text, np.uint8), offsets, starts, invalid, used)
+            text = padded(filled + 1)
+            cuts = Cuts(text, offsets, starts, invalid, used)
             count = cut(buffer, filled, begin, is_end, by_line, cuts)
             complete = Documents(
                 text, offsets[: count + 1].copy(), starts[:count].copy(), np.zeros(count, np.int64),

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import re
 
-import numpy as np
-
 from bertdata.sources.texts import BadRow, Decoded, Documents, valid_utf8
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -24,7 +22,7 @@ def texts_of(lines: Documents, key: str) -> Decoded:
         return Decoded(documents, [])
     texts, bad = list[bytes](), list[tuple[int, BadRow]]()
     starts, counts, invalid = (list[int]() for _ in range(3))
-    offsets, view = lines.offsets.tolist(), memoryview(lines.text)
+    offsets, view = lines.offsets.tolist(), lines.text.data
     for number, start in enumerate(lines.starts.tolist()):
         raw, num_bad, bad_at = valid_utf8(bytes(view[offsets[number] : offsets[number + 1] - 1]))
         try:
@@ -34,7 +32,7 @@ def texts_of(lines: Documents, key: str) -> Decoded:
             if not documents:
                 bad.append((start, BadRow(f"not JSON ({error})")))
                 continue
-            text, num_surrogates = bytes(documents.text[: documents.num_bytes - 1]), 0
+            text, num_surrogates = documents.text[: documents.num_bytes - 1].tobytes(), 0
         except BadRow as error:
             bad.append((start, error))
             continue
@@ -55,17 +53,18 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
     from pyarrow import json as pa_json
 
     size, count = lines.num_bytes, lines.starts.size
-    text = np.frombuffer(lines.text, np.uint8)
+    text = lines.text
     first, last = text[lines.offsets[:-1]], text[lines.offsets[1:] - 2]
     if (first != ord("{")).any() or (last != ord("}")).any() or (lines.invalid >= 0).any():
         return None
-    if size > _MOST or lines.text.find(0, 0, size) >= 0:
+    if size > _MOST:
         return None
-    if lines.text.find(b"-NaN", 0, size) >= 0 or _INFINITY.search(lines.text, 0, size):
+    raw = text[:size].tobytes()
+    if b"\0" in raw or b"-NaN" in raw or _INFINITY.search(raw):
         return None
     try:
         table = pa_json.read_json(
-            pa.BufferReader(pa.py_buffer(memoryview(lines.text)[:size])),
+            pa.BufferReader(raw),
             read_options=pa_json.ReadOptions(use_threads=False, block_size=size + 1),
             parse_options=pa_json.ParseOptions(
                 explicit_schema=pa.schema([(key, pa.large_string())]), unexpected_field_behavior="ignore"

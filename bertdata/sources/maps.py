@@ -51,7 +51,7 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
     InputError where a function fails or gives neither a text nor None.
     """
     functions = [(spec, function_of(spec, "--map")) for spec in specs]
-    offsets, view = documents.offsets.tolist(), memoryview(documents.text)
+    offsets, view = documents.offsets.tolist(), documents.text.data
     texts, left = list[bytes](), list[int]()
     for number, start in enumerate(documents.starts.tolist()):
         text: Any = str(view[offsets[number] : offsets[number + 1] - 1], "utf-8")

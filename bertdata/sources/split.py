@@ -5,9 +5,11 @@ docs/format.md says which unit a document belongs to.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from bertdata.errors import InputError
 from bertdata.sources.documents import TextFormat
@@ -18,6 +20,8 @@ from bertdata.sources.tables import TABLE_KINDS, group_units
 UNIT_RULE = 2  # version of the rule in docs/format.md, by which an unfinished build goes on
 UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times its size
 UNITS_OF_A_STREAM = 1 << 20
+TASK_BYTES = 1 << 24  # of input on disk that one task reads at least, where there is enough for TASKS_A_WORKER
+TASKS_A_WORKER = 8
 _NOT_PROSE = {".csv": "CSV", ".tsv": "TSV"}
 
 
@@ -26,10 +30,12 @@ class Stretch:
     """Inputs whose bytes are one range that is cut into units, and the numbers of these units."""
 
     inputs: range  # numbers of the inputs
+    ends: tuple[int, ...]  # where each input ends in the range; of what is not plain, as if it were its size on disk
     first: int  # the first unit
     count: int  # how many numbers there are; what lies beyond belongs to the last
     is_divisible: bool  # whether a unit can be read without those before it
     first_section: int
+    base: int = 0  # where the first of the inputs begins in the range
 
     def unit(self, number: int) -> int:
         """The unit with a number from 0 in this stretch."""
@@ -45,6 +51,14 @@ class Stretch:
 
 
 @dataclass(frozen=True)
+class Task:
+    """Sections that follow each other, and that one thread or process makes."""
+
+    units: range
+    size: float  # bytes of their input on disk, more or less
+
+
+@dataclass(frozen=True)
 class Plan:
     """The inputs of a build, and how their text is divided into units."""
 
@@ -54,8 +68,54 @@ class Plan:
 
     def section(self, unit: int) -> int:
         """The number of what must be read together to make a unit: the unit alone, or the file that it lies in."""
-        stretch = self.stretches[bisect_right(self.stretches, unit, key=lambda each: each.first) - 1]
+        stretch = self.stretches[self._stretch_of(unit)]
         return stretch.first_section + (unit - stretch.first if stretch.is_divisible else 0)
+
+    def _stretch_of(self, unit: int) -> int:
+        return bisect_right(self.stretches, unit, key=lambda each: each.first) - 1
+
+    def narrowed(self, units: range) -> Plan:
+        """The plan without the inputs that have nothing of some units. Takes no time for those.
+
+        With max_documents all remain, because the documents are counted from the first on.
+        """
+        if self.form.max_documents is not None:
+            return self
+        near = list(self.stretches[self._stretch_of(units[0]) : self._stretch_of(units[-1]) + 1])
+        for number, stretch in enumerate(near):
+            if len(stretch.inputs) > 1:
+                size = self.form.shard_size
+                start = max(0, units[0] - stretch.first) * size
+                stop = sys.maxsize if units[-1] >= stretch.units[-1] else (units[-1] + 1 - stretch.first) * size
+                first, last = bisect_right(stretch.ends, start), bisect_left(stretch.ends, stop) + 1
+                near[number] = replace(
+                    stretch, inputs=stretch.inputs[first:last], ends=stretch.ends[first:last],
+                    base=stretch.ends[first - 1] if first else stretch.base,
+                )  # fmt: skip
+        return replace(self, stretches=near)
+
+    def tasks(self, workers: int, is_wanted: Callable[[int], bool] = lambda section: True) -> list[Task]:
+        """The sections that are wanted, in order. A task has one, or several that are small; with max_documents, all.
+
+        workers: how many do tasks at the same time.
+        """
+        total = sum(file.size or 0 for file in self.files)
+        if self.form.max_documents is not None:
+            return [Task(range(self.stretches[-1].units.stop), total)]
+        enough = min(TASK_BYTES, total / (workers * TASKS_A_WORKER))
+        tasks, begin, size = list[Task](), -1, 0.0
+        for stretch in self.stretches:
+            step = stretch.count // stretch.num_sections
+            share = (stretch.ends[-1] - stretch.base) / stretch.num_sections
+            for section in range(stretch.num_sections):
+                if not is_wanted(stretch.first_section + section):
+                    continue
+                first = stretch.first + section * step
+                begin, end, size = first if begin < 0 else begin, first + step, size + share
+                if size >= enough:
+                    tasks.append(Task(range(begin, end), size))
+                    begin, size = -1, 0.0
+        return tasks if begin < 0 else [*tasks, Task(range(begin, end), size)]
 
 
 def split(files: Sequence[Input], form: TextFormat) -> Plan:
@@ -78,7 +138,8 @@ def split(files: Sequence[Input], form: TextFormat) -> Plan:
     def add(inputs: range, count: int, is_divisible: bool) -> None:
         first = stretches[-1].first + stretches[-1].count if stretches else 0
         section = stretches[-1].first_section + stretches[-1].num_sections if stretches else 0
-        stretches.append(Stretch(inputs, first, max(1, count), is_divisible, section))
+        ends = tuple(accumulate(files[index].size or 0 for index in inputs))
+        stretches.append(Stretch(inputs, ends, first, max(1, count), is_divisible, section))
 
     number = 0
     while number < len(files):

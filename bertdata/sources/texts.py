@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +31,24 @@ def valid_utf8(raw: bytes) -> tuple[bytes, int, int]:
     return raw, 0, -1
 
 
+def padded(size: int) -> NDArray[np.uint8]:
+    """Memory for so many bytes of text, and PADDING zeros after them."""
+    text = np.empty(size + PADDING, np.uint8)
+    text[size:] = 0
+    return text
+
+
+def joined(parts: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """A copy of texts, one after the other, with PADDING."""
+    text = padded(sum(part.size for part in parts))
+    np.concatenate(parts, out=text[: text.size - PADDING])  # without the interpreter's lock
+    return text
+
+
 class Documents(NamedTuple):
     """Documents of one unit, one behind the other. Document i is text[offsets[i] : offsets[i + 1] - 1]."""
 
-    text: bytearray  # UTF-8, a newline after each document; then at least PADDING bytes
+    text: NDArray[np.uint8]  # UTF-8, a newline after each document; then at least PADDING bytes
     offsets: NDArray[np.int64]  # [n + 1]
     starts: NDArray[np.int64]  # [n] offset of the first byte in the input; of a table, number of the row from 1
     replaced: NDArray[np.int64]  # [n] how many invalid byte sequences became U+FFFD
@@ -49,7 +64,7 @@ class Documents(NamedTuple):
         if (first, stop) == (0, self.starts.size):
             return self
         offsets, chosen = self.offsets[first : stop + 1], slice(first, stop)
-        text = self.text[offsets[0] : offsets[-1]] + bytes(PADDING)
+        text = joined([self.text[offsets[0] : offsets[-1]]])
         return Documents(text, offsets - offsets[0], self.starts[chosen], self.replaced[chosen], self.invalid[chosen])
 
     def repaired(self) -> Documents:
@@ -58,21 +73,21 @@ class Documents(NamedTuple):
         if not bad:
             return self
         done, lengths, replaced = 0, np.diff(self.offsets), self.replaced.copy()
-        pieces: list[bytes | bytearray] = []
+        pieces: list[NDArray[np.uint8]] = []
         for number in bad:
             start, stop = int(self.offsets[number]), int(self.offsets[number + 1]) - 1
-            fixed, replaced[number], _ = valid_utf8(bytes(self.text[start:stop]))
-            pieces += [self.text[done:start], fixed]
+            fixed, replaced[number], _ = valid_utf8(self.text[start:stop].tobytes())
+            pieces += [self.text[done:start], np.frombuffer(fixed, np.uint8)]
             done, lengths[number] = stop, len(fixed) + 1
-        text = bytearray().join([*pieces, self.text[done:]])
+        text = joined([*pieces, self.text[done : self.num_bytes]])
         return self._replace(text=text, offsets=np.append(0, np.cumsum(lengths)), replaced=replaced)
 
     @classmethod
     def of(cls, texts: list[bytes], starts: list[int], replaced: list[int], invalid: list[int]) -> Documents:
         """Documents of these texts. The lists have one length."""
         offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
-        joined = bytearray(b"\n").join([*texts, bytes(PADDING)])
-        return cls(joined, offsets, *(np.array(each, np.int64) for each in (starts, replaced, invalid)))
+        text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(PADDING)]), np.uint8)
+        return cls(text, offsets, *(np.array(each, np.int64) for each in (starts, replaced, invalid)))
 
     @classmethod
     def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:
@@ -80,9 +95,9 @@ class Documents(NamedTuple):
         size, offsets = len(column), offsets_of(column)
         data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
         data.setflags(write=False)  # one type for the kernel, whatever the buffer is
-        text = bytearray(int(offsets[-1] - offsets[0]) + size + PADDING)
+        text = padded(int(offsets[-1] - offsets[0]) + size)
         laid, invalid = np.empty(size + 1, np.int64), np.empty(size, np.int64)
-        lay(data, offsets, np.frombuffer(text, np.uint8), laid, invalid)
+        lay(data, offsets, text, laid, invalid)
         return cls(text, laid, starts, np.zeros(size, np.int64), np.where(invalid < 0, -1, starts))
 
 

@@ -206,7 +206,7 @@ class Tokenizer:
                 self._engine, self.engine_refusal = None, str(refusal)
             self._is_prepared = True
 
-    def encode(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
+    def encode(self, data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         """The ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
 
         data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
@@ -253,7 +253,11 @@ class Tokenizer:
         return ids, pieces[np.append(np.searchsorted(cuts.of, np.arange(tails.size)), cuts.of.size)], replaced
 
     def word_starts(
-        self, data: bytes, offsets: NDArray[np.int64], documents: NDArray[np.int64], word_splitter: WordSplitter
+        self,
+        data: bytes | NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        documents: NDArray[np.int64],
+        word_splitter: WordSplitter,
     ) -> NDArray[np.bool_]:
         """Whether each id that `encode` gave begins a word: bool [num_ids].
 
@@ -261,7 +265,7 @@ class Tokenizer:
         Raises UsageError if word_splitter fails, or if the words of a text, joined, are not the text. Takes the time of
         `tokenizers`, which gives the places of tokens, and of `word_splitter`.
         """
-        texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
+        texts = _texts(data, offsets)
         begins_word = np.ones(int(documents[-1]), np.bool_)
         encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         for text, encoding, first in zip(texts, encodings, documents.tolist(), strict=False):
@@ -289,8 +293,10 @@ class Tokenizer:
             begins_word[first : first + word.size] = np.diff(word, prepend=-1) != 0
         return begins_word
 
-    def _encode_by_library(self, data: bytes, offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
-        texts = [data[start : stop - 1].decode() for start, stop in pairwise(offsets.tolist())]
+    def _encode_by_library(
+        self, data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64], *, sentences: bool
+    ) -> Encoded:
+        texts = _texts(data, offsets)
         encode = self._tokenizer.encode_batch if sentences else self._tokenizer.encode_batch_fast  # without places
         try:
             encodings = encode(texts, add_special_tokens=False)
@@ -341,6 +347,12 @@ def _gives_type_ids(post_processor: dict[str, Any]) -> bool:
         return any(map(_gives_type_ids, post_processor["processors"]))
     pieces = post_processor["pair"] if kind == "TemplateProcessing" else []
     return kind == "BertProcessing" or any(value["type_id"] == 1 for piece in pieces for value in piece.values())
+
+
+def _texts(data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64]) -> list[str]:
+    """The documents of `Tokenizer.encode`, each without the newline after it."""
+    view = np.frombuffer(data, np.uint8).data
+    return [str(view[start : stop - 1], "utf-8") for start, stop in pairwise(offsets.tolist())]
 
 
 def _line_starts(text: str, encoding: tokenizers.Encoding, first: int) -> Iterator[int]:

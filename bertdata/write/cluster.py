@@ -21,7 +21,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,13 @@ from bertdata.files import fsync_directory, write_file
 from bertdata.format.records import read_record, write_record
 from bertdata.sources.inputs import Input
 from bertdata.sources.maps import function_of
-from bertdata.sources.split import Plan
+from bertdata.sources.split import Plan, Task
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.staging import ATTEMPTS
-from bertdata.write.units import UnitWriter, encode_all, unit_name
+from bertdata.write.units import BlockEncoder, UnitWriter, make_units, unit_name
 
 _RETRIES = 3  # of a task whose process, node or disk fails
-_TASK_BYTES = 1 << 24  # of input on disk that one task reads at least, where there is enough for _TASKS_A_CPU
-_TASKS_A_CPU = 8
 _ANSWER_S = 10.0  # that a cluster has to answer
 _ADDRESS = re.compile(r"auto|local|[^/\s]+:\d+")
 
@@ -57,12 +55,6 @@ class Job:
     words: str | None  # "module:function"
     directory: Path  # in which the command was run
     version: str = bertdata.__version__
-
-
-@dataclass(frozen=True)
-class _Task:
-    units: range
-    size: float  # bytes of its input on disk, more or less
 
 
 @contextmanager
@@ -144,10 +136,10 @@ def encode_on_cluster(
     attempts.mkdir()
     for name, content in tokenizer.files.items():
         write_file(attempts / name, content)
-    every = _tasks(job.plan, _cpus())
+    every = job.plan.tasks(max(1, _cpus()))
     waiting = deque(task for task in every if not units.keys() >= set(task.units))
     done = sum(task.size for task in every) - sum(task.size for task in waiting)
-    running: dict[Any, _Task] = {}
+    running: dict[Any, Task] = {}
     failed: dict[int, BaseException] = {}  # by the first unit of the task
     try:
         while waiting or running:
@@ -197,23 +189,6 @@ def _as_here(error: Exception) -> BaseException:
 def _reason(error: Exception) -> str:
     """The first sentence of a message of Ray."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
-
-
-def _tasks(plan: Plan, cpus: int) -> list[_Task]:
-    """Sections that follow each other, in order. A task has one, or several that are small."""
-    total = sum(file.size or 0 for file in plan.files)
-    enough = min(_TASK_BYTES, total / max(1, cpus * _TASKS_A_CPU))
-    tasks, first, size = list[_Task](), 0, 0.0
-    for stretch in plan.stretches:
-        step = stretch.count // stretch.num_sections
-        share = sum(plan.files[index].size or 0 for index in stretch.inputs) / stretch.num_sections
-        for start in stretch.units[::step]:
-            size += share
-            if size >= enough:
-                tasks.append(_Task(range(first, start + step), size))
-                first, size = start + step, 0.0
-    last = plan.stretches[-1].units.stop
-    return tasks if first == last else [*tasks, _Task(range(first, last), size)]
 
 
 # ------------------------------------------------------------------------------------------------ what runs on a node
@@ -271,19 +246,22 @@ def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
 def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int]) -> dict[int, dict[str, Any]]:
     paths = {unit: attempts / unit_name(unit) for unit in units}
     records = {unit: read_record(path) for unit, path in paths.items() if path.exists()}
-    plan = _narrowed(job.plan, units)
-    for file in _read_for(plan, units):
-        _require_same(file)
+    plan = job.plan.narrowed(range(units[0], units[-1] + 1))
+    for index in (index for stretch in plan.stretches for index in stretch.inputs):
+        _require_same(plan.files[index])
     for left in attempts.glob(f"{units[0]}-*"):
         shutil.rmtree(left, ignore_errors=True)
     directory = attempts / f"{units[0]}-{uuid4().hex}"
     directory.mkdir()
     try:
-        writer = _AttemptWriter(
-            directory, tokenizer, plan.form, job.shares, num_inputs=len(plan.files), sentences=job.sentences,
+        encoder = BlockEncoder(
+            tokenizer, job.shares, num_inputs=len(plan.files), sentences=job.sentences,
             word_splitter=function_of(job.words, "--words") if job.words else None,
         )  # fmt: skip
-        encode_all(plan, writer=writer, units=records, is_wanted=frozenset(units).__contains__, workers=1)
+        make_units(
+            plan, encoder, lambda: _AttemptWriter(directory, encoder, plan.form.shard_size), units=records,
+            is_wanted=frozenset(units).__contains__, workers=1,
+        )  # fmt: skip
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     return records
@@ -304,24 +282,6 @@ class _AttemptWriter(UnitWriter):
         fsync_directory(staging)
         os.replace(self.directory / "copy.json", attempts / last)
         return unit, record
-
-
-def _narrowed(plan: Plan, units: Sequence[int]) -> Plan:
-    """The plan without the stretches before and after some units, of which there may be 100,000."""
-    near = [each for each in plan.stretches if each.first <= units[-1] and units[0] < each.units.stop]
-    return replace(plan, stretches=near)
-
-
-def _read_for(plan: Plan, units: Sequence[int]) -> Iterator[Input]:
-    """The inputs of a narrowed plan that have something of the units."""
-    size, wanted = plan.form.shard_size, frozenset(units)
-    for stretch in plan.stretches:
-        stop = 0
-        for file in (plan.files[index] for index in stretch.inputs):
-            start, stop = stop, stop + (file.size or 0)
-            numbers = range(start // size, -(-stop // size))
-            if len(stretch.inputs) == 1 or any(stretch.unit(number) in wanted for number in numbers):
-                yield file
 
 
 def _require_same(file: Input) -> None:

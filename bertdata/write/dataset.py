@@ -48,7 +48,7 @@ from bertdata.write.staging import (
     require_rule,
     staging_directory,
 )
-from bertdata.write.units import UnitWriter, encode_all, require_shares
+from bertdata.write.units import BlockEncoder, UnitWriter, make_units, require_shares
 from bertdata.write.vocabulary import require_type, trained_tokenizer
 
 _NAME = "tokenizer_name.json"  # in the staging directory
@@ -268,22 +268,20 @@ class _Work:
                     staging, by_unit, workers=self.threads, progress=lambda done: progress(done, passes), say=say
                 )
             shares = settings["validation"], settings["test"]
-            writer = UnitWriter(
-                staging, loaded, form, shares, num_inputs=len(files), sentences=settings["sentences"] == "line",
+            encoder = BlockEncoder(
+                loaded, shares, num_inputs=len(files), sentences=settings["sentences"] == "line",
                 word_splitter=self.word_splitter, duplicates=duplicates,
             )  # fmt: skip
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
-                writer.encode_block(Block.empty())
+                encoder.encode_block(Block.empty())
                 if any((form.kind or file.kind) != "text" for file in files):
                     load_kernels()
             try:
                 before = passes - total
-                self._make_units(writer, by_unit, units, total, say, lambda done: progress(before + done, passes))
+                self._make_units(encoder, staging, by_unit, units, say, lambda done: progress(before + done, passes))
                 progress(passes, passes)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=streams)) from None
-            finally:
-                writer.discard()
             if changed := [file.name for file, later in zip(files, now(files), strict=True) if file != later]:
                 how = "" if self.is_for_url else " with --overwrite"  # each plan for a URL has its own directory
                 sentence = f"{changed[0]} changed while it was read; run again{how} when nobody changes it"
@@ -301,28 +299,28 @@ class _Work:
 
     def _make_units(
         self,
-        writer: UnitWriter,
+        encoder: BlockEncoder,
+        staging: Path,
         by_unit: Plan,
         units: dict[int, dict[str, Any]],
-        total: int,
         say: Callable[[str], None],
         progress: Callable[[int], None],
     ) -> None:
         """Makes what is not in `units` yet, on a cluster or by threads."""
         if self.on_cluster:
-            if writer.why_slow:
-                say(f"note: {writer.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
+            if encoder.why_slow:
+                say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
             settings = self.plan["published"]
             job = Job(
-                by_unit, writer.directory.absolute(), shares=(settings["validation"], settings["test"]),
-                sentences=writer.sentences, words=settings.get("words"), directory=Path.cwd(),
+                by_unit, staging.absolute(), shares=(settings["validation"], settings["test"]),
+                sentences=encoder.sentences, words=settings.get("words"), directory=Path.cwd(),
             )  # fmt: skip
-            encode_on_cluster(job, writer.tokenizer, units=units, workers=self.workers, progress=progress)
+            encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.workers, progress=progress)
             return
         number, parts = self.part or (0, 1)
-        encode_all(
-            by_unit, writer=writer, units=units, is_wanted=lambda unit: by_unit.section(unit) % parts == number,
-            workers=self.threads, progress=progress, total=total, share=1 / parts,
+        make_units(
+            by_unit, encoder, lambda: UnitWriter(staging, encoder, self.form.shard_size), units=units,
+            is_wanted=lambda unit: by_unit.section(unit) % parts == number, workers=self.threads, progress=progress,
             say=say,
         )  # fmt: skip
 

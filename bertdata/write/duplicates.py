@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
 from bertdata.format.origins import DTYPE, origins_of
 from bertdata.sources.blocks import Block, FoundBlock, find_blocks
 from bertdata.sources.split import Plan
-from bertdata.write.threads import in_order
+from bertdata.write.threads import Crew, Share
 
 _NAME = "duplicates.npy"  # in the staging directory: origins of the duplicates, ascending
 _FILES = 256  # one for each first byte of a hash
@@ -62,20 +61,24 @@ def _hash_all(staging: Path, plan: Plan, *, workers: int, progress: Callable[[in
         block = raw.decoded()
         return _hashes(block, num_inputs), block.bytes_read
 
+    def write(share: Share[Plan]) -> None:
+        with closing(share.in_order(work, find_blocks(share.task))) as blocks:
+            for rows, bytes_read in blocks:
+                first_bytes = rows[:, 0] >> np.uint64(56)
+                rows = rows[np.argsort(first_bytes, kind="stable")]
+                bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))
+                for file, (start, stop) in zip(files, pairwise(bounds.tolist()), strict=True):
+                    file.write(rows[start:stop].tobytes())
+                progress(bytes_read)
+
     with ExitStack() as stack:
         files = [stack.enter_context(open(_hash_file(staging, number), "wb")) for number in range(_FILES)]
-        for rows, bytes_read in stack.enter_context(closing(in_order(work, find_blocks(plan), workers))):
-            first_bytes = rows[:, 0] >> np.uint64(56)
-            rows = rows[np.argsort(first_bytes, kind="stable")]
-            bounds = np.append(0, np.cumsum(np.bincount(first_bytes.astype(np.int64), minlength=_FILES)))
-            for file, (start, stop) in zip(files, pairwise(bounds.tolist()), strict=True):
-                file.write(rows[start:stop].tobytes())
-            progress(bytes_read)
+        Crew[Plan](workers).run(write, [plan])
 
 
 def _hashes(block: Block, num_inputs: int) -> NDArray[np.uint64]:
     """For each document the two halves of its hash and its origin: uint64 [num_documents, 3]."""
-    text: Any = memoryview(block.data)
+    text = block.data.data
     digests = (blake2b(text[start : stop - 1], digest_size=16).digest() for start, stop in pairwise(block.offsets))
     halves = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2).astype(np.uint64)
     return np.column_stack([halves, origins_of(block.inputs, block.places, num_inputs)])

@@ -176,6 +176,19 @@ def hash_documents(data, offsets, gap, out):
 
 
 @jit()
+def copy_ranges(source, ranges, out):
+    """Copies source[start:stop] of each row of ranges int64 [n, 2] to `out`, one after the other, until it is full."""
+    place = 0
+    for k in range(ranges.shape[0]):
+        start = min(max(ranges[k, 0], 0), source.size)
+        stop = min(max(ranges[k, 1], start), source.size)
+        length = min(stop - start, out.size - place)
+        for i in range(length):
+            out[place + i] = source[start + i]
+        place += length
+
+
+@jit()
 def count_special(ids, is_special, plain, counts):
     """Counts the special ids among ids [n], integers of any kind but uint64, into counts int64 [V].
 

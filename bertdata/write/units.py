@@ -1,12 +1,13 @@
 """Blocks of text → the finished shards of a unit, in the staging directory of a build.
 
-Several threads encode blocks. One thread writes them, in the order of the text, so that the bytes of a shard do not
-depend on the number of threads.
+One thread makes a unit from beginning to end. Others may encode some of its blocks, and it writes them in the order of
+the text. So the bytes of a shard do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -24,12 +25,11 @@ from bertdata.format.origins import DTYPE, origins_of
 from bertdata.format.records import FORMAT_VERSION, write_record
 from bertdata.format.shard import ShardWriter
 from bertdata.sources.blocks import Block, FoundBlock, find_blocks
-from bertdata.sources.documents import TextFormat
-from bertdata.sources.split import Plan
+from bertdata.sources.split import Plan, Task
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
-from bertdata.write.kernels import count_literals, hash_documents, literals
-from bertdata.write.threads import in_order
+from bertdata.write.kernels import copy_ranges, count_literals, hash_documents, literals
+from bertdata.write.threads import Crew, Share
 
 SPLIT_COUNTS = ("documents", "dropped_documents", "replaced_characters")  # also in the commit record of each shard
 UNIT_COUNTS = ("special_ids_replaced", "skipped_rows", "text_bytes")  # of a unit over all splits
@@ -38,45 +38,77 @@ COUNTS = SPLIT_COUNTS + UNIT_COUNTS
 SPLITS_BY_HASH = ("validation", "test", "train")  # in ascending order of the text's hash
 
 
-def encode_all(
+def make_units(
     plan: Plan,
+    encoder: BlockEncoder,
+    new_writer: Callable[[], UnitWriter],
     *,
-    writer: UnitWriter,
     units: dict[int, dict[str, Any]],
     is_wanted: Callable[[int], bool],
     workers: int,
     progress: Callable[[int], None] = lambda done: None,
-    total: int = 0,
-    share: float = 1.0,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Encodes the documents on `workers` threads and writes them in order, at most two blocks ahead for each thread.
+    """Makes the units of a plan on `workers` threads.
 
-    units: number → record of the finished units, which are not made again; the new ones are added. is_wanted: whether
-    to make a unit. progress: called with the bytes of input that are read. total: bytes of all inputs on disk; share:
-    how much of them is wanted, more or less. say: called with a line where `tokenizers` encodes the text, about 100
-    times slower than an engine.
+    A thread makes all units of a task by itself: it finds, encodes and writes the text. Threads for which there is no
+    task encode blocks of the others' tasks, at most two each at a time.
+
+    new_writer: gives a writer for one thread. units: number → record of the finished units, which are not made again;
+    the new ones are added. is_wanted: whether to make a unit. progress: called with the bytes of input that are read.
+    say: called with a line where `tokenizers` encodes the text, about 100 times slower than an engine.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
-    finished, is_first = set(units), True
+    finished, crew = frozenset(units), Crew[Task](workers)
+    is_missing = lambda unit: is_wanted(unit) and unit not in finished  # noqa: E731
+    tasks = [task for task in plan.tasks(workers) if any(map(is_missing, task.units))]
+    todo = sum(task.size for task in tasks)
+    done = _Sum(progress, sum(file.size or 0 for file in plan.files) - todo)
+    slow = iter([encoder.why_slow] if encoder.why_slow else [])  # what is said once
 
-    def commit() -> None:
-        unit, record = writer.commit()
-        units[unit] = record
+    def make(share: Share[Task]) -> None:
+        task, writer = share.task, new_writer()
+        read, given = -1, 0.0  # of what is read: where it ends, and how much of it was counted
 
-    blocks = find_blocks(plan, lambda unit: is_wanted(unit) and unit not in finished)
-    with closing(in_order(writer.encode_found, blocks, workers)) as encoded_blocks:
-        for encoded in encoded_blocks:
-            if is_first and writer.why_slow:
-                more = (total - encoded.block.bytes_read) * share
-                say(f"note: {writer.why_slow}, so `tokenizers` encodes the text, {_speed(encoded, more, workers)}")
-            is_first = False
-            if writer.unit not in (None, encoded.block.unit):
+        def commit() -> None:
+            unit, record = writer.commit()
+            units[unit] = record
+
+        narrowed = plan.narrowed(task.units)
+        blocks = find_blocks(narrowed, lambda unit: unit in task.units and is_missing(unit))
+        try:
+            with closing(share.in_order(encoder.encode_found, blocks)) as encoded_blocks:
+                for encoded in encoded_blocks:
+                    if why := next(slow, None):
+                        is_begin = any(encoded.block.unit == stretch.first for stretch in narrowed.stretches)
+                        speed = _speed(encoded, todo if is_begin else 0, workers)
+                        say(f"note: {why}, so `tokenizers` encodes the text, {speed}")
+                    if writer.unit not in (None, encoded.block.unit):
+                        commit()
+                    writer.append(encoded)
+                    step: float = encoded.block.bytes_read - read if read >= 0 else 0
+                    step = max(0, min(step, task.size - given))
+                    read, given = encoded.block.bytes_read, given + step
+                    done.add(step)
+            if writer.unit is not None:
                 commit()
-            writer.append(encoded)
-            progress(encoded.block.bytes_read)
-    if writer.unit is not None:
-        commit()
+        finally:
+            writer.discard()
+        done.add(task.size - given)
+
+    crew.run(make, tasks)
+
+
+class _Sum:
+    """Bytes that several threads have read."""
+
+    def __init__(self, progress: Callable[[int], None], begin: float) -> None:
+        self._progress, self._sum, self._lock = progress, begin, threading.Lock()
+
+    def add(self, more: float) -> None:
+        with self._lock:
+            self._sum += more
+            self._progress(int(self._sum))
 
 
 def unit_name(unit: int) -> str:
@@ -85,12 +117,12 @@ def unit_name(unit: int) -> str:
 
 
 def _speed(first: EncodedBlock, more_bytes: float, workers: int) -> str:
-    """At what speed a build goes, judged by its first block. more_bytes: of input on disk, after the block."""
+    """At what speed a build goes, judged by the first block of a file. more_bytes: of input on disk; 0: not known."""
     if first.block.num_bytes < 1 << 16:
         return "at 1 to 3 MB/s a thread"
     rate = first.block.num_bytes / first.seconds
     speed = f"at about {rate / 1e6:.1f} MB/s a thread"
-    if more_bytes <= 0:  # nothing is left, or it comes through a pipe
+    if more_bytes <= 0:
         return speed
     text_bytes = more_bytes * first.block.num_bytes / first.block.bytes_read
     seconds = text_bytes / rate / workers
@@ -116,14 +148,12 @@ class EncodedBlock:
     seconds: float  # that it took
 
 
-class UnitWriter:
-    """Writes the documents of one unit after the other to the shards of their splits."""
+class BlockEncoder:
+    """Does all work on a block of text except writing it. May be used by several threads at once."""
 
     def __init__(
         self,
-        directory: Path,
         tokenizer: Tokenizer,
-        form: TextFormat,
         shares: tuple[float, float],
         *,
         num_inputs: int,
@@ -135,16 +165,14 @@ class UnitWriter:
 
         duplicates: origins of documents to leave out, ascending.
         """
-        self.directory, self.tokenizer, self.form, self.sentences = directory, tokenizer, form, sentences
+        self.tokenizer, self.sentences, self.word_splitter = tokenizer, sentences, word_splitter
         self.num_inputs, self.duplicates = num_inputs, duplicates
-        self.word_splitter = word_splitter
-        self.unit: int | None = None
         self._spellings = literals(tokenizer.spellings)
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
         self._below = hash_bounds(*shares)
 
     def encode_found(self, raw: FoundBlock) -> EncodedBlock:
-        """Does all work on a block except writing it. May be called from several threads at once."""
+        """A block as it will be written. Raises InputError, as `FoundBlock.decoded` does."""
         block = raw.decoded()
         if self.duplicates is not None:
             block = without_duplicates(block, self.duplicates, self.num_inputs)
@@ -157,12 +185,12 @@ class UnitWriter:
         starts = None
         if self.word_splitter:
             starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
-        text, counts = np.frombuffer(block.data, np.uint8), np.zeros(len(self.tokenizer.spellings), np.int64)
-        count_literals(text, block.num_bytes, self._spellings, self._first_bytes, counts)
+        counts = np.zeros(len(self.tokenizer.spellings), np.int64)
+        count_literals(block.data, block.num_bytes, self._spellings, self._first_bytes, counts)
         splits = np.full(block.num_documents, SPLITS_BY_HASH.index("train"))
         if self._below.any():
             hashes = np.empty(block.num_documents, np.uint64)
-            hash_documents(text, block.offsets, 1, hashes)
+            hash_documents(block.data, block.offsets, 1, hashes)
             splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
         return EncodedBlock(block, encoded, splits, counts, starts, time.perf_counter() - start)
 
@@ -178,6 +206,14 @@ class UnitWriter:
             return f"the engine for {tokenizer.engine} does not find sentences (--sentences line)"
         return None
 
+
+class UnitWriter:
+    """Writes the documents of one unit after the other to the shards of their splits."""
+
+    def __init__(self, directory: Path, encoder: BlockEncoder, shard_size: int) -> None:
+        self.directory, self.encoder, self.shard_size = directory, encoder, shard_size
+        self.unit: int | None = None
+
     def append(self, encoded_block: EncodedBlock) -> None:
         """Writes a block. All blocks between two commits must be of one unit."""
         block, encoded, splits = encoded_block.block, encoded_block.encoded, encoded_block.splits
@@ -189,7 +225,7 @@ class UnitWriter:
             self._totals: dict[str, Any] = dict.fromkeys((*UNIT_COUNTS, *OPTION_COUNTS), 0)
             self._totals |= {"first_replaced": None, "first_skipped": None}
             self._literals = np.zeros_like(encoded_block.literals)
-        has_ids = np.diff(encoded.documents) > (self.tokenizer.special.separator is not None)
+        has_ids = np.diff(encoded.documents) > (self.encoder.tokenizer.special.separator is not None)
         for number, split in enumerate(SPLITS_BY_HASH):
             chosen = splits == number
             kept = chosen & has_ids
@@ -198,7 +234,7 @@ class UnitWriter:
             self._counts[split]["replaced_characters"] += int(block.replaced[chosen].sum())
             if kept.any():
                 self._write(split, encoded, kept, encoded_block.word_starts)
-                origins = origins_of(block.inputs[kept], block.places[kept], self.num_inputs)
+                origins = origins_of(block.inputs[kept], block.places[kept], self.encoder.num_inputs)
                 self._origins[split].append(origins)
         self._totals["special_ids_replaced"] += encoded.special_ids_replaced
         self._totals["skipped_rows"] += block.skipped
@@ -215,10 +251,10 @@ class UnitWriter:
         """Appends the documents that `kept` selects to the shard of a split."""
         if split not in self._writers:
             name = f"{split}-{self.unit:05d}"
-            dtype = self.tokenizer.token_dtype
+            dtype = self.encoder.tokenizer.token_dtype
             self._writers[split] = ShardWriter(
-                self.directory, name, split=split, token_dtype=dtype, sentences=self.sentences,
-                words=self.word_splitter is not None,
+                self.directory, name, split=split, token_dtype=dtype, sentences=self.encoder.sentences,
+                words=self.encoder.word_splitter is not None,
             )  # fmt: skip
             self._origins[split] = ArrayWriter(array_path(self.directory, name, "origins"), DTYPE)
         documents, sentences, ids, word_starts = select(
@@ -228,14 +264,14 @@ class UnitWriter:
 
     def commit(self) -> tuple[int, dict[str, Any]]:
         """Finishes the shards of the unit, then writes its record. Returns the unit's number and the record."""
-        unit, size = self.unit, self.form.shard_size
+        unit, size = self.unit, self.shard_size
         assert unit is not None  # noqa: S101  (append came before)
         shards = {}
         origins = {self._writers[split].name: array.commit()["sha256"] for split, array in self._origins.items()}
         for split, writer in self._writers.items():
             record = writer.commit(input_range=(unit * size, (unit + 1) * size), counts=self._counts[split])
             shards[split] = shard_entry(writer.name, record["arrays"])
-        literals = dict(zip(self.tokenizer.spellings, self._literals.tolist(), strict=True))
+        literals = dict(zip(self.encoder.tokenizer.spellings, self._literals.tolist(), strict=True))
         totals = {name: sum(counts[name] for counts in self._counts.values()) for name in SPLIT_COUNTS}
         record = {"format_version": FORMAT_VERSION, "shards": shards, "special_literals": literals, "origins": origins}
         record |= totals | self._totals
@@ -263,14 +299,15 @@ def select(
     if kept.all():
         return documents, sentences, *columns
     turns = np.flatnonzero(np.diff(kept, prepend=False, append=False))  # where stretches start and stop
-    stretches = [slice(start, stop) for start, stop in documents[turns].reshape(-1, 2).tolist()]
     offsets = np.append(0, np.cumsum(np.diff(documents)[kept]))
     if sentences is not None:
         number = np.searchsorted(documents, sentences, side="right") - 1
         number, sentences = number[kept[number]], sentences[kept[number]]
         sentences = sentences - documents[number] + offsets[np.cumsum(kept)[number] - 1]
-    stretches = stretches or [slice(0, 0)]
-    chosen = (None if column is None else np.concatenate([column[each] for each in stretches]) for column in columns)
+    chosen = [None if column is None else np.empty(offsets[-1], column.dtype) for column in columns]
+    for column, copy in zip(columns, chosen, strict=True):
+        if column is not None:
+            copy_ranges(column, documents[turns].reshape(-1, 2), copy)
     return offsets, sentences, *chosen
 
 

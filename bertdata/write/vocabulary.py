@@ -123,7 +123,7 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
         if sample_bytes >= SAMPLE_BYTES:
             is_all_text = False
             break
-        texts += block.data[: block.num_bytes].decode().split("\n")
+        texts += block.data[: block.num_bytes].tobytes().decode().split("\n")
         sample_bytes, bytes_read = sample_bytes + block.num_bytes, block.bytes_read
         progress(bytes_read, sum(on_disk))
     if not any(texts):
@@ -165,7 +165,7 @@ def _spaced_sample(
         if sample_bytes < share_so_far:
             is_parquet, place = (form.kind or file.kind) == "parquet", 0
             for block in read_blocks(split([file], text_of), (lambda unit: True) if is_parquet else is_taken):
-                offsets, chosen = block.offsets.tolist(), block.data[: block.num_bytes]
+                offsets, chosen = block.offsets.tolist(), block.data[: block.num_bytes].tobytes()
                 if is_parquet:
                     rows = [pair for pair in pairwise(offsets) if is_taken((place + pair[0]) // _STRETCH_BYTES)]
                     chosen = b"".join(chosen[start:stop] for start, stop in rows)
