@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bertdata.files import open_plain
 from bertdata.format.arrays import HEADER_BYTES, ArrayWriter, open_array
 from bertdata.format.origins import DTYPE, origins_of
 from bertdata.sources.blocks import Block, FoundBlock, find_blocks
@@ -72,7 +73,7 @@ def _hash_all(staging: Path, plan: Plan, *, workers: int, progress: Callable[[in
                 progress(bytes_read)
 
     with ExitStack() as stack:
-        files = [stack.enter_context(open(_hash_file(staging, number), "wb")) for number in range(_FILES)]
+        files = [stack.enter_context(open_plain(_hash_file(staging, number), "wb")) for number in range(_FILES)]
         Crew[Plan](workers).run(write, [plan])
 
 
