@@ -28,7 +28,7 @@ from bertdata.sources.blocks import Block, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
 from bertdata.sources.inputs import Input, now
-from bertdata.sources.maps import function_of
+from bertdata.sources.maps import code_of, function_of
 from bertdata.sources.split import UNIT_RULE, Plan, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import load_kernels
@@ -196,7 +196,8 @@ def build(
     plan = {
         "unit_rule": UNIT_RULE,
         "settings": settings
-        | {"format": format, "text_key": text_key, "on_error": on_error, "strict": strict, "tokenizer": chosen},
+        | {"format": format, "text_key": text_key, "on_error": on_error, "strict": strict, "tokenizer": chosen}
+        | {f"the code of {spec}": code_of(spec) for spec in (*form.maps, *([words] if words else []))},
         "published": settings,
         "inputs": [{"path": file.name, "bytes": file.size, "version": file.version} for file in files],
     }
