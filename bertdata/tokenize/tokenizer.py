@@ -105,6 +105,7 @@ class Tokenizer:
             **{role: vocabulary[name] for role, name in self._roles.items()},
         )
         self.spellings = tuple(spelled[token_id] for token_id in sorted(spelled))
+        self._input_names = input_names
         if input_names is None:
             has_types = _gives_type_ids(content.get("post_processor") or {})
             input_names = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
@@ -154,7 +155,7 @@ class Tokenizer:
             template = json.loads(library.to_str())["post_processor"]
             content["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]}
         content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
-        return Tokenizer(json.dumps(content), roles)
+        return Tokenizer(json.dumps(content), roles, self._input_names)
 
     @property
     def token_dtype(self) -> str:
