@@ -1,0 +1,166 @@
+"""What a build, a lock and an export must not lose, and must not touch."""
+
+import json
+import os
+import shutil
+import struct
+import threading
+
+import numpy as np
+import pytest
+from conftest import make_text
+from helpers import invoke, published, refused, refuses, stop_after, succeeds
+
+import bertdata
+from bertdata import files
+from bertdata.cli import main
+from bertdata.errors import BuildError
+from bertdata.sources.ids import open_ids
+from bertdata.tokenize.load import load
+from bertdata.write import staging
+
+
+def interrupted(inputs, out, blocks=1, **options):
+    with pytest.raises(KeyboardInterrupt):
+        bertdata.build(inputs, out, progress=stop_after(blocks), workers=1, **options)
+
+
+def test_a_link_in_place_of_the_staging_directory_is_not_followed(corpus, vocab, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for name in ("unit-00000.json", "plan.json", "notes.txt"):
+        (other / name).write_text("mine")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".build").symlink_to(other)
+    for more in ([], ["--overwrite"]):
+        arguments = ["build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab, *more]
+        refused(main, *arguments, kind="wrong-file-type", option="out")
+    assert {path.read_text() for path in other.iterdir()} == {"mine"}
+    assert len(list(other.iterdir())) == 3
+
+
+def test_hashes_of_dedup_are_not_written_through_links(corpus, vocab, tmp_path):
+    interrupted(corpus, tmp_path / "out", tokenizer=vocab, dedup=True)
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    for number in range(256):
+        path = tmp_path / "out" / ".build" / f"hashes-{number:03d}"
+        path.unlink(missing_ok=True)
+        path.symlink_to(kept)
+    (tmp_path / "out" / ".build" / "duplicates.npy").unlink(missing_ok=True)
+    with refuses("wrong-file-type"):
+        bertdata.build(corpus, tmp_path / "out", tokenizer=vocab, dedup=True)
+    assert kept.read_text() == "mine"
+
+
+def test_units_of_other_code_are_not_mixed(vocab, tmp_path, monkeypatch):
+    """The functions of --map and --words may be edited between a Ctrl-C and the same command."""
+    (tmp_path / "corpus.txt").write_text(make_text(60))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "edited_later.py"
+    module.write_text("def change(text):\n    return text\n\ndef words(text):\n    return [text]\n")
+    options = {"tokenizer": vocab, "shard_size": 2000, "map": ["edited_later:change"], "words": "edited_later:words"}
+    interrupted(tmp_path / "corpus.txt", tmp_path / "out", blocks=4, **options)
+    module.write_text(module.read_text().replace("return text", "return text.upper()"))
+    with refuses("other-settings", "out", error=BuildError):
+        bertdata.build(tmp_path / "corpus.txt", tmp_path / "out", **options)
+
+
+def test_a_lock_on_a_removed_file_holds_nobody_off_and_is_not_taken(tmp_path, monkeypatch):
+    """Between opening and locking the file, its holder ended and removed it."""
+    flock = files.fcntl.flock
+
+    def late(fd, how):
+        shutil.rmtree(tmp_path / "build")
+        return flock(fd, how)
+
+    (tmp_path / "build").mkdir()
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    with pytest.raises(FileNotFoundError), files.locked(tmp_path / "build" / "lock", "busy", "wait"):
+        pytest.fail("the lock was taken")
+
+
+def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_meanwhile(corpus, vocab, tmp_path):
+    """Another build ends between the first look at the directory and the lock."""
+    out, real, ended = tmp_path / "out", staging.locked, threading.Event()
+
+    def locked(path, *arguments, **options):
+        if not ended.is_set():
+            ended.set()
+            os.rmdir(out / ".build")
+            bertdata.build(corpus, out, tokenizer=vocab, validation=0)
+        return real(path, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "locked", locked)
+        with refuses("out-exists", "out", error=BuildError):
+            bertdata.build(corpus, out, tokenizer=vocab, validation=0.5)
+    before = published(out)
+    assert bertdata.open(out).splits.keys() == {"train"}
+    assert published(out) == before
+    assert not (out / ".build").exists()
+
+
+def cut_short(path, change):
+    """What `change` does, while the file is half as long as it was when it was opened."""
+    content = path.read_bytes()
+    os.truncate(path, len(content) // 2)
+    try:
+        return change()
+    finally:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("format", ["megatron", "nanogpt", "datatrove"])
+def test_ids_that_are_cut_short_while_they_are_read_are_an_error(tmp_path, format):
+    """Not the end of the process, as if they were mapped into memory."""
+    ids = np.arange(1 << 21, dtype=np.uint16) % 50
+    ids.tofile(tmp_path / "ids.bin")
+    name = tmp_path / "ids.bin"
+    if format == "megatron":
+        (tmp_path / "ids.idx").write_bytes(
+            struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2, 3)
+            + np.array([ids.size // 2] * 2, "<i4").tobytes()
+            + np.array([0, ids.size], "<i8").tobytes()
+            + np.array([0, 1, 2], "<i8").tobytes()
+        )
+    if format == "datatrove":
+        name = name.rename(tmp_path / "ids.ds")
+        np.array([ids.size // 2, ids.size], "<u8").tofile(tmp_path / "ids.ds.index")
+    opened = open_ids(str(name), format, 7)
+    assert sum(some.ids.size for some in opened.documents()) == ids.size
+    with refuses("cut-short", "inputs"):
+        cut_short(name, lambda: list(opened.documents()))
+
+
+@pytest.mark.parametrize(("format", "number"), [("megatron", 3), ("parquet", 4)])
+def test_an_export_that_failed_can_be_made_again(dataset, tmp_path, format, number, monkeypatch):
+    """The disk is full when the second file is written, and some directories were synced before."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    arguments = ["export", dataset.path, "--format", format, "--out"]
+    succeeds(main, *arguments, whole / "train")
+    replaces, real = [], os.fsync
+
+    def full(fd):
+        replaces.append(fd)
+        if len(replaces) == number:
+            raise OSError(28, "No space left on device")
+        return real(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert invoke(main, *arguments, out / "train").exit_code == 1
+    assert [path for path in out.rglob("*") if path.is_file()] == []
+    succeeds(main, *arguments, out / "train")
+    contents = [{str(p.relative_to(d)): p.read_bytes() for p in d.rglob("*") if p.is_file()} for d in (whole, out)]
+    assert contents[0] == contents[1]
+
+
+def test_added_special_tokens_keep_the_names_of_the_inputs(tmp_path, vocab):
+    tokenizer = load(vocab)
+    changed = type(tokenizer)(tokenizer.files["tokenizer.json"].decode(), None, ["input_ids", "attention_mask"])
+    content = changed.files["tokenizer.json"].decode().replace("[MASK]", "[nothing]")
+    without = type(tokenizer)(content, None, ["input_ids", "attention_mask"])
+    assert without.missing_roles == ["mask"]
+    config = json.loads(without.with_special_tokens().files["tokenizer_config.json"])
+    assert config["model_input_names"] == ["input_ids", "attention_mask"]
