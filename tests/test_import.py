@@ -429,8 +429,9 @@ def test_an_import_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vo
     """Every rename, sync, removal and record of an import fails in turn; running it again ends in the same bytes."""
     prefix = megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS), []])
     options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 15}
-    with failing(-1, None) as calls:
-        import_ids(prefix, tmp_path / "whole", **options)
+    import_ids(prefix, tmp_path / "whole", **options)
+    with failing(-1, None) as calls:  # numba has compiled, and its cache does not count
+        import_ids(prefix, tmp_path / "again", **options)
     expected = published(tmp_path / "whole")
     assert len([name for name in expected if name.endswith("tokens.npy")]) == 3
     for number in range(0, len(calls), 2):
