@@ -405,7 +405,9 @@ def readme(data: dict[str, Any]) -> str:
             if one["times"]:
                 cells.append(f"{one['library']} **{one['times']:g}**")
             elif one["reason"]:
-                reasons.setdefault(one["reason"], []).append(one["library"])
+                takes_not = "nsupported" in one["reason"]  # what the library itself says is in comparison.md
+                why = "does not take this tokenizer" if takes_not else one["reason"]
+                reasons.setdefault(why, []).append(one["library"])
             elif one["unit"] == "nats":
                 cells.append(f"ours {one['ours']:.3f}, {one['library']} {one['theirs']:.3f} nats")
             else:
