@@ -102,9 +102,10 @@ def recorded(root):
 
 def test_a_build_survives_a_loss_of_power_in_the_order_it_writes(tmp_path, vocab):
     (tmp_path / "text").write_text(make_text(12, seed=1))
+    options = SMALL | {"tokenizer": vocab, "workers": 1}  # of two threads each may rename what the other does not name
     with recorded(tmp_path) as (pending, renames):
-        build([tmp_path / "text"], tmp_path / "new" / "out", tokenizer=vocab, **SMALL)
-        build([tmp_path / "text"], tmp_path / "new" / "out", tokenizer=vocab, overwrite=True, **SMALL | {"test": 0.3})
+        build([tmp_path / "text"], tmp_path / "new" / "out", **options)
+        build([tmp_path / "text"], tmp_path / "new" / "out", overwrite=True, **options | {"test": 0.3})
     assert renames[-1].name == "manifest.json"
     assert str((tmp_path / "new" / "out").resolve()) not in pending
     assert len(renames) > 40
