@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -94,8 +94,8 @@ class Plan:
                 )  # fmt: skip
         return replace(self, stretches=near)
 
-    def tasks(self, workers: int, is_wanted: Callable[[int], bool] = lambda section: True) -> list[Task]:
-        """The sections that are wanted, in order. A task has one, or several that are small; with max_documents, all.
+    def tasks(self, workers: int) -> list[Task]:
+        """All sections in order. A task has one, or several that are small; with max_documents, all.
 
         workers: how many do tasks at the same time.
         """
@@ -108,8 +108,6 @@ class Plan:
             step = stretch.count // stretch.num_sections
             share = (stretch.ends[-1] - stretch.base) / stretch.num_sections
             for section in range(stretch.num_sections):
-                if not is_wanted(stretch.first_section + section):
-                    continue
                 first = stretch.first + section * step
                 begin, end, size = first if begin < 0 else begin, first + step, size + share
                 if size >= enough:
