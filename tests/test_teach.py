@@ -724,14 +724,8 @@ def test_next_sentences_keep_their_loss_beside_the_teachers(dataset, pupil):
     torch.testing.assert_close(head.grad, 0.75 * alone)
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [
-        ("hidden", "bert"),
-        pytest.param("relations", "modernbert", marks=pytest.mark.slow),
-        pytest.param("logits", "bert", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "kind"), [("hidden", "bert"), ("relations", "modernbert"), ("logits", "bert")])
 def test_students_compile_to_one_graph_and_recompute_activations(pupil, method, kind):
     module, batch = pupil(kind, distil=method, distil_layers="last")
     found, piece = taught(module, batch)

@@ -476,7 +476,8 @@ def small_sample(monkeypatch):
     monkeypatch.setattr(documents, "BLOCK_BYTES", 5_000)
 
 
-LINES = [f"line {number:06} {random.Random(number).randbytes(43).hex()} " for number in range(50_000)]  # 100 bytes
+RANDOM = random.Random(0)
+LINES = [f"line {number:06} {RANDOM.randbytes(43).hex()} " for number in range(50_000)]  # 100 bytes each
 
 
 def content_of(lines):

@@ -86,11 +86,11 @@ def errors() -> list[Error]:
     listed = {}
     for file, tree in modules.items():
         before = _assigned_before(tree)
-        of_self = {name: text for name, text in _assigned(tree, constants).items() if name.startswith("self.")}
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        for scope in (tree, *functions):  # outer ones first
-            calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call) and node.args]
-            calls = [call for call in calls if _last(call.func) in names]
+        nodes = list(ast.walk(tree))
+        of_self = {name: text for name, text in _assigned(nodes, constants).items() if name.startswith("self.")}
+        functions = [list(ast.walk(node)) for node in nodes if isinstance(node, ast.FunctionDef)]
+        for scope in (nodes, *functions):  # outer ones first
+            calls = [node for node in scope if isinstance(node, ast.Call) and node.args and _last(node.func) in names]
             texts = {**constants, **of_self, **_assigned(scope, constants)} if calls else {}
             for call in calls:
                 name = _last(call.func)
@@ -111,7 +111,7 @@ def _assigned_before(tree: ast.AST) -> dict[ast.AST, ast.expr]:
             for one, two in itertools.pairwise(statements):
                 if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
                     for call in ast.walk(two):
-                        if isinstance(call, ast.Call) and call.args and ast.unparse(call.args[0]) == one.targets[0].id:
+                        if isinstance(call, ast.Call) and call.args and _last(call.args[0]) == one.targets[0].id:
                             before[call] = one.value
     return before
 
@@ -163,14 +163,12 @@ def _constants(modules: dict[str, ast.Module]) -> dict[str, str]:
     return {name: values.pop() for name, values in values_of.items() if len(values) == 1}
 
 
-def _assigned(scope: ast.AST, constants: dict[str, str]) -> dict[str, str]:
+def _assigned(scope: list[ast.AST], constants: dict[str, str]) -> dict[str, str]:
     """Texts that a function puts together before it gives them to an error, by what it assigns them to."""
     texts_of: dict[str, dict[str, None]] = {}
-    targets = [
-        target for node in ast.walk(scope) for target in getattr(node, "targets", [getattr(node, "target", None)])
-    ]
+    targets = [target for node in scope for target in getattr(node, "targets", [getattr(node, "target", None)])]
     several = {ast.unparse(name) for target in targets if isinstance(target, ast.Tuple) for name in target.elts}
-    for node in ast.walk(scope):
+    for node in scope:
         if isinstance(node, ast.Assign) and (name := ast.unparse(node.targets[0])) not in several:
             text = _words(node.value, constants)
             if re.search("[a-z] ", text):
