@@ -21,7 +21,7 @@ from common import report
 
 import bertdata
 from bertdata.format.arrays import pages_of
-from bertdata.format.manifest import Manifest, Shard, Split
+from bertdata.format.manifest import Manifest, Split
 from bertdata.format.shard import ShardWriter
 from bertdata.look.bench import evict, read_bytes
 from bertdata.read import order
@@ -43,9 +43,7 @@ def make(out: Path, num_tokens: int) -> None:
         tokens[-1] = 102
         ends = np.append(np.arange(1000, size, 1000, dtype=np.uint64), np.uint64(size))
         writer.append(tokens, ends)
-        arrays = writer.commit(input_range=(0, 1), counts={})["arrays"]
-        public = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
-        shards.append(Shard(writer.name, ends.size, size, None, public))
+        shards.append(writer.commit(input_range=(0, 1), counts={}))
     Manifest("<u2", special, tokenizer={}, settings={}, splits={"train": Split(tuple(shards))}, counts={}).write(out)
 
 

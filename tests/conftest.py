@@ -58,7 +58,7 @@ import pytest
 
 import bertdata
 from bertdata.files import locked
-from bertdata.format.manifest import Manifest, Shard, Split
+from bertdata.format.manifest import Manifest, Split
 from bertdata.format.shard import ShardWriter
 from bertdata.remote import requests, stores
 from bertdata.tokenize import engine
@@ -120,9 +120,7 @@ def write_dataset(out, shards, *, special=SPECIAL, dtype="<u2", split="train", t
         writer = ShardWriter(out, f"{split}-{number:05d}", split=split, token_dtype=dtype, sentences=stored)
         ends = np.array(sentences, np.uint64) if stored else None
         writer.append(np.array(tokens), np.array(documents, np.uint64), ends)
-        arrays = writer.commit(input_range=(0, 1), counts={"documents": len(documents)})["arrays"]
-        public = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
-        entries.append(Shard(writer.name, len(documents), len(tokens), len(sentences) if stored else None, public))
+        entries.append(writer.commit(input_range=(0, 1), counts={"documents": len(documents)}))
     files = {}
     if tokenizer is not None:
         (out / "tokenizer.json").write_text(tokenizer)

@@ -27,9 +27,10 @@ from bertdata.errors import BertdataError, BuildError, DatasetError, InputError,
 from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.write import build, publish
+from bertdata.write import build
 from bertdata.write import dataset as of_a_build
 from bertdata.write.staging import continue_or_start
+from bertdata.write.state import BuildPlan
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 
@@ -215,7 +216,7 @@ def test_an_interrupted_build_continues_without_redoing_shards(tmp_path, corpus,
         bertdata.open(out)
     units = list((out / ".build").glob("unit-*.json"))
     assert len(units) == num_units
-    num_bytes = sum(json.loads(unit.read_bytes())["text_bytes"] for unit in units)
+    num_bytes = sum(json.loads(unit.read_bytes())["tally"]["counts"]["text_bytes"] for unit in units)
     assert (f"{num_units} finished unit" in str(caught.value)) == (num_units > 0)
     assert (f"({num_bytes / 1e6:,.1f} MB" in str(caught.value)) == (num_units > 0)
     finished = [shard["name"] for unit in units for shard in json.loads(unit.read_bytes())["shards"].values()]
@@ -303,7 +304,7 @@ def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(
 
     def discard(name):
         shutil.copytree(tmp_path / "left", tmp_path / name)
-        continue_or_start(tmp_path / name / ".build", {}, overwrite=True, start_over=False)
+        continue_or_start(tmp_path / name / ".build", BuildPlan.of([], {}), overwrite=True, start_over=False)
 
     with failing(-1, None) as calls:
         discard("removed")
@@ -317,13 +318,13 @@ def test_an_unfinished_build_whose_removal_is_stopped_anywhere_is_not_continued(
 def test_a_build_that_lost_a_file_leaves_the_old_dataset_alone(tmp_path, text, vocab):
     options = {"shard_size": 900, "tokenizer": vocab, "workers": 1, "overwrite": True}
     old = build([text], tmp_path / "out", tokenizer=vocab).dataset
-    move_up = publish.move_up
+    publish = of_a_build.publish
 
     def lose_one(directory, staging, *arguments):
         (staging / "train-00001.tokens.npy").unlink()
-        move_up(directory, staging, *arguments)
+        publish(directory, staging, *arguments)
 
-    with patch.object(publish, "move_up", lose_one), refuses("parts-missing", "out", given="train-00001.tokens.npy"):
+    with patch.object(of_a_build, "publish", lose_one), refuses("parts-missing", "out", given="train-00001.tokens.npy"):
         build([text], tmp_path / "out", **options)
     assert bertdata.open(tmp_path / "out").dataset_id == old.dataset_id
     assert verify(tmp_path / "out") == []

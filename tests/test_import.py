@@ -272,7 +272,7 @@ def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
     assert dataset.manifest.settings["imported"] == "rows"
     size = sum(each.stat().st_size for each in (path.glob("*.arrow") if kind == "saved" else [path]))
     assert seen == sorted(seen)
-    assert 0 < seen[0][0] < seen[-1][0] == size
+    assert 0 <= seen[0][0] < seen[-1][0] == size
     files = export(dataset, tmp_path / "back", format="parquet")
     assert [row for file in files for row in pq.read_table(file)["input_ids"].to_pylist()] == documents
     again = take(tmp_path / "back", "again", **SMALL)
@@ -339,10 +339,10 @@ def test_directories_that_hold_no_dataset_of_ids_are_refused(tmp_path, take):
 )
 def test_the_kernel_counts_special_ids_as_its_reference(ids, plain_before, dtype):
     """Blocks of 64 ids without a special one, which it passes over, lie before the drawn ids."""
-    special, counts = {1, 3, 9}, np.zeros(10, np.int64)
+    special, counts = [1, 3, 9], np.zeros(3, np.int64)
     ids = (np.array([5, 8] * plain_before + ids, np.int64) % 2**16).astype(dtype).tolist()
-    is_special = np.isin(np.arange(10), list(special))
-    wrong = build_kernels.count_special(np.array(ids, dtype), is_special, (4, 9), counts)
+    number_of = np.array([special.index(token) if token in special else -1 for token in range(10)], np.int32)
+    wrong = build_kernels.count_special(np.array(ids, dtype), number_of, (4, 9), counts)
     assert (counts.tolist(), wrong) == reference.special_counts(ids, special, 10)
 
 
@@ -452,7 +452,7 @@ def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatc
     options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 10}
 
     def stop(done, total):
-        if done == 28:
+        if done >= 28:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

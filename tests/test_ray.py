@@ -34,7 +34,8 @@ from bertdata.sources.split import split
 from bertdata.tokenize.load import load
 from bertdata.write import build, cluster, finish
 from bertdata.write.cluster import Job
-from bertdata.write.units import unit_name
+from bertdata.write.state import unit_name
+from bertdata.write.units import Shares
 
 ROOT = Path(__file__).parent.parent
 # A segmenter that says where it runs, and waits while a file "hold" is there: for every text that has what it says.
@@ -153,7 +154,7 @@ def job(tmp_path, corpus, vocab):
         left.unlink()
     shutil.copytree(staging, staging / "attempts-1", ignore=lambda at, names: {*names} - {"tokenizer.json"})
     plan = split([local(corpus)], TextFormat(documents="line", shard_size=4000))
-    return Job(plan, staging, (0.01, 0.0), sentences=False, words=None, directory=tmp_path)
+    return Job(plan, staging, Shares(0.01, 0.0), sentences=False, words=None, directory=tmp_path)
 
 
 def attempt(job, units):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +63,23 @@ class ShardWriter:
             self._arrays["words"].append(np.packbits(waiting[:num_packed], bitorder="little"))
             self._word_starts = waiting[num_packed:]
 
-    def commit(self, *, input_range: tuple[int, int], counts: dict[str, int]) -> dict[str, Any]:
-        """Finishes the files, then writes the commit record, and returns it."""
+    def commit(self, *, input_range: tuple[int, int], counts: Mapping[str, int]) -> Shard:
+        """Finishes the files, then writes the commit record. Returns what a manifest says of the shard."""
         if "words" in self._arrays:
             self._arrays["words"].append(np.packbits(self._word_starts, bitorder="little"))
+        arrays = {name: array.commit() for name, array in self._arrays.items()}
         record = {
             "format_version": FORMAT_VERSION,
             "split": self.split,
-            "arrays": {name: array.commit() for name, array in self._arrays.items()},
+            "arrays": arrays,
             "input": {"start": input_range[0], "stop": input_range[1]},
-            "counts": counts,
+            "counts": dict(counts),
         }
         fsync_directory(self.directory)
         write_record(self.directory / f"{self.name}.json", record)
-        return record
+        num_sentences = arrays["sentences"]["length"] - 1 if "sentences" in arrays else None
+        published = {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
+        return Shard(self.name, arrays["documents"]["length"] - 1, arrays["tokens"]["length"], num_sentences, published)
 
     def discard(self) -> None:
         """Removes the temporary files of a shard that will not be finished."""

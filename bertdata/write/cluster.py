@@ -30,14 +30,15 @@ from uuid import uuid4
 import bertdata
 from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted, install
 from bertdata.files import fsync_directory, write_file
-from bertdata.format.records import read_record, write_record
 from bertdata.sources.inputs import Input
 from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan, Task
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.write.encoding import TextEncoder, make_text_units
 from bertdata.write.staging import ATTEMPTS
-from bertdata.write.units import BlockEncoder, UnitWriter, make_units, unit_name
+from bertdata.write.state import UnitRecord, unit_name
+from bertdata.write.units import Shares, UnitWriter
 
 _RETRIES = 3  # of a task whose process, node or disk fails
 _ANSWER_S = 10.0  # that a cluster has to answer
@@ -50,7 +51,7 @@ class Job:
 
     plan: Plan
     staging: Path
-    shares: tuple[float, float]  # of validation and test
+    shares: Shares
     sentences: bool
     words: str | None  # "module:function"
     directory: Path  # in which the command was run
@@ -109,7 +110,7 @@ def encode_on_cluster(
     job: Job,
     tokenizer: Tokenizer,
     *,
-    units: dict[int, dict[str, Any]],
+    units: dict[int, UnitRecord],
     workers: int | None,
     progress: Callable[[int], None],
 ) -> None:
@@ -194,9 +195,7 @@ def _reason(error: Exception) -> str:
 # ------------------------------------------------------------------------------------------------ what runs on a node
 
 
-def records_of_task(
-    common: list[Any], attempts: Path, units: Sequence[int]
-) -> dict[int, dict[str, Any]] | BertdataError:
+def records_of_task(common: list[Any], attempts: Path, units: Sequence[int]) -> dict[int, UnitRecord] | BertdataError:
     """Makes units, unless an earlier attempt did. Returns number → record of each that has documents.
 
     common: a reference to the Job. An error that the user can act on is a result, so that Ray adds nothing to it.
@@ -243,9 +242,9 @@ def _prepared(common: Any, attempts: Path) -> tuple[Job, Tokenizer]:
     return job, load(str(attempts))
 
 
-def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int]) -> dict[int, dict[str, Any]]:
+def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int]) -> dict[int, UnitRecord]:
     paths = {unit: attempts / unit_name(unit) for unit in units}
-    records = {unit: read_record(path) for unit, path in paths.items() if path.exists()}
+    records = {unit: UnitRecord.read(path) for unit, path in paths.items() if path.exists()}
     plan = job.plan.narrowed(range(units[0], units[-1] + 1))
     for index in (index for stretch in plan.stretches for index in stretch.inputs):
         _require_same(plan.files[index])
@@ -254,12 +253,12 @@ def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int
     directory = attempts / f"{units[0]}-{uuid4().hex}"
     directory.mkdir()
     try:
-        encoder = BlockEncoder(
+        encoder = TextEncoder(
             tokenizer, job.shares, num_inputs=len(plan.files), sentences=job.sentences,
             word_splitter=function_of(job.words, "--words") if job.words else None,
         )  # fmt: skip
-        make_units(
-            plan, encoder, lambda: _AttemptWriter(directory, encoder, plan.form.shard_size), units=records,
+        make_text_units(
+            plan, encoder, lambda: _AttemptWriter(directory, plan.form.shard_size), units=records,
             is_wanted=frozenset(units).__contains__, workers=1,
         )  # fmt: skip
     finally:
@@ -270,18 +269,18 @@ def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int
 class _AttemptWriter(UnitWriter):
     """Writes in the directory of an attempt, .build/attempts-*/*, and moves the files of a finished unit to .build."""
 
-    def commit(self) -> tuple[int, dict[str, Any]]:
-        unit, record = super().commit()
-        last, attempts = unit_name(unit), self.directory.parent
+    def commit(self) -> UnitRecord:
+        record = super().commit()
+        last, attempts = unit_name(record.unit), self.directory.parent
         staging = attempts.parent
         for path in [path for path in self.directory.iterdir() if path.name != last]:
             os.replace(path, staging / path.name)
         fsync_directory(staging)
-        write_record(self.directory / "copy.json", record)
+        record.write(self.directory / "copy.json")
         os.replace(self.directory / last, staging / last)
         fsync_directory(staging)
         os.replace(self.directory / "copy.json", attempts / last)
-        return unit, record
+        return record
 
 
 def _require_same(file: Input) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from bertdata.errors import BertdataError, BuildError, InputError, UsageError, counted
+from bertdata.errors import BertdataError, BuildError, UsageError, counted
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import MANIFEST
@@ -27,9 +27,9 @@ from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import Block, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
-from bertdata.sources.inputs import Input, now
+from bertdata.sources.inputs import Input
 from bertdata.sources.maps import code_of, function_of
-from bertdata.sources.split import UNIT_RULE, Plan, split
+from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import load_kernels
 from bertdata.tokenize.load import load, name_of
@@ -37,24 +37,26 @@ from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer, WordSplitter
 from bertdata.urls import is_remote
 from bertdata.write.cluster import Job, connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
-from bertdata.write.publish import file_digests, publish
+from bertdata.write.encoding import TextEncoder, make_text_units
+from bertdata.write.publish import file_digests, manifest_of_text, no_documents, publish
 from bertdata.write.staging import (
-    PLAN,
     STAGING,
+    Progress,
     continue_or_start,
-    finished_units,
+    kept_units,
     part_name,
     planning,
-    require_rule,
+    require_documents,
+    require_unchanged,
     staging_directory,
+    write_tokenizer,
 )
-from bertdata.write.units import BlockEncoder, UnitWriter, make_units, require_shares
+from bertdata.write.state import PLAN, BuildPlan, UnitRecord, finished_units
+from bertdata.write.units import Shares, UnitWriter
 from bertdata.write.vocabulary import require_type, trained_tokenizer
 
 _NAME = "tokenizer_name.json"  # in the staging directory
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
-Progress = Callable[[int, int], None]
-"""Called now and then with the bytes of input that are done, and of all input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,99 +122,31 @@ def build(
         documents=documents, kind=format, text_key=text_key, encoding=encoding, on_error=on_error, strict=strict,
         shard_size=shard_size, max_documents=max_documents, maps=tuple(map),
     )  # fmt: skip
-    if sentences not in ("none", "line"):
-        raise UsageError(
-            f"sentences is {sentences!r}; give none or line", "unknown", option="sentences", given=sentences
-        )
-    require_type(type)
-    word_splitter = function_of(words, "--words") if words else None
-    validation, test = float(validation), float(test)  # 0 and 0.0 are one setting
-    require_shares(validation, test)
-    if workers is not None and workers < 1:
-        raise UsageError(f"workers is {workers}; give at least 1", "out-of-range", option="workers", given=workers)
-    if not str(out):
-        raise UsageError("--out is empty; give a directory", "missing", option="out")
-    if is_remote(str(out)):
-        from bertdata.format.transfer import require_writable
-
-        require_writable(str(out), option="out")
-        if part or ray is not None or overwrite:
-            option = "part" if part else "overwrite" if overwrite else "ray"
-            sentence = f"--{option} does not go with a URL as --out; give a directory, and bertdata push it there"
-            raise UsageError(sentence, "conflict", option=option, given=str(out))
-    else:
-        require_directory(str(out))
+    shares = Shares(float(validation), float(test))  # 0 and 0.0 are one setting
+    stored = _Stored(sentences=sentences, words=words, dedup=dedup)
+    vocabulary = _Vocabulary(tokenizer, special_tokens, type, cased, vocab_size)
+    means = _Means(workers=workers, part=part, ray=ray, overwrite=overwrite)
+    means.require_out(str(out))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
     selected = find_inputs(named, include=include, exclude=exclude, any_ending=format is not None)
-    files = selected.files
-    streams = [file.name for file in files if file.is_stream]
-    if streams and tokenizer is None:
-        sentence = (
-            f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
-            "example one that bertdata train-tokenizer made"
-        )
-        raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
-    if part is not None:
-        if not 0 <= part[0] < part[1]:
-            raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
-        if overwrite or ray is not None:
-            other = "--overwrite" if overwrite else "--ray"
-            sentence = (
-                f"--part does not go with {other}, because other parts may be made at the same time; leave one out"
-            )
-            raise UsageError(sentence, "conflict", option="part", given=part)
-    if (part is not None or ray is not None) and (streams or max_documents):
-        option, it = ("part", "a part") if part is not None else ("ray", "a task")
-        other = "a pipe" if streams else "--max-documents"
-        sentence = f"--{option} does not go with {other}, because {it} sees only its own units; leave one out"
-        raise UsageError(sentence, "conflict", option=option)
-    if dedup and (streams or part is not None or ray is not None):
-        other, why = "a pipe", "it reads the text twice"
-        if not streams:
-            other, why = "--part" if part is not None else "--ray", "it compares all documents"
-        raise UsageError(f"--dedup does not go with {other}, because {why}; leave one out", "conflict", option="dedup")
-    loaded = load(tokenizer) if tokenizer is not None else None
-    if loaded and special_tokens:
-        loaded = loaded.with_special_tokens()
-    settings = {
-        "documents": documents,
-        "sentences": sentences,
-        "validation": validation,
-        "test": test,
-        "shard_size": shard_size,
-        "max_documents": max_documents,
-    }
-    if words:
-        settings["words"] = words
-    if form.maps:
-        settings["map"] = list(form.maps)
-    if dedup:
-        settings["dedup"] = True
-    if form.encoding != UTF_8:
-        settings["encoding"] = form.encoding
-    chosen = f"trained, {vocab_size} tokens" + (type != "wordpiece") * f", {type}" + cased * ", cased"
-    if loaded:
-        chosen = f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
-    plan = {
-        "unit_rule": UNIT_RULE,
-        "settings": settings
-        | {"format": format, "text_key": text_key, "on_error": on_error, "strict": strict, "tokenizer": chosen}
-        | {f"the code of {spec}": code_of(spec) for spec in (*form.maps, *([words] if words else []))},
-        "published": settings,
-        "inputs": [{"path": file.name, "bytes": file.size, "version": file.version} for file in files],
-    }
+    streams = [file.name for file in selected.files if file.is_stream]
+    means.require_fits(streams, max_documents=max_documents, dedup=dedup)
+    loaded = vocabulary.load(streams)
+    plan = BuildPlan.of(
+        selected.files,
+        _published(form, shares, stored),
+        format=format, text_key=text_key, on_error=on_error, strict=strict, tokenizer=vocabulary.described(loaded),
+        **{f"the code of {spec}": code_of(spec) for spec in (*form.maps, *([words] if words else []))},
+    )  # fmt: skip
     for line in selected.notes():
         say(line)
-    work = _Work(
-        files, form, plan, loaded, tokenizer, train=(type, cased, vocab_size), word_splitter=word_splitter,
-        workers=workers, part=part, on_cluster=ray is not None, is_for_url=is_remote(str(out)),
-    )  # fmt: skip
+    work = _Work(plan, form, shares, stored, vocabulary, loaded, means, is_for_url=is_remote(str(out)))
     if not work.is_for_url:
         with connected(ray, say) if ray is not None else nullcontext():
             return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
     from bertdata.format.transfer import keep, outgoing, push, require_free
 
-    with outgoing(str(out), plan) as directory:
+    with outgoing(str(out), plan.as_json()) as directory:
         if (directory / MANIFEST).exists() and not streams:  # what could not be copied, or was not copied to its end
             report: BuildReport | None = BuildReport(dataset=Dataset(directory))
         else:
@@ -224,105 +158,227 @@ def build(
         return replace(report, dataset=Dataset(keep(directory)))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """What is stored beside ids, and what is left out. Raises UsageError for values that are not possible."""
+
+    sentences: str  # "none", or "line": a line is a sentence
+    words: str | None  # "module:function" of a function from a text to its words
+    dedup: bool
+
+    def __post_init__(self) -> None:
+        if self.sentences not in ("none", "line"):
+            sentence = f"sentences is {self.sentences!r}; give none or line"
+            raise UsageError(sentence, "unknown", option="sentences", given=self.sentences)
+        if self.words:
+            function_of(self.words, "--words")
+
+    @property
+    def word_splitter(self) -> WordSplitter | None:
+        return function_of(self.words, "--words") if self.words else None
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The tokenizer that was asked for: the one with a name, or one that is trained on the text."""
+
+    name: str | None
+    special_tokens: bool
+    type: str
+    cased: bool
+    size: int
+
+    def __post_init__(self) -> None:
+        require_type(self.type)
+
+    def load(self, streams: Sequence[str]) -> Tokenizer | None:
+        """The tokenizer with the name; None: it must be trained. streams: inputs that can be read only once."""
+        if self.name is not None:
+            loaded = load(self.name)
+            return loaded.with_special_tokens() if self.special_tokens else loaded
+        if streams:
+            sentence = (
+                f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
+                "example one that bertdata train-tokenizer made"
+            )
+            raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
+        return None
+
+    def described(self, loaded: Tokenizer | None) -> str:
+        if loaded:
+            return f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
+        return f"trained, {self.size} tokens" + (self.type != "wordpiece") * f", {self.type}" + self.cased * ", cased"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Means:
+    """What makes the units. Raises UsageError for values that are not possible."""
+
+    workers: int | None  # threads, or tasks on the cluster at the same time; None: as many as there are cores
+    part: tuple[int, int] | None
+    ray: str | None
+    overwrite: bool
+
+    def __post_init__(self) -> None:
+        workers, part = self.workers, self.part
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers is {workers}; give at least 1", "out-of-range", option="workers", given=workers)
+        if part is None:
+            return
+        if not 0 <= part[0] < part[1]:
+            raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
+        if self.overwrite or self.ray is not None:
+            other = "--overwrite" if self.overwrite else "--ray"
+            sentence = (
+                f"--part does not go with {other}, because other parts may be made at the same time; leave one out"
+            )
+            raise UsageError(sentence, "conflict", option="part", given=part)
+
+    def require_out(self, out: str) -> None:
+        """Raises UsageError for an output that cannot be, or not with these means."""
+        if not out:
+            raise UsageError("--out is empty; give a directory", "missing", option="out")
+        if not is_remote(out):
+            require_directory(out)
+            return
+        from bertdata.format.transfer import require_writable
+
+        require_writable(out, option="out")
+        if self.part or self.ray is not None or self.overwrite:
+            option = "part" if self.part else "overwrite" if self.overwrite else "ray"
+            sentence = f"--{option} does not go with a URL as --out; give a directory, and bertdata push it there"
+            raise UsageError(sentence, "conflict", option=option, given=out)
+
+    def require_fits(self, streams: Sequence[str], *, max_documents: int | None, dedup: bool) -> None:
+        """Raises UsageError where parts or tasks cannot see what an option needs. streams: inputs that are pipes."""
+        divides = "part" if self.part is not None else "ray" if self.ray is not None else None
+        if divides and (streams or max_documents):
+            it, other = "a part" if divides == "part" else "a task", "a pipe" if streams else "--max-documents"
+            sentence = f"--{divides} does not go with {other}, because {it} sees only its own units; leave one out"
+            raise UsageError(sentence, "conflict", option=divides)
+        if dedup and (streams or divides):
+            other, why = (
+                ("a pipe", "it reads the text twice") if streams else (f"--{divides}", "it compares all documents")
+            )
+            sentence = f"--dedup does not go with {other}, because {why}; leave one out"
+            raise UsageError(sentence, "conflict", option="dedup")
+
+    @property
+    def threads(self) -> int:
+        return self.workers or len(os.sched_getaffinity(0))
+
+
+def _published(form: TextFormat, shares: Shares, stored: _Stored) -> dict[str, Any]:
+    """The settings that the manifest has. Those that came later than 0.1.0 are left out where they say nothing."""
+    settings = {
+        "documents": form.documents,
+        "sentences": stored.sentences,
+        "validation": shares.validation,
+        "test": shares.test,
+        "shard_size": form.shard_size,
+        "max_documents": form.max_documents,
+    }
+    if stored.words:
+        settings["words"] = stored.words
+    if form.maps:
+        settings["map"] = list(form.maps)
+    if stored.dedup:
+        settings["dedup"] = True
+    if form.encoding != UTF_8:
+        settings["encoding"] = form.encoding
+    return settings
+
+
 @dataclass(frozen=True)
 class _Work:
     """What a build makes. Its options were checked."""
 
-    files: list[Input]
+    plan: BuildPlan
     form: TextFormat
-    plan: dict[str, Any]
+    shares: Shares
+    stored: _Stored
+    vocabulary: _Vocabulary
     tokenizer: Tokenizer | None  # None: one that is trained
-    tokenizer_name: str | None
-    train: tuple[str, bool, int]  # type, cased and vocab_size of one that is trained
-    word_splitter: WordSplitter | None
-    workers: int | None
-    part: tuple[int, int] | None
-    on_cluster: bool
+    means: _Means
     is_for_url: bool
 
     def run(
         self, directory: Path, *, overwrite: bool, say: Callable[[str], None], progress: Progress
     ) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
-        files, form, settings, part = self.files, self.form, self.plan["published"], self.part
-        by_unit, streams = split(files, form), any(file.is_stream for file in files)
-        _require_few_units(by_unit)
+        files, part = self.plan.inputs, self.means.part
+        units_of, streams = split(files, self.form), any(file.is_stream for file in files)
+        _require_few_units(units_of)
+        total = sum(file.size or 0 for file in files)
+        passes = 2 * total if self.stored.dedup else total
         with staging_directory(directory, overwrite=overwrite, part=part) as staging:
-            with planning(staging):
-                continue_or_start(staging, self.plan, overwrite=overwrite, start_over=streams)
-                loaded = self.tokenizer or trained_tokenizer(staging, files, form, *self.train, say)
-                for name, content in loaded.files.items():
-                    write_file(staging / name, content)
-                if self.tokenizer_name is not None:
-                    write_file(staging / _NAME, json.dumps(name_of(self.tokenizer_name)).encode())
-            if loaded.missing_roles:
-                say(missing_roles_warning(loaded.missing_roles))
-            units = finished_units(staging)
-            reused = len(units)
-            if reused and part is None:
-                say(f"continuing: keeping {counted(reused, 'finished unit')} of an earlier run")
-            total = passes = sum(file.size or 0 for file in files)
-            duplicates = None
-            if "dedup" in settings:
-                passes = 2 * total
+            tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams, say=say)
+            units = kept_units(staging, tokenizer, say if part is None else lambda line: None)
+            reused, duplicates = len(units), None
+            if self.stored.dedup:
                 duplicates = find_duplicates(
-                    staging, by_unit, workers=self.threads, progress=lambda done: progress(done, passes), say=say
+                    staging, units_of, workers=self.means.threads, progress=lambda done: progress(done, passes), say=say
                 )
-            shares = settings["validation"], settings["test"]
-            encoder = BlockEncoder(
-                loaded, shares, num_inputs=len(files), sentences=settings["sentences"] == "line",
-                word_splitter=self.word_splitter, duplicates=duplicates,
+            encoder = TextEncoder(
+                tokenizer, self.shares, num_inputs=len(files), sentences=self.stored.sentences == "line",
+                word_splitter=self.stored.word_splitter, duplicates=duplicates,
             )  # fmt: skip
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
-                encoder.encode_block(Block.empty())
-                if any((form.kind or file.kind) != "text" for file in files):
+                encoder.encode(Block.empty())
+                if any((self.form.kind or file.kind) != "text" for file in files):
                     load_kernels()
             try:
                 before = passes - total
-                self._make_units(encoder, staging, by_unit, units, say, lambda done: progress(before + done, passes))
+                self._make_units(encoder, staging, units_of, units, say, lambda done: progress(before + done, passes))
                 progress(passes, passes)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=streams)) from None
-            if changed := [file.name for file, later in zip(files, now(files), strict=True) if file != later]:
-                how = "" if self.is_for_url else " with --overwrite"  # each plan for a URL has its own directory
-                sentence = f"{changed[0]} changed while it was read; run again{how} when nobody changes it"
-                raise InputError(sentence, "changed", option="inputs", given=changed[0])
+            # each plan for a URL has its own directory
+            require_unchanged(files, "run again" if self.is_for_url else "run again with --overwrite")
             if part is not None:
-                made = sorted(unit for unit in units if by_unit.section(unit) % part[1] == part[0])
+                made = sorted(unit for unit in units if units_of.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
                 return None
-            publish(directory, staging, units, loaded, self.plan, _tokenizer_name(staging))
-        return _report(directory, units, files, form, reused)
+            _publish(directory, staging, units, tokenizer, self.plan)
+        return _report(directory, units, self.plan, self.form, reused)
 
-    @property
-    def threads(self) -> int:
-        return self.workers or len(os.sched_getaffinity(0))
+    def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool, say: Callable[[str], None]) -> Tokenizer:
+        """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
+        with planning(staging):
+            continue_or_start(staging, self.plan, overwrite=overwrite, start_over=start_over)
+            vocabulary = self.vocabulary
+            tokenizer = self.tokenizer or trained_tokenizer(
+                staging, list(self.plan.inputs), self.form, vocabulary.type, vocabulary.cased, vocabulary.size, say
+            )
+            write_tokenizer(staging, tokenizer)
+            if vocabulary.name is not None:
+                write_file(staging / _NAME, json.dumps(name_of(vocabulary.name)).encode())
+        return tokenizer
 
     def _make_units(
         self,
-        encoder: BlockEncoder,
+        encoder: TextEncoder,
         staging: Path,
-        by_unit: Plan,
-        units: dict[int, dict[str, Any]],
+        units_of: Plan,
+        units: dict[int, UnitRecord],
         say: Callable[[str], None],
         progress: Callable[[int], None],
     ) -> None:
         """Makes what is not in `units` yet, on a cluster or by threads."""
-        if self.on_cluster:
+        if self.means.ray is not None:
             if encoder.why_slow:
                 say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
-            settings = self.plan["published"]
             job = Job(
-                by_unit, staging.absolute(), shares=(settings["validation"], settings["test"]),
-                sentences=encoder.sentences, words=settings.get("words"), directory=Path.cwd(),
+                units_of, staging.absolute(), self.shares, sentences=encoder.sentences, words=self.stored.words,
+                directory=Path.cwd(),
             )  # fmt: skip
-            encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.workers, progress=progress)
+            encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
             return
-        number, parts = self.part or (0, 1)
-        make_units(
-            by_unit, encoder, lambda: UnitWriter(staging, encoder, self.form.shard_size), units=units,
-            is_wanted=lambda unit: by_unit.section(unit) % parts == number, workers=self.threads, progress=progress,
-            say=say,
+        number, parts = self.means.part or (0, 1)
+        make_text_units(
+            units_of, encoder, lambda: UnitWriter(staging, self.form.shard_size), units=units,
+            is_wanted=lambda unit: units_of.section(unit) % parts == number, workers=self.means.threads,
+            progress=progress, say=say,
         )  # fmt: skip
 
 
@@ -338,34 +394,26 @@ def _require_few_units(plan: Plan) -> None:
         raise UsageError(sentence, "out-of-range", option="shard_size", given=size)
 
 
-def _what_is_kept(units: Mapping[int, Mapping[str, Any]], *, is_pipe: bool) -> str:
-    """What an interrupted build says. units: number → record of each that is finished."""
+def _what_is_kept(units: Mapping[int, UnitRecord], *, is_pipe: bool) -> str:
+    """What an interrupted build says. units: those that are finished."""
     if is_pipe:
         return "nothing is kept, because a pipe can be read only once"
     if not units:
         return "no unit is finished, so the same command begins anew"
-    size = sum(record["text_bytes"] for record in units.values())
+    size = sum(record.tally.counts["text_bytes"] for record in units.values())
     amount = f"{counted(len(units), 'finished unit')} ({size / 1e6:,.1f} MB of text) kept"
     return f"{amount}; run the same command again to continue"
 
 
-def _tokenizer_name(staging: Path) -> str | None:
-    """What `build` noted of the tokenizer's name; of a tokenizer that the build trained, nothing."""
+def _publish(
+    directory: Path, staging: Path, units: Mapping[int, UnitRecord], tokenizer: Tokenizer, plan: BuildPlan
+) -> None:
+    """Raises InputError if there is no document."""
     noted = staging / _NAME
-    name: str | None = json.loads(noted.read_bytes()) if noted.exists() else None
-    return name
-
-
-def missing_roles_warning(roles: Sequence[str]) -> str:
-    """roles: those of tokenizer.ROW_ROLES that no token has; at least one."""
-    *before, last = (f"[{role.upper()}]" for role in roles)
-    names = f"{', '.join(before)} and {last} tokens" if before else f"{last} token"
-    if list(roles) == ["pad"]:
-        return f"note: the tokenizer has no {names}, so padded places hold id 0; --special-tokens adds one"
-    return (
-        f"warning: the tokenizer has no {names}, so the Loader will refuse this dataset for masked language modelling; "
-        "--special-tokens adds what is missing"
-    )
+    name = json.loads(noted.read_bytes()) if noted.exists() else None  # one that the build trained has none
+    manifest = manifest_of_text(units, tokenizer, plan, name)
+    require_documents(staging, manifest, lambda: no_documents(manifest.counts))
+    publish(directory, staging, units, plan, manifest)
 
 
 def finish(out: str | Path) -> BuildReport:
@@ -399,21 +447,23 @@ def finish(out: str | Path) -> BuildReport:
                 f"the records of units {', '.join(map(str, lost))} are missing in {staging}; make the parts again"
             )
             raise BuildError(sentence, "parts-missing", option="out", given=lost)
-        plan = json.loads((staging / PLAN).read_bytes())
-        require_rule(staging, plan)
-        publish(directory, staging, units, load(str(staging)), plan, _tokenizer_name(staging))
-    files = [Input(entry["path"], entry["bytes"], entry["version"]) for entry in plan["inputs"]]
-    settings = plan["settings"]
+        plan = BuildPlan.read(staging)
+        if plan is None:
+            sentence = f"{staging / PLAN} is missing or damaged; make the parts again with --overwrite"
+            raise BuildError(sentence, "parts-missing", option="out", given=staging / PLAN)
+        plan.require_rule(directory)
+        _publish(directory, staging, units, load(str(staging)), plan)
+    settings = plan.settings
     form = TextFormat(kind=settings["format"], encoding=settings.get("encoding", UTF_8))
-    return _report(directory, units, files, form, 0)
+    return _report(directory, units, plan, form, 0)
 
 
 def _report(
-    directory: Path, units: dict[int, dict[str, Any]], files: list[Input], form: TextFormat, reused: int
+    directory: Path, units: Mapping[int, UnitRecord], plan: BuildPlan, form: TextFormat, reused: int
 ) -> BuildReport:
-    in_order = [unit for _, unit in sorted(units.items())]
-    replaced = next((unit["first_replaced"] for unit in in_order if unit["first_replaced"]), None)
-    skipped = next((unit["first_skipped"] for unit in in_order if unit["first_skipped"]), None)
+    files, in_order = plan.inputs, [record.tally for _, record in sorted(units.items())]
+    replaced = next((tally.first_replaced for tally in in_order if tally.first_replaced), None)
+    skipped = next((tally.first_skipped for tally in in_order if tally.first_skipped), None)
     return BuildReport(
         dataset=Dataset(directory),
         first_replaced=_named(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,

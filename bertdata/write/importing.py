@@ -1,50 +1,39 @@
 """Ids that others made → a published dataset, with no id added, left out or changed.
 
 The documents of all inputs, end to end, are divided into units of about `shard_size` bytes of ids. An import that was
-killed continues from its finished units, when the same command is run again, and gives the same bytes. It takes one
-thread, and the memory of a block of ids or of the longest document.
+killed continues from its finished units, when the same command is run again, and gives the same bytes. One thread reads
+and writes, and the others check and hash. Takes the memory of four blocks of ids for each thread, or of a few copies of
+the longest document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bertdata.choices import IDS_FORMATS
-from bertdata.errors import InputError, UsageError, counted
-from bertdata.files import write_file
+from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Manifest
-from bertdata.format.records import FORMAT_VERSION, write_record
-from bertdata.format.shard import ShardWriter
 from bertdata.jit import announcing_compilation
 from bertdata.sources.find import require_directory
 from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids
-from bertdata.sources.inputs import now
-from bertdata.sources.split import UNIT_RULE
+from bertdata.sources.split import Task
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertdata.urls import is_remote, without_secrets
-from bertdata.write.dataset import Progress, missing_roles_warning
-from bertdata.write.kernels import count_special, hash_documents
-from bertdata.write.publish import file_digests, move_up, splits_of
-from bertdata.write.staging import continue_or_start, finished_units, staging_directory
-from bertdata.write.units import (
-    COUNTS,
-    SPLIT_COUNTS,
-    SPLITS_BY_HASH,
-    ends_of,
-    hash_bounds,
-    require_shares,
-    select,
-    shard_entry,
-    unit_name,
-)
+from bertdata.write.kernels import count_special
+from bertdata.write.publish import COUNTS, file_digests, publish
+from bertdata.write.staging import Progress, begin, require_documents, require_unchanged, staging_directory
+from bertdata.write.state import BuildPlan, Tally, UnitRecord, splits_of, tally_of
+from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
 
 
 def import_ids(
@@ -70,8 +59,7 @@ def import_ids(
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
     names = [str(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
-    validation, test = float(validation), float(test)
-    require_shares(validation, test)
+    shares = Shares(float(validation), float(test))
     if shard_size < 1:
         raise UsageError(
             f"shard_size is {shard_size}; give at least 1, in bytes of ids",
@@ -104,7 +92,9 @@ def import_ids(
     loaded, (kind,) = load(tokenizer), formats
     if special_tokens:
         loaded = loaded.with_special_tokens()
-    settings: dict[str, Any] = {"imported": kind, "validation": validation, "test": test, "shard_size": shard_size}
+    settings: dict[str, Any] = {
+        "imported": kind, "validation": shares.validation, "test": shares.test, "shard_size": shard_size,
+    }  # fmt: skip
     end_id = None
     if kind == "nanogpt":
         end_id = _end_id(loaded, end_token)
@@ -121,42 +111,28 @@ def import_ids(
     if len(dtypes) == 1 and None not in dtypes:
         settings["dtype"] = files[0].dtype
     read = [each for file in files for each in file.files]
-    plan = {
-        "unit_rule": UNIT_RULE,
-        "settings": settings | {"tokenizer": f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"},
-        "published": settings,
-        "inputs": [{"path": file.name, "bytes": file.size, "version": file.version} for file in read],
-    }
-    directory = Path(out)
+    plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}")
+    directory, total = Path(out), sum(file.num_bytes for file in files)
+    encoder = IdsEncoder(loaded, shares, sentences=any(file.has_sentences for file in files))
+    itemsize = np.dtype(loaded.token_dtype).itemsize
     with staging_directory(directory, overwrite=overwrite) as staging:
-        continue_or_start(staging, plan, overwrite=overwrite, start_over=False)
-        for name, content in loaded.files.items():
-            write_file(staging / name, content)
-        if loaded.missing_roles:
-            say(missing_roles_warning(loaded.missing_roles))
-        units = finished_units(staging)
-        if units:
-            say(f"continuing: keeping {counted(len(units), 'finished unit')} of an earlier run")
-        writer = _Writer(staging, loaded, settings, sentences=any(file.has_sentences for file in files))
+        units = begin(staging, plan, loaded, overwrite=overwrite, say=say)
         with announcing_compilation(say):
-            _store_all(files, writer, units, progress)
-        if changed := [file.name for file, later in zip(read, now(read), strict=True) if file != later]:
-            raise InputError(
-                f"{changed[0]} changed while it was read; run again with --overwrite when nobody changes it",
-                "changed",
-                option="inputs",
-                given=changed[0],
+            make_units(
+                [Task(range(sys.maxsize), total)],  # the number of units is not known before all is read
+                lambda task, is_missing: found_ids(files, itemsize, shard_size, is_missing),
+                encoder.encode,
+                lambda: UnitWriter(staging, shard_size, keeps_empty=not shares.divide),
+                units=units,
+                workers=len(os.sched_getaffinity(0)),
+                progress=lambda done: progress(done, total),
             )
-        manifest = _manifest(units, loaded, settings, name_of(tokenizer), sum(file.empty_sentences for file in files))
-        if not manifest.splits:
-            for path in staging.glob("unit-*"):
-                path.unlink()
-            raise InputError(
-                f"no document to import: there is no id in {', '.join(names)}; give files with ids",
-                "empty",
-                option="inputs",
-            )
-        move_up(directory, staging, units, plan, manifest)
+        progress(total, total)
+        require_unchanged(read, "run again with --overwrite")
+        manifest = _manifest(units, loaded, plan, name_of(tokenizer), sum(file.empty_sentences for file in files))
+        nothing = f"no document to import: there is no id in {', '.join(names)}; give files with ids"
+        require_documents(staging, manifest, lambda: InputError(nothing, "empty", option="inputs"))
+        publish(directory, staging, units, plan, manifest)
     return Dataset(directory)
 
 
@@ -190,33 +166,34 @@ def _end_id(tokenizer: Tokenizer, spelling: str | None) -> int:
     return end_id
 
 
-def _store_all(files: list[IdsFile], writer: _Writer, units: dict[int, dict[str, Any]], progress: Progress) -> None:
-    """Writes the units that are not finished, and adds their records to `units`."""
-    total, finished = sum(file.num_bytes for file in files), set(units)
+class FoundIds(NamedTuple):
+    """Documents of one unit."""
+
+    unit: int
+    documents: Ids
+    bytes_read: int  # of all files of ids, up to the end of these documents
+
+
+def found_ids(
+    files: Sequence[IdsFile], itemsize: int, shard_size: int, is_wanted: Callable[[int], bool]
+) -> Iterator[FoundIds]:
+    """The documents of all files in order, those of units that are wanted. itemsize: bytes of an id as it is stored.
+
+    A document belongs to the unit of its first id, and one without an id to that of the one before it.
+    """
     num_ids = before = unit = 0
-    itemsize = np.dtype(writer.tokenizer.token_dtype).itemsize
-    try:
-        for file in files:
-            for some in file.documents():
-                lengths = np.diff(some.documents)
-                # A document belongs to the unit of its first id, and one without an id to that of the one before it.
-                starts = np.where(lengths > 0, (num_ids + some.documents[:-1]) * itemsize // writer.shard_size, unit)
-                unit_of = np.maximum.accumulate(starts)
-                cuts = [0, *(np.flatnonzero(np.diff(unit_of)) + 1).tolist(), unit_of.size]
-                for first, stop in pairwise(cuts):
-                    if writer.unit not in (None, unit_of[first]):
-                        units |= writer.commit()
-                    unit = int(unit_of[first])
-                    if unit not in finished:
-                        writer.append(unit, _slice(some, first, stop))
-                num_ids += some.ids.size
-                progress(before + some.bytes_read, total)
-            before += file.num_bytes
-        if writer.unit is not None:
-            units |= writer.commit()
-        progress(total, total)
-    finally:
-        writer.discard()
+    for file in files:
+        for some in file.documents():
+            lengths = np.diff(some.documents)
+            starts = np.where(lengths > 0, (num_ids + some.documents[:-1]) * itemsize // shard_size, unit)
+            unit_of = np.maximum.accumulate(starts)
+            cuts = [0, *(np.flatnonzero(np.diff(unit_of)) + 1).tolist(), unit_of.size]
+            for first, stop in pairwise(cuts):
+                unit = int(unit_of[first])
+                if is_wanted(unit):
+                    yield FoundIds(unit, _slice(some, first, stop), before + some.bytes_read)
+            num_ids += some.ids.size
+        before += file.num_bytes
 
 
 def _slice(some: Ids, first: int, stop: int) -> Ids:
@@ -231,142 +208,73 @@ def _slice(some: Ids, first: int, stop: int) -> Ids:
     return Ids(some.ids[start:end], documents, sentences, lambda index: some.place(start + index), some.bytes_read)
 
 
-@dataclass
-class _Unit:
-    """What is known of a unit while it is written."""
+class IdsEncoder:
+    """Checks, counts and hashes ids. May be used by several threads at once."""
 
-    number: int
-    writers: dict[str, ShardWriter]
-    counts: dict[str, dict[str, int]]  # split → what its commit record counts
-    num_bytes: int = 0  # of ids, as they were read
-    last_ids: frozenset[int] = frozenset()  # some of those with which documents end; one only if all end with it
-    num_bare: int = 0  # documents of one id, or whose last sentence is one id
-
-
-class _Writer:
-    """Writes the documents of one unit after the other to the shards of their splits."""
-
-    def __init__(self, directory: Path, tokenizer: Tokenizer, settings: dict[str, Any], *, sentences: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, shares: Shares, *, sentences: bool) -> None:
         """sentences: store where they begin."""
-        self.directory, self.tokenizer, self.sentences = directory, tokenizer, sentences
-        self.shard_size: int = settings["shard_size"]
-        self._below = hash_bounds(settings["validation"], settings["test"])
-        self._special_ids = list(tokenizer.special.special_ids)
-        self._is_special = np.zeros(tokenizer.special.vocab_size, np.bool_)
-        self._is_special[self._special_ids] = True
-        borders = np.append(np.append(-1, np.flatnonzero(self._is_special)), self._is_special.size)
+        special_ids, vocab_size = list(tokenizer.special.special_ids), tokenizer.special.vocab_size
+        self._tokenizer, self._shares, self._sentences = tokenizer, shares, sentences
+        self._dtype = np.dtype(tokenizer.token_dtype)
+        self._num_special, self._number_of = len(special_ids), np.full(vocab_size, -1, np.int32)
+        self._number_of[special_ids] = np.arange(len(special_ids))
+        borders = np.append(np.append(-1, np.flatnonzero(self._number_of >= 0)), vocab_size)
         widest = int(np.diff(borders).argmax())
         self._plain = int(borders[widest]) + 1, int(borders[widest + 1])  # the most ids side by side, none special
-        self._counts = np.zeros(tokenizer.special.vocab_size, np.int64)
-        self._unit: _Unit | None = None
 
-    @property
-    def unit(self) -> int | None:
-        """The unit that is being written."""
-        return self._unit.number if self._unit else None
-
-    def append(self, number: int, some: Ids) -> None:
-        """Adds documents of unit `number`. Raises InputError for an id outside the vocabulary."""
-        if self._unit is None:
-            self._unit = _Unit(number, {}, {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS_BY_HASH})
-            self._counts[:] = 0
-        unit, documents = self._unit, some.documents
+    def encode(self, found: FoundIds) -> EncodedDocuments:
+        """Raises InputError for an id outside the vocabulary."""
+        some, documents, special = found.documents, found.documents.documents, np.zeros(self._num_special, np.int64)
         given = some.ids.view(np.int64) if some.ids.dtype == np.uint64 else some.ids
-        wrong = count_special(given, self._is_special, self._plain, self._counts)
+        wrong = count_special(given, self._number_of, self._plain, special)
         if wrong >= 0:
             raise InputError(
-                f"{some.place(wrong)}: id {some.ids[wrong]} is outside the vocabulary of {self._is_special.size:,} "
+                f"{some.place(wrong)}: id {some.ids[wrong]} is outside the vocabulary of {self._number_of.size:,} "
                 "ids; give the --tokenizer that made the ids",
                 "id-outside-vocabulary",
                 option="tokenizer",
             )
-        ids = given.astype(self.tokenizer.token_dtype, copy=False)
-        unit.num_bytes += some.ids.nbytes
-        has_ids = np.diff(documents) > 0
+        ids, has_ids = given.astype(self._dtype, copy=False), np.diff(documents) > 0
         sentences = documents[:-1][has_ids] if some.sentences is None else some.sentences
+        last_ids, num_bare = frozenset[int](), 0
         if ids.size:
             ends = documents[1:][has_ids]
-            last_ids, last_sentences = ids[ends - 1], sentences[np.searchsorted(sentences, ends) - 1]
-            unit.last_ids |= {int(last_ids.min()), int(last_ids.max())}
-            unit.num_bare += int((ends - last_sentences == 1).sum())
-        splits = np.full(has_ids.size, SPLITS_BY_HASH.index("train"))
-        if self._below.any():
-            hashes = np.empty(has_ids.size, np.uint64)
-            hash_documents(ids.view(np.uint8), documents * ids.itemsize, 0, hashes)
-            splits = np.searchsorted(self._below, hashes >> np.uint64(32), side="right")
-        for index, split in enumerate(SPLITS_BY_HASH):
-            chosen = splits == index
-            kept = chosen & has_ids
-            num_kept, num_empty = int(kept.sum()), int((chosen & ~has_ids).sum())
-            unit.counts[split]["documents"] += num_kept
-            unit.counts[split]["dropped_documents"] += num_empty
-            keeps_empty = num_empty and not self._below.any()
-            if not (num_kept or keeps_empty):
-                continue
-            if split not in unit.writers:
-                unit.writers[split] = ShardWriter(
-                    self.directory, f"{split}-{number:05d}", split=split, token_dtype=self.tokenizer.token_dtype,
-                    sentences=self.sentences,
-                )  # fmt: skip
-            empty = np.cumsum(kept)[~kept] if keeps_empty else None
-            offsets, begins, chosen_ids = select(kept, documents, sentences if self.sentences else None, ids)
-            sentence_ends = ends_of(begins, chosen_ids.size)
-            unit.writers[split].append(chosen_ids, offsets[1:].astype(np.uint64), sentence_ends, empty=empty)
-
-    def commit(self) -> dict[int, dict[str, Any]]:
-        """Finishes the shards of the unit, then writes its record. Returns the record by the unit's number."""
-        unit = self._unit
-        assert unit is not None  # noqa: S101  (append came before)
-        shards = {}
-        for split, writer in unit.writers.items():
-            counts = unit.counts[split]
-            if counts["documents"]:  # else there is nothing but documents without an id in all inputs
-                input_range = unit.number * self.shard_size, (unit.number + 1) * self.shard_size
-                record = writer.commit(input_range=input_range, counts=counts)
-                shards[split] = shard_entry(writer.name, record["arrays"])
-            else:
-                writer.discard()
-        record = {name: sum(counts[name] for counts in unit.counts.values()) for name in SPLIT_COUNTS} | {
-            "format_version": FORMAT_VERSION,
-            "shards": shards,
-            "ids_bytes": unit.num_bytes,
-            "special_ids": self._counts[self._special_ids].tolist(),
-            "last_ids": sorted(unit.last_ids),
-            "bare": unit.num_bare,
-        }
-        write_record(self.directory / unit_name(unit.number), record)
-        self._unit = None
-        return {unit.number: record}
-
-    def discard(self) -> None:
-        """Removes the files of the unit that is not finished, if there is one."""
-        if self._unit is not None:
-            for writer in self._unit.writers.values():
-                writer.discard()
+            last, last_sentences = ids[ends - 1], sentences[np.searchsorted(sentences, ends) - 1]
+            last_ids = frozenset({int(last.min()), int(last.max())})
+            num_bare = int(np.count_nonzero(ends - last_sentences == 1))
+        counts = {"ids_bytes": some.ids.nbytes, "bare": num_bare}
+        return EncodedDocuments(
+            unit=found.unit,
+            ids=ids,
+            offsets=documents,
+            sentences=sentences if self._sentences else None,
+            splits=self._shares.splits_of(ids.view(np.uint8), documents * ids.itemsize, 0),
+            has_ids=has_ids,
+            replaced=np.zeros(has_ids.size, np.int64),
+            tally=Tally(counts, by_spelling(self._tokenizer, special), last_ids=last_ids),
+            bytes_read=found.bytes_read,
+        )
 
 
 def _manifest(
-    units: dict[int, dict[str, Any]],
+    units: dict[int, UnitRecord],
     tokenizer: Tokenizer,
-    settings: dict[str, Any],
+    plan: BuildPlan,
     tokenizer_name: str | None,
     empty_sentences: int,
 ) -> Manifest:
     """The manifest of an import. The separator is the special id with which every document ends, if there is one."""
+    special, separator = tokenizer.special, None
+    tally = tally_of(units)
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    counts |= {name: sum(unit[name] for unit in units.values()) for name in (*SPLIT_COUNTS, "ids_bytes")}
-    special, special_counts = tokenizer.special, dict.fromkeys(tokenizer.special.special_ids, 0)
-    for unit in units.values():
-        for token, count in zip(special_counts, unit["special_ids"], strict=True):
-            special_counts[token] += count
-    last_ids = {token for unit in units.values() for token in unit["last_ids"]}
-    separator = None
+    counts |= {name: tally.counts.get(name, 0) for name in (*SPLIT_COUNTS, "ids_bytes")}
+    spelled = zip(tokenizer.spellings, special.special_ids, strict=True)
+    special_counts = {token: tally.special.get(spelling, 0) for spelling, token in spelled}
+    is_special = tally.last_ids <= special_counts.keys() - {special.unk}
     if (
-        len(last_ids) == 1
-        and last_ids <= special_counts.keys() - {special.unk}
-        and not any(unit["bare"] for unit in units.values())
-    ):
-        (separator,) = last_ids
+        len(tally.last_ids) == 1 and is_special and not tally.counts["bare"]
+    ):  # of one id, or with a last sentence of one
+        (separator,) = tally.last_ids
         special_counts[separator] -= counts["documents"]
     inside = {
         tokenizer.spell(token): count for token, count in special_counts.items() if count and token != special.unk
@@ -376,7 +284,7 @@ def _manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=replace(special, separator=separator),
         tokenizer=file_digests(tokenizer),
-        settings=settings,
+        settings=plan.published,
         splits=splits_of(units),
         counts=counts,
         tokenizer_name=tokenizer_name,

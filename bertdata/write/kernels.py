@@ -189,12 +189,12 @@ def copy_ranges(source, ranges, out):
 
 
 @jit()
-def count_special(ids, is_special, plain, counts):
-    """Counts the special ids among ids [n], integers of any kind but uint64, into counts int64 [V].
+def count_special(ids, number_of, plain, counts):
+    """Counts the special ids among ids [n], integers of any kind but uint64, into counts int64 [num_special].
 
-    is_special bool [V]. plain: half-open, a range of the vocabulary in which no id is special; 64 ids inside it cost
-    little, and others a look-up each. counts: those of ids that are not special stay. Returns
-    the index of the first id outside the vocabulary, where it stops, or -1.
+    number_of int32 [V]: the number of each special id, -1 for others. plain: half-open, a range of the vocabulary in
+    which no id is special; 64 ids inside it cost little, and others a look-up each. Returns the index of the first id
+    outside the vocabulary, where it stops, or -1.
     """
     start, stop = plain
     for base in range(0, ids.size, 64):
@@ -207,8 +207,8 @@ def count_special(ids, is_special, plain, counts):
                 continue
         for k in range(block.size):
             token = np.int64(block[k])
-            if token < 0 or token >= is_special.size:
+            if token < 0 or token >= number_of.size:
                 return base + k
-            if is_special[token]:
-                counts[token] += 1
+            if number_of[token] >= 0:
+                counts[number_of[token]] += 1
     return -1

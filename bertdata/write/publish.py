@@ -6,60 +6,51 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, InputError
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import array_path
-from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest, Shard, Split
+from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest
 from bertdata.format.origins import ORIGINS, NamedInput, array_name, prepare_directory, write_origins
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
-from bertdata.write.staging import PLAN
-from bertdata.write.units import COUNTS, OPTION_COUNTS
+from bertdata.write.state import PLAN, BuildPlan, UnitRecord, splits_of, tally_of
+from bertdata.write.units import SPLIT_COUNTS
 
+COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
+OPTION_COUNTS = {"removed_documents": "map", "duplicate_documents": "dedup"}  # name → setting that counts them
 _SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\.npy)")
 
 
-def publish(
-    directory: Path,
-    staging: Path,
-    units: dict[int, dict[str, Any]],
-    tokenizer: Tokenizer,
-    plan: dict[str, Any],
-    tokenizer_name: str | None,
-) -> None:
-    """Publishes what a build made of text.
-
-    units: the records of all units. plan: that of the build. Raises InputError if there is no document, and BuildError
-    if a file is not there.
-    """
-    splits = splits_of(units)
-    literals = {
-        token: sum(u["special_literals"].get(token, 0) for u in units.values()) for token in tokenizer.spellings
+def manifest_of_text(
+    units: Mapping[int, UnitRecord], tokenizer: Tokenizer, plan: BuildPlan, tokenizer_name: str | None
+) -> Manifest:
+    """The manifest of a build. units: all of them."""
+    tally = tally_of(units)
+    names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan.published)]
+    counts: dict[str, Any] = {name: tally.counts.get(name, 0) for name in names}
+    counts["special_literals"] = {
+        token: tally.special[token] for token in tokenizer.spellings if token in tally.special
     }
-    names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan["published"])]
-    counts = {name: sum(unit[name] for unit in units.values()) for name in names}
-    counts["special_literals"] = {token: count for token, count in literals.items() if count}
-    if not splits:
-        for path in staging.glob("unit-*"):
-            path.unlink()
-        raise _no_documents(counts["dropped_documents"], counts["skipped_rows"], counts.get("removed_documents", 0))
-    manifest = Manifest(
+    return Manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=tokenizer.special,
         tokenizer=file_digests(tokenizer),
-        settings=plan["published"],
-        splits=splits,
+        settings=plan.published,
+        splits=splits_of(units),
         counts=counts,
         tokenizer_name=tokenizer_name,
     )
-    move_up(directory, staging, units, plan, manifest)
 
 
-def _no_documents(dropped: int, skipped: int, removed: int) -> InputError:
-    """dropped: documents without a token. skipped: rows without text. removed: documents that --map left out."""
+def no_documents(counts: Mapping[str, int]) -> InputError:
+    """What a build says that has no document. counts: those of its manifest."""
+    dropped, skipped, removed = (
+        counts.get(name, 0) for name in ("dropped_documents", "skipped_rows", "removed_documents")
+    )
     counted = {"gave no token": dropped, "had no text and were skipped": skipped, "were left out by --map": removed}
     reasons = [f"{number:,} of the documents {what}" for what, number in counted.items() if number]
     nothing = f"there is no document to build from: {' and '.join(reasons) or 'all lines are blank'}"
@@ -69,18 +60,8 @@ def _no_documents(dropped: int, skipped: int, removed: int) -> InputError:
     return InputError(f"{nothing}; give a file with text in it", "empty", option="inputs", given=dropped + skipped)
 
 
-def splits_of(units: dict[int, dict[str, Any]]) -> dict[str, Split]:
-    """The splits that the records of all units name."""
-    names = {name: [u["shards"][name] for _, u in sorted(units.items()) if name in u["shards"]] for name in SPLITS}
-    return {
-        split: Split(tuple(Shard(**{**shard, "arrays": _without_crc(shard["arrays"])}) for shard in shards))
-        for split, shards in names.items()
-        if shards
-    }
-
-
-def move_up(
-    directory: Path, staging: Path, units: dict[int, dict[str, Any]], plan: dict[str, Any], manifest: Manifest
+def publish(
+    directory: Path, staging: Path, units: Mapping[int, UnitRecord], plan: BuildPlan, manifest: Manifest
 ) -> None:
     """Moves all files that a manifest names from `staging` to `directory`, and writes the manifest last.
 
@@ -114,10 +95,10 @@ def move_up(
 
 
 def _publish_origins(
-    directory: Path, staging: Path, units: dict[int, dict[str, Any]], plan: dict[str, Any], manifest: Manifest
+    directory: Path, staging: Path, units: Mapping[int, UnitRecord], plan: BuildPlan, manifest: Manifest
 ) -> None:
     """Moves the origins; an import has none."""
-    digests = {name: sha256 for unit in units.values() for name, sha256 in unit.get("origins", {}).items()}
+    digests = {name: sha256 for unit in units.values() for name, sha256 in unit.origins.items()}
     names = [shard.name for split in manifest.splits.values() for shard in split.shards] if digests else []
     shards = {name: digests[name] for name in names}
     prepare_directory(directory, shards)
@@ -129,21 +110,15 @@ def _publish_origins(
         elif not (directory / array_name(name)).exists():
             raise _lost(directory, made.name)
     fsync_directory(directory / ORIGINS)
-    inputs = [NamedInput(each["path"], each["bytes"], each["version"]) for each in plan["inputs"]]
-    settings = plan["settings"]
     write_origins(
-        directory, manifest.dataset_id, inputs, input_format=settings["format"], text_key=settings["text_key"],
-        shards=shards,
+        directory, manifest.dataset_id, [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
+        input_format=plan.settings["format"], text_key=plan.settings["text_key"], shards=shards,
     )  # fmt: skip
 
 
 def _lost(directory: Path, name: str) -> BuildError:
     sentence = f"{name} was removed from {directory} during the build; use --overwrite to build the dataset again"
     return BuildError(sentence, "parts-missing", option="out", given=name)
-
-
-def _without_crc(arrays: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {name: {k: v for k, v in entry.items() if k != "crc32"} for name, entry in arrays.items()}
 
 
 def file_digests(tokenizer: Tokenizer) -> dict[str, str]:

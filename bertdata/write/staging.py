@@ -6,18 +6,20 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from bertdata.errors import BuildError
+from bertdata.errors import BuildError, InputError, counted
 from bertdata.files import locked, make_directory, naming, open_plain, write_file
-from bertdata.format.manifest import MANIFEST
-from bertdata.format.records import read_record
-from bertdata.sources.split import UNIT_RULE
+from bertdata.format.manifest import MANIFEST, Manifest
+from bertdata.sources.inputs import Input, now
+from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.write.state import PLAN, BuildPlan, UnitRecord, finished_units
 
-STAGING, PLAN = ".build", "plan.json"
+Progress = Callable[[int, int], None]
+"""Called now and then with the bytes of input that are done, and of all input."""
+STAGING = ".build"
 ATTEMPTS = "attempts-"  # what the name of the directory begins with in which the tasks on a cluster write
 
 
@@ -81,7 +83,7 @@ def planning(staging: Path) -> Iterator[None]:
         yield
 
 
-def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, start_over: bool) -> None:
+def continue_or_start(staging: Path, plan: BuildPlan, *, overwrite: bool, start_over: bool) -> None:
     """Keeps an unfinished build with the same plan, or else removes it and writes the new plan.
 
     start_over: remove it in any case, because an input can be read only once. Raises BuildError if the plans differ,
@@ -91,54 +93,87 @@ def continue_or_start(staging: Path, plan: dict[str, Any], *, overwrite: bool, s
         gone = left.with_name(f"removed-{left.name}")
         os.replace(left, gone)  # at once, so that what still writes there fails
         shutil.rmtree(gone, ignore_errors=True)
-    path = staging / PLAN
-    try:
-        old = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        old = None
-    if old == plan and not start_over:
-        return
-    if old is not None and old != plan and not overwrite:
-        settings, inputs = old["settings"], old["inputs"]
-        require_rule(staging, old)
-        differing = [
-            f"{name} was {settings.get(name)!r} and is {plan['settings'].get(name)!r}"
-            for name in settings | plan["settings"]
-            if settings.get(name) != plan["settings"].get(name)
-        ]
-        if inputs != plan["inputs"]:
-            before, after = (", ".join(f"{e['path']} ({e['bytes']} bytes)" for e in p["inputs"]) for p in (old, plan))
-            differing.append(
-                f"the input was {before} and is {after}" if before != after else f"{after} was changed since"
-            )
-        sentence = (
-            f"{staging.parent} holds an unfinished build with other settings: {'; '.join(differing)}; run the old "
-            "command to finish it, or use --overwrite to discard it"
-        )
-        raise BuildError(sentence, "other-settings", option="out", given=staging.parent)
-    path.unlink(missing_ok=True)  # first: without a plan nobody goes on with what a kill leaves of the rest
+    old = BuildPlan.read(staging)
+    if old is not None and old.as_json() == json.loads(json.dumps(plan.as_json())):
+        if not start_over:
+            return
+    elif old is not None and not overwrite:
+        old.require_rule(staging.parent)
+        raise _other_settings(staging.parent, old, plan)
+    # first: without a plan nobody goes on with what a kill leaves of the rest
+    (staging / PLAN).unlink(missing_ok=True)
     for leftover in staging.iterdir():
         if leftover.suffix != ".lock" and leftover.name != "lock" and not leftover.is_dir():
             leftover.unlink()
-    write_file(path, json.dumps(plan).encode())
+    plan.write(staging)
 
 
-def require_rule(staging: Path, plan: dict[str, Any]) -> None:
-    """Raises BuildError for the plan of a build whose units follow another rule."""
-    if plan.get("unit_rule") != UNIT_RULE:
-        sentence = (
-            f"{staging.parent} holds an unfinished build of another version of bertdata, which divides inputs into "
-            "units by another rule; finish it with that version, or use --overwrite to discard it"
-        )
-        raise BuildError(sentence, "other-version", option="out", given=plan.get("unit_rule"))
+def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan) -> BuildError:
+    """What to say of an unfinished build in a directory whose plan is another one."""
+    differing = [
+        f"{name} was {old.settings.get(name)!r} and is {new.settings.get(name)!r}"
+        for name in {**old.settings, **new.settings}
+        if old.settings.get(name) != new.settings.get(name)
+    ]
+    if old.inputs != new.inputs:
+        before, after = (", ".join(f"{each} ({each.size} bytes)" for each in plan.inputs) for plan in (old, new))
+        differing.append(f"the input was {before} and is {after}" if before != after else f"{after} was changed since")
+    sentence = (
+        f"{directory} holds an unfinished build with other settings: {'; '.join(differing)}; run the old command to "
+        "finish it, or use --overwrite to discard it"
+    )
+    return BuildError(sentence, "other-settings", option="out", given=directory)
 
 
-def finished_units(staging: Path) -> dict[int, dict[str, Any]]:
-    """Number → record of each finished unit. Raises DatasetError if a record is damaged."""
-    units = {}
-    for path in staging.glob("unit-*.json"):
-        units[int(path.stem.removeprefix("unit-"))] = read_record(path)
+def begin(
+    staging: Path, plan: BuildPlan, tokenizer: Tokenizer, *, overwrite: bool, say: Callable[[str], None]
+) -> dict[int, UnitRecord]:
+    """Continues or starts a build whose tokenizer is known. Returns the units that are finished."""
+    continue_or_start(staging, plan, overwrite=overwrite, start_over=False)
+    write_tokenizer(staging, tokenizer)
+    return kept_units(staging, tokenizer, say)
+
+
+def write_tokenizer(staging: Path, tokenizer: Tokenizer) -> None:
+    for name, content in tokenizer.files.items():
+        write_file(staging / name, content)
+
+
+def kept_units(staging: Path, tokenizer: Tokenizer, say: Callable[[str], None]) -> dict[int, UnitRecord]:
+    """The units that an earlier run finished. Says how many there are, and what the tokenizer lacks."""
+    if tokenizer.missing_roles:
+        say(missing_roles_warning(tokenizer.missing_roles))
+    units = finished_units(staging)
+    if units:
+        say(f"continuing: keeping {counted(len(units), 'finished unit')} of an earlier run")
     return units
+
+
+def missing_roles_warning(roles: Sequence[str]) -> str:
+    """roles: those of tokenizer.ROW_ROLES that no token has; at least one."""
+    *before, last = (f"[{role.upper()}]" for role in roles)
+    names = f"{', '.join(before)} and {last} tokens" if before else f"{last} token"
+    if list(roles) == ["pad"]:
+        return f"note: the tokenizer has no {names}, so padded places hold id 0; --special-tokens adds one"
+    return (
+        f"warning: the tokenizer has no {names}, so the Loader will refuse this dataset for masked language modelling; "
+        "--special-tokens adds what is missing"
+    )
+
+
+def require_documents(staging: Path, manifest: Manifest, if_none: Callable[[], InputError]) -> None:
+    """Raises what `if_none` gives for a manifest without a shard, and removes the records, which say nothing."""
+    if not manifest.splits:
+        for path in staging.glob("unit-*"):
+            path.unlink()
+        raise if_none()
+
+
+def require_unchanged(files: Sequence[Input], advice: str) -> None:
+    """Raises InputError if an input is not what it was when the build began."""
+    if changed := [file.name for file, later in zip(files, now(files), strict=True) if file != later]:
+        sentence = f"{changed[0]} changed while it was read; {advice} when nobody changes it"
+        raise InputError(sentence, "changed", option="inputs", given=changed[0])
 
 
 def part_name(number: int, total: int) -> str:

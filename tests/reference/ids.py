@@ -60,11 +60,12 @@ def found(ids, token):
 
 def special_counts(ids, special, vocab_size):
     """The counts of the kernel count_special, and what it returns."""
-    counts = [0] * vocab_size
+    counts = [0] * len(special)
     for index, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             return counts, index
-        counts[token] += token in special
+        if token in special:
+            counts[special.index(token)] += 1
     return counts, -1
 
 

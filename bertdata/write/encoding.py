@@ -1,0 +1,148 @@
+"""A block of text → what will be written of its documents."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import counted
+from bertdata.format.origins import origins_of
+from bertdata.sources.blocks import Block, FoundBlock, find_blocks
+from bertdata.sources.split import Plan
+from bertdata.tokenize.tokenizer import Tokenizer, WordSplitter
+from bertdata.write.duplicates import without_duplicates
+from bertdata.write.kernels import count_literals, literals
+from bertdata.write.state import Tally, UnitRecord
+from bertdata.write.units import EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
+
+
+class TextEncoder:
+    """Does all work on a block of text except writing it. May be used by several threads at once."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        shares: Shares,
+        *,
+        num_inputs: int,
+        sentences: bool,
+        word_splitter: WordSplitter | None = None,
+        duplicates: NDArray[np.uint64] | None = None,
+    ) -> None:
+        """word_splitter: a text → its words; None: do not store where words begin.
+
+        duplicates: origins of documents to leave out, ascending.
+        """
+        self.tokenizer, self.sentences, self.word_splitter = tokenizer, sentences, word_splitter
+        self.num_inputs, self.duplicates = num_inputs, duplicates
+        self._shares, self._spellings = shares, literals(tokenizer.spellings)
+        self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
+
+    def encode_found(self, raw: FoundBlock) -> EncodedDocuments:
+        """A block as it will be written. Raises InputError, as `FoundBlock.decoded` does."""
+        block = raw.decoded()
+        if self.duplicates is not None:
+            block = without_duplicates(block, self.duplicates, self.num_inputs)
+        return self.encode(block)
+
+    def encode(self, block: Block) -> EncodedDocuments:
+        """The same for a block whose documents are known."""
+        encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
+        word_starts = None
+        if self.word_splitter:
+            word_starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
+        spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
+        count_literals(block.data, block.num_bytes, self._spellings, self._first_bytes, spelled)
+        counts = {
+            "special_ids_replaced": encoded.special_ids_replaced,
+            "skipped_rows": block.skipped,
+            "removed_documents": block.num_removed,
+            "duplicate_documents": block.num_duplicates,
+            "text_bytes": block.num_bytes - block.num_documents,
+        }
+        return EncodedDocuments(
+            unit=block.unit,
+            ids=encoded.ids,
+            offsets=encoded.documents,
+            sentences=encoded.sentences,
+            word_starts=word_starts,
+            origins=origins_of(block.inputs, block.places, self.num_inputs),
+            splits=self._shares.splits_of(block.data, block.offsets, 1),
+            has_ids=np.diff(encoded.documents) > (self.tokenizer.special.separator is not None),
+            replaced=block.replaced,
+            tally=Tally(counts, by_spelling(self.tokenizer, spelled), block.first_replaced, block.first_skipped),
+            bytes_read=block.bytes_read,
+        )
+
+    @property
+    def why_slow(self) -> str | None:
+        """Why `tokenizers` encodes the text, as a clause; None: an engine does. Needs a prepared tokenizer."""
+        tokenizer = self.tokenizer
+        if tokenizer.engine is None:
+            return f"there is no engine for this tokenizer, because {tokenizer.engine_refusal}"
+        if self.word_splitter:
+            return "--words needs the offsets of tokens in the text"
+        if self.sentences and not tokenizer.engine_gives_lines:
+            return f"the engine for {tokenizer.engine} does not find sentences (--sentences line)"
+        return None
+
+
+def make_text_units(
+    plan: Plan,
+    encoder: TextEncoder,
+    new_writer: Callable[[], UnitWriter],
+    *,
+    units: dict[int, UnitRecord],
+    is_wanted: Callable[[int], bool] = lambda unit: True,
+    workers: int,
+    progress: Callable[[int], None] = lambda done: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> None:
+    """`make_units` of a plan. say: called with a line where `tokenizers` encodes the text, 100 times slower."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
+    tasks, finished = plan.tasks(workers), frozenset(units)
+    firsts = frozenset(stretch.first for stretch in plan.stretches)
+    todo = sum(task.size for task in tasks if any(is_wanted(unit) and unit not in finished for unit in task.units))
+    reasons = iter([encoder.why_slow] if encoder.why_slow else [])  # what is said once
+
+    def encode(raw: FoundBlock) -> EncodedDocuments:
+        start = time.perf_counter()
+        documents = encoder.encode_found(raw)
+        if why := next(reasons, None):
+            pace = _Pace(documents.tally.counts["text_bytes"], documents.bytes_read, time.perf_counter() - start)
+            say(f"note: {why}, so `tokenizers` encodes the text, {pace.of(todo if raw.unit in firsts else 0, workers)}")
+        return documents
+
+    make_units(
+        tasks, lambda task, is_missing: find_blocks(
+            plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
+        ),
+        encode, new_writer, units=units, is_wanted=is_wanted, workers=workers, progress=progress,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """At what speed the first block of an input was encoded."""
+
+    num_bytes: int  # of its text
+    bytes_read: int  # of the input on disk
+    seconds: float
+
+    def of(self, more_bytes: float, workers: int) -> str:
+        """What a build will take. more_bytes: of input on disk; 0: not known."""
+        if self.num_bytes < 1 << 16:
+            return "at 1 to 3 MB/s a thread"
+        rate = self.num_bytes / self.seconds
+        speed = f"at about {rate / 1e6:.1f} MB/s a thread"
+        if more_bytes <= 0:
+            return speed
+        seconds = more_bytes * self.num_bytes / self.bytes_read / rate / workers
+        minutes, hours = f"{seconds / 60:.0f} min", f"{seconds / 3600:.0f} h"
+        duration = f"{seconds:.0f} s" if seconds < 100 else minutes if seconds < 6000 else hours
+        return f"{speed}: expect {duration} with {counted(workers, 'thread')}"
