@@ -144,17 +144,23 @@ def build(
     if not work.is_for_url:
         with connected(ray, say) if ray is not None else nullcontext():
             return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
+    return _build_for_url(str(out), work, say=say, progress=progress)
+
+
+def _build_for_url(url: str, work: _Work, *, say: Callable[[str], None], progress: Progress) -> BuildReport:
+    """Builds in the cache, and copies the dataset from there."""
     from bertdata.format.transfer import keep, outgoing, push, require_free
 
-    with outgoing(str(out), plan.as_json()) as directory:
+    streams = any(file.is_stream for file in work.plan.inputs)
+    with outgoing(url, work.plan.as_json()) as directory:
         if (directory / MANIFEST).exists() and not streams:  # what could not be copied, or was not copied to its end
             report: BuildReport | None = BuildReport(dataset=Dataset(directory))
         else:
-            require_free(str(out))
-            report = work.run(directory, overwrite=bool(streams), say=say, progress=progress)
+            require_free(url)
+            report = work.run(directory, overwrite=streams, say=say, progress=progress)
         assert report is not None  # noqa: S101  (a part has no URL)
-        say(f"copying the dataset to {out}")
-        push(directory, str(out))
+        say(f"copying the dataset to {url}")
+        push(directory, url)
         return replace(report, dataset=Dataset(keep(directory)))
 
 
@@ -251,14 +257,14 @@ class _Means:
 
     def require_fits(self, streams: Sequence[str], *, max_documents: int | None, dedup: bool) -> None:
         """Raises UsageError where parts or tasks cannot see what an option needs. streams: inputs that are pipes."""
-        divides = "part" if self.part is not None else "ray" if self.ray is not None else None
-        if divides and (streams or max_documents):
-            it, other = "a part" if divides == "part" else "a task", "a pipe" if streams else "--max-documents"
-            sentence = f"--{divides} does not go with {other}, because {it} sees only its own units; leave one out"
-            raise UsageError(sentence, "conflict", option=divides)
-        if dedup and (streams or divides):
+        option = "part" if self.part is not None else "ray" if self.ray is not None else None
+        if option and (streams or max_documents):
+            it, other = "a part" if option == "part" else "a task", "a pipe" if streams else "--max-documents"
+            sentence = f"--{option} does not go with {other}, because {it} sees only its own units; leave one out"
+            raise UsageError(sentence, "conflict", option=option)
+        if dedup and (streams or option):
             other, why = (
-                ("a pipe", "it reads the text twice") if streams else (f"--{divides}", "it compares all documents")
+                ("a pipe", "it reads the text twice") if streams else (f"--{option}", "it compares all documents")
             )
             sentence = f"--dedup does not go with {other}, because {why}; leave one out"
             raise UsageError(sentence, "conflict", option="dedup")
@@ -449,8 +455,9 @@ def finish(out: str | Path) -> BuildReport:
             raise BuildError(sentence, "parts-missing", option="out", given=lost)
         plan = BuildPlan.read(staging)
         if plan is None:
-            sentence = f"{staging / PLAN} is missing or damaged; make the parts again with --overwrite"
-            raise BuildError(sentence, "parts-missing", option="out", given=staging / PLAN)
+            path = staging / PLAN
+            sentence = f"{path} is missing or damaged; remove {staging}, and make the parts again"
+            raise BuildError(sentence, "parts-missing", option="out", given=path)
         plan.require_rule(directory)
         _publish(directory, staging, units, load(str(staging)), plan)
     settings = plan.settings

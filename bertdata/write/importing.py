@@ -61,51 +61,16 @@ def import_ids(
     names = [str(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     shares = Shares(float(validation), float(test))
     if shard_size < 1:
-        raise UsageError(
-            f"shard_size is {shard_size}; give at least 1, in bytes of ids",
-            "out-of-range",
-            option="shard_size",
-            given=shard_size,
-        )
-    if format not in ("auto", *IDS_FORMATS):
-        known = ", ".join(("auto", *IDS_FORMATS))
-        raise UsageError(f"format is {format!r}; give one of {known}", "unknown", option="format", given=format)
-    if not names:
-        raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
+        sentence = f"shard_size is {shard_size}; give at least 1, in bytes of ids"
+        raise UsageError(sentence, "out-of-range", option="shard_size", given=shard_size)
     require_directory(str(out))
-    for name in names:
-        if is_remote(name):
-            url = without_secrets(name)
-            raise UsageError(
-                f"{url} is a URL, and ids are imported from files of this machine; copy it here first",
-                "bad-url",
-                option="inputs",
-                given=url,
-            )
-    formats = {format_of(name) if format == "auto" else format for name in names}
-    if len(formats) != 1:
-        raise UsageError(
-            f"the inputs are of the formats {', '.join(sorted(formats))}; give files of one format",
-            "conflict",
-            option="inputs",
-        )
-    loaded, (kind,) = load(tokenizer), formats
+    kind, loaded = _format_of(names, format), load(tokenizer)
     if special_tokens:
         loaded = loaded.with_special_tokens()
-    settings: dict[str, Any] = {
-        "imported": kind, "validation": shares.validation, "test": shares.test, "shard_size": shard_size,
-    }  # fmt: skip
-    end_id = None
-    if kind == "nanogpt":
-        end_id = _end_id(loaded, end_token)
+    settings: dict[str, Any] = {"imported": kind, **vars(shares), "shard_size": shard_size}
+    end_id = _end_id(loaded, kind, end_token)
+    if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
-    elif end_token is not None:
-        raise UsageError(
-            f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out",
-            "conflict",
-            option="end_token",
-            given=end_token,
-        )
     files = [open_ids(name, kind, end_id) for name in names]
     dtypes = {file.dtype for file in files}
     if len(dtypes) == 1 and None not in dtypes:
@@ -136,33 +101,50 @@ def import_ids(
     return Dataset(directory)
 
 
-def _end_id(tokenizer: Tokenizer, spelling: str | None) -> int:
-    """The id of the token that ends documents."""
-    special = tokenizer.special
-    known = " ".join(tokenizer.spellings[:10])
+def _format_of(names: Sequence[str], format: str) -> str:
+    """The format of all inputs. Raises UsageError if there is no input, or not one format for all."""
+    if format not in ("auto", *IDS_FORMATS):
+        known = ", ".join(("auto", *IDS_FORMATS))
+        raise UsageError(f"format is {format!r}; give one of {known}", "unknown", option="format", given=format)
+    if not names:
+        raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
+    for name in names:
+        if is_remote(name):
+            url = without_secrets(name)
+            sentence = f"{url} is a URL, and ids are imported from files of this machine; copy it here first"
+            raise UsageError(sentence, "bad-url", option="inputs", given=url)
+    formats = {format_of(name) if format == "auto" else format for name in names}
+    if len(formats) != 1:
+        sentence = f"the inputs are of the formats {', '.join(sorted(formats))}; give files of one format"
+        raise UsageError(sentence, "conflict", option="inputs")
+    return formats.pop()
+
+
+def _end_id(tokenizer: Tokenizer, kind: str, spelling: str | None) -> int | None:
+    """The id of the token that ends documents of nanoGPT; None: the format says where they end."""
+    if kind != "nanogpt":
+        if spelling is not None:
+            sentence = f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out"
+            raise UsageError(sentence, "conflict", option="end_token", given=spelling)
+        return None
+    special, known = tokenizer.special, " ".join(tokenizer.spellings[:10])
     if not known:
-        raise UsageError(
-            "the tokenizer has no special token, and nanogpt needs one that ends documents; give another --tokenizer",
-            "tokenizer-lacks-token",
-            option="tokenizer",
+        sentence = (
+            "the tokenizer has no special token, and nanogpt needs one that ends documents; give another --tokenizer"
         )
+        raise UsageError(sentence, "tokenizer-lacks-token", option="tokenizer")
     if spelling is not None:
         if spelling not in tokenizer.spellings:
-            raise UsageError(
-                f"the tokenizer has no special token {spelling}; give --end-token, one of {known}",
-                "unknown",
-                option="end_token",
-                given=spelling,
-            )
+            sentence = f"the tokenizer has no special token {spelling}; give --end-token, one of {known}"
+            raise UsageError(sentence, "unknown", option="end_token", given=spelling)
         return dict(zip(tokenizer.spellings, special.special_ids, strict=True))[spelling]
     end_id = special.eos if special.eos is not None else special.sep
     if end_id is None:
-        raise UsageError(
+        sentence = (
             "the tokenizer has no end token, and nanogpt needs one that ends documents; give --end-token, one of "
-            f"{known}",
-            "missing",
-            option="end_token",
+            f"{known}"
         )
+        raise UsageError(sentence, "missing", option="end_token")
     return end_id
 
 
