@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import mmap
@@ -11,6 +10,7 @@ import resource
 import weakref
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +22,8 @@ from bertdata.files import TEMPORARY, open_plain
 
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
-_BLOCKS_AT_ONCE = 4  # that are read and handed to another thread together
+_PIECE_BYTES = 4 * BLOCK_BYTES  # that are read and handed to another thread together
+_LARGE_BYTES = 1 << 26  # of a file for which a second thread is started
 
 
 def npy_header(dtype: str, length: int) -> bytes:
@@ -37,17 +38,22 @@ def array_path(directory: Path, shard: str, array: str) -> Path:
 
 
 def digest(path: Path) -> tuple[str, list[int]]:
-    """The SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block. One pass on two threads, about 1.5 GB/s."""
-    sha256, crcs, piece = hashlib.sha256(), list[int](), memoryview(bytearray(_BLOCKS_AT_ONCE * BLOCK_BYTES))
+    """The SHA-256 of a file in hex, and the CRC-32 of each 1 MiB block. One pass, about 1.5 GB/s.
+
+    Of a large file two threads make them; a small one is not worth a thread.
+    """
+    sha256, crcs, piece = hashlib.sha256(), list[int](), np.empty(_PIECE_BYTES, np.uint8).data
 
     def checksums(size: int) -> list[int]:
         return [zlib.crc32(piece[at : min(at + BLOCK_BYTES, size)]) for at in range(0, size, BLOCK_BYTES)]
 
-    with open_plain(path, "rb") as file, ThreadPoolExecutor(1) as beside:
+    with open_plain(path, "rb") as file, ExitStack() as stack:
+        is_small = os.fstat(file.fileno()).st_size < _LARGE_BYTES
+        beside = None if is_small else stack.enter_context(ThreadPoolExecutor(1))
         while size := file.readinto(piece):  # type: ignore[attr-defined]  # IO[Any] lacks it
-            of_piece = beside.submit(checksums, size)
+            of_piece = beside.submit(checksums, size) if beside else None
             sha256.update(piece[:size])
-            crcs += of_piece.result()
+            crcs += of_piece.result() if of_piece else checksums(size)
     return sha256.hexdigest(), crcs
 
 
@@ -69,17 +75,22 @@ class ArrayWriter:
         self._file.seek(0)
         self._file.write(npy_header(self.dtype, self.length))
         self._file.flush()
-        with ThreadPoolExecutor(1) as beside:  # the disk and the processor work at the same time
-            synced = beside.submit(os.fsync, self._file.fileno())
-            sha256, crc32 = digest(Path(self._file.name))
-            synced.result()
+        path, file = Path(self._file.name), self._file.fileno()
+        if os.fstat(file).st_size < _LARGE_BYTES:
+            os.fsync(file)
+            sha256, crc32 = digest(path)
+        else:
+            with ThreadPoolExecutor(1) as beside:  # the disk and the processor work at the same time
+                synced = beside.submit(os.fsync, file)
+                sha256, crc32 = digest(path)
+                synced.result()
         self._file.close()
         os.replace(self._file.name, self.path)
         return {"dtype": self.dtype, "length": self.length, "sha256": sha256, "crc32": crc32}
 
     def discard(self) -> None:
         """Removes the temporary file of an array that will not be finished."""
-        with contextlib.suppress(OSError):  # closing flushes the buffer, which a full disk refuses again
+        with suppress(OSError):  # closing flushes the buffer, which a full disk refuses again
             self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
 

@@ -9,6 +9,7 @@ import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
 _JUDGED = 1 << 20
+_NOTHING = np.zeros(0, np.uint8)
 _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
 
 
@@ -190,35 +192,32 @@ class TextFile:
         by_line = self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
         self.size = begin
-        filled, is_end = 0, False
-        buffer = np.empty(0, np.uint8)  # its first `filled` bytes are read and not yet given out
-        while not is_end:
-            # A document that is not complete is looked at again with at least as many bytes more.
-            size = filled + max(BLOCK_BYTES, min(filled, _LONGEST_READ))
-            if buffer.size < size + PADDING:
-                buffer = np.concatenate([buffer[:filled], np.empty(size + PADDING - filled, np.uint8)])
-                offsets, starts, invalid, used = (np.empty(size // 2 + 3, np.int64) for _ in range(4))
-            length = self._read(stream, buffer[filled:size])
-            filled, is_end = filled + length, not length
-            text = padded(filled + 1)
-            cuts = Cuts(text, offsets, starts, invalid, used)
-            count = cut(buffer, filled, begin, is_end, by_line, cuts)
-            complete = Documents(
-                text, offsets[: count + 1].copy(), starts[:count].copy(), np.zeros(count, np.int64),
-                invalid[:count].copy(),
-            )  # fmt: skip
-            last = count if stop is None else int(np.searchsorted(complete.starts, stop))
-            chosen = complete.part(min(last, int(np.searchsorted(complete.starts, first))), last)
-            if chosen.starts.size:
-                yield chosen
-            done = int(used[0])
-            begin, filled = begin + done, filled - done
-            buffer[:filled] = buffer[done : done + filled]
-            self._require_short(filled, begin)
-            if stop is not None and begin >= stop:
-                return
-            if stop is not None and begin < first and (buffer[stop - begin : filled] == ord("\n")).any():
-                return  # a document that started before `first` ends after `stop`
+        filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
+        scratch = _kept.pop() if _kept else _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
+        try:
+            while not is_end:
+                # A document that is not complete is looked at again with at least as many bytes more.
+                size = filled + max(BLOCK_BYTES, min(filled, _LONGEST_READ))
+                if scratch.capacity < size:
+                    scratch = _Scratch.of(max(size, 2 * scratch.capacity), scratch.buffer[:filled])
+                buffer = scratch.buffer
+                length = self._read(stream, buffer[filled:size])
+                filled, is_end = filled + length, not length
+                complete, done = scratch.cut(filled, begin, is_end, by_line)
+                last = complete.starts.size if stop is None else int(np.searchsorted(complete.starts, stop))
+                chosen = complete.part(min(last, int(np.searchsorted(complete.starts, first))), last)
+                if chosen.starts.size:
+                    yield chosen
+                begin, filled = begin + done, filled - done
+                buffer[:filled] = buffer[done : done + filled]
+                self._require_short(filled, begin)
+                if stop is not None and begin >= stop:
+                    return
+                if stop is not None and begin < first and (buffer[stop - begin : filled] == ord("\n")).any():
+                    return  # a document that started before `first` ends after `stop`
+        finally:
+            if scratch.capacity <= 2 * BLOCK_BYTES:
+                _kept.append(scratch)
 
     def _require_short(self, size: int, start: int) -> None:
         if size > LONGEST_DOCUMENT:
@@ -252,6 +251,44 @@ class TextFile:
         if offset > 0:
             stream.seek(max(0, stop - 1))
         return max(0, stop - 1)
+
+
+class _Scratch(NamedTuple):
+    """Memory in which text is read and cut. It is used again: under the interpreter's lock, new pages cost much."""
+
+    buffer: NDArray[np.uint8]  # [capacity + PADDING]
+    offsets: NDArray[np.int64]  # these three: enough for the documents of a full buffer
+    starts: NDArray[np.int64]
+    invalid: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, capacity: int, first: NDArray[np.uint8] = _NOTHING) -> _Scratch:
+        """first: what the buffer begins with."""
+        buffer = np.empty(capacity + PADDING, np.uint8)
+        buffer[: first.size] = first
+        offsets, starts, invalid = (np.empty(capacity // 2 + 3, np.int64) for _ in range(3))
+        return cls(buffer, offsets, starts, invalid)
+
+    @property
+    def capacity(self) -> int:
+        return self.buffer.size - PADDING
+
+    def cut(self, size: int, offset: int, is_end: bool, by_line: bool) -> tuple[Documents, int]:
+        """The complete documents in the first `size` bytes, and where the first that is not complete begins.
+
+        offset: of the buffer in the input.
+        """
+        text, used = padded(size + 1), np.empty(1, np.int64)
+        cuts = Cuts(text, self.offsets, self.starts, self.invalid, used)
+        count = cut(self.buffer, size, offset, is_end, by_line, cuts)
+        documents = Documents(
+            text, self.offsets[: count + 1].copy(), self.starts[:count].copy(), np.zeros(count, np.int64),
+            self.invalid[:count].copy(),
+        )  # fmt: skip
+        return documents, int(used[0])
+
+
+_kept: list[_Scratch] = []  # what no reader uses now
 
 
 def _whole(raw: bytes) -> Documents:
