@@ -87,22 +87,16 @@ class Piece(NamedTuple):
         refused = decoded.bad if form.on_error == "fail" else []
         if refused and (not invalid or refused[0][0] <= invalid[0]):
             start, reason = refused[0]
-            raise InputError(
-                f"{self.source.place(start)}: {reason}; {reason.advice}, or use --on-error skip",
-                "bad-row",
-                option="inputs",
-                given=self.source.file.name,
-            )
+            sentence = f"{self.source.place(start)}: {reason}; {reason.advice}, or use --on-error skip"
+            raise InputError(sentence, "bad-row", option="inputs", given=self.source.file.name)
         if invalid:
             place = self.source.invalid_place(invalid[0])
             name = "UTF-8" if form.encoding == UTF_8 else form.encoding
-            raise InputError(
+            sentence = (
                 f"{place} is not valid {name}; fix the file, name its encoding with --encoding, or build without "
-                "--strict to replace and count such bytes",
-                "not-text",
-                option="inputs",
-                given=self.source.file.name,
+                "--strict to replace and count such bytes"
             )
+            raise InputError(sentence, "not-text", option="inputs", given=self.source.file.name)
         if not form.maps:
             return decoded
         documents = mapped(decoded.documents, form.maps, self.source.place)

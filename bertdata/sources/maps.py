@@ -29,19 +29,11 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
         advice = "give module:function, or module:function(1, 2) of one that returns a function"
         if isinstance(error, ModuleNotFoundError) and error.name == module and Path(f"{module}.py").is_file():
             advice = f"begin the command with PYTHONPATH=. to find the {module}.py of this directory"
-        raise UsageError(
-            f"{option} {spec} is not a function ({type(error).__name__}: {error}); {advice}",
-            "bad-function",
-            option=option.removeprefix("--"),
-            given=spec,
-        ) from None
+        sentence = f"{option} {spec} is not a function ({type(error).__name__}: {error}); {advice}"
+        raise UsageError(sentence, "bad-function", option=option.removeprefix("--"), given=spec) from None
     if not callable(function):
-        raise UsageError(
-            f"{option} {spec} is of type {type(function).__name__} and not a function; give module:function",
-            "bad-function",
-            option=option.removeprefix("--"),
-            given=spec,
-        )
+        sentence = f"{option} {spec} is of type {type(function).__name__} and not a function; give module:function"
+        raise UsageError(sentence, "bad-function", option=option.removeprefix("--"), given=spec)
     return function
 
 
@@ -69,21 +61,17 @@ def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], st
                 if isinstance(text, str):
                     text.encode()
             except Exception as error:  # whatever the function of a user raises
-                raise InputError(
+                sentence = (
                     f"{place(start)}: --map {spec} failed ({type(error).__name__}: {error}); fix the function or the "
-                    "text",
-                    "function-failed",
-                    option="map",
-                    given=spec,
-                ) from None
-            if not isinstance(text, str | None):
-                raise InputError(
-                    f"{place(start)}: --map {spec} gave a value of type {type(text).__name__}; it must give a text, or "
-                    "None to leave the document out",
-                    "bad-function",
-                    option="map",
-                    given=spec,
+                    "text"
                 )
+                raise InputError(sentence, "function-failed", option="map", given=spec) from None
+            if not isinstance(text, str | None):
+                sentence = (
+                    f"{place(start)}: --map {spec} gave a value of type {type(text).__name__}; it must give a text, or "
+                    "None to leave the document out"
+                )
+                raise InputError(sentence, "bad-function", option="map", given=spec)
             if text is None:
                 break
         else:

@@ -46,12 +46,8 @@ def export(
         known = ", ".join(EXPORT_FORMATS)
         raise UsageError(f"format is {format!r}; give one of {known}", "unknown", option="format", given=format)
     if split not in dataset.splits:
-        raise UsageError(
-            f"{dataset.path} has no split {split!r}; give one of {', '.join(dataset.splits)}",
-            "no-split",
-            option="split",
-            given=split,
-        )
+        sentence = f"{dataset.path} has no split {split!r}; give one of {', '.join(dataset.splits)}"
+        raise UsageError(sentence, "no-split", option="split", given=split)
     num_done, total = 0, dataset.splits[split].num_tokens
     itemsize = np.dtype(dataset.manifest.token_dtype).itemsize
 
@@ -154,12 +150,11 @@ def _require_lengths(dataset: Dataset, lengths: NDArray[np.int64]) -> None:
     if lengths.min(initial=0) < 0:
         raise damaged(dataset.path)
     if lengths.max(initial=0) >= 1 << 31:
-        raise BuildError(
+        sentence = (
             f"{dataset.path} has a document of {lengths.max():,} ids, and this format can hold 2^31 - 1; build with "
-            "shorter documents",
-            "too-large",
-            option="format",
+            "shorter documents"
         )
+        raise BuildError(sentence, "too-large", option="format")
 
 
 @contextmanager

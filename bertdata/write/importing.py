@@ -210,12 +210,11 @@ class IdsEncoder:
         given = some.ids.view(np.int64) if some.ids.dtype == np.uint64 else some.ids
         wrong = count_special(given, self._number_of, self._plain, special)
         if wrong >= 0:
-            raise InputError(
+            sentence = (
                 f"{some.place(wrong)}: id {some.ids[wrong]} is outside the vocabulary of {self._number_of.size:,} "
-                "ids; give the --tokenizer that made the ids",
-                "id-outside-vocabulary",
-                option="tokenizer",
+                "ids; give the --tokenizer that made the ids"
             )
+            raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")
         ids, has_ids = given.astype(self._dtype, copy=False), np.diff(documents) > 0
         sentences = documents[:-1][has_ids] if some.sentences is None else some.sentences
         last_ids, num_bare = frozenset[int](), 0

@@ -53,12 +53,8 @@ def train_tokenizer(
     form, directory = form or TextFormat(documents="line"), Path(out)
     selected = find_inputs(inputs, include=include, exclude=exclude, any_ending=form.kind is not None)
     if directory.is_file():
-        raise BuildError(
-            f"{directory} is a file; give an empty directory, or one that does not exist yet",
-            "out-exists",
-            option="out",
-            given=directory,
-        )
+        sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
+        raise BuildError(sentence, "out-exists", option="out", given=directory)
     if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
         raise BuildError(
             f"{directory} already holds a tokenizer; give another --out", "out-exists", option="out", given=directory
@@ -76,12 +72,8 @@ def train_tokenizer(
 
 def require_type(type: str) -> None:
     if type not in TOKENIZER_TYPES:
-        raise UsageError(
-            f"type of tokenizer is {type!r}; give one of {', '.join(TOKENIZER_TYPES)}",
-            "unknown",
-            option="type",
-            given=type,
-        )
+        sentence = f"type of tokenizer is {type!r}; give one of {', '.join(TOKENIZER_TYPES)}"
+        raise UsageError(sentence, "unknown", option="type", given=type)
 
 
 def named(type: str, cased: bool) -> str:
