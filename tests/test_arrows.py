@@ -21,7 +21,8 @@ PACKAGES = {
     "sources": ("remote", "kernels inputs find streams texts maps jsonl documents tables ids split blocks docstrings"),
     "tokenize": ("", "kernels rules forms models added engine wordpiece words tokenizer load spelling train"),
     "write": ("format sources tokenize",
-              "kernels threads duplicates units staging cluster publish vocabulary dataset importing exporting"),
+              "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
+              "exporting"),
     "read": ("format", "kernels order stream index windows pieces pairs samples source mix words masking loader"),
     "look": ("format sources tokenize read", "facts show trace page report bench"),
 }  # fmt: skip

@@ -131,15 +131,18 @@ class UnitWriter:
             self._counts = {split: dict.fromkeys(SPLIT_COUNTS, 0) for split in SPLITS}
         else:
             self._tally += documents.tally
+        num_chosen, num_kept, num_replaced = (
+            np.bincount(documents.splits, weights, len(SPLITS_BY_HASH)).astype(np.int64).tolist()
+            for weights in (None, documents.has_ids, documents.replaced)
+        )
         for number, split in enumerate(SPLITS_BY_HASH):
-            chosen = documents.splits == number
-            kept, counts = chosen & documents.has_ids, self._counts[split]
-            num_kept, num_chosen = int(np.count_nonzero(kept)), int(np.count_nonzero(chosen))
-            counts["documents"] += num_kept
-            counts["dropped_documents"] += num_chosen - num_kept
-            counts["replaced_characters"] += int(documents.replaced[chosen].sum())
-            if num_kept or (self.keeps_empty and num_chosen):
-                self._write(split, documents, kept)
+            if num_chosen[number]:
+                counts = self._counts[split]
+                counts["documents"] += num_kept[number]
+                counts["dropped_documents"] += num_chosen[number] - num_kept[number]
+                counts["replaced_characters"] += num_replaced[number]
+                if num_kept[number] or self.keeps_empty:
+                    self._write(split, documents, (documents.splits == number) & documents.has_ids)
 
     def _write(self, split: str, documents: EncodedDocuments, kept: NDArray[np.bool_]) -> None:
         """Appends the documents that `kept` selects to the shard of a split."""
@@ -201,8 +204,10 @@ def select(
     """
     if kept.all():
         return documents, sentences, *columns
-    turns = np.flatnonzero(np.diff(kept, prepend=False, append=False))  # where stretches start and stop
-    offsets = np.append(0, np.cumsum(np.diff(documents)[kept]))
+    edges = np.zeros(kept.size + 2, np.bool_)
+    edges[1:-1] = kept
+    turns = np.flatnonzero(edges[1:] != edges[:-1])  # where stretches start and stop
+    offsets = np.append(0, np.cumsum((documents[1:] - documents[:-1])[kept]))
     if sentences is not None:
         number = np.searchsorted(documents, sentences, side="right") - 1
         number, sentences = number[kept[number]], sentences[kept[number]]
