@@ -38,6 +38,7 @@ PINS = {
         "xxhash==4.1.0", "zstd==1.5.7.2",
     ],
     "megatron": ["megatron-core==0.16.1"],
+    "py-spy": ["py-spy==0.4.3"],
 }  # fmt: skip
 # Installed without what they require: the packages above suffice for local files, and torchvision would need another
 # build of torch.

@@ -316,6 +316,11 @@ def notes(answers: dict[str, Any]) -> dict[str, str]:
     if "building" in results:
         least = results["building"]["seconds"]["least"]
         found["building"] = f"reading the text and writing its ids with fsync: {least:.3f} s"
+        if shares := results.get("threads of a build"):
+            found["building"] += (
+                f"; in the steady part of a longer build, {shares['first thread, share']:.1%} of the CPU time is in "
+                f"the first thread, and {shares['under the lock, share']:.1%} under Python's lock"
+            )
     if rate := results.get("reading", {}).get("figures", {}).get("collator", {}).get("warm", {}).get("Mtok/s"):
         found["reading"] = (
             f"transformers' collator alone, which masks for all but ours, memmap and Megatron: {number(rate)} Mtok/s"
@@ -510,6 +515,7 @@ def main(
     questions: dict[str, Callable[[], Any]] = {f"tokenizing, {name}": partial(tokenize, name) for name in TOKENIZERS}
     questions |= {
         "building": lambda: script("bench_build.py", text, file, "--rounds", rounds, *environments, limit=LIMIT_S),
+        "threads of a build": lambda: script("bench_threads.py", text, file, *environments, limit=LIMIT_S),
         "reading": lambda: script(
             "bench_reading.py", shards, file, "--rounds", rounds, "--directory", directory, *environments, limit=LIMIT_S
         ),
