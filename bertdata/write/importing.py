@@ -24,7 +24,8 @@ from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Manifest
 from bertdata.jit import announcing_compilation
 from bertdata.sources.find import require_directory
-from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids
+from bertdata.sources.idfile import Ids, IdsFile
+from bertdata.sources.ids import format_of, open_ids
 from bertdata.sources.split import Task
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer

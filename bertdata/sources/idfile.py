@@ -1,0 +1,112 @@
+"""An opened input of ids: its documents, some at a time. Each format has a file of its own.
+
+The documents of a file are read some at a time, and not mapped into memory: a map of a file that is cut short meanwhile
+would end the process.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import InputError
+from bertdata.sources.inputs import Input
+
+_BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
+_DOCUMENTS = 1 << 16  # documents that are looked at at a time
+
+
+class Ids(NamedTuple):
+    """Some documents of an input, in order."""
+
+    ids: NDArray[Any]  # [n] integers of any kind
+    documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into ids; a document may have no id
+    sentences: NDArray[np.int64] | None  # where sentences begin in ids, strictly ascending; None: not known
+    place: Callable[[int], str]  # index of an id → 'file, byte n' or 'file, row n'
+    bytes_read: int  # of num_bytes of the input, up to the end of these documents
+
+
+@dataclass(frozen=True)
+class IdsFile:
+    """An input of ids, whose header and index were checked."""
+
+    files: list[Input]  # all that are read
+    num_bytes: int  # of the files of ids
+    documents: Callable[[], Iterator[Ids]]
+    """Raises InputError for a row that holds no list of integers."""
+    dtype: str | None = None  # of the ids of Megatron
+    has_sentences: bool = False  # whether a document has several
+    empty_sentences: int = 0  # how many sentences without an id are left out
+
+
+class FileArray:
+    """Numbers in a file, one after the other, that are read where they are used."""
+
+    def __init__(self, file: Input, dtype: Any, size: int, offset: int = 0) -> None:
+        """offset: of the first of `size` numbers, in bytes."""
+        self.dtype, self.size, self._file, self._offset = np.dtype(dtype), size, file, offset
+        self._fd = os.open(file.name, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._fd)
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        """A copy of the numbers of a slice without a step. Raises InputError if the file has become shorter."""
+        start, stop, _ = part.indices(self.size)
+        numbers = np.empty(max(0, stop - start), self.dtype)
+        place, left = self._offset + start * self.dtype.itemsize, numbers.view(np.uint8).data
+        while left:
+            count = os.preadv(self._fd, [left], place)
+            if count == 0:
+                raise InputError(
+                    f"{self._file} was cut short at byte {place} while it was read; get the file again",
+                    "cut-short",
+                    option="inputs",
+                    given=self._file.name,
+                )
+            place, left = place + count, left[count:]
+        return numbers
+
+    def at(self, index: int) -> int:
+        """One number; a negative index counts from the end."""
+        index += self.size * (index < 0)
+        return int(self[index : index + 1][0])
+
+
+def steps_of(offsets: FileArray) -> tuple[int, int]:
+    """The smallest and the largest difference of two offsets side by side; 0 and 0 if there are none."""
+    smallest, largest = [0], [0]
+    for start in range(0, offsets.size - 1, _DOCUMENTS):
+        steps = np.diff(offsets[start : start + _DOCUMENTS + 1])
+        smallest.append(int(steps.min()))
+        largest.append(int(steps.max()))
+    return min(smallest), max(largest)
+
+
+def in_blocks(
+    count: int, starts_of: Callable[[int, int], NDArray[np.int64]]
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yields the number of a document and the offsets of it and of some after it, together about a block of ids.
+
+    count: of all documents. starts_of: (first, stop) → the offsets of documents first to stop - 1, where `count` is the
+    end of the last one.
+    """
+    first, ahead = 0, _DOCUMENTS
+    while first < count:
+        starts = starts_of(first, min(first + ahead, count) + 1)
+        num = max(1, int(np.searchsorted(starts, starts[0] + _BLOCK_IDS, side="right")) - 1)
+        yield first, starts[: num + 1]
+        first, ahead = first + num, min(2 * num, _DOCUMENTS)  # looks at few documents in vain
+
+
+def slices_of(offsets: NDArray[np.int64]) -> Callable[[int, int], NDArray[np.int64]]:
+    """What `in_blocks` takes, of offsets that are in memory."""
+    return lambda first, stop: offsets[first:stop]
+
+
+def byte_of(file: Input, width: int, start: int, offset: int = 0) -> Callable[[int], str]:
+    return lambda index: f"{file}, byte {offset + (start + index) * width}"
