@@ -11,5 +11,6 @@ DOCUMENT_ENDS = ("blank", "line", "file")  # what ends a document of plain text
 SENTENCE_ENDS = ("none", "line")  # what ends a sentence; "none" stores no sentences
 TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # of a vocabulary that is trained; tokenize/train.py explains each
 IDS_FORMATS = ("megatron", "nanogpt", "datatrove", "rows")  # of files of ids that others wrote
+IDS_DTYPES = ("uint16", "uint32", "int32", "int64")  # of ids in a file that does not say it
 EXPORT_FORMATS = ("megatron", "parquet")
 ON_ERROR = ("fail", "skip")  # for rows without text: fail, or skip and count them

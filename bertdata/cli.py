@@ -24,6 +24,7 @@ import bertdata
 from bertdata.choices import (
     DOCUMENT_ENDS,
     EXPORT_FORMATS,
+    IDS_DTYPES,
     IDS_FORMATS,
     INPUT_FORMATS,
     MASKING_POLICIES,
@@ -460,6 +461,11 @@ def _warnings(report: Any) -> Iterator[str]:
 )
 @click.option(
     "--end-token", help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(IDS_DTYPES),
+    help="Of the ids in a .bin that does not say it. Default: it is guessed from the ids, and the guess is printed.",
 )
 @_validation
 @_test

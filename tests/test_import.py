@@ -19,6 +19,7 @@ from sources import FEW, write
 
 import bertdata
 from bertdata.cli import main
+from bertdata.errors import UsageError
 from bertdata.format.verify import verify
 from bertdata.sources import flat, idfile, megatron, rows
 from bertdata.sources import kernels as source_kernels
@@ -186,15 +187,46 @@ def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):
         open_ids(str(path), "nanogpt", 70_000)
 
 
-@pytest.mark.parametrize("dtype", ["<u4", "<u8"])
-def test_wider_ids_without_a_header_are_refused(tmp_path, take, dtype):
-    """A few of them need the upper half, and zeros of padding are no upper halves."""
-    for number, ids in enumerate(([10, 11, SEP] * 40, [*[10] * 8, 70_000, SEP] * 40)):
-        path = written(tmp_path, f"wide{number}", (".bin", np.array(ids, dtype).tobytes()))
-        with refuses("not-of-format", "inputs", given=str(path)):
-            take(path)
-    padded = written(tmp_path, "padded", (".bin", np.array([10, SEP] + [PAD] * 200, "<u2").tobytes()))
-    assert stored(take(padded, **SMALL)) == [[10, SEP], [PAD] * 200]
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
+def test_the_width_of_ids_alone_is_guessed_and_said_or_given(tmp_path, take, dtype):
+    """Zeros of padding are no upper halves."""
+    notes = []
+    path = written(tmp_path, "ids", (".bin", np.array([10, 11, SEP] * 40, dtype).tobytes()))
+    guessed = take(path, say=notes.append, **SMALL)
+    assert stored(guessed) == [[10, 11, SEP]] * 40
+    assert f"reads {path} as {'uint32' if dtype == 'int32' else dtype}, " in notes[0]
+    given = take(path, "given", dtype=dtype, say=notes.append, **SMALL)
+    assert [str(path) in note for note in notes].count(True) == 1
+    assert given.dataset_id == guessed.dataset_id
+    padded = written(tmp_path, "padded", (".bin", np.array([10, 11, SEP] * 40 + [PAD] * 999, dtype).tobytes()))
+    assert stored(take(padded, "padded", **SMALL)) == [*[[10, 11, SEP]] * 40, [PAD] * 999]
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64"])
+def test_a_few_wide_ids_do_not_change_the_guess(tmp_path, dtype):
+    ids = [*[10] * 8, 70_000, SEP] * 40
+    path = written(tmp_path, "wide", (".bin", np.array(ids, dtype).tobytes()))
+    read = [some.ids.tolist() for some in open_ids(str(path), "nanogpt", SEP).documents()]
+    assert sum(read, []) == ids
+
+
+def test_a_dtype_is_refused_where_a_file_says_it_and_where_it_does_not_fit(tmp_path, vocab, take):
+    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
+    llm_c = written(tmp_path / "in", "train", (".bin", reference.llm_c([10] * 600, 20240520, 1, "uint16")))
+    for path in (f"{prefix}.bin", llm_c):
+        with refuses("conflict", "dtype", given="uint16", error=UsageError):
+            take(path, dtype="uint16")
+    ids = written(tmp_path / "in", "ids", (".bin", reference.packed([10, 11, SEP], "uint16")))
+    with refuses("not-of-format", "inputs", given=str(ids)):
+        take(ids, dtype="int32")
+    short = written(tmp_path / "in", "short", (".bin", np.array([10, 11, SEP] * 40, "<u4").tobytes()[:-2]))
+    with refuses("not-of-format", "inputs", given=str(short)):
+        take(short)
+    with refuses("unknown", "dtype", given="float32", error=UsageError):
+        take(ids, dtype="float32")
+    refused(main, "import", llm_c, "--tokenizer", vocab, "--out", tmp_path / "o", "--dtype", "int64",
+            kind="conflict", option="dtype")  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
-from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, in_blocks, steps_of
+from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, in_blocks, stated_dtype, steps_of
 from bertdata.sources.inputs import local
 from bertdata.sources.kernels import find_token
 
 _LLM_C_HEADER_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
 _BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
-_JUDGED_IDS = 1 << 20  # of a file without a header, for the width of its ids
-_FEWEST_JUDGED = 32
+_JUDGED_BYTES = 1 << 21  # of ids alone, for the width of an id
+_FEWEST_JUDGED = 16  # pairs of halves
 
 
-def open_nanogpt(name: str, end_token: int) -> IdsFile:
-    """Raw uint16, or the file of llm.c: 256 int32, of which the first three are magic, version and number of ids."""
+def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
+    """Ids alone, or the file of llm.c: 256 int32, of which the first three are magic, version and number of ids.
+
+    given: the dtype of ids alone; None: it is guessed.
+    """
     data = local(name)
-    size, offset, dtype = data.size or 0, 0, np.dtype("<u2")
+    size, offset, dtype, note = data.size or 0, 0, np.dtype(given or "uint16"), None
     if size >= _LLM_C_HEADER_BYTES:
         magic, version, count = FileArray(data, "<i4", 3)[:].tolist()
         if (magic, version) in _LLM_C_DTYPES:
+            if given is not None:
+                raise stated_dtype(name, given)
             offset, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C_DTYPES[magic, version])
             if size != offset + count * dtype.itemsize:
                 raise InputError(
@@ -35,10 +41,13 @@ def open_nanogpt(name: str, end_token: int) -> IdsFile:
                     option="inputs",
                     given=name,
                 )
+    if not offset and given is None:
+        dtype, reason = _guess(FileArray(data, np.uint8, min(size, _JUDGED_BYTES))[:])
+        note = f"reads {data} as {dtype.name}, {reason}; --dtype names another"
     if size % dtype.itemsize:
         raise InputError(
-            f"{data} has {size:,} bytes, which is no multiple of the 2 bytes of an id; get the file again, or name its "
-            "--format",
+            f"{data} has {size:,} bytes, which is no multiple of the {dtype.itemsize} bytes of an id of {dtype.name}; "
+            "get the file again, or name its --dtype or --format",
             "not-of-format",
             option="inputs",
             given=name,
@@ -51,14 +60,6 @@ def open_nanogpt(name: str, end_token: int) -> IdsFile:
             option="tokenizer",
         )
     ids, token = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset), dtype.type(end_token)
-    if not offset and _are_halves(ids[:_JUDGED_IDS]):
-        raise InputError(
-            f"{data} holds ids of 4 or 8 bytes, as most of every second 2 bytes are 0, and without a header ids have 2 "
-            "bytes; write it again as uint16, or as Parquet with a column input_ids",
-            "not-of-format",
-            option="inputs",
-            given=name,
-        )
 
     def some_documents() -> Iterator[Ids]:
         start, window = 0, _BLOCK_IDS
@@ -75,13 +76,22 @@ def open_nanogpt(name: str, end_token: int) -> IdsFile:
             start, window = start + part.size, _BLOCK_IDS
             yield Ids(part, np.append(0, ends), None, place, start * dtype.itemsize)
 
-    return IdsFile([data], size - offset, some_documents)
+    return IdsFile([data], size - offset, some_documents, note=note)
 
 
-def _are_halves(ids: NDArray[np.uint16]) -> bool:
-    """Whether these are rather wider ids, little-endian: every second one is mostly 0, and the others are not."""
-    lower, upper = (int(np.count_nonzero(ids[first::2] == 0)) for first in (0, 1))
-    return ids.size >= _FEWEST_JUDGED and 5 * (upper - lower) >= ids.size
+def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
+    """The dtype of ids by the first bytes of their file, and why it is that.
+
+    In ids that are wider than they must be, little-endian, every second half is mostly 0, and the others are not. Pairs
+    of zeros, which may be padding, say nothing.
+    """
+    for dtype, half in (("int64", 4), ("uint32", 2)):
+        pairs = start[: start.size // (2 * half) * (2 * half)].view(f"<u{half}").reshape(-1, 2)
+        pairs = pairs[pairs.any(1)]
+        lower, upper = (pairs == 0).sum(0).tolist()
+        if len(pairs) >= _FEWEST_JUDGED and 5 * (upper - lower) >= 2 * len(pairs):
+            return np.dtype(dtype), f"as most of every second {half} bytes are 0"
+    return np.dtype("uint16"), "as nanoGPT writes ids"
 
 
 def open_datatrove(name: str) -> IdsFile:

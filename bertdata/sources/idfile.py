@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import InputError
+from bertdata.errors import InputError, UsageError
 from bertdata.sources.inputs import Input
 
 _BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
@@ -43,6 +43,7 @@ class IdsFile:
     dtype: str | None = None  # of the ids of Megatron
     has_sentences: bool = False  # whether a document has several
     empty_sentences: int = 0  # how many sentences without an id are left out
+    note: str | None = None  # a line that the user should read
 
 
 class FileArray:
@@ -110,3 +111,13 @@ def slices_of(offsets: NDArray[np.int64]) -> Callable[[int, int], NDArray[np.int
 
 def byte_of(file: Input, width: int, start: int, offset: int = 0) -> Callable[[int], str]:
     return lambda index: f"{file}, byte {offset + (start + index) * width}"
+
+
+def stated_dtype(name: str, dtype: str) -> UsageError:
+    """The error for a dtype that was given although the file says it."""
+    return UsageError(
+        f"--dtype is for ids whose file does not say how wide they are, and {name} says it; leave it out",
+        "conflict",
+        option="dtype",
+        given=dtype,
+    )

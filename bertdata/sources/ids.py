@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bertdata.errors import InputError
 from bertdata.sources.flat import open_datatrove, open_nanogpt
-from bertdata.sources.idfile import IdsFile
+from bertdata.sources.idfile import IdsFile, stated_dtype
 from bertdata.sources.inputs import ending_of
 from bertdata.sources.megatron import open_megatron
 from bertdata.sources.rows import open_rows
@@ -29,14 +29,19 @@ def format_of(name: str) -> str:
     return format
 
 
-def open_ids(name: str, format: str, end_token: int | None) -> IdsFile:
+def open_ids(name: str, format: str, end_token: int | None, dtype: str | None = None) -> IdsFile:
     """Opens an input of ids. format: one of choices.IDS_FORMATS. end_token: the id that ends a document of nanoGPT.
 
-    Raises InputError if a file cannot be read, is not of this format, or contradicts itself.
+    dtype: one of choices.IDS_DTYPES, that of the ids where the file does not say it; None: it is guessed.
+
+    Raises UsageError for a dtype that the file says itself, and InputError if a file cannot be read, is not of this
+    format, or contradicts itself.
     """
+    if dtype is not None and format != "nanogpt":
+        raise stated_dtype(name, dtype)
     if format == "megatron":
         return open_megatron(name)
     if format == "nanogpt":
         assert end_token is not None  # noqa: S101  (only the other formats have none)
-        return open_nanogpt(name, end_token)
+        return open_nanogpt(name, end_token, dtype)
     return open_datatrove(name) if format == "datatrove" else open_rows(name)

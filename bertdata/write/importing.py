@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertdata.choices import IDS_FORMATS
+from bertdata.choices import IDS_DTYPES, IDS_FORMATS
 from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Manifest
@@ -45,6 +45,7 @@ def import_ids(
     special_tokens: bool = False,
     format: str = "auto",
     end_token: str | None = None,
+    dtype: str | None = None,
     validation: float = 0.01,
     test: float = 0.0,
     shard_size: int = 1 << 30,
@@ -55,7 +56,8 @@ def import_ids(
     """Imports files of ids and publishes them as a dataset in directory `out`. The options are those of the command.
 
     format: one of choices.IDS_FORMATS, or "auto", by the names. tokenizer: a path or hub name; the one that made the
-    ids. end_token: the token that ends a document of nanoGPT; None: the end token of the tokenizer.
+    ids. end_token: the token that ends a document of nanoGPT; None: the end token of the tokenizer. dtype: one of
+    choices.IDS_DTYPES, that of ids whose file does not say it; None: it is guessed, and said.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
@@ -64,6 +66,9 @@ def import_ids(
     if shard_size < 1:
         sentence = f"shard_size is {shard_size}; give at least 1, in bytes of ids"
         raise UsageError(sentence, "out-of-range", option="shard_size", given=shard_size)
+    if dtype not in (None, *IDS_DTYPES):
+        sentence = f"dtype is {dtype!r}; give one of {', '.join(IDS_DTYPES)}"
+        raise UsageError(sentence, "unknown", option="dtype", given=dtype)
     require_directory(str(out))
     kind, loaded = _format_of(names, format), load(tokenizer)
     if special_tokens:
@@ -72,12 +77,16 @@ def import_ids(
     end_id = _end_id(loaded, kind, end_token)
     if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
-    files = [open_ids(name, kind, end_id) for name in names]
+    files = [open_ids(name, kind, end_id, dtype) for name in names]
+    for file in files:
+        if file.note:
+            say(file.note)
     dtypes = {file.dtype for file in files}
     if len(dtypes) == 1 and None not in dtypes:
         settings["dtype"] = files[0].dtype
     read = [each for file in files for each in file.files]
-    plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}")
+    unpublished = {} if dtype is None else {"dtype": dtype}  # the ids say what it was
+    plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}", **unpublished)
     directory, total = Path(out), sum(file.num_bytes for file in files)
     encoder = IdsEncoder(loaded, shares, sentences=any(file.has_sentences for file in files))
     itemsize = np.dtype(loaded.token_dtype).itemsize
