@@ -19,7 +19,7 @@ PACKAGES = {
     "remote": ("", "requests reader stores web hub files"),
     "format": ("remote", "arrays records table manifest shard origins dataset answers verify transfer"),
     "sources": ("remote", "kernels inputs find streams texts maps jsonl documents tables "
-                          "idfile megatron flat rows ids split blocks docstrings"),
+                          "idfile megatron flat rows indexed mds litdata ids split blocks docstrings"),
     "tokenize": ("", "kernels rules forms models added engine wordpiece words tokenizer load spelling train"),
     "write": ("format sources tokenize",
               "kernels threads duplicates units staging cluster publish vocabulary dataset importing exporting"),

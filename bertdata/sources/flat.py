@@ -9,9 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
-from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, in_blocks, stated_dtype, steps_of
+from bertdata.sources.idfile import (
+    FileArray,
+    Ids,
+    IdsFile,
+    byte_of,
+    ended_by,
+    in_blocks,
+    require_room,
+    stated_dtype,
+    steps_of,
+)
 from bertdata.sources.inputs import local
-from bertdata.sources.kernels import find_token
 
 _LLM_C_HEADER_BYTES = 1024
 _LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
@@ -52,31 +61,16 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
             option="inputs",
             given=name,
         )
-    if end_token > np.iinfo(dtype).max:
-        raise InputError(
-            f"{data} has ids of {dtype.itemsize} bytes, and the token that ends a document is {end_token}, which needs "
-            "more; give the --tokenizer that made the ids",
-            "id-outside-vocabulary",
-            option="tokenizer",
-        )
-    ids, token = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset), dtype.type(end_token)
+    require_room(data, dtype, end_token)
+    ids = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset)
 
-    def some_documents() -> Iterator[Ids]:
-        start, window = 0, _BLOCK_IDS
-        while start < ids.size:
-            stop = min(start + window, ids.size)
-            some, ends = ids[start:stop], np.empty(stop - start + 1, np.int64)
-            ends = ends[: find_token(some, token, ends)]
-            if stop == ids.size and not (ends.size and ends[-1] == stop - start):
-                ends = np.append(ends, stop - start)  # the end of the file ends its last document
-            if not ends.size:  # a long document
-                window *= 2
-                continue
-            part, place = some[: int(ends[-1])], byte_of(data, dtype.itemsize, start, offset)
-            start, window = start + part.size, _BLOCK_IDS
-            yield Ids(part, np.append(0, ends), None, place, start * dtype.itemsize)
+    def blocks() -> Iterator[Ids]:
+        for start in range(0, ids.size, _BLOCK_IDS):
+            some, width = ids[start : start + _BLOCK_IDS], dtype.itemsize
+            documents = np.array([0, some.size])
+            yield Ids(some, documents, None, byte_of(data, width, start, offset), (start + some.size) * width)
 
-    return IdsFile([data], size - offset, some_documents, note=note)
+    return IdsFile([data], size - offset, lambda: ended_by(end_token, blocks()), note=note)
 
 
 def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:

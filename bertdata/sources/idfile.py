@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError
 from bertdata.sources.inputs import Input
+from bertdata.sources.kernels import find_token
 
 _BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
 _DOCUMENTS = 1 << 16  # documents that are looked at at a time
@@ -29,7 +30,7 @@ class Ids(NamedTuple):
     documents: NDArray[np.int64]  # [num_documents + 1] half-open offsets into ids; a document may have no id
     sentences: NDArray[np.int64] | None  # where sentences begin in ids, strictly ascending; None: not known
     place: Callable[[int], str]  # index of an id → 'file, byte n' or 'file, row n'
-    bytes_read: int  # of num_bytes of the input, up to the end of these documents
+    bytes_read: int  # of num_bytes of the input
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,50 @@ def slices_of(offsets: NDArray[np.int64]) -> Callable[[int, int], NDArray[np.int
     return lambda first, stop: offsets[first:stop]
 
 
+def ended_by(token: int, blocks: Iterable[Ids]) -> Iterator[Ids]:
+    """The same ids in documents that end after each `token`, which their dtype can hold, and at the end of the ids."""
+    begun = list[Ids]()  # the beginning of a document whose end was not seen yet
+    for some in blocks:
+        ends = np.empty(some.ids.size + 1, np.int64)
+        ends = ends[: find_token(some.ids, some.ids.dtype.type(token), ends)]
+        if ends.size:
+            cut, before = int(ends[-1]), sum(each.ids.size for each in begun)
+            yield _joined([*begun, some], before + cut, before + ends)
+            begun, some = [], _after(some, cut)
+        if some.ids.size:
+            begun.append(some)
+    if begun:
+        size = sum(each.ids.size for each in begun)
+        yield _joined(begun, size, np.array([size]))
+
+
+def _joined(parts: list[Ids], size: int, ends: NDArray[np.int64]) -> Ids:
+    """The first `size` ids of all parts, with documents that end there."""
+    ids = parts[0].ids if len(parts) == 1 else np.concatenate([part.ids for part in parts])
+    starts = np.cumsum([0, *(part.ids.size for part in parts)])
+
+    def place(index: int) -> str:
+        number = int(np.searchsorted(starts, index, side="right")) - 1
+        return parts[number].place(index - int(starts[number]))
+
+    return Ids(ids[:size], np.append(0, ends), None, place, parts[-1].bytes_read)
+
+
+def _after(some: Ids, start: int) -> Ids:
+    return some._replace(ids=some.ids[start:], place=lambda index: some.place(start + index))
+
+
 def byte_of(file: Input, width: int, start: int, offset: int = 0) -> Callable[[int], str]:
     return lambda index: f"{file}, byte {offset + (start + index) * width}"
+
+
+def item_of(file: Input, noun: str, first: int, offsets: NDArray[np.int64]) -> Callable[[int], str]:
+    """The `place` of Ids whose documents are items of a file. first: index of the first one."""
+
+    def place(index: int) -> str:
+        return f"{file}, {noun} {first + int(np.searchsorted(offsets - offsets[0], index, side='right'))}"
+
+    return place
 
 
 def stated_dtype(name: str, dtype: str) -> UsageError:
@@ -121,3 +164,14 @@ def stated_dtype(name: str, dtype: str) -> UsageError:
         option="dtype",
         given=dtype,
     )
+
+
+def require_room(file: Input, dtype: np.dtype[Any], end_token: int) -> None:
+    """Raises InputError if the ids of a file cannot hold the token that ends a document."""
+    if end_token > np.iinfo(dtype).max:
+        raise InputError(
+            f"{file} has ids of {dtype.name}, and the token that ends a document is {end_token}, which needs more; "
+            "give the --tokenizer that made the ids",
+            "id-outside-vocabulary",
+            option="tokenizer",
+        )

@@ -7,18 +7,26 @@ from pathlib import Path
 from bertdata.errors import InputError
 from bertdata.sources.flat import open_datatrove, open_nanogpt
 from bertdata.sources.idfile import IdsFile, stated_dtype
+from bertdata.sources.indexed import directories_of, open_index
 from bertdata.sources.inputs import ending_of
+from bertdata.sources.litdata import open_litdata
+from bertdata.sources.mds import open_mds
 from bertdata.sources.megatron import open_megatron
 from bertdata.sources.rows import open_rows
 
 
 def format_of(name: str) -> str:
-    """One of choices.IDS_FORMATS, by the name. Raises InputError for a name that says nothing."""
+    """One of choices.IDS_FORMATS, by the name, or by the index.json of a directory.
+
+    Raises InputError for a name that says nothing, and for an index.json that is no JSON.
+    """
     path = Path(name)
     if ending_of(name) == ".idx" or path.with_name(path.name.removesuffix(".bin") + ".idx").exists():
         return "megatron"
+    if path.is_dir():
+        return _format_of_directory(name)
     formats = {".bin": "nanogpt", ".ds": "datatrove", ".parquet": "rows", ".arrow": "rows"}
-    format = "rows" if path.is_dir() else formats.get(ending_of(name))
+    format = formats.get(ending_of(name))
     if format is None:
         raise InputError(
             f"{name} has no known ending (.idx .bin .ds .parquet .arrow); say what it is with --format",
@@ -29,19 +37,33 @@ def format_of(name: str) -> str:
     return format
 
 
+def _format_of_directory(name: str) -> str:
+    for directory in directories_of(name)[:1]:
+        content = open_index(directory).content
+        members = content.keys() if isinstance(content, dict) else set()
+        if {"version", "shards"} <= members:
+            return "mds"
+        if {"chunks", "config"} <= members:
+            return "litdata"
+    return "rows"
+
+
 def open_ids(name: str, format: str, end_token: int | None, dtype: str | None = None) -> IdsFile:
-    """Opens an input of ids. format: one of choices.IDS_FORMATS. end_token: the id that ends a document of nanoGPT.
+    """Opens an input of ids. format: one of choices.IDS_FORMATS.
 
-    dtype: one of choices.IDS_DTYPES, that of the ids where the file does not say it; None: it is guessed.
+    end_token: the id that ends a document of nanoGPT, and of litdata if it is given. dtype: one of choices.IDS_DTYPES,
+    that of the ids where the file does not say it; None: it is guessed.
 
-    Raises UsageError for a dtype that the file says itself, and InputError if a file cannot be read, is not of this
-    format, or contradicts itself.
+    Raises UsageError for a dtype that is missing, or that the file says itself, and InputError if a file cannot be
+    read, is not of this format, or contradicts itself.
     """
-    if dtype is not None and format != "nanogpt":
-        raise stated_dtype(name, dtype)
-    if format == "megatron":
-        return open_megatron(name)
     if format == "nanogpt":
-        assert end_token is not None  # noqa: S101  (only the other formats have none)
+        assert end_token is not None  # noqa: S101  (importing.py gives one)
         return open_nanogpt(name, end_token, dtype)
-    return open_datatrove(name) if format == "datatrove" else open_rows(name)
+    if format == "mds":
+        return open_mds(name, dtype)
+    if dtype is not None:
+        raise stated_dtype(name, dtype)
+    if format == "litdata":
+        return open_litdata(name, end_token)
+    return {"megatron": open_megatron, "datatrove": open_datatrove, "rows": open_rows}[format](name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError
-from bertdata.sources.idfile import Ids, IdsFile, in_blocks, slices_of
+from bertdata.sources.idfile import Ids, IdsFile, in_blocks, item_of, slices_of
 from bertdata.sources.inputs import Input, ending_of, local
 from bertdata.sources.tables import readable
 
@@ -33,20 +33,13 @@ def open_rows(name: str) -> IdsFile:
                 for column, bytes_read in _columns(file):
                     ids, offsets = _lists(file, column, row)
                     for first, some in in_blocks(offsets.size - 1, slices_of(offsets)):
-                        place = _row_of(file, row + first, some)
+                        place = item_of(file, "row", row + first, some)
                         part = ids[int(some[0]) : int(some[-1])]
                         yield Ids(part, some - some[0], None, place, before + bytes_read)
                     row += len(column)
             before += file.size or 0
 
     return IdsFile(files, size, some_documents)
-
-
-def _row_of(file: Input, first: int, offsets: NDArray[np.int64]) -> Callable[[int], str]:
-    def place(index: int) -> str:
-        return f"{file}, row {first + int(np.searchsorted(offsets - offsets[0], index, side='right'))}"
-
-    return place
 
 
 def _files_of(directory: Path) -> list[Path]:
@@ -64,7 +57,8 @@ def _files_of(directory: Path) -> list[Path]:
         files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
         if not files:
             raise InputError(
-                f"{directory} holds neither Parquet files nor the state.json of save_to_disk; name files of ids",
+                f"{directory} holds neither Parquet files, nor the state.json of save_to_disk, nor the index.json of "
+                "MDS or litdata; name files of ids",
                 "empty",
                 option="inputs",
                 given=given,

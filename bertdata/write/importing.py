@@ -56,8 +56,9 @@ def import_ids(
     """Imports files of ids and publishes them as a dataset in directory `out`. The options are those of the command.
 
     format: one of choices.IDS_FORMATS, or "auto", by the names. tokenizer: a path or hub name; the one that made the
-    ids. end_token: the token that ends a document of nanoGPT; None: the end token of the tokenizer. dtype: one of
-    choices.IDS_DTYPES, that of ids whose file does not say it; None: it is guessed, and said.
+    ids. end_token: the token that ends a document of nanoGPT, None: the end token of the tokenizer; of litdata, None:
+    an item is a document. dtype: one of choices.IDS_DTYPES, that of ids whose file does not say it; None: it is
+    guessed, and said.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
@@ -119,9 +120,9 @@ def _format_of(names: Sequence[str], format: str) -> str:
     if not names:
         raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     for name in names:
-        if is_remote(name):
+        if is_remote(name) and format not in ("mds", "litdata"):
             url = without_secrets(name)
-            sentence = f"{url} is a URL, and ids are imported from files of this machine; copy it here first"
+            sentence = f"{url} is a URL, and only --format mds and litdata are imported from one; copy it here first"
             raise UsageError(sentence, "bad-url", option="inputs", given=url)
     formats = {format_of(name) if format == "auto" else format for name in names}
     if len(formats) != 1:
@@ -131,16 +132,16 @@ def _format_of(names: Sequence[str], format: str) -> str:
 
 
 def _end_id(tokenizer: Tokenizer, kind: str, spelling: str | None) -> int | None:
-    """The id of the token that ends documents of nanoGPT; None: the format says where they end."""
-    if kind != "nanogpt":
-        if spelling is not None:
-            sentence = f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out"
-            raise UsageError(sentence, "conflict", option="end_token", given=spelling)
+    """The id of the token that ends documents; None: the format says where they end, or litdata's items do."""
+    if kind not in ("nanogpt", "litdata") and spelling is not None:
+        sentence = f"--end-token is for nanogpt and litdata, and {kind} says itself where documents end; leave it out"
+        raise UsageError(sentence, "conflict", option="end_token", given=spelling)
+    if kind != "nanogpt" and spelling is None:
         return None
     special, known = tokenizer.special, " ".join(tokenizer.spellings[:10])
     if not known:
         sentence = (
-            "the tokenizer has no special token, and nanogpt needs one that ends documents; give another --tokenizer"
+            f"the tokenizer has no special token, and one must end the documents of {kind}; give another --tokenizer"
         )
         raise UsageError(sentence, "tokenizer-lacks-token", option="tokenizer")
     if spelling is not None:
