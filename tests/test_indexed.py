@@ -146,6 +146,28 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_sample(tmp_path, vocab):
             import_ids(written(tmp_path / name, files), tmp_path / "out", tokenizer=vocab, end_token=end_token)
 
 
+@pytest.mark.parametrize("format", ["mds", "litdata"])
+def test_a_file_that_is_cut_short_or_removed_while_it_is_read_is_an_error(tmp_path, format):
+    directory = written(tmp_path / "in", {"mds": plain(MDS), "litdata": LITDATA}[format])
+    last = max(directory.glob("*0*"))
+    opened = open_ids(str(directory), format, None)
+    last.write_bytes(last.read_bytes()[:-2])
+    with refuses("cut-short", "inputs", given=str(last)):
+        list(opened.documents())
+    last.unlink()
+    with refuses("unreadable", given=str(last)):
+        list(opened.documents())
+
+
+def test_a_chunk_alone_is_not_taken_for_ids(tmp_path):
+    """Its offsets would be ids."""
+    chunk = written(tmp_path / "in", LITDATA) / "chunk-0-0.bin"
+    with refuses("unknown-format", "inputs", given=str(chunk)):
+        format_of(str(chunk))
+    (tmp_path / "in" / "index.json").unlink()
+    assert format_of(str(chunk)) == "nanogpt"
+
+
 def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):
     directory = written(tmp_path / "in", reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))
     with refuses("id-outside-vocabulary", "tokenizer"):

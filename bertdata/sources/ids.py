@@ -7,7 +7,7 @@ from pathlib import Path
 from bertdata.errors import InputError
 from bertdata.sources.flat import open_datatrove, open_nanogpt
 from bertdata.sources.idfile import IdsFile, stated_dtype
-from bertdata.sources.indexed import directories_of, open_index
+from bertdata.sources.indexed import INDEX, directories_of, open_index
 from bertdata.sources.inputs import ending_of
 from bertdata.sources.litdata import open_litdata
 from bertdata.sources.mds import open_mds
@@ -25,6 +25,13 @@ def format_of(name: str) -> str:
         return "megatron"
     if path.is_dir():
         return _format_of_directory(name)
+    if ending_of(name) == ".bin" and path.with_name(INDEX).exists():
+        raise InputError(
+            f"{name} is beside an index.json; give the directory if litdata wrote it, else say --format nanogpt",
+            "unknown-format",
+            option="inputs",
+            given=name,
+        )
     formats = {".bin": "nanogpt", ".ds": "datatrove", ".parquet": "rows", ".arrow": "rows"}
     format = formats.get(ending_of(name))
     if format is None:

@@ -23,7 +23,7 @@ from bertdata.sources.inputs import Input, local, of_remote
 from bertdata.urls import is_remote
 
 COLUMNS = ("input_ids", "tokens")  # the first that there is holds the ids
-_INDEX = "index.json"
+INDEX = "index.json"
 _MOST_INDEX_BYTES = 1 << 28
 _MOST_SAMPLES_BYTES = 1 << 32  # that uint32 can count
 _PIECE = 1 << 20  # bytes that are read at a time
@@ -41,23 +41,17 @@ class Index:
         """The file of a name in the index. Raises InputError for a name that leaves the directory, or for no file."""
         path = PurePosixPath(name)
         if not path.parts or path.is_absolute() or ".." in path.parts or not name.isprintable():
-            raise self.malformed(f"it names the file {name!r}, which is not below its directory")
+            raise InputError(
+                f"{self.file} names the file {name!r}, which is not below its directory; write the dataset again",
+                "not-of-format",
+                option="inputs",
+                given=self.file.name,
+            )
         return self._inside(name)
 
     def has(self, name: Any) -> bool:
         """Whether the directory is one of this machine and has a file of this name."""
         return not self.file.remote and name.isprintable() and (Path(self.file.name).parent / name).is_file()
-
-    def malformed(self, reason: str) -> InputError:
-        """The error for an index that does not follow the rules of its format."""
-        return self._error(f"is not as its format asks: {reason}; write the dataset again", "not-of-format")
-
-    def unsupported(self, reason: str) -> InputError:
-        """The error for what this library does not read. reason: what that is, and what to do."""
-        return self._error(reason, "unsupported")
-
-    def _error(self, reason: str, kind: str) -> InputError:
-        return InputError(f"{self.file} {reason}", kind, option="inputs", given=self.file.name)
 
     @contextmanager
     def parsing(self) -> Iterator[None]:
@@ -67,9 +61,19 @@ class Index:
         except BertdataError:
             raise
         except KeyError as error:
-            raise self.malformed(f"it has no {error.args[0]!r} where there must be one") from None
+            raise InputError(
+                f"{self.file} has no member {error.args[0]!r} where its format asks for one; write the dataset again",
+                "not-of-format",
+                option="inputs",
+                given=self.file.name,
+            ) from None
         except (TypeError, ValueError, AttributeError, IndexError):
-            raise self.malformed("a member has another type than it must have") from None
+            raise InputError(
+                f"{self.file} has a member of another type or size than its format asks for; write the dataset again",
+                "not-of-format",
+                option="inputs",
+                given=self.file.name,
+            ) from None
 
 
 def directories_of(name: str) -> list[str]:
@@ -78,9 +82,9 @@ def directories_of(name: str) -> list[str]:
     Shorter names come first, so that 2 comes before 10. Of a URL it is always the URL.
     """
     path = Path(name)
-    if is_remote(name) or not path.is_dir() or (path / _INDEX).exists():
+    if is_remote(name) or not path.is_dir() or (path / INDEX).exists():
         return [name]
-    below = (file.parent for file in path.glob(f"*/{_INDEX}"))
+    below = (file.parent for file in path.glob(f"*/{INDEX}"))
     return [str(each) for each in sorted(below, key=lambda each: (len(each.name), each.name))]
 
 
@@ -100,7 +104,7 @@ def open_indices(name: str) -> list[Index]:
 def open_index(directory: str) -> Index:
     """Reads the index.json of a directory or of a URL. Raises InputError if it is not there, or is no JSON."""
     inside = _below_url(directory) if is_remote(directory) else lambda name: local(Path(directory) / name)
-    file = inside(_INDEX)
+    file = inside(INDEX)
     if (file.size or 0) > _MOST_INDEX_BYTES:
         raise InputError(
             f"{file} has {file.size:,} bytes, more than the {_MOST_INDEX_BYTES:,} that are read; divide the dataset",
@@ -135,6 +139,17 @@ def count_of(value: Any) -> int:
     return value
 
 
+def require_size(file: Input, stated: int) -> None:
+    """Raises InputError if a file has another size than its index states."""
+    if file.size != stated:
+        raise InputError(
+            f"{file} has {file.size:,} bytes, and its index states {stated:,}; get the file again",
+            "cut-short",
+            option="inputs",
+            given=file.name,
+        )
+
+
 class Block(NamedTuple):
     """Some samples of a file, in order."""
 
@@ -144,25 +159,30 @@ class Block(NamedTuple):
     first: int  # index of the first of them in the file
     bytes_read: int  # of the file, up to the end of these
 
-    def wrong(self, is_wrong: NDArray[np.bool_], reason: str) -> None:
-        """Raises InputError for the first sample of which something is wrong, if there is one."""
+    def name_of_first(self, chosen: NDArray[np.bool_]) -> str:
+        """'file, sample n' of the first sample that is chosen."""
+        return f"{self.file}, sample {self.first + int(chosen.argmax()) + 1}"
+
+    def column(self, sizes: Sequence[int | None], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where a column begins and ends in data, for each sample. sizes: of all columns; None: each sample states it.
+
+        Raises InputError for a sample that its columns do not fill.
+        """
+        begins, num_stated = self.offsets[:-1], sizes.count(None)
+        is_wrong = np.diff(self.offsets) < 4 * num_stated
+        if not is_wrong.any():
+            stated = iter(self.gather(begins, 4 * num_stated).view("<u4").T.astype(np.int64))
+            lengths = [next(stated) if size is None else np.full(begins.size, size) for size in sizes]
+            ends = begins + 4 * num_stated + np.cumsum(lengths, axis=0)
+            is_wrong = ends[-1] != self.offsets[1:]
         if is_wrong.any():
             raise InputError(
-                f"{self.file}, sample {self.first + int(is_wrong.argmax()) + 1}: {reason}; write the dataset again",
+                f"{self.name_of_first(is_wrong)}: the sizes of its columns do not add up to its own; write the dataset "
+                "again",
                 "bad-row",
                 option="inputs",
                 given=self.file.name,
             )
-
-    def column(self, sizes: Sequence[int | None], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where a column begins and ends in data, for each sample. sizes: of all columns; None: each sample says it."""
-        begins, num_stated = self.offsets[:-1], sizes.count(None)
-        reason = "the sizes of its columns do not add up to its own"
-        self.wrong(np.diff(self.offsets) < 4 * num_stated, reason)
-        stated = iter(self.gather(begins, 4 * num_stated).view("<u4").T.astype(np.int64))
-        lengths = [next(stated) if size is None else np.full(begins.size, size) for size in sizes]
-        ends = begins + 4 * num_stated + np.cumsum(lengths, axis=0)
-        self.wrong(ends[-1] != self.offsets[1:], reason)
         return ends[number] - lengths[number], ends[number]
 
     def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
@@ -170,15 +190,19 @@ class Block(NamedTuple):
         return self.data[starts[:, None] + np.arange(length)]
 
     def ids(self, starts: NDArray[np.int64], stops: NDArray[np.int64], dtype: np.dtype[Any]) -> Ids:
-        """What is between starts and stops, which ascend, as the ids of a document for each sample."""
+        """What is between starts and stops, as the ids of a document for each sample."""
         lengths = stops - starts
-        self.wrong(lengths % dtype.itemsize != 0, f"its ids end within an id of {dtype.name}")
+        if (is_wrong := lengths % dtype.itemsize != 0).any():
+            raise InputError(
+                f"{self.name_of_first(is_wrong)}: its bytes are not ids of {dtype.name}; write the dataset again",
+                "bad-row",
+                option="inputs",
+                given=self.file.name,
+            )
         data = self.data
         if lengths.sum() != data.size:
-            borders = np.zeros(data.size + 1, np.int8)
-            borders[starts] += 1
-            borders[stops] -= 1  # an empty column begins and ends at one place
-            data = data[borders.cumsum(dtype=np.int8)[:-1].view(np.bool_)]
+            view, slices = data.data, map(slice, starts.tolist(), stops.tolist())
+            data = np.frombuffer(bytearray().join([view[each] for each in slices]), np.uint8)
         documents = np.append(0, np.cumsum(lengths // dtype.itemsize))
         return Ids(
             data.view(dtype), documents, None, item_of(self.file, "sample", self.first, documents), self.bytes_read
@@ -196,11 +220,15 @@ class SampleFile:
 
     def __post_init__(self) -> None:
         if self.num_bytes >= _MOST_SAMPLES_BYTES or 4 * (self.num_samples + 2) > self.num_bytes:
-            raise self._wrong(
-                f"cannot have {self.num_samples:,} samples in {self.num_bytes:,} bytes, as its index states"
+            raise InputError(
+                f"{self.file} cannot have the {self.num_samples:,} samples in {self.num_bytes:,} bytes that its index "
+                "states; write the dataset again",
+                "not-of-format",
+                option="inputs",
+                given=self.file.name,
             )
-        if not self.is_zstd and self.num_bytes != self.file.size:
-            raise self._cut_short(f"has {self.file.size:,} bytes, and its index states {self.num_bytes:,}")
+        if not self.is_zstd:
+            require_size(self.file, self.num_bytes)
 
     def blocks(self) -> Iterator[Block]:
         """All samples, some at a time."""
@@ -210,14 +238,25 @@ class SampleFile:
             offsets = head[1:].astype(np.int64)
             ascends = offsets[0] >= begin and bool((np.diff(offsets) >= 0).all())
             if head[0] != self.num_samples or not ascends or offsets[-1] != self.num_bytes:
-                raise self._wrong("does not begin with where its samples are, as its index states them")
+                raise InputError(
+                    f"{self.file} does not begin with the places of the {self.num_samples:,} samples that its index "
+                    "states; write the dataset again",
+                    "not-of-format",
+                    option="inputs",
+                    given=self.file.name,
+                )
             for start in range(begin, int(offsets[0]), _PIECE):
                 self._read(stream, min(_PIECE, int(offsets[0]) - start))
             for first, some in in_blocks(self.num_samples, slices_of(offsets)):
                 data = np.frombuffer(self._read(stream, int(some[-1] - some[0])), np.uint8)
                 yield Block(self.file, data, some - some[0], first, size * int(some[-1]) // self.num_bytes)
             if stream.read(1):
-                raise self._wrong(f"has more than the {self.num_bytes:,} bytes that its index states")
+                raise InputError(
+                    f"{self.file} has more than the {self.num_bytes:,} bytes that its index states; get the file again",
+                    "not-of-format",
+                    option="inputs",
+                    given=self.file.name,
+                )
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -231,7 +270,12 @@ class SampleFile:
                 yield pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
         except OSError as error:
             if self.is_zstd and error.errno is None:  # pyarrow reports damage like this
-                raise self._cut_short(f"is not a complete zstd file ({error})") from None
+                raise InputError(
+                    f"{self.file} is not a complete zstd file ({error}); get the file again",
+                    "cut-short",
+                    option="inputs",
+                    given=self.file.name,
+                ) from None
             raise InputError(
                 f"{self.file} cannot be read: {error.strerror or error}", "unreadable", given=self.file.name
             ) from None
@@ -242,16 +286,11 @@ class SampleFile:
         while len(data) < size:
             piece = stream.read(min(_PIECE, size - len(data)))
             if not piece:
-                raise self._cut_short(f"ends before the {self.num_bytes:,} bytes that its index states")
+                raise InputError(
+                    f"{self.file} ends before the {self.num_bytes:,} bytes that its index states; get the file again",
+                    "cut-short",
+                    option="inputs",
+                    given=self.file.name,
+                )
             data += piece
         return data
-
-    def _wrong(self, reason: str) -> InputError:
-        return InputError(
-            f"{self.file} {reason}; write the dataset again", "not-of-format", option="inputs", given=self.file.name
-        )
-
-    def _cut_short(self, reason: str) -> InputError:
-        return InputError(
-            f"{self.file} {reason}; get the file again", "cut-short", option="inputs", given=self.file.name
-        )

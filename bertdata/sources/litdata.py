@@ -13,7 +13,6 @@ from bertdata.sources.idfile import Ids, IdsFile, ended_by, require_room
 from bertdata.sources.indexed import COLUMNS, Index, SampleFile, count_of, open_indices
 from bertdata.sources.inputs import Input
 
-_LOADERS = ("TokensLoader", "PyTreeLoader")
 # The integers in litdata's own lists of dtypes.
 _TORCH = {11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32", 17: "int64", 18: "int64",
           20: "uint16"}  # fmt: skip
@@ -63,13 +62,21 @@ def _column(index: Index) -> tuple[int, int, np.dtype[Any]]:
     config = index.content["config"]
     leaves, loader = config["data_format"], config.get("item_loader", "PyTreeLoader")
     if config.get("compression") is not None or config.get("encryption") is not None:
-        raise index.unsupported(
-            "is of compressed or encrypted chunks, which are not read; call optimize without compression and encryption"
+        raise InputError(
+            f"{index.file} has compressed or encrypted chunks, which are not read; call optimize without compression "
+            "and encryption",
+            "unsupported",
+            option="inputs",
+            given=index.file.name,
         )
-    if loader == "ParquetLoader":
-        raise index.unsupported("is of Parquet files; give the files themselves, or the directory with --format rows")
-    if loader not in _LOADERS:
-        raise index.unsupported(f"is of {loader}, and only {' and '.join(_LOADERS)} are read; call optimize with one")
+    if loader not in ("TokensLoader", "PyTreeLoader"):
+        raise InputError(
+            f"{index.file} has chunks for {loader}, and only those for TokensLoader or PyTreeLoader are read; give "
+            "Parquet files themselves, or call optimize with one of these loaders",
+            "unsupported",
+            option="inputs",
+            given=index.file.name,
+        )
     names = _names(config["data_spec"], len(leaves))
     column = next((names.index(each) for each in COLUMNS if each in names), None if len(leaves) > 1 or names else 0)
     if column is None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError
 from bertdata.sources.idfile import Ids, IdsFile, stated_dtype
-from bertdata.sources.indexed import COLUMNS, Block, Index, SampleFile, count_of, open_indices
+from bertdata.sources.indexed import COLUMNS, Block, Index, SampleFile, count_of, open_indices, require_size
 from bertdata.sources.inputs import Input
 
 _DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
@@ -55,7 +55,9 @@ def open_mds(name: str, dtype: str | None) -> IdsFile:
     unchecked = {
         each for shard in shards if shard.digests and not shard.digests.keys() & _CHECKED for each in shard.digests
     }
-    note = f"the checksums of {name} are not checked: they are {', '.join(sorted(unchecked))}" if unchecked else None
+    note = None
+    if unchecked:
+        note = f"note: the checksums of {name} are not checked, as there is no {' or '.join(sorted(unchecked))} here"
 
     def some_documents() -> Iterator[Ids]:
         before = 0
@@ -71,25 +73,25 @@ def _shard(index: Index, entry: dict[str, Any], dtype: str | None) -> _Shard:
     """What an index says of a shard. Raises InputError if that cannot be, or cannot be read."""
     version, format, compression = entry["version"], entry["format"], entry["compression"]
     if format != "mds" or version != 2:
-        raise index.unsupported(
-            f"has a shard of the format {format} {version}, and only mds 2 is read; write it as MDS"
+        raise InputError(
+            f"{index.file} has a shard of the format {format} {version}, and only mds 2 is read; write MDS",
+            "unsupported",
+            option="inputs",
+            given=index.file.name,
         )
     raw, packed = entry["raw_data"], entry["zip_data"]
     is_packed = packed is not None and not index.has(raw["basename"])
     if is_packed and str(compression).partition(":")[0] != "zstd":
-        raise index.unsupported(
-            f"has shards compressed with {compression}, and only zstd is read; decompress them beside the index, or "
-            "write them with zstd"
+        raise InputError(
+            f"{index.file} has shards compressed with {compression}, and only zstd is read; put the decompressed ones "
+            "beside them, or write them with zstd",
+            "unsupported",
+            option="inputs",
+            given=index.file.name,
         )
     stated = packed if is_packed else raw
     file = index.named(stated["basename"])
-    if count_of(stated["bytes"]) != file.size:
-        raise InputError(
-            f"{file} has {file.size:,} bytes, and its index states {stated['bytes']:,}; get the file again",
-            "cut-short",
-            option="inputs",
-            given=file.name,
-        )
+    require_size(file, count_of(stated["bytes"]))
     names, sizes = entry["column_names"], [count_of(size or 0) or None for size in entry["column_sizes"]]
     column = next((names.index(each) for each in COLUMNS if each in names), None)
     if column is None:
@@ -135,28 +137,39 @@ def _values(
     block: Block, starts: NDArray[np.int64], stops: NDArray[np.int64], encoding: _Encoding
 ) -> tuple[NDArray[np.int64], np.dtype[Any]]:
     """Where the ids of each sample begin, behind its dtype and shape, and their dtype."""
-    dtype, reason = encoding.dtype, "its ids are no list of integers"
+    dtype = encoding.dtype
     if dtype is None:
-        block.wrong(starts == stops, reason)
-        codes = block.data[starts]
-        block.wrong((codes != codes[0]) | ~np.isin(codes, list(_DTYPES)), reason)
-        dtype, starts = np.dtype(_DTYPES[int(codes[0])]), starts + 1
+        _require_arrays(block, starts < stops)
+        codes, starts = block.data[starts], starts + 1
+        _require_arrays(block, (codes == codes[0]) & np.isin(codes, list(_DTYPES)))
+        dtype = np.dtype(_DTYPES[int(codes[0])])
     if not encoding.states_shape:
         return starts, dtype
-    block.wrong(starts >= stops, reason)
+    _require_arrays(block, starts < stops)
     codes, begins = block.data[starts], starts + 1
-    values = begins.copy()
+    num_axes, widths = (codes >> 2).astype(np.int64), 1 << (codes & 3).astype(np.int64)
+    values = begins + num_axes * widths
+    _require_arrays(block, (values <= stops) & (num_axes > 0))
+    counts = ((stops - values) // dtype.itemsize).astype(np.uint64)
+    is_array = np.zeros(starts.size, np.bool_)
     for code in np.unique(codes).tolist():
-        num_axes, width = code >> 2, 1 << (code & 3)
         chosen = codes == code
-        values[chosen] += num_axes * width
-        block.wrong(chosen & ((values > stops) | (num_axes == 0)), reason)
-        shapes = block.gather(begins[chosen], num_axes * width).view(f"<u{width}")
-        counts = (stops - values)[chosen] // dtype.itemsize
-        is_wrong = np.zeros(starts.size, np.bool_)
-        is_wrong[chosen] = (shapes.max(1).astype(np.uint64) != counts.astype(np.uint64)) | ((shapes != 1).sum(1) > 1)
-        block.wrong(is_wrong, reason)
+        shapes = block.gather(begins[chosen], (code >> 2) << (code & 3)).view(f"<u{1 << (code & 3)}").astype(np.uint64)
+        is_array[chosen] = (shapes.max(1) == counts[chosen]) & ((shapes != 1).sum(1) <= 1)
+    _require_arrays(block, is_array)
     return values, dtype
+
+
+def _require_arrays(block: Block, is_array: NDArray[np.bool_]) -> None:
+    """Raises InputError for the first sample whose ids are no array."""
+    if not is_array.all():
+        raise InputError(
+            f"{block.name_of_first(~is_array)}: its ids are not an array of integers with one axis; write the dataset "
+            "again",
+            "bad-row",
+            option="inputs",
+            given=block.file.name,
+        )
 
 
 def _check_digests(file: Input, digests: dict[str, str]) -> None:
