@@ -441,7 +441,7 @@ def _warnings(report: Any) -> Iterator[str]:
 @main.command(
     "import",
     cls=OneSentence,
-    short_help="Import ids of Megatron, nanoGPT, datatrove, MDS, litdata, Parquet or Arrow.",
+    short_help="Import the ids that other libraries made.",
     epilog="\b\nExample:\n  bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")

@@ -502,6 +502,19 @@ def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatc
     assert all((tmp_path / "out" / name).stat().st_ino == inode for name, inode in kept.items())
 
 
+def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
+    path = written(tmp_path, "ids", (".bin", np.array([10, 11, SEP] * 40, "<u4").tobytes()))
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take(path, dtype="uint16", progress=stop)
+    with refuses("other-settings", "out"):
+        take(path)
+    assert stored(take(path, overwrite=True, **SMALL)) == [[10, 11, SEP]] * 40
+
+
 def test_an_input_that_changes_is_noticed(tmp_path, vocab):
     prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
 
