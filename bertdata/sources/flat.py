@@ -43,24 +43,20 @@ def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
                 raise stated_dtype(name, given)
             offset, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C_DTYPES[magic, version])
             if size != offset + count * dtype.itemsize:
-                raise InputError(
+                sentence = (
                     f"{data} has {size:,} bytes, and its header says {count:,} ids of {dtype.itemsize} bytes after "
-                    f"{offset:,}; get the file again",
-                    "cut-short",
-                    option="inputs",
-                    given=name,
+                    f"{offset:,}; get the file again"
                 )
+                raise InputError(sentence, "cut-short", option="inputs", given=name)
     if not offset and given is None:
         dtype, reason = _guess(FileArray(data, np.uint8, min(size, _JUDGED_BYTES))[:])
         note = f"reads {data} as {dtype.name}, {reason}; --dtype names another"
     if size % dtype.itemsize:
-        raise InputError(
+        sentence = (
             f"{data} has {size:,} bytes, which is no multiple of the {dtype.itemsize} bytes of an id of {dtype.name}; "
-            "get the file again, or name its --dtype or --format",
-            "not-of-format",
-            option="inputs",
-            given=name,
+            "get the file again, or name its --dtype or --format"
         )
+        raise InputError(sentence, "not-of-format", option="inputs", given=name)
     require_room(data, dtype, end_token)
     ids = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset)
 
@@ -92,23 +88,19 @@ def open_datatrove(name: str) -> IdsFile:
     """Raw ids of 2 or 4 bytes, and beside them `.index`: uint64, where each document ends in ids."""
     data, index = local(name), local(f"{name}.index")
     if (index.size or 0) % 8:
-        raise InputError(
-            f"{index} has {index.size:,} bytes, which is no multiple of the 8 bytes of an offset; get the file again",
-            "cut-short",
-            option="inputs",
-            given=index.name,
+        sentence = (
+            f"{index} has {index.size:,} bytes, which is no multiple of the 8 bytes of an offset; get the file again"
         )
+        raise InputError(sentence, "cut-short", option="inputs", given=index.name)
     size, ends = data.size or 0, FileArray(index, "<i8", (index.size or 0) // 8)
     total = ends.at(-1) if ends.size else 0
     width = next((width for width in (2, 4) if size == total * width), None)
     if width is None or steps_of(ends)[0] < 0 or (ends.size and ends.at(0) < 0):
-        raise InputError(
+        sentence = (
             f"{index} does not fit {name}: its offsets must ascend to the number of ids, and end at {total:,}, while "
-            f"{name} has {size:,} bytes, with 2 or 4 for an id; get both files again",
-            "not-of-format",
-            option="inputs",
-            given=index.name,
+            f"{name} has {size:,} bytes, with 2 or 4 for an id; get both files again"
         )
+        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     ids = FileArray(data, f"<u{width}", size // width)
 
     def starts_of(first: int, stop: int) -> NDArray[np.int64]:

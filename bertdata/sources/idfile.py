@@ -64,12 +64,8 @@ class FileArray:
         while left:
             count = os.preadv(self._fd, [left], place)
             if count == 0:
-                raise InputError(
-                    f"{self._file} was cut short at byte {place} while it was read; get the file again",
-                    "cut-short",
-                    option="inputs",
-                    given=self._file.name,
-                )
+                sentence = f"{self._file} was cut short at byte {place} while it was read; get the file again"
+                raise InputError(sentence, "cut-short", option="inputs", given=self._file.name)
             place, left = place + count, left[count:]
         return numbers
 
@@ -158,20 +154,15 @@ def item_of(file: Input, noun: str, first: int, offsets: NDArray[np.int64]) -> C
 
 def stated_dtype(name: str, dtype: str) -> UsageError:
     """The error for a dtype that was given although the file says it."""
-    return UsageError(
-        f"--dtype is for ids whose file does not say how wide they are, and {name} says it; leave it out",
-        "conflict",
-        option="dtype",
-        given=dtype,
-    )
+    sentence = f"--dtype is for ids whose file does not say how wide they are, and {name} says it; leave it out"
+    return UsageError(sentence, "conflict", option="dtype", given=dtype)
 
 
 def require_room(file: Input, dtype: np.dtype[Any], end_token: int) -> None:
     """Raises InputError if the ids of a file cannot hold the token that ends a document."""
     if end_token > np.iinfo(dtype).max:
-        raise InputError(
+        sentence = (
             f"{file} has ids of {dtype.name}, and the token that ends a document is {end_token}, which needs more; "
-            "give the --tokenizer that made the ids",
-            "id-outside-vocabulary",
-            option="tokenizer",
+            "give the --tokenizer that made the ids"
         )
+        raise InputError(sentence, "id-outside-vocabulary", option="tokenizer")

@@ -26,21 +26,13 @@ def format_of(name: str) -> str:
     if path.is_dir():
         return _format_of_directory(name)
     if ending_of(name) == ".bin" and path.with_name(INDEX).exists():
-        raise InputError(
-            f"{name} is beside an index.json; give the directory if litdata wrote it, else say --format nanogpt",
-            "unknown-format",
-            option="inputs",
-            given=name,
-        )
+        sentence = f"{name} is beside an index.json; give the directory if litdata wrote it, else say --format nanogpt"
+        raise InputError(sentence, "unknown-format", option="inputs", given=name)
     formats = {".bin": "nanogpt", ".ds": "datatrove", ".parquet": "rows", ".arrow": "rows"}
     format = formats.get(ending_of(name))
     if format is None:
-        raise InputError(
-            f"{name} has no known ending (.idx .bin .ds .parquet .arrow); say what it is with --format",
-            "unknown-format",
-            option="inputs",
-            given=name,
-        )
+        sentence = f"{name} has no known ending (.idx .bin .ds .parquet .arrow); say what it is with --format"
+        raise InputError(sentence, "unknown-format", option="inputs", given=name)
     return format
 
 

@@ -41,12 +41,8 @@ class Index:
         """The file of a name in the index. Raises InputError for a name that leaves the directory, or for no file."""
         path = PurePosixPath(name)
         if not path.parts or path.is_absolute() or ".." in path.parts or not name.isprintable():
-            raise InputError(
-                f"{self.file} names the file {name!r}, which is not below its directory; write the dataset again",
-                "not-of-format",
-                option="inputs",
-                given=self.file.name,
-            )
+            sentence = f"{self.file} names the file {name!r}, which is not below its directory; write the dataset again"
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
         return self._inside(name)
 
     def has(self, name: Any) -> bool:
@@ -61,19 +57,15 @@ class Index:
         except BertdataError:
             raise
         except KeyError as error:
-            raise InputError(
-                f"{self.file} has no member {error.args[0]!r} where its format asks for one; write the dataset again",
-                "not-of-format",
-                option="inputs",
-                given=self.file.name,
-            ) from None
+            sentence = (
+                f"{self.file} has no member {error.args[0]!r} where its format asks for one; write the dataset again"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name) from None
         except (TypeError, ValueError, AttributeError, IndexError):
-            raise InputError(
-                f"{self.file} has a member of another type or size than its format asks for; write the dataset again",
-                "not-of-format",
-                option="inputs",
-                given=self.file.name,
-            ) from None
+            sentence = (
+                f"{self.file} has a member of another type or size than its format asks for; write the dataset again"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name) from None
 
 
 def directories_of(name: str) -> list[str]:
@@ -92,12 +84,8 @@ def open_indices(name: str) -> list[Index]:
     """Reads each index.json that an input stands for. Raises InputError if there is none, or one is no JSON."""
     directories = directories_of(name)
     if not directories:
-        raise InputError(
-            f"{name} has no index.json, and no directory directly below it has one; name the directory of one",
-            "not-found",
-            option="inputs",
-            given=name,
-        )
+        sentence = f"{name} has no index.json, and no directory directly below it has one; name the directory of one"
+        raise InputError(sentence, "not-found", option="inputs", given=name)
     return [open_index(directory) for directory in directories]
 
 
@@ -106,23 +94,17 @@ def open_index(directory: str) -> Index:
     inside = _below_url(directory) if is_remote(directory) else lambda name: local(Path(directory) / name)
     file = inside(INDEX)
     if (file.size or 0) > _MOST_INDEX_BYTES:
-        raise InputError(
-            f"{file} has {file.size:,} bytes, more than the {_MOST_INDEX_BYTES:,} that are read; divide the dataset",
-            "too-large",
-            option="inputs",
-            given=file.name,
+        sentence = (
+            f"{file} has {file.size:,} bytes, more than the {_MOST_INDEX_BYTES:,} that are read; divide the dataset"
         )
+        raise InputError(sentence, "too-large", option="inputs", given=file.name)
     with file.open() as stream:
         content = stream.read()
     try:
         return Index(file, json.loads(content), inside)
     except (ValueError, RecursionError):
-        raise InputError(
-            f"{file} is not JSON; get the file again, or write the dataset again",
-            "not-of-format",
-            option="inputs",
-            given=file.name,
-        ) from None
+        sentence = f"{file} is not JSON; get the file again, or write the dataset again"
+        raise InputError(sentence, "not-of-format", option="inputs", given=file.name) from None
 
 
 def _below_url(url: str) -> Callable[[str], Input]:
@@ -142,12 +124,8 @@ def count_of(value: Any) -> int:
 def require_size(file: Input, stated: int) -> None:
     """Raises InputError if a file has another size than its index states."""
     if file.size != stated:
-        raise InputError(
-            f"{file} has {file.size:,} bytes, and its index states {stated:,}; get the file again",
-            "cut-short",
-            option="inputs",
-            given=file.name,
-        )
+        sentence = f"{file} has {file.size:,} bytes, and its index states {stated:,}; get the file again"
+        raise InputError(sentence, "cut-short", option="inputs", given=file.name)
 
 
 class Block(NamedTuple):
@@ -176,13 +154,11 @@ class Block(NamedTuple):
             ends = begins + 4 * num_stated + np.cumsum(lengths, axis=0)
             is_wrong = ends[-1] != self.offsets[1:]
         if is_wrong.any():
-            raise InputError(
+            sentence = (
                 f"{self.name_of_first(is_wrong)}: the sizes of its columns do not add up to its own; write the dataset "
-                "again",
-                "bad-row",
-                option="inputs",
-                given=self.file.name,
+                "again"
             )
+            raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
         return ends[number] - lengths[number], ends[number]
 
     def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
@@ -193,12 +169,8 @@ class Block(NamedTuple):
         """What is between starts and stops, as the ids of a document for each sample."""
         lengths = stops - starts
         if (is_wrong := lengths % dtype.itemsize != 0).any():
-            raise InputError(
-                f"{self.name_of_first(is_wrong)}: its bytes are not ids of {dtype.name}; write the dataset again",
-                "bad-row",
-                option="inputs",
-                given=self.file.name,
-            )
+            sentence = f"{self.name_of_first(is_wrong)}: its bytes are not ids of {dtype.name}; write the dataset again"
+            raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
         data = self.data
         if lengths.sum() != data.size:
             view, slices = data.data, map(slice, starts.tolist(), stops.tolist())
@@ -220,13 +192,11 @@ class SampleFile:
 
     def __post_init__(self) -> None:
         if self.num_bytes >= _MOST_SAMPLES_BYTES or 4 * (self.num_samples + 2) > self.num_bytes:
-            raise InputError(
+            sentence = (
                 f"{self.file} cannot have the {self.num_samples:,} samples in {self.num_bytes:,} bytes that its index "
-                "states; write the dataset again",
-                "not-of-format",
-                option="inputs",
-                given=self.file.name,
+                "states; write the dataset again"
             )
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
         if not self.is_zstd:
             require_size(self.file, self.num_bytes)
 
@@ -238,25 +208,21 @@ class SampleFile:
             offsets = head[1:].astype(np.int64)
             ascends = offsets[0] >= begin and bool((np.diff(offsets) >= 0).all())
             if head[0] != self.num_samples or not ascends or offsets[-1] != self.num_bytes:
-                raise InputError(
+                sentence = (
                     f"{self.file} does not begin with the places of the {self.num_samples:,} samples that its index "
-                    "states; write the dataset again",
-                    "not-of-format",
-                    option="inputs",
-                    given=self.file.name,
+                    "states; write the dataset again"
                 )
+                raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
             for start in range(begin, int(offsets[0]), _PIECE):
                 self._read(stream, min(_PIECE, int(offsets[0]) - start))
             for first, some in in_blocks(self.num_samples, slices_of(offsets)):
                 data = np.frombuffer(self._read(stream, int(some[-1] - some[0])), np.uint8)
                 yield Block(self.file, data, some - some[0], first, size * int(some[-1]) // self.num_bytes)
             if stream.read(1):
-                raise InputError(
-                    f"{self.file} has more than the {self.num_bytes:,} bytes that its index states; get the file again",
-                    "not-of-format",
-                    option="inputs",
-                    given=self.file.name,
+                sentence = (
+                    f"{self.file} has more than the {self.num_bytes:,} bytes that its index states; get the file again"
                 )
+                raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -270,15 +236,10 @@ class SampleFile:
                 yield pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
         except OSError as error:
             if self.is_zstd and error.errno is None:  # pyarrow reports damage like this
-                raise InputError(
-                    f"{self.file} is not a complete zstd file ({error}); get the file again",
-                    "cut-short",
-                    option="inputs",
-                    given=self.file.name,
-                ) from None
-            raise InputError(
-                f"{self.file} cannot be read: {error.strerror or error}", "unreadable", given=self.file.name
-            ) from None
+                sentence = f"{self.file} is not a complete zstd file ({error}); get the file again"
+                raise InputError(sentence, "cut-short", option="inputs", given=self.file.name) from None
+            sentence = f"{self.file} cannot be read: {error.strerror or error}"
+            raise InputError(sentence, "unreadable", given=self.file.name) from None
 
     def _read(self, stream: Any, size: int) -> bytearray:
         """Reads a number of bytes. Takes memory only for those that there are."""
@@ -286,11 +247,9 @@ class SampleFile:
         while len(data) < size:
             piece = stream.read(min(_PIECE, size - len(data)))
             if not piece:
-                raise InputError(
-                    f"{self.file} ends before the {self.num_bytes:,} bytes that its index states; get the file again",
-                    "cut-short",
-                    option="inputs",
-                    given=self.file.name,
+                sentence = (
+                    f"{self.file} ends before the {self.num_bytes:,} bytes that its index states; get the file again"
                 )
+                raise InputError(sentence, "cut-short", option="inputs", given=self.file.name)
             data += piece
         return data

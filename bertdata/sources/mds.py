@@ -73,34 +73,26 @@ def _shard(index: Index, entry: dict[str, Any], dtype: str | None) -> _Shard:
     """What an index says of a shard. Raises InputError if that cannot be, or cannot be read."""
     version, format, compression = entry["version"], entry["format"], entry["compression"]
     if format != "mds" or version != 2:
-        raise InputError(
-            f"{index.file} has a shard of the format {format} {version}, and only mds 2 is read; write MDS",
-            "unsupported",
-            option="inputs",
-            given=index.file.name,
-        )
+        sentence = f"{index.file} has a shard of the format {format} {version}, and only mds 2 is read; write MDS"
+        raise InputError(sentence, "unsupported", option="inputs", given=index.file.name)
     raw, packed = entry["raw_data"], entry["zip_data"]
     is_packed = packed is not None and not index.has(raw["basename"])
     if is_packed and str(compression).partition(":")[0] != "zstd":
-        raise InputError(
+        sentence = (
             f"{index.file} has shards compressed with {compression}, and only zstd is read; put the decompressed ones "
-            "beside them, or write them with zstd",
-            "unsupported",
-            option="inputs",
-            given=index.file.name,
+            "beside them, or write them with zstd"
         )
+        raise InputError(sentence, "unsupported", option="inputs", given=index.file.name)
     stated = packed if is_packed else raw
     file = index.named(stated["basename"])
     require_size(file, count_of(stated["bytes"]))
     names, sizes = entry["column_names"], [count_of(size or 0) or None for size in entry["column_sizes"]]
     column = next((names.index(each) for each in COLUMNS if each in names), None)
     if column is None:
-        raise InputError(
-            f"{file} has no column {COLUMNS[0]!r}, only {', '.join(names)}; write the ids to a column of this name",
-            "no-column",
-            option="inputs",
-            given=file.name,
+        sentence = (
+            f"{file} has no column {COLUMNS[0]!r}, only {', '.join(names)}; write the ids to a column of this name"
         )
+        raise InputError(sentence, "no-column", option="inputs", given=file.name)
     encoding = _encoding(file, entry["column_encodings"][column], sizes[column], dtype)
     samples = SampleFile(file, count_of(entry["samples"]), count_of(raw["bytes"]), is_packed)
     return _Shard(samples, sizes, column, encoding, {str(key): str(each) for key, each in stated["hashes"].items()})
@@ -111,11 +103,10 @@ def _encoding(file: Input, encoding: str, size: int | None, dtype: str | None) -
     kind, *parts = encoding.split(":")
     if encoding == "bytes":
         if dtype is None:
-            raise UsageError(
-                f"{file} has ids as bytes, which do not say how wide an id is; give --dtype, for example --dtype int64",
-                "missing",
-                option="dtype",
+            sentence = (
+                f"{file} has ids as bytes, which do not say how wide an id is; give --dtype, for example --dtype int64"
             )
+            raise UsageError(sentence, "missing", option="dtype")
         return _Encoding(np.dtype(dtype), states_shape=False)
     if kind == "ndarray" and len(parts) < 3 and (not parts or parts[0] in _DTYPES.values()):
         shape = [int(axis) for axis in parts[1].split(",")] if len(parts) == 2 else []
@@ -125,12 +116,8 @@ def _encoding(file: Input, encoding: str, size: int | None, dtype: str | None) -
             if dtype is not None:
                 raise stated_dtype(file.name, dtype)
             return _Encoding(stated, not shape)
-    raise InputError(
-        f"{file} has ids as {encoding}, which is no list of integers; write them as ndarray:uint32",
-        "wrong-column-type",
-        option="inputs",
-        given=file.name,
-    )
+    sentence = f"{file} has ids as {encoding}, which is no list of integers; write them as ndarray:uint32"
+    raise InputError(sentence, "wrong-column-type", option="inputs", given=file.name)
 
 
 def _values(
@@ -163,13 +150,11 @@ def _values(
 def _require_arrays(block: Block, is_array: NDArray[np.bool_]) -> None:
     """Raises InputError for the first sample whose ids are no array."""
     if not is_array.all():
-        raise InputError(
+        sentence = (
             f"{block.name_of_first(~is_array)}: its ids are not an array of integers with one axis; write the dataset "
-            "again",
-            "bad-row",
-            option="inputs",
-            given=block.file.name,
+            "again"
         )
+        raise InputError(sentence, "bad-row", option="inputs", given=block.file.name)
 
 
 def _check_digests(file: Input, digests: dict[str, str]) -> None:
@@ -183,9 +168,5 @@ def _check_digests(file: Input, digests: dict[str, str]) -> None:
                 each.update(piece)
     for name, each in hashes.items():
         if each.hexdigest() != digests[name].lower():
-            raise InputError(
-                f"{file} has another {name} than its index states; get the file again",
-                "damaged",
-                option="inputs",
-                given=file.name,
-            )
+            sentence = f"{file} has another {name} than its index states; get the file again"
+            raise InputError(sentence, "damaged", option="inputs", given=file.name)

@@ -33,44 +33,34 @@ def _megatron_index(index: Input) -> _Index:
     size, begin = index.size or 0, struct.calcsize(MEGATRON_HEADER)
     content = FileArray(index, np.uint8, min(size, begin))[:].tobytes()
     if content[:9] != MEGATRON_MAGIC or size < begin:
-        raise InputError(
-            f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX; give the .idx of one",
-            "not-of-format",
-            option="inputs",
-            given=index.name,
+        sentence = (
+            f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX; give the .idx of one"
         )
+        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     _, version, code, num_sequences, num_documents = struct.unpack(MEGATRON_HEADER, content)
     if version != 1:
-        raise InputError(
-            f"{index} has version {version}, and only version 1 can be read; write the dataset again with Megatron",
-            "other-version",
-            option="inputs",
-            given=index.name,
+        sentence = (
+            f"{index} has version {version}, and only version 1 can be read; write the dataset again with Megatron"
         )
+        raise InputError(sentence, "other-version", option="inputs", given=index.name)
     if code not in MEGATRON_DTYPES:
-        raise InputError(
-            f"{index} has dtype {code}, which is no kind of integer, so its .bin does not hold ids; give files of ids",
-            "not-of-format",
-            option="inputs",
-            given=index.name,
+        sentence = (
+            f"{index} has dtype {code}, which is no kind of integer, so its .bin does not hold ids; give files of ids"
         )
+        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     expected = begin + 12 * num_sequences + 8 * num_documents
     if num_sequences and size == expected + num_sequences:
-        raise InputError(
+        sentence = (
             f"{index} gives each sequence a mode, as for images among text, and only text can be imported; write the "
-            "text alone with Megatron's tools",
-            "unsupported",
-            option="inputs",
-            given=index.name,
+            "text alone with Megatron's tools"
         )
+        raise InputError(sentence, "unsupported", option="inputs", given=index.name)
     if size != expected:
-        raise InputError(
+        sentence = (
             f"{index} has {size:,} bytes, and by its header (sequences: {num_sequences:,}, document indices: "
-            f"{num_documents:,}) it has {expected:,}; get the file again",
-            "cut-short",
-            option="inputs",
-            given=index.name,
+            f"{num_documents:,}) it has {expected:,}; get the file again"
         )
+        raise InputError(sentence, "cut-short", option="inputs", given=index.name)
     return _Index(
         FileArray(index, "<i4", num_sequences, begin),
         FileArray(index, "<i8", num_sequences, begin + 4 * num_sequences),
@@ -90,30 +80,22 @@ def open_megatron(name: str) -> IdsFile:
         ends = end + np.cumsum(some) * dtype.itemsize
         wrong = np.flatnonzero((some < 0) | (pointers[start : start + _SEQUENCES] != ends - some * dtype.itemsize))
         if wrong.size:
-            raise InputError(
+            sentence = (
                 f"{index}: sequence {start + int(wrong[0])} does not begin where the one before it ends; write the "
-                "dataset again with Megatron's own tools",
-                "not-of-format",
-                option="inputs",
-                given=index.name,
+                "dataset again with Megatron's own tools"
             )
+            raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
         end, empty_sentences = int(ends[-1]), empty_sentences + int((some == 0).sum())
     if end != data.size:
-        raise InputError(
-            f"{data} has {data.size:,} bytes, and {index} describes {end:,}; get both files again",
-            "cut-short",
-            option="inputs",
-            given=data.name,
-        )
+        sentence = f"{data} has {data.size:,} bytes, and {index} describes {end:,}; get both files again"
+        raise InputError(sentence, "cut-short", option="inputs", given=data.name)
     smallest, largest = steps_of(documents)
     if not documents.size or documents.at(0) != 0 or documents.at(-1) != num_sequences or smallest < 0:
-        raise InputError(
+        sentence = (
             f"{index}: its document indices do not ascend from 0 to {num_sequences:,}; write the dataset again with "
-            "Megatron's own tools",
-            "not-of-format",
-            option="inputs",
-            given=index.name,
+            "Megatron's own tools"
         )
+        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     ids, has_sentences = FileArray(data, dtype, end // dtype.itemsize), largest > 1
 
     def first_ids(sequences: NDArray[Any]) -> NDArray[np.int64]:

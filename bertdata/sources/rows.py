@@ -47,41 +47,29 @@ def _files_of(directory: Path) -> list[Path]:
     given = str(directory)
     if (directory / "dataset_dict.json").is_file():
         below = ", ".join(sorted(str(state.parent) for state in directory.glob("*/state.json")))
-        raise InputError(
-            f"{directory} holds several datasets of save_to_disk; name one of them: {below}",
-            "wrong-file-type",
-            option="inputs",
-            given=given,
-        )
+        sentence = f"{directory} holds several datasets of save_to_disk; name one of them: {below}"
+        raise InputError(sentence, "wrong-file-type", option="inputs", given=given)
     if not (directory / "state.json").is_file():
         files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
         if not files:
-            raise InputError(
+            sentence = (
                 f"{directory} holds neither Parquet files, nor the state.json of save_to_disk, nor the index.json of "
-                "MDS or litdata; name files of ids",
-                "empty",
-                option="inputs",
-                given=given,
+                "MDS or litdata; name files of ids"
             )
+            raise InputError(sentence, "empty", option="inputs", given=given)
         return files
     try:
         state = json.loads((directory / "state.json").read_bytes())
         files = [directory / entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(
+        sentence = (
             f"{directory / 'state.json'} is not what save_to_disk writes, as it names no data files; save the dataset "
-            "again",
-            "not-of-format",
-            option="inputs",
-            given=given,
-        ) from None
-    if state.get("_indices_data_files"):
-        raise InputError(
-            f"{directory} selects rows by an index; call flatten_indices() and save_to_disk again",
-            "unsupported",
-            option="inputs",
-            given=given,
+            "again"
         )
+        raise InputError(sentence, "not-of-format", option="inputs", given=given) from None
+    if state.get("_indices_data_files"):
+        sentence = f"{directory} selects rows by an index; call flatten_indices() and save_to_disk again"
+        raise InputError(sentence, "unsupported", option="inputs", given=given)
     return files
 
 
@@ -119,21 +107,13 @@ def _check_column(file: Input, schema: Any) -> None:
 
     if COLUMN not in schema.names:
         columns = ", ".join(schema.names)
-        raise InputError(
-            f"{file} has no column {COLUMN!r}, only {columns}; rename the one of ids",
-            "no-column",
-            option="inputs",
-            given=file.name,
-        )
+        sentence = f"{file} has no column {COLUMN!r}, only {columns}; rename the one of ids"
+        raise InputError(sentence, "no-column", option="inputs", given=file.name)
     kind, types = schema.field(COLUMN).type, pa.types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if not (is_list and types.is_integer(kind.value_type)):
-        raise InputError(
-            f"{file}: column {COLUMN!r} is {kind}, not a list of integers; write lists of ids there",
-            "wrong-column-type",
-            option="inputs",
-            given=file.name,
-        )
+        sentence = f"{file}: column {COLUMN!r} is {kind}, not a list of integers; write lists of ids there"
+        raise InputError(sentence, "wrong-column-type", option="inputs", given=file.name)
 
 
 def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -146,12 +126,8 @@ def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[
         rows = np.flatnonzero(nulls) if nulls.any() else [
             row for row in range(len(column)) if column[row].values.null_count
         ]  # fmt: skip
-        raise InputError(
-            f"{file}, row {first + int(rows[0]) + 1}: the ids, or one of them, are null; leave the row out",
-            "bad-row",
-            option="inputs",
-            given=file.name,
-        )
+        sentence = f"{file}, row {first + int(rows[0]) + 1}: the ids, or one of them, are null; leave the row out"
+        raise InputError(sentence, "bad-row", option="inputs", given=file.name)
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     return flat.to_numpy(), np.append(0, np.cumsum(lengths, dtype=np.int64))
 
