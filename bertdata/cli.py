@@ -24,6 +24,7 @@ import bertdata
 from bertdata.choices import (
     DOCUMENT_ENDS,
     EXPORT_FORMATS,
+    IDS_DTYPES,
     IDS_FORMATS,
     INPUT_FORMATS,
     MASKING_POLICIES,
@@ -440,7 +441,7 @@ def _warnings(report: Any) -> Iterator[str]:
 @main.command(
     "import",
     cls=OneSentence,
-    short_help="Import ids of Megatron, nanoGPT, datatrove, Parquet or Arrow.",
+    short_help="Import the ids that other libraries made.",
     epilog="\b\nExample:\n  bertdata import corpus_text_document --out shards/ --tokenizer bert-base-uncased",
 )
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
@@ -456,10 +457,18 @@ def _warnings(report: Any) -> Iterator[str]:
     "--format",
     type=click.Choice(("auto", *IDS_FORMATS)),
     default="auto",
-    help="Format of every FILE. auto: by the names of the files.",
+    help="Format of every FILE. auto: by the names of the files, and the index.json of a directory.",
 )
 @click.option(
-    "--end-token", help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer."
+    "--end-token",
+    help="For nanogpt: the token that ends a document. Default: the end token of the tokenizer. For litdata: the same, "
+    "where items are no documents. Default: an item is a document.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(IDS_DTYPES),
+    help="Of the ids where a file does not say it: in a .bin without a header (default: guessed, and the guess is "
+    "printed) and in a column of bytes of mds.",
 )
 @_validation
 @_test
@@ -474,8 +483,8 @@ def import_command(files: tuple[str, ...], out: str, **options: Any) -> None:
     """Import the ids that other libraries made as a dataset. No id is added, left out or changed.
 
     FILE is a Megatron prefix (or its .bin or .idx), a .bin of nanoGPT or llm.c, a .ds of datatrove, a Parquet or Arrow
-    file with a column input_ids of lists, or a directory that save_to_disk wrote. If an import is interrupted, run the
-    same command again to continue it.
+    file with a column input_ids of lists, or a directory that save_to_disk, mosaicml-streaming or litdata wrote. If an
+    import is interrupted, run the same command again to continue it.
     """
     from bertdata.look.facts import special_ids_inside
     from bertdata.write import import_ids

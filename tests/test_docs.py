@@ -445,6 +445,11 @@ def _ids_of_others():
     with pa.ipc.new_stream("saved/data.arrow", table.schema) as writer:
         writer.write_table(table)
     _lines("saved/state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    chunks = ids.litdata(documents, "no_header_tensor:20", "uint16")
+    for name, files in (("mds", ids.mds(documents, "ndarray:uint16")), ("optimized", chunks)):
+        Path(name).mkdir()
+        for each, content in files.items():
+            Path(name, each).write_bytes(content)
 
 
 def furnish(folder, world, text):
@@ -607,8 +612,8 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     furnish(folder, world, "\n".join(block.text for block in blocks(page)))
-    for each in (world / "dump").iterdir():
-        bucket.put(f"dump/{each.name}", each.read_bytes())
+    for each in (*(world / "dump").iterdir(), *(world / "mds").iterdir()):
+        bucket.put(f"{each.parent.name}/{each.name}", each.read_bytes())
     for block in blocks(page):
         if block.file:
             (folder / block.file).write_text(block.text)

@@ -19,9 +19,11 @@ from sources import FEW, write
 
 import bertdata
 from bertdata.cli import main
+from bertdata.errors import UsageError
 from bertdata.format.verify import verify
-from bertdata.sources import ids as ids_files
+from bertdata.sources import flat, idfile, megatron, rows
 from bertdata.sources import kernels as source_kernels
+from bertdata.sources.ids import open_ids
 from bertdata.tokenize.load import load
 from bertdata.write import build, export, import_ids
 from bertdata.write import kernels as build_kernels
@@ -36,7 +38,7 @@ def written(directory, name, *contents):
     return [write(directory / f"{name}{ending}", content) for ending, content in contents][0]
 
 
-def megatron(directory, documents, dtype="uint16", name="corpus"):
+def of_megatron(directory, documents, dtype="uint16", name="corpus"):
     data, index = reference.megatron(documents, dtype)
     written(directory, name, (".bin", data), (".idx", index))
     return directory / name
@@ -85,7 +87,7 @@ def test_megatron_goes_there_and_back_byte_for_byte(vocab, corpus, dtype, shard_
     if end:
         corpus = [[*document[:-1], [*document[-1], SEP]] if document else [] for document in corpus]
     with tempfile.TemporaryDirectory() as name:
-        prefix = megatron(Path(name), corpus, dtype)
+        prefix = of_megatron(Path(name), corpus, dtype)
         out = Path(name) / "shards"
         dataset = import_ids(prefix, out, tokenizer=vocab, format="megatron", validation=0, shard_size=shard_size)
         assert verify(out) == []
@@ -108,10 +110,11 @@ def test_megatron_goes_there_and_back_byte_for_byte(vocab, corpus, dtype, shard_
 
 
 def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monkeypatch):
-    monkeypatch.setattr(ids_files, "_BLOCK_IDS", 4)
-    monkeypatch.setattr(ids_files, "_DOCUMENTS", 3)
+    monkeypatch.setattr(idfile, "_BLOCK_IDS", 4)
+    monkeypatch.setattr(idfile, "_DOCUMENTS", 3)
+    monkeypatch.setattr(megatron, "_SEQUENCES", 3)
     documents = [[5 + n % 70] * (n % 11) for n in range(50)]
-    prefix = megatron(tmp_path / "in", each_one_sequence(documents), "int32")
+    prefix = of_megatron(tmp_path / "in", each_one_sequence(documents), "int32")
     dataset = take(prefix.with_suffix(".idx"), **SMALL)
     assert stored(dataset) == [document for document in documents if document]
     assert dataset.manifest.counts["empty_sentences"] == dataset.manifest.counts["dropped_documents"] == 5
@@ -123,7 +126,7 @@ def test_documents_larger_than_a_block_and_many_small_ones(tmp_path, take, monke
 def test_several_inputs_follow_each_other(tmp_path, take):
     """One of them has sentences; a document of the other is one sentence."""
     first, second = [[[10, 11], [12, SEP]]], [[[13, 14, SEP]], []]
-    names = [megatron(tmp_path / "in", each, name=name) for each, name in ((first, "a"), (second, "b"))]
+    names = [of_megatron(tmp_path / "in", each, name=name) for each, name in ((first, "a"), (second, "b"))]
     dataset = take(names, format="megatron", **SMALL)
     export(dataset, tmp_path / "back", format="megatron")
     assert (tmp_path / "back.idx").read_bytes() == reference.megatron(first + second, "uint16")[1]
@@ -170,7 +173,7 @@ def test_a_damaged_megatron_dataset_is_refused(tmp_path, take, change, kind, end
 @given(st.lists(st.sampled_from([SEP, SEP, 10, 11]), min_size=1, max_size=40), st.integers(1, 5))
 def test_documents_of_nanogpt_end_after_the_end_token(vocab, ids, block):
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ids_files, "_BLOCK_IDS", block)
+        patched.setattr(flat, "_BLOCK_IDS", block)
         path = written(Path(name), "train", (".bin", reference.packed(ids, "uint16")))
         dataset = import_ids(path, Path(name) / "out", tokenizer=vocab, **SMALL)
         assert stored(dataset) == reference.split_at(ids, SEP)
@@ -181,18 +184,49 @@ def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):
     """A file of 2 bytes an id is not from a vocabulary whose end token is 70,000."""
     path = written(tmp_path, "train", (".bin", reference.packed([10, 11], "uint16")))
     with refuses("id-outside-vocabulary", "tokenizer"):
-        ids_files.open_ids(str(path), "nanogpt", 70_000)
+        open_ids(str(path), "nanogpt", 70_000)
 
 
-@pytest.mark.parametrize("dtype", ["<u4", "<u8"])
-def test_wider_ids_without_a_header_are_refused(tmp_path, take, dtype):
-    """A few of them need the upper half, and zeros of padding are no upper halves."""
-    for number, ids in enumerate(([10, 11, SEP] * 40, [*[10] * 8, 70_000, SEP] * 40)):
-        path = written(tmp_path, f"wide{number}", (".bin", np.array(ids, dtype).tobytes()))
-        with refuses("not-of-format", "inputs", given=str(path)):
-            take(path)
-    padded = written(tmp_path, "padded", (".bin", np.array([10, SEP] + [PAD] * 200, "<u2").tobytes()))
-    assert stored(take(padded, **SMALL)) == [[10, SEP], [PAD] * 200]
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
+def test_the_width_of_ids_alone_is_guessed_and_said_or_given(tmp_path, take, dtype):
+    """Zeros of padding are no upper halves."""
+    notes = []
+    path = written(tmp_path, "ids", (".bin", np.array([10, 11, SEP] * 40, dtype).tobytes()))
+    guessed = take(path, say=notes.append, **SMALL)
+    assert stored(guessed) == [[10, 11, SEP]] * 40
+    assert f"reads {path} as {'uint32' if dtype == 'int32' else dtype}, " in notes[0]
+    given = take(path, "given", dtype=dtype, say=notes.append, **SMALL)
+    assert [str(path) in note for note in notes].count(True) == 1
+    assert given.dataset_id == guessed.dataset_id
+    padded = written(tmp_path, "padded", (".bin", np.array([10, 11, SEP] * 40 + [PAD] * 999, dtype).tobytes()))
+    assert stored(take(padded, "padded", **SMALL)) == [*[[10, 11, SEP]] * 40, [PAD] * 999]
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64"])
+def test_a_few_wide_ids_do_not_change_the_guess(tmp_path, dtype):
+    ids = [*[10] * 8, 70_000, SEP] * 40
+    path = written(tmp_path, "wide", (".bin", np.array(ids, dtype).tobytes()))
+    read = [some.ids.tolist() for some in open_ids(str(path), "nanogpt", SEP).documents()]
+    assert sum(read, []) == ids
+
+
+def test_a_dtype_is_refused_where_a_file_says_it_and_where_it_does_not_fit(tmp_path, vocab, take):
+    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
+    llm_c = written(tmp_path / "in", "train", (".bin", reference.llm_c([10] * 600, 20240520, 1, "uint16")))
+    for path in (f"{prefix}.bin", llm_c):
+        with refuses("conflict", "dtype", given="uint16", error=UsageError):
+            take(path, dtype="uint16")
+    ids = written(tmp_path / "in", "ids", (".bin", reference.packed([10, 11, SEP], "uint16")))
+    with refuses("not-of-format", "inputs", given=str(ids)):
+        take(ids, dtype="int32")
+    short = written(tmp_path / "in", "short", (".bin", np.array([10, 11, SEP] * 40, "<u4").tobytes()[:-2]))
+    with refuses("not-of-format", "inputs", given=str(short)):
+        take(short)
+    with refuses("unknown", "dtype", given="float32", error=UsageError):
+        take(ids, dtype="float32")
+    refused(main, "import", llm_c, "--tokenizer", vocab, "--out", tmp_path / "o", "--dtype", "int64",
+            kind="conflict", option="dtype")  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -220,7 +254,7 @@ def test_files_of_llm_c_have_a_header(tmp_path, content, documents, take):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_datatrove_says_where_documents_end(tmp_path, take, dtype, monkeypatch):
-    monkeypatch.setattr(ids_files, "_BLOCK_IDS", 5)
+    monkeypatch.setattr(idfile, "_BLOCK_IDS", 5)
     documents = [[], *DOCUMENTS, [], [30, SEP]]
     data, index = reference.datatrove(documents, dtype)
     path = written(tmp_path / "in", "000_unshuffled", (".ds", data), (".ds.index", index))
@@ -247,8 +281,8 @@ def as_arrow(path, table, *, stream):
 
 @pytest.mark.parametrize("kind", ["parquet", "stream", "file", "saved"])
 def test_rows_of_lists(tmp_path, take, kind, monkeypatch):
-    monkeypatch.setattr(ids_files, "_BLOCK_IDS", 5)
-    monkeypatch.setattr(ids_files, "_ROWS", 2)
+    monkeypatch.setattr(idfile, "_BLOCK_IDS", 5)
+    monkeypatch.setattr(rows, "_ROWS", 2)
     documents = [[], *DOCUMENTS, []]
     of = {"parquet": pa.int64(), "stream": pa.uint16(), "file": pa.int32(), "saved": pa.int64()}[kind]
     lists = pa.large_list(of) if kind == "file" else pa.list_(of)
@@ -351,7 +385,7 @@ def test_one_id_among_many_plain_ones_is_seen(tmp_path, vocab, token):
     """Special ids of the vocabulary are 0 to 4, and it has 82 ids. 64 ids are looked at together."""
     loaded = load(str(vocab))
     assert (loaded.special.special_ids, loaded.special.vocab_size) == ((0, 1, 2, 3, 4), 82)
-    prefix = megatron(tmp_path / "in", each_one_sequence([[10] * 63 + [token] + [10] * 64]))
+    prefix = of_megatron(tmp_path / "in", each_one_sequence([[10] * 63 + [token] + [10] * 64]))
     options = {"tokenizer": vocab, "validation": 0, "format": "megatron"}
     if token == 82:
         with refuses("id-outside-vocabulary", "tokenizer", says="byte 126: id 82"):
@@ -375,7 +409,7 @@ def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
     documents = [[5 + n % 70, 5 + n // 7 % 70, *[6] * (n % 5), SEP] for n in range(120)]
     if dtype == "int32":
         documents.reverse()
-    prefix = megatron(tmp_path / "in", each_one_sequence(documents), dtype)
+    prefix = of_megatron(tmp_path / "in", each_one_sequence(documents), dtype)
     shares = {"validation": 0.2, "test": 0.1, "shard_size": 300}
     dataset = import_ids(f"{prefix}.bin", tmp_path / "out", tokenizer=vocab, **shares)
     splits = {"train": [], "validation": [], "test": []}
@@ -387,13 +421,13 @@ def test_the_hash_of_the_ids_decides_the_split(tmp_path, vocab, dtype):
 
 
 def test_documents_without_ids_are_not_kept_where_there_are_several_splits(tmp_path, take):
-    dataset = take(megatron(tmp_path / "in", [[], [[10, SEP]], []]), format="megatron", validation=0.5)
+    dataset = take(of_megatron(tmp_path / "in", [[], [[10, SEP]], []]), format="megatron", validation=0.5)
     assert dataset.manifest.counts["dropped_documents"] == 2
     assert not any("empty" in shard.arrays for split in dataset.splits.values() for shard in split.shards)
 
 
 def test_an_id_outside_the_vocabulary_is_named_with_its_byte(tmp_path, take):
-    prefix = megatron(tmp_path / "in", each_one_sequence([[10, 11], [12, 83, 13]]), "int32")
+    prefix = of_megatron(tmp_path / "in", each_one_sequence([[10, 11], [12, 83, 13]]), "int32")
     llm_c = written(tmp_path / "in", "train", (".bin", reference.llm_c([3, 10, 999], 20240520, 1, "uint16")))
     for path, value in ((f"{prefix}.bin", "byte 12: id 83"), (llm_c, "byte 1028: id 999")):
         with refuses("id-outside-vocabulary", "tokenizer", says=f"{path}, {value} "):
@@ -402,7 +436,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_its_byte(tmp_path, take):
 
 def test_special_ids_inside_documents_are_read_and_never_masked(tmp_path, take):
     documents = [[10, MASK, 11, SEP, 12, PAD, 13, SEP] * 3 for _ in range(20)]
-    dataset = take(f"{megatron(tmp_path / 'in', each_one_sequence(documents))}.bin")
+    dataset = take(f"{of_megatron(tmp_path / 'in', each_one_sequence(documents))}.bin")
     assert dataset.special_tokens.separator == SEP
     assert dataset.manifest.counts["special_ids_inside"] == {"[PAD]": 60, "[SEP]": 100, "[MASK]": 60}
     for samples in ("windows", "documents", "packed"):
@@ -416,7 +450,7 @@ def test_special_ids_inside_documents_are_read_and_never_masked(tmp_path, take):
 
 def test_sentences_of_megatron_make_pairs(tmp_path, take):
     corpus = [[[10 + n, 11], [12, 13, 14], [15, SEP]] for n in range(9)]
-    dataset = take(megatron(tmp_path / "in", corpus), format="megatron")
+    dataset = take(of_megatron(tmp_path / "in", corpus), format="megatron")
     batch = next(bertdata.Loader(dataset, length=16, samples="pairs", global_batch_size=4))
     assert set(batch.token_type_ids.ravel().tolist()) == {0, 1}
 
@@ -427,7 +461,7 @@ def test_sentences_of_megatron_make_pairs(tmp_path, take):
 @pytest.mark.slow
 def test_an_import_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab):
     """Every rename, sync, removal and record of an import fails in turn; running it again ends in the same bytes."""
-    prefix = megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS), []])
+    prefix = of_megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS), []])
     options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 15}
     import_ids(prefix, tmp_path / "whole", **options)
     with failing(-1, None) as calls:  # numba has compiled, and its cache does not count
@@ -447,8 +481,8 @@ def test_an_import_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vo
 
 
 def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatch):
-    monkeypatch.setattr(ids_files, "_BLOCK_IDS", 4)
-    prefix = megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
+    monkeypatch.setattr(idfile, "_BLOCK_IDS", 4)
+    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
     options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 10}
 
     def stop(done, total):
@@ -468,8 +502,21 @@ def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatc
     assert all((tmp_path / "out" / name).stat().st_ino == inode for name, inode in kept.items())
 
 
+def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
+    path = written(tmp_path, "ids", (".bin", np.array([10, 11, SEP] * 40, "<u4").tobytes()))
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        take(path, dtype="uint16", progress=stop)
+    with refuses("other-settings", "out"):
+        take(path)
+    assert stored(take(path, overwrite=True, **SMALL)) == [[10, 11, SEP]] * 40
+
+
 def test_an_input_that_changes_is_noticed(tmp_path, vocab):
-    prefix = megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
+    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
 
     def touch(done, total):
         os.utime(f"{prefix}.bin", ns=(1, 1))
@@ -523,7 +570,7 @@ def test_an_export_replaces_nothing_and_leaves_nothing_half(tmp_path, dataset):
 
 
 def test_a_damaged_dataset_is_not_exported(tmp_path, take):
-    take(megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS)]), format="megatron")
+    take(of_megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS)]), format="megatron")
     path = tmp_path / "out" / "train-00000.empty.npy"
     write(path, path.read_bytes()[:128] + struct.pack("<Q", 77))
     with refuses("damaged"):
@@ -535,7 +582,7 @@ def test_a_damaged_dataset_is_not_exported(tmp_path, take):
 
 
 def test_the_commands_count_what_they_read(tmp_path, vocab):
-    prefix = megatron(tmp_path / "in", [[[10, MASK, SEP]], [[]], [[11, MASK, MASK]]])
+    prefix = of_megatron(tmp_path / "in", [[[10, MASK, SEP]], [[]], [[11, MASK, MASK]]])
     succeeds(main, "import", f"{prefix}.bin", "--tokenizer", vocab, "--out", tmp_path / "out", "--validation", 0)
     counts = json.loads(succeeds(main, "inspect", "--json", tmp_path / "out").stdout)["counts"]
     assert counts["special_ids_inside"] == {"[SEP]": 1, "[MASK]": 3}
@@ -568,7 +615,7 @@ def test_what_cannot_be_imported_is_refused(tmp_path, vocab, inputs, options, ki
 
 
 def test_an_import_refuses_and_replaces_as_a_build_does(tmp_path, corpus, vocab, take):
-    prefix = megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
+    prefix = of_megatron(tmp_path / "in", each_one_sequence(DOCUMENTS))
     build([corpus], tmp_path / "out", tokenizer=vocab)
     with refuses("out-exists", "out"):
         take(f"{prefix}.bin")

@@ -18,7 +18,9 @@ from bertdata.files import TEMPORARY, fsync_directory, make_directory, naming, o
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Shard
 from bertdata.sources.find import require_directory
-from bertdata.sources.ids import MEGATRON_DTYPES, MEGATRON_HEADER, MEGATRON_MAGIC, in_blocks, slices_of, write_parquet
+from bertdata.sources.idfile import in_blocks, slices_of
+from bertdata.sources.megatron import MEGATRON_DTYPES, MEGATRON_HEADER, MEGATRON_MAGIC
+from bertdata.sources.rows import write_parquet
 
 _PIECE = 1 << 20  # ids or offsets that are written at a time
 _SMALL_VOCABULARY = 65500  # below it Megatron stores uint16

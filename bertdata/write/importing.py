@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertdata.choices import IDS_FORMATS
+from bertdata.choices import IDS_DTYPES, IDS_FORMATS
 from bertdata.errors import InputError, UsageError
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import Manifest
 from bertdata.jit import announcing_compilation
 from bertdata.sources.find import require_directory
-from bertdata.sources.ids import Ids, IdsFile, format_of, open_ids
+from bertdata.sources.idfile import Ids, IdsFile
+from bertdata.sources.ids import format_of, open_ids
 from bertdata.sources.split import Task
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
@@ -44,6 +45,7 @@ def import_ids(
     special_tokens: bool = False,
     format: str = "auto",
     end_token: str | None = None,
+    dtype: str | None = None,
     validation: float = 0.01,
     test: float = 0.0,
     shard_size: int = 1 << 30,
@@ -54,7 +56,9 @@ def import_ids(
     """Imports files of ids and publishes them as a dataset in directory `out`. The options are those of the command.
 
     format: one of choices.IDS_FORMATS, or "auto", by the names. tokenizer: a path or hub name; the one that made the
-    ids. end_token: the token that ends a document of nanoGPT; None: the end token of the tokenizer.
+    ids. end_token: the token that ends a document of nanoGPT, None: the end token of the tokenizer; of litdata, None:
+    an item is a document. dtype: one of choices.IDS_DTYPES, that of ids whose file does not say it; None: it is
+    guessed, and said.
 
     Raises UsageError, InputError, TokenizerError or BuildError, and OSError if the disk fails.
     """
@@ -63,6 +67,9 @@ def import_ids(
     if shard_size < 1:
         sentence = f"shard_size is {shard_size}; give at least 1, in bytes of ids"
         raise UsageError(sentence, "out-of-range", option="shard_size", given=shard_size)
+    if dtype not in (None, *IDS_DTYPES):
+        sentence = f"dtype is {dtype!r}; give one of {', '.join(IDS_DTYPES)}"
+        raise UsageError(sentence, "unknown", option="dtype", given=dtype)
     require_directory(str(out))
     kind, loaded = _format_of(names, format), load(tokenizer)
     if special_tokens:
@@ -71,12 +78,16 @@ def import_ids(
     end_id = _end_id(loaded, kind, end_token)
     if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
-    files = [open_ids(name, kind, end_id) for name in names]
+    files = [open_ids(name, kind, end_id, dtype) for name in names]
+    for file in files:
+        if file.note:
+            say(file.note)
     dtypes = {file.dtype for file in files}
     if len(dtypes) == 1 and None not in dtypes:
         settings["dtype"] = files[0].dtype
     read = [each for file in files for each in file.files]
-    plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}")
+    unpublished = {} if dtype is None else {"dtype": dtype}  # the ids say what it was
+    plan = BuildPlan.of(read, settings, tokenizer=f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}", **unpublished)
     directory, total = Path(out), sum(file.num_bytes for file in files)
     encoder = IdsEncoder(loaded, shares, sentences=any(file.has_sentences for file in files))
     itemsize = np.dtype(loaded.token_dtype).itemsize
@@ -109,9 +120,9 @@ def _format_of(names: Sequence[str], format: str) -> str:
     if not names:
         raise UsageError("there is no input; give a file of ids", "missing", option="inputs")
     for name in names:
-        if is_remote(name):
+        if is_remote(name) and format not in ("mds", "litdata"):
             url = without_secrets(name)
-            sentence = f"{url} is a URL, and ids are imported from files of this machine; copy it here first"
+            sentence = f"{url} is a URL, and only --format mds and litdata are imported from one; copy it here first"
             raise UsageError(sentence, "bad-url", option="inputs", given=url)
     formats = {format_of(name) if format == "auto" else format for name in names}
     if len(formats) != 1:
@@ -121,16 +132,16 @@ def _format_of(names: Sequence[str], format: str) -> str:
 
 
 def _end_id(tokenizer: Tokenizer, kind: str, spelling: str | None) -> int | None:
-    """The id of the token that ends documents of nanoGPT; None: the format says where they end."""
-    if kind != "nanogpt":
-        if spelling is not None:
-            sentence = f"--end-token is for nanogpt, and {kind} says itself where documents end; leave it out"
-            raise UsageError(sentence, "conflict", option="end_token", given=spelling)
+    """The id of the token that ends documents; None: the format says where they end, or litdata's items do."""
+    if kind not in ("nanogpt", "litdata") and spelling is not None:
+        sentence = f"--end-token is for nanogpt and litdata, and {kind} says itself where documents end; leave it out"
+        raise UsageError(sentence, "conflict", option="end_token", given=spelling)
+    if kind != "nanogpt" and spelling is None:
         return None
     special, known = tokenizer.special, " ".join(tokenizer.spellings[:10])
     if not known:
         sentence = (
-            "the tokenizer has no special token, and nanogpt needs one that ends documents; give another --tokenizer"
+            f"the tokenizer has no special token, and one must end the documents of {kind}; give another --tokenizer"
         )
         raise UsageError(sentence, "tokenizer-lacks-token", option="tokenizer")
     if spelling is not None:

@@ -1,0 +1,114 @@
+"""Ids one after the other, without a description: the files of nanoGPT, llm.c and datatrove → their documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import InputError
+from bertdata.sources.idfile import (
+    FileArray,
+    Ids,
+    IdsFile,
+    byte_of,
+    ended_by,
+    in_blocks,
+    require_room,
+    stated_dtype,
+    steps_of,
+)
+from bertdata.sources.inputs import local
+
+_LLM_C_HEADER_BYTES = 1024
+_LLM_C_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}  # magic and version → ids
+_BLOCK_IDS = 1 << 19  # ids that are given at a time, unless a document has more
+_JUDGED_BYTES = 1 << 21  # of ids alone, for the width of an id
+_FEWEST_JUDGED = 16  # pairs of halves
+
+
+def open_nanogpt(name: str, end_token: int, given: str | None) -> IdsFile:
+    """Ids alone, or the file of llm.c: 256 int32, of which the first three are magic, version and number of ids.
+
+    given: the dtype of ids alone; None: it is guessed.
+    """
+    data = local(name)
+    size, offset, dtype, note = data.size or 0, 0, np.dtype(given or "uint16"), None
+    if size >= _LLM_C_HEADER_BYTES:
+        magic, version, count = FileArray(data, "<i4", 3)[:].tolist()
+        if (magic, version) in _LLM_C_DTYPES:
+            if given is not None:
+                raise stated_dtype(name, given)
+            offset, dtype = _LLM_C_HEADER_BYTES, np.dtype(_LLM_C_DTYPES[magic, version])
+            if size != offset + count * dtype.itemsize:
+                sentence = (
+                    f"{data} has {size:,} bytes, and its header says {count:,} ids of {dtype.itemsize} bytes after "
+                    f"{offset:,}; get the file again"
+                )
+                raise InputError(sentence, "cut-short", option="inputs", given=name)
+    if not offset and given is None:
+        dtype, reason = _guess(FileArray(data, np.uint8, min(size, _JUDGED_BYTES))[:])
+        note = f"reads {data} as {dtype.name}, {reason}; --dtype names another"
+    if size % dtype.itemsize:
+        sentence = (
+            f"{data} has {size:,} bytes, which is no multiple of the {dtype.itemsize} bytes of an id of {dtype.name}; "
+            "get the file again, or name its --dtype or --format"
+        )
+        raise InputError(sentence, "not-of-format", option="inputs", given=name)
+    require_room(data, dtype, end_token)
+    ids = FileArray(data, dtype, (size - offset) // dtype.itemsize, offset)
+
+    def blocks() -> Iterator[Ids]:
+        for start in range(0, ids.size, _BLOCK_IDS):
+            some, width = ids[start : start + _BLOCK_IDS], dtype.itemsize
+            documents = np.array([0, some.size])
+            yield Ids(some, documents, None, byte_of(data, width, start, offset), (start + some.size) * width)
+
+    return IdsFile([data], size - offset, lambda: ended_by(end_token, blocks()), note=note)
+
+
+def _guess(start: NDArray[np.uint8]) -> tuple[np.dtype[Any], str]:
+    """The dtype of ids by the first bytes of their file, and why it is that.
+
+    In ids that are wider than they must be, little-endian, every second half is mostly 0, and the others are not. Pairs
+    of zeros, which may be padding, say nothing.
+    """
+    for dtype, half in (("int64", 4), ("uint32", 2)):
+        pairs = start[: start.size // (2 * half) * (2 * half)].view(f"<u{half}").reshape(-1, 2)
+        pairs = pairs[pairs.any(1)]
+        lower, upper = (pairs == 0).sum(0).tolist()
+        if len(pairs) >= _FEWEST_JUDGED and 5 * (upper - lower) >= 2 * len(pairs):
+            return np.dtype(dtype), f"as most of every second {half} bytes are 0"
+    return np.dtype("uint16"), "as nanoGPT writes ids"
+
+
+def open_datatrove(name: str) -> IdsFile:
+    """Raw ids of 2 or 4 bytes, and beside them `.index`: uint64, where each document ends in ids."""
+    data, index = local(name), local(f"{name}.index")
+    if (index.size or 0) % 8:
+        sentence = (
+            f"{index} has {index.size:,} bytes, which is no multiple of the 8 bytes of an offset; get the file again"
+        )
+        raise InputError(sentence, "cut-short", option="inputs", given=index.name)
+    size, ends = data.size or 0, FileArray(index, "<i8", (index.size or 0) // 8)
+    total = ends.at(-1) if ends.size else 0
+    width = next((width for width in (2, 4) if size == total * width), None)
+    if width is None or steps_of(ends)[0] < 0 or (ends.size and ends.at(0) < 0):
+        sentence = (
+            f"{index} does not fit {name}: its offsets must ascend to the number of ids, and end at {total:,}, while "
+            f"{name} has {size:,} bytes, with 2 or 4 for an id; get both files again"
+        )
+        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
+    ids = FileArray(data, f"<u{width}", size // width)
+
+    def starts_of(first: int, stop: int) -> NDArray[np.int64]:
+        return ends[first - 1 : stop - 1] if first else np.append(0, ends[: stop - 1])
+
+    def some_documents() -> Iterator[Ids]:
+        for _, offsets in in_blocks(ends.size, starts_of):
+            start, stop = int(offsets[0]), int(offsets[-1])
+            yield Ids(ids[start:stop], offsets - start, None, byte_of(data, width, start), stop * width)
+
+    return IdsFile([data, index], size, some_documents)

@@ -1,0 +1,255 @@
+"""What MDS and litdata have in common: an index.json that names files of samples, and samples of several columns.
+
+A file of samples is: their number, uint32; where each begins and the last one ends, uint32, in bytes of the file; then,
+in MDS, a description; then the samples. A sample is the sizes of its columns, uint32, but for those that have the same
+size everywhere, and then the columns. Everything is little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import BertdataError, InputError
+from bertdata.sources.idfile import Ids, in_blocks, item_of, slices_of
+from bertdata.sources.inputs import Input, local, of_remote
+from bertdata.urls import is_remote
+
+COLUMNS = ("input_ids", "tokens")  # the first that there is holds the ids
+INDEX = "index.json"
+_MOST_INDEX_BYTES = 1 << 28
+_MOST_SAMPLES_BYTES = 1 << 32  # that uint32 can count
+_PIECE = 1 << 20  # bytes that are read at a time
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index.json, and the files below its directory."""
+
+    file: Input
+    content: Any  # of JSON: anything
+    _inside: Callable[[str], Input]
+
+    def named(self, name: Any) -> Input:
+        """The file of a name in the index. Raises InputError for a name that leaves the directory, or for no file."""
+        path = PurePosixPath(name)
+        if not path.parts or path.is_absolute() or ".." in path.parts or not name.isprintable():
+            sentence = f"{self.file} names the file {name!r}, which is not below its directory; write the dataset again"
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+        return self._inside(name)
+
+    def has(self, name: Any) -> bool:
+        """Whether the directory is one of this machine and has a file of this name."""
+        return not self.file.remote and name.isprintable() and (Path(self.file.name).parent / name).is_file()
+
+    @contextmanager
+    def parsing(self) -> Iterator[None]:
+        """Turns what Python says of JSON with other members or types into an InputError."""
+        try:
+            yield
+        except BertdataError:
+            raise
+        except KeyError as error:
+            sentence = (
+                f"{self.file} has no member {error.args[0]!r} where its format asks for one; write the dataset again"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name) from None
+        except (TypeError, ValueError, AttributeError, IndexError):
+            sentence = (
+                f"{self.file} has a member of another type or size than its format asks for; write the dataset again"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name) from None
+
+
+def directories_of(name: str) -> list[str]:
+    """The directories with an index.json that an input stands for: itself, else those directly below it, by name.
+
+    Shorter names come first, so that 2 comes before 10. Of a URL it is always the URL.
+    """
+    path = Path(name)
+    if is_remote(name) or not path.is_dir() or (path / INDEX).exists():
+        return [name]
+    below = (file.parent for file in path.glob(f"*/{INDEX}"))
+    return [str(each) for each in sorted(below, key=lambda each: (len(each.name), each.name))]
+
+
+def open_indices(name: str) -> list[Index]:
+    """Reads each index.json that an input stands for. Raises InputError if there is none, or one is no JSON."""
+    directories = directories_of(name)
+    if not directories:
+        sentence = f"{name} has no index.json, and no directory directly below it has one; name the directory of one"
+        raise InputError(sentence, "not-found", option="inputs", given=name)
+    return [open_index(directory) for directory in directories]
+
+
+def open_index(directory: str) -> Index:
+    """Reads the index.json of a directory or of a URL. Raises InputError if it is not there, or is no JSON."""
+    inside = _below_url(directory) if is_remote(directory) else lambda name: local(Path(directory) / name)
+    file = inside(INDEX)
+    if (file.size or 0) > _MOST_INDEX_BYTES:
+        sentence = (
+            f"{file} has {file.size:,} bytes, more than the {_MOST_INDEX_BYTES:,} that are read; divide the dataset"
+        )
+        raise InputError(sentence, "too-large", option="inputs", given=file.name)
+    with file.open() as stream:
+        content = stream.read()
+    try:
+        return Index(file, json.loads(content), inside)
+    except (ValueError, RecursionError):
+        sentence = f"{file} is not JSON; get the file again, or write the dataset again"
+        raise InputError(sentence, "not-of-format", option="inputs", given=file.name) from None
+
+
+def _below_url(url: str) -> Callable[[str], Input]:
+    from bertdata.remote.files import within  # takes 0.1 s
+
+    file_at = within(url.rstrip("/"))
+    return lambda name: of_remote(file_at(name))
+
+
+def count_of(value: Any) -> int:
+    """A number that an index states. Raises TypeError if it is none, negative, or beyond any file of samples."""
+    if type(value) is not int or not 0 <= value < 1 << 40:
+        raise TypeError
+    return value
+
+
+def require_size(file: Input, stated: int) -> None:
+    """Raises InputError if a file has another size than its index states."""
+    if file.size != stated:
+        sentence = f"{file} has {file.size:,} bytes, and its index states {stated:,}; get the file again"
+        raise InputError(sentence, "cut-short", option="inputs", given=file.name)
+
+
+class Block(NamedTuple):
+    """Some samples of a file, in order."""
+
+    file: Input
+    data: NDArray[np.uint8]  # all their bytes
+    offsets: NDArray[np.int64]  # [num_samples + 1] half-open, into data
+    first: int  # index of the first of them in the file
+    bytes_read: int  # of the file, up to the end of these
+
+    def name_of_first(self, chosen: NDArray[np.bool_]) -> str:
+        """'file, sample n' of the first sample that is chosen."""
+        return f"{self.file}, sample {self.first + int(chosen.argmax()) + 1}"
+
+    def column(self, sizes: Sequence[int | None], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where a column begins and ends in data, for each sample. sizes: of all columns; None: each sample states it.
+
+        Raises InputError for a sample that its columns do not fill.
+        """
+        begins, num_stated = self.offsets[:-1], sizes.count(None)
+        is_wrong = np.diff(self.offsets) < 4 * num_stated
+        if not is_wrong.any():
+            stated = iter(self.gather(begins, 4 * num_stated).view("<u4").T.astype(np.int64))
+            lengths = [next(stated) if size is None else np.full(begins.size, size) for size in sizes]
+            ends = begins + 4 * num_stated + np.cumsum(lengths, axis=0)
+            is_wrong = ends[-1] != self.offsets[1:]
+        if is_wrong.any():
+            sentence = (
+                f"{self.name_of_first(is_wrong)}: the sizes of its columns do not add up to its own; write the dataset "
+                "again"
+            )
+            raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
+        return ends[number] - lengths[number], ends[number]
+
+    def gather(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+        """[starts.size, length] bytes from each start on, which must be there."""
+        return self.data[starts[:, None] + np.arange(length)]
+
+    def ids(self, starts: NDArray[np.int64], stops: NDArray[np.int64], dtype: np.dtype[Any]) -> Ids:
+        """What is between starts and stops, as the ids of a document for each sample."""
+        lengths = stops - starts
+        if (is_wrong := lengths % dtype.itemsize != 0).any():
+            sentence = f"{self.name_of_first(is_wrong)}: its bytes are not ids of {dtype.name}; write the dataset again"
+            raise InputError(sentence, "bad-row", option="inputs", given=self.file.name)
+        data = self.data
+        if lengths.sum() != data.size:
+            view, slices = data.data, map(slice, starts.tolist(), stops.tolist())
+            data = np.frombuffer(bytearray().join([view[each] for each in slices]), np.uint8)
+        documents = np.append(0, np.cumsum(lengths // dtype.itemsize))
+        return Ids(
+            data.view(dtype), documents, None, item_of(self.file, "sample", self.first, documents), self.bytes_read
+        )
+
+
+@dataclass(frozen=True)
+class SampleFile:
+    """A file of samples. Raises InputError if it cannot have these sizes."""
+
+    file: Input
+    num_samples: int
+    num_bytes: int  # decompressed
+    is_zstd: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_bytes >= _MOST_SAMPLES_BYTES or 4 * (self.num_samples + 2) > self.num_bytes:
+            sentence = (
+                f"{self.file} cannot have the {self.num_samples:,} samples in {self.num_bytes:,} bytes that its index "
+                "states; write the dataset again"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+        if not self.is_zstd:
+            require_size(self.file, self.num_bytes)
+
+    def blocks(self) -> Iterator[Block]:
+        """All samples, some at a time."""
+        size, begin = self.file.size or 0, 4 * (self.num_samples + 2)
+        with self._opened() as stream:
+            head = np.frombuffer(self._read(stream, begin), "<u4")
+            offsets = head[1:].astype(np.int64)
+            ascends = offsets[0] >= begin and bool((np.diff(offsets) >= 0).all())
+            if head[0] != self.num_samples or not ascends or offsets[-1] != self.num_bytes:
+                sentence = (
+                    f"{self.file} does not begin with the places of the {self.num_samples:,} samples that its index "
+                    "states; write the dataset again"
+                )
+                raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+            for start in range(begin, int(offsets[0]), _PIECE):
+                self._read(stream, min(_PIECE, int(offsets[0]) - start))
+            for first, some in in_blocks(self.num_samples, slices_of(offsets)):
+                data = np.frombuffer(self._read(stream, int(some[-1] - some[0])), np.uint8)
+                yield Block(self.file, data, some - some[0], first, size * int(some[-1]) // self.num_bytes)
+            if stream.read(1):
+                sentence = (
+                    f"{self.file} has more than the {self.num_bytes:,} bytes that its index states; get the file again"
+                )
+                raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        try:
+            with self.file.open() as file:
+                if not self.is_zstd:
+                    yield file
+                    return
+                import pyarrow as pa
+
+                yield pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")
+        except OSError as error:
+            if self.is_zstd and error.errno is None:  # pyarrow reports damage like this
+                sentence = f"{self.file} is not a complete zstd file ({error}); get the file again"
+                raise InputError(sentence, "cut-short", option="inputs", given=self.file.name) from None
+            sentence = f"{self.file} cannot be read: {error.strerror or error}"
+            raise InputError(sentence, "unreadable", given=self.file.name) from None
+
+    def _read(self, stream: Any, size: int) -> bytearray:
+        """Reads a number of bytes. Takes memory only for those that there are."""
+        data = bytearray()
+        while len(data) < size:
+            piece = stream.read(min(_PIECE, size - len(data)))
+            if not piece:
+                sentence = (
+                    f"{self.file} ends before the {self.num_bytes:,} bytes that its index states; get the file again"
+                )
+                raise InputError(sentence, "cut-short", option="inputs", given=self.file.name)
+            data += piece
+        return data

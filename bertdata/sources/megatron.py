@@ -1,0 +1,119 @@
+"""Megatron's indexed datasets, .bin and .idx → their documents."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import InputError
+from bertdata.sources.idfile import FileArray, Ids, IdsFile, byte_of, in_blocks, steps_of
+from bertdata.sources.inputs import Input, local
+
+MEGATRON_HEADER = "<9sQBQQ"  # magic, version, dtype, number of sequences, number of document indices
+MEGATRON_MAGIC = b"MMIDIDX\0\0"
+MEGATRON_DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}  # 6 and 7 are no integers
+_SEQUENCES = 1 << 16  # that are checked at a time
+
+
+class _Index(NamedTuple):
+    """What a .idx of Megatron says."""
+
+    lengths: FileArray  # int32 [num_sequences] in ids
+    pointers: FileArray  # int64 [num_sequences] byte of the .bin at which each begins
+    documents: FileArray  # int64 [num_documents + 1] half-open offsets into sequences
+    dtype: np.dtype[Any]
+
+
+def _megatron_index(index: Input) -> _Index:
+    """Raises InputError for a header that cannot be read, or does not fit the size of the file."""
+    size, begin = index.size or 0, struct.calcsize(MEGATRON_HEADER)
+    content = FileArray(index, np.uint8, min(size, begin))[:].tobytes()
+    if content[:9] != MEGATRON_MAGIC or size < begin:
+        sentence = (
+            f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX; give the .idx of one"
+        )
+        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
+    _, version, code, num_sequences, num_documents = struct.unpack(MEGATRON_HEADER, content)
+    if version != 1:
+        sentence = (
+            f"{index} has version {version}, and only version 1 can be read; write the dataset again with Megatron"
+        )
+        raise InputError(sentence, "other-version", option="inputs", given=index.name)
+    if code not in MEGATRON_DTYPES:
+        sentence = (
+            f"{index} has dtype {code}, which is no kind of integer, so its .bin does not hold ids; give files of ids"
+        )
+        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
+    expected = begin + 12 * num_sequences + 8 * num_documents
+    if num_sequences and size == expected + num_sequences:
+        sentence = (
+            f"{index} gives each sequence a mode, as for images among text, and only text can be imported; write the "
+            "text alone with Megatron's tools"
+        )
+        raise InputError(sentence, "unsupported", option="inputs", given=index.name)
+    if size != expected:
+        sentence = (
+            f"{index} has {size:,} bytes, and by its header (sequences: {num_sequences:,}, document indices: "
+            f"{num_documents:,}) it has {expected:,}; get the file again"
+        )
+        raise InputError(sentence, "cut-short", option="inputs", given=index.name)
+    return _Index(
+        FileArray(index, "<i4", num_sequences, begin),
+        FileArray(index, "<i8", num_sequences, begin + 4 * num_sequences),
+        FileArray(index, "<i8", num_documents, begin + 12 * num_sequences),
+        np.dtype(MEGATRON_DTYPES[code]),
+    )
+
+
+def open_megatron(name: str) -> IdsFile:
+    """name: PREFIX, PREFIX.bin or PREFIX.idx."""
+    prefix = name.removesuffix(".bin") if name.endswith(".bin") else name.removesuffix(".idx")
+    index, data = local(f"{prefix}.idx"), local(f"{prefix}.bin")
+    lengths, pointers, documents, dtype = _megatron_index(index)
+    num_sequences, end, empty_sentences = lengths.size, 0, 0
+    for start in range(0, num_sequences, _SEQUENCES):
+        some = lengths[start : start + _SEQUENCES].astype(np.int64)
+        ends = end + np.cumsum(some) * dtype.itemsize
+        wrong = np.flatnonzero((some < 0) | (pointers[start : start + _SEQUENCES] != ends - some * dtype.itemsize))
+        if wrong.size:
+            sentence = (
+                f"{index}: sequence {start + int(wrong[0])} does not begin where the one before it ends; write the "
+                "dataset again with Megatron's own tools"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
+        end, empty_sentences = int(ends[-1]), empty_sentences + int((some == 0).sum())
+    if end != data.size:
+        sentence = f"{data} has {data.size:,} bytes, and {index} describes {end:,}; get both files again"
+        raise InputError(sentence, "cut-short", option="inputs", given=data.name)
+    smallest, largest = steps_of(documents)
+    if not documents.size or documents.at(0) != 0 or documents.at(-1) != num_sequences or smallest < 0:
+        sentence = (
+            f"{index}: its document indices do not ascend from 0 to {num_sequences:,}; write the dataset again with "
+            "Megatron's own tools"
+        )
+        raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
+    ids, has_sentences = FileArray(data, dtype, end // dtype.itemsize), largest > 1
+
+    def first_ids(sequences: NDArray[Any]) -> NDArray[np.int64]:
+        """The index of the first id of ascending sequences; `num_sequences` is the end."""
+        starts, first = np.full(sequences.size, ids.size), int(sequences[0])
+        inside = sequences < num_sequences
+        known = pointers[first : int(sequences[-1]) + 1]
+        starts[inside] = known[sequences[inside] - first] // dtype.itemsize
+        return starts
+
+    def some_documents() -> Iterator[Ids]:
+        for first, offsets in in_blocks(documents.size - 1, lambda first, stop: first_ids(documents[first:stop])):
+            start, stop = int(offsets[0]), int(offsets[-1])
+            sentences = None
+            if has_sentences:
+                several = slice(documents.at(first), documents.at(first + offsets.size - 1))
+                sentences = pointers[several][lengths[several] > 0] // dtype.itemsize - start
+            place = byte_of(data, dtype.itemsize, start)
+            yield Ids(ids[start:stop], offsets - start, sentences, place, stop * dtype.itemsize)
+
+    return IdsFile([index, data], end, some_documents, dtype.name, has_sentences, empty_sentences)

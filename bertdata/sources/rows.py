@@ -1,0 +1,147 @@
+"""Rows of Parquet and Arrow with a column of lists → their documents, and documents → Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertdata.errors import InputError
+from bertdata.sources.idfile import Ids, IdsFile, in_blocks, item_of, slices_of
+from bertdata.sources.inputs import Input, ending_of, local
+from bertdata.sources.tables import readable
+
+COLUMN = "input_ids"
+_ROWS = 1024  # that are looked at at a time
+
+
+def open_rows(name: str) -> IdsFile:
+    """Parquet, Arrow, or a directory of either, with a column of lists."""
+    path = Path(name)
+    files = [local(file) for file in _files_of(path)] if path.is_dir() else [local(name)]
+    size = sum(file.size or 0 for file in files)
+
+    def some_documents() -> Iterator[Ids]:
+        before = 0
+        for file in files:
+            row = 0
+            with readable(file, "arrow" if _is_arrow(file) else "parquet"):
+                for column, bytes_read in _columns(file):
+                    ids, offsets = _lists(file, column, row)
+                    for first, some in in_blocks(offsets.size - 1, slices_of(offsets)):
+                        place = item_of(file, "row", row + first, some)
+                        part = ids[int(some[0]) : int(some[-1])]
+                        yield Ids(part, some - some[0], None, place, before + bytes_read)
+                    row += len(column)
+            before += file.size or 0
+
+    return IdsFile(files, size, some_documents)
+
+
+def _files_of(directory: Path) -> list[Path]:
+    """The files of a directory that `save_to_disk` of the library datasets wrote, or the Parquet files of another."""
+    given = str(directory)
+    if (directory / "dataset_dict.json").is_file():
+        below = ", ".join(sorted(str(state.parent) for state in directory.glob("*/state.json")))
+        sentence = f"{directory} holds several datasets of save_to_disk; name one of them: {below}"
+        raise InputError(sentence, "wrong-file-type", option="inputs", given=given)
+    if not (directory / "state.json").is_file():
+        files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
+        if not files:
+            sentence = (
+                f"{directory} holds neither Parquet files, nor the state.json of save_to_disk, nor the index.json of "
+                "MDS or litdata; name files of ids"
+            )
+            raise InputError(sentence, "empty", option="inputs", given=given)
+        return files
+    try:
+        state = json.loads((directory / "state.json").read_bytes())
+        files = [directory / entry["filename"] for entry in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        sentence = (
+            f"{directory / 'state.json'} is not what save_to_disk writes, as it names no data files; save the dataset "
+            "again"
+        )
+        raise InputError(sentence, "not-of-format", option="inputs", given=given) from None
+    if state.get("_indices_data_files"):
+        sentence = f"{directory} selects rows by an index; call flatten_indices() and save_to_disk again"
+        raise InputError(sentence, "unsupported", option="inputs", given=given)
+    return files
+
+
+def _is_arrow(file: Input) -> bool:
+    return ending_of(file.name) != ".parquet"
+
+
+def _columns(file: Input) -> Iterator[tuple[Any, int]]:
+    """The column of ids, some rows at a time, and how many bytes of the file that took, with those before."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not _is_arrow(file):
+        with pq.ParquetFile(file.name) as table:
+            _check_column(file, table.schema_arrow)
+            num_done, num_rows = 0, table.metadata.num_rows
+            for batch in table.iter_batches(_ROWS, columns=[COLUMN]):
+                num_done += batch.num_rows
+                yield batch.column(0), (file.size or 0) * num_done // max(1, num_rows)
+        return
+    with pa.OSFile(file.name) as source:
+        is_file = source.read(6) == b"ARROW1"
+        source.seek(0)
+        with pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source) as reader:
+            _check_column(file, reader.schema)
+            num_batches = reader.num_record_batches if is_file else 0
+            for number, batch in enumerate(map(reader.get_batch, range(num_batches)) if is_file else reader):
+                column = batch.column(COLUMN)
+                column.validate(full=True)  # a file may say anything
+                yield column, (file.size or 0) * (number + 1) // num_batches if is_file else source.tell()
+
+
+def _check_column(file: Input, schema: Any) -> None:
+    import pyarrow as pa
+
+    if COLUMN not in schema.names:
+        columns = ", ".join(schema.names)
+        sentence = f"{file} has no column {COLUMN!r}, only {columns}; rename the one of ids"
+        raise InputError(sentence, "no-column", option="inputs", given=file.name)
+    kind, types = schema.field(COLUMN).type, pa.types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not (is_list and types.is_integer(kind.value_type)):
+        sentence = f"{file}: column {COLUMN!r} is {kind}, not a list of integers; write lists of ids there"
+        raise InputError(sentence, "wrong-column-type", option="inputs", given=file.name)
+
+
+def _lists(file: Input, column: Any, first: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The ids of some rows, one after the other, and offsets [num_rows + 1]. first: number of the first row, from 0."""
+    import pyarrow.compute as pc
+
+    flat = column.flatten()
+    if column.null_count or flat.null_count:
+        nulls = column.is_null().to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(nulls) if nulls.any() else [
+            row for row in range(len(column)) if column[row].values.null_count
+        ]  # fmt: skip
+        sentence = f"{file}, row {first + int(rows[0]) + 1}: the ids, or one of them, are null; leave the row out"
+        raise InputError(sentence, "bad-row", option="inputs", given=file.name)
+    lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+    return flat.to_numpy(), np.append(0, np.cumsum(lengths, dtype=np.int64))
+
+
+def write_parquet(file: IO[bytes], documents: Iterable[tuple[NDArray[Any], NDArray[np.int64]]]) -> None:
+    """Writes a Parquet file with the column `input_ids`, a list of int32 for each document.
+
+    documents: pairs of ids [n] and half-open offsets into them; each pair gives a row group.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([pa.field(COLUMN, pa.list_(pa.int32()))])
+    with pq.ParquetWriter(file, schema) as writer:
+        for ids, offsets in documents:
+            lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(ids.astype(np.int32)))
+            writer.write_table(pa.table([lists], schema=schema), row_group_size=max(1, len(lists)))

@@ -1,0 +1,360 @@
+"""Datasets with an index.json, MDS and litdata: their documents, what is wrong with them, and the real libraries."""
+
+import importlib
+import json
+import random
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import writers
+from helpers import refused, refuses
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import ids as reference
+from sources import FEW, zstd
+
+from bertdata.cli import main
+from bertdata.errors import InputError
+from bertdata.sources import idfile
+from bertdata.sources.ids import format_of, open_ids
+from bertdata.write import import_ids
+
+ROOT = Path(__file__).parent.parent
+SEP = 3
+DOCUMENTS = [[10, 11, 12, SEP], [13, SEP], [14, 15, 16, 17, 18, 19, 20, SEP], [21, SEP], [10, 11, 12, SEP]]
+LONG = st.lists(st.sampled_from([SEP, 10, 11, 81]), max_size=300)
+CORPORA = st.lists(st.one_of(LONG, st.lists(st.sampled_from([SEP, 10, 81]), max_size=5)), min_size=1, max_size=12)
+
+
+def written(directory, files):
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    return directory
+
+
+def documents_of(name, format=None, end_token=None, dtype=None):
+    """All documents of an input, in order; their bytes add up."""
+    opened, documents, before = open_ids(str(name), format or format_of(str(name)), end_token, dtype), [], 0
+    for some in opened.documents():
+        assert before <= some.bytes_read <= opened.num_bytes
+        before = some.bytes_read
+        documents += [some.ids[a:b].tolist() for a, b in zip(some.documents, some.documents[1:], strict=False)]
+    assert before == opened.num_bytes
+    return documents
+
+
+# ----------------------------------------------------------------------------------------------------- what is read
+
+
+@FEW
+@given(CORPORA, st.sampled_from(["ndarray", "ndarray:uint8", "ndarray:int16", "ndarray:uint64", "bytes"]),
+       st.integers(1, 5), st.sampled_from([None, zstd]), st.sampled_from([(), ("md5", "sha1"), ("xxh64",)]),
+       st.booleans(), st.sampled_from([1, 100, 1 << 19]))  # fmt: skip
+def test_samples_of_mds_are_documents(corpus, encoding, per_shard, pack, hashes, others, block):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(idfile, "_BLOCK_IDS", block)
+        known = [each for each in hashes if each != "xxh64"]
+        files = reference.mds(corpus, encoding, per_shard=per_shard, pack=pack, hashes=known, others=others)
+        if "xxh64" in hashes:
+            files["index.json"] = files["index.json"].replace(b'"hashes": {}', b'"hashes": {"xxh64": "0123"}')
+        directory = written(Path(name) / "in", files)
+        dtype = "int64" if encoding == "bytes" else None
+        assert documents_of(directory, dtype=dtype) == corpus
+        assert bool(open_ids(str(directory), "mds", None, dtype).note) == ("xxh64" in hashes)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_samples_of_equal_size_state_no_size(tmp_path, others):
+    documents = [[number, number + 1, SEP] for number in range(10, 30)]
+    files = reference.mds(documents, "ndarray:uint16:3", others=others, name="tokens")
+    assert documents_of(written(tmp_path / "in", files)) == documents
+    nested = files["index.json"].replace(b"ndarray:uint16:3", b"ndarray:uint16:1,3")
+    assert documents_of(written(tmp_path / "in", {"index.json": nested})) == documents
+
+
+@FEW
+@given(CORPORA, st.sampled_from([("no_header_tensor:20", "uint16"), ("no_header_tensor:16", "int32"),
+                                 ("no_header_numpy:6", "uint32"), ("no_header_numpy:3", "int64")]),
+       st.integers(1, 5), st.sampled_from([("TokensLoader", None), ("PyTreeLoader", None), ("PyTreeLoader", "tokens")]),
+       st.booleans(), st.sampled_from([1, 100, 1 << 19]))  # fmt: skip
+def test_items_of_litdata_are_documents_or_blocks_of_them(corpus, kind, per_chunk, how, ended, block):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(idfile, "_BLOCK_IDS", block)
+        loader, column = how
+        files = reference.litdata(corpus, *kind, per_chunk=per_chunk, loader=loader, name=column)
+        directory = written(Path(name) / "in", files)
+        expected = reference.split_at(sum(corpus, []), SEP) if ended else corpus
+        assert documents_of(directory, end_token=SEP if ended else None) == expected
+
+
+def test_several_streams_are_one_input(tmp_path, vocab):
+    """Directly below a directory, or named one by one."""
+    names = ["9", "10", "2"]
+    for name, document in zip(names, DOCUMENTS, strict=False):
+        written(tmp_path / "in" / name, reference.mds([document], "ndarray:int32"))
+    assert documents_of(tmp_path / "in") == [DOCUMENTS[2], DOCUMENTS[0], DOCUMENTS[1]]
+    options = {"tokenizer": vocab, "validation": 0}
+    below = import_ids(tmp_path / "in", tmp_path / "out", **options)
+    named = import_ids([tmp_path / "in" / name for name in ("2", "9", "10")], tmp_path / "named", **options)
+    assert below.dataset_id == named.dataset_id
+    assert below.manifest.settings["imported"] == "mds"
+
+
+def test_a_shard_that_was_decompressed_is_read_whatever_its_compression_was(tmp_path):
+    files = reference.mds(DOCUMENTS, "ndarray:uint16", pack=zstd, hashes=["sha1"])
+    raw = reference.mds(DOCUMENTS, "ndarray:uint16", hashes=["sha1"])
+    raw = {name: content for name, content in raw.items() if name.endswith(".mds")}
+    other = files["index.json"].replace(b'"compression": "zstd:3"', b'"compression": "br:11"')
+    with refuses("unsupported", "inputs"):
+        documents_of(written(tmp_path / "in", files | {"index.json": other}))
+    # The description in a shard is not read, and has another length here.
+    index = json.loads(other)
+    for shard in index["shards"]:
+        content = raw[shard["raw_data"]["basename"]]
+        shard["raw_data"] |= {"bytes": len(content), "hashes": {}}
+    assert documents_of(written(tmp_path / "in", raw | {"index.json": json.dumps(index).encode()})) == DOCUMENTS
+
+
+def test_the_commands_read_both(tmp_path, vocab):
+    for name, files in (("mds", reference.mds(DOCUMENTS, "bytes")),
+                        ("litdata", reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))):  # fmt: skip
+        source = written(tmp_path / name, files)
+        arguments = ["import", source, "--tokenizer", vocab, "--out", tmp_path / f"out-{name}"]
+        kind, option = ("missing", "dtype") if name == "mds" else ("conflict", "dtype")
+        refused(main, *arguments, *["--dtype", "int64"] * (name == "litdata"), kind=kind, option=option)
+    (tmp_path / "mds" / "index.json").write_text("[")
+    refused(main, "import", tmp_path / "mds", "--tokenizer", vocab, "--out", tmp_path / "o",
+            kind="not-of-format", option="inputs")  # fmt: skip
+    refused(main, "import", tmp_path / "litdata", "--tokenizer", vocab, "--out", tmp_path / "o", "--end-token", "</s>",
+            kind="unknown", option="end_token")  # fmt: skip
+
+
+def test_an_id_outside_the_vocabulary_is_named_with_its_sample(tmp_path, vocab):
+    corpus = [*DOCUMENTS, [10, 999]]
+    chunks, place = reference.litdata(corpus, "no_header_tensor:16", "int32"), "chunk-0-1.bin, sample 3: id 999"
+    places = {
+        "mds": (reference.mds(corpus, "ndarray:int32"), None, "shard.00001.mds, sample 3: id 999"),
+        "litdata": (chunks, None, place),
+        "ended": (chunks, "[SEP]", place),
+    }
+    for name, (files, end_token, place) in places.items():
+        with refuses("id-outside-vocabulary", "tokenizer", says=place):
+            import_ids(written(tmp_path / name, files), tmp_path / "out", tokenizer=vocab, end_token=end_token)
+
+
+@pytest.mark.parametrize("format", ["mds", "litdata"])
+def test_a_file_that_is_cut_short_or_removed_while_it_is_read_is_an_error(tmp_path, format):
+    directory = written(tmp_path / "in", {"mds": plain(MDS), "litdata": LITDATA}[format])
+    last = max(directory.glob("*0*"))
+    opened = open_ids(str(directory), format, None)
+    last.write_bytes(last.read_bytes()[:-2])
+    with refuses("cut-short", "inputs", given=str(last)):
+        list(opened.documents())
+    last.unlink()
+    with refuses("unreadable", given=str(last)):
+        list(opened.documents())
+
+
+def test_a_chunk_alone_is_not_taken_for_ids(tmp_path):
+    """Its offsets would be ids."""
+    chunk = written(tmp_path / "in", LITDATA) / "chunk-0-0.bin"
+    with refuses("unknown-format", "inputs", given=str(chunk)):
+        format_of(str(chunk))
+    (tmp_path / "in" / "index.json").unlink()
+    assert format_of(str(chunk)) == "nanogpt"
+
+
+def test_an_end_token_that_the_ids_cannot_hold_is_refused(tmp_path):
+    directory = written(tmp_path / "in", reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))
+    with refuses("id-outside-vocabulary", "tokenizer"):
+        documents_of(directory, end_token=70_000)
+
+
+@pytest.mark.parametrize("format", ["mds", "litdata"])
+def test_a_url_stands_for_a_directory(bucket, tmp_path, vocab, format):
+    files = (reference.mds(DOCUMENTS, "ndarray:uint16", pack=zstd, hashes=["sha1"]) if format == "mds"
+             else reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16"))  # fmt: skip
+    for name, content in files.items():
+        bucket.put(f"data/{name}", content)
+    options = {"tokenizer": vocab, "validation": 0}
+    remote = import_ids(f"{bucket.url}/data/", tmp_path / "remote", format=format, **options)
+    local = import_ids(written(tmp_path / "in", files), tmp_path / "local", **options)
+    assert remote.dataset_id == local.dataset_id
+    with refuses("bad-url", "inputs"):
+        import_ids(f"{bucket.url}/data", tmp_path / "auto", **options)
+    last = max(name for name in files if name != "index.json")
+    bucket.put(f"data/{last}", files[last][:-1])
+    with refuses("cut-short", "inputs"):
+        import_ids(f"{bucket.url}/data", tmp_path / "short", format=format, **options)
+
+
+# -------------------------------------------------------------------------------------------------- what is refused
+
+
+def changed(files, *path, to):
+    """The files with another value in the index: path leads to it."""
+    index = json.loads(files["index.json"])
+    member = index
+    for key in path[:-1]:
+        member = member[key]
+    member[path[-1]] = to
+    return files | {"index.json": json.dumps(index).encode()}
+
+
+MDS = reference.mds(DOCUMENTS, "ndarray:uint16", hashes=["sha1"])
+PACKED = reference.mds(DOCUMENTS, "ndarray:uint16", pack=zstd)
+LITDATA = reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16")
+DICT = reference.litdata(DOCUMENTS, "no_header_tensor:20", "uint16", loader="PyTreeLoader", name="input_ids")
+FIRST = ("shards", 0)
+HUGE = 2**70
+
+
+def edited(files, name, change):
+    return files | {name: change(files[name])}
+
+
+def at(offset, *numbers):
+    """Replaces uint32 of a file."""
+    new = reference.packed(numbers, "uint32")
+    return lambda content: content[:offset] + new + content[offset + len(new) :]
+
+
+def plain(files):
+    """MDS without digests, whose shards can be edited."""
+    index = json.loads(files["index.json"])
+    for shard in index["shards"]:
+        shard["raw_data"]["hashes"] = {}
+    return files | {"index.json": json.dumps(index).encode()}
+
+
+def beginning(number):
+    """Where a sample of the first shard begins."""
+    return int(np.frombuffer(MDS["shard.00000.mds"], "<u4", 1, 4 + 4 * number)[0])
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        (edited(MDS, "index.json", lambda content: content[:-1]), "not-of-format"),
+        (edited(MDS, "index.json", lambda content: b"[" * 100_000), "not-of-format"),
+        (edited(MDS, "index.json", lambda content: b"\xff"), "not-of-format"),
+        (changed(MDS, "shards", to=3), "not-of-format"),
+        (changed(MDS, "shards", to=[3]), "not-of-format"),
+        (changed(MDS, "shards", to=[{}]), "not-of-format"),
+        (changed(MDS, *FIRST, "format", to="json"), "unsupported"),
+        (changed(MDS, *FIRST, "version", to=3), "unsupported"),
+        (changed(MDS, *FIRST, "column_names", to=["a", "ids", "n"]), "no-column"),
+        (changed(MDS, *FIRST, "column_names", to=[]), "no-column"),
+        (changed(MDS, *FIRST, "column_encodings", to=["str"]), "not-of-format"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to="ndarray:float32"), "wrong-column-type"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to="ndarray:uint16:2,3"), "wrong-column-type"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to="ndarray:uint16:0"), "wrong-column-type"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to="ndarray:uint16:x"), "not-of-format"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to="ndarray:uint16:9"), "wrong-column-type"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to="pkl"), "wrong-column-type"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to=None), "not-of-format"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to="ndarray"), "bad-row"),
+        (changed(MDS, *FIRST, "column_encodings", 1, to="ndarray:uint64"), "bad-row"),
+        (changed(MDS, *FIRST, "column_sizes", 2, to=9), "bad-row"),
+        (changed(MDS, *FIRST, "column_sizes", 2, to=-8), "not-of-format"),
+        (changed(MDS, *FIRST, "column_sizes", 2, to=2**39), "bad-row"),
+        (changed(MDS, *FIRST, "column_sizes", 2, to=HUGE), "not-of-format"),
+        (changed(MDS, *FIRST, "samples", to=4), "not-of-format"),
+        (changed(MDS, *FIRST, "samples", to=2**31), "not-of-format"),
+        (changed(MDS, *FIRST, "samples", to=HUGE), "not-of-format"),
+        (changed(MDS, *FIRST, "samples", to=True), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "bytes", to=HUGE), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "bytes", to=1), "cut-short"),
+        (changed(MDS, *FIRST, "raw_data", "hashes", to=7), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "hashes", "sha1", to="00"), "damaged"),
+        (changed(MDS, *FIRST, "raw_data", "hashes", "sha1", to=None), "damaged"),
+        (changed(MDS, *FIRST, "raw_data", "basename", to="../shard.00000.mds"), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "basename", to="/etc/passwd"), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "basename", to="a\0b"), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "basename", to="\ud800"), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "basename", to=""), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "basename", to=5), "not-of-format"),
+        (changed(MDS, *FIRST, "raw_data", "basename", to="gone.mds"), "not-found"),
+        (edited(MDS, "shard.00000.mds", lambda content: content[:-1]), "cut-short"),
+        (edited(MDS, "shard.00000.mds", lambda content: content[:-1] + b"\xff"), "damaged"),
+        (edited(plain(MDS), "shard.00000.mds", at(0, 4)), "not-of-format"),
+        (edited(plain(MDS), "shard.00000.mds", at(4, 0)), "not-of-format"),
+        (edited(plain(MDS), "shard.00000.mds", at(8, 2**32 - 1)), "not-of-format"),
+        (edited(plain(MDS), "shard.00000.mds", at(16, 2**32 - 1)), "not-of-format"),
+        (edited(plain(MDS), "shard.00000.mds", at(8, beginning(0))), "bad-row"),
+        (edited(plain(MDS), "shard.00000.mds", at(8, beginning(0) + 3)), "bad-row"),
+        (edited(plain(MDS), "shard.00000.mds", at(beginning(0), 2**32 - 1)), "bad-row"),
+        (edited(plain(MDS), "shard.00000.mds", at(beginning(1), 0, 1)), "bad-row"),
+        (changed(PACKED, *FIRST, "compression", to="br"), "unsupported"),
+        (changed(PACKED, *FIRST, "compression", to=None), "unsupported"),
+        (changed(PACKED, *FIRST, "zip_data", "bytes", to=5), "cut-short"),
+        (changed(PACKED, *FIRST, "raw_data", "bytes", to=2**32), "not-of-format"),
+        (changed(PACKED, *FIRST, "raw_data", "bytes", to=2**32 - 1), "not-of-format"),
+        (changed(PACKED, *FIRST, "zip_data", "basename", to="../x"), "not-of-format"),
+        (edited(PACKED, "shard.00000.mds.zstd", lambda content: content[:-9] + bytes(9)), "cut-short"),
+        (edited(PACKED, "shard.00000.mds.zstd", bytes.upper), "cut-short"),
+        (changed(LITDATA, "config", to=None), "not-of-format"),
+        (changed(LITDATA, "config", "compression", to="zstd"), "unsupported"),
+        (changed(LITDATA, "config", "encryption", to={"algorithm": "fernet"}), "unsupported"),
+        (changed(LITDATA, "config", "item_loader", to="ParquetLoader"), "unsupported"),
+        (changed(LITDATA, "config", "item_loader", to="TemporalArrayLoader"), "unsupported"),
+        (changed(LITDATA, "config", "data_format", to=["no_header_tensor:0"]), "wrong-column-type"),
+        (changed(LITDATA, "config", "data_format", to=["json"]), "wrong-column-type"),
+        (changed(LITDATA, "config", "data_format", to=[3]), "wrong-column-type"),
+        (changed(LITDATA, "config", "data_format", to=["int", "int"]), "no-column"),
+        (changed(LITDATA, "config", "data_format", to=[]), "not-of-format"),
+        (changed(LITDATA, "config", "data_spec", to="{"), "not-of-format"),
+        (changed(LITDATA, "chunks", to={}), "empty"),
+        (changed(LITDATA, "chunks", 0, "filename", to="../chunk-0-0.bin"), "not-of-format"),
+        (changed(LITDATA, "chunks", 0, "filename", to="gone.bin"), "not-found"),
+        (changed(LITDATA, "chunks", 0, "chunk_size", to=2), "not-of-format"),
+        (changed(LITDATA, "chunks", 0, "chunk_size", to=HUGE), "not-of-format"),
+        (changed(LITDATA, "chunks", 0, "chunk_bytes", to=2**31), "cut-short"),
+        (changed(DICT, "config", "data_spec", to=None), "no-column"),
+        (changed(DICT, "config", "data_format", to=["int", "no_header_tensor:20"]), "wrong-column-type"),
+        (changed(DICT, "config", "data_format", to=["no_header_tensor:18", "int"]), "bad-row"),
+        (edited(LITDATA, "chunk-0-0.bin", lambda content: content[:-1]), "cut-short"),
+        (edited(LITDATA, "chunk-0-0.bin", at(8, 23)), "bad-row"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_one_sentence(tmp_path, vocab, files, kind):
+    with refuses(kind, None if kind == "not-found" else "inputs", error=InputError) as caught:
+        import_ids(written(tmp_path / "in", files), tmp_path / "out", tokenizer=vocab)
+    assert str(tmp_path / "in") in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+# ----------------------------------------------------------------------------------------------- the libraries
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["streaming", "litdata"])
+def test_what_the_library_writes_is_read_equal(tmp_path, library, monkeypatch):
+    """The version of benchmarks/environments.py, in an environment that is made if it is not there."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    python = importlib.import_module("environments").python_of(library, ROOT / ".bench")
+    rng = random.Random(0)
+    documents = [[*(rng.randrange(5, 82) for _ in range(rng.choice([1, 5, 6, 20, 300, 900]))), SEP] for _ in range(120)]
+    command = [python, "-s", "-E", writers.__file__, library, tmp_path]
+    subprocess.run(command, input=json.dumps(documents), text=True, check=True, capture_output=True)
+    directories = sorted(tmp_path.iterdir())
+    assert len(directories) == {"streaming": len(writers.MDS) + 5, "litdata": len(writers.LITDATA)}[library]
+    for directory in directories:
+        name, expected = directory.name, documents
+        if name == "gzip":
+            with refuses("unsupported", "inputs"):
+                documents_of(directory)
+            continue
+        if name.startswith("equal"):
+            expected = [ids[: writers.LENGTH] for ids in documents if len(ids) >= writers.LENGTH]
+        read = documents_of(directory, dtype="int64" if name.startswith("bytes") else None)
+        if name == "streams":
+            expected = [document for number in range(12) for document in documents[number::12]]
+        if name == "merged":  # in the order of the merged index
+            read, expected = sorted(read), sorted(expected)
+        assert read == expected, name
+        assert len(list(directory.rglob("*.mds*" if library == "streaming" else "*.bin"))) > 1
