@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError
-from bertdata.files import TEMPORARY, open_plain
+from bertdata.files import TEMPORARY, open_plain, read_at
 
 HEADER_BYTES = 128
 BLOCK_BYTES = 1 << 20  # bytes of a file that share one CRC-32
@@ -111,14 +111,12 @@ class Unmapped:
     def read(self, start: int, out: NDArray[Any]) -> None:
         """Reads out.size numbers from `start` on into `out`, which is contiguous and of this dtype."""
         offset, rest = HEADER_BYTES + start * self.itemsize, memoryview(out.data).cast("B")
-        while rest:
-            try:
-                count = os.preadv(self._fd, [rest], offset)
-            except OSError as error:
-                raise DatasetError(f"{self.path} cannot be read: {error.strerror}", "unreadable") from None
-            if count == 0:
-                raise DatasetError(f"{self.path} ends at byte {offset}: it was cut short", "damaged", given=offset)
-            offset, rest = offset + count, rest[count:]
+        try:
+            end = offset + read_at(self._fd, rest, offset)
+        except OSError as error:
+            raise DatasetError(f"{self.path} cannot be read: {error.strerror}", "unreadable") from None
+        if end < offset + len(rest):
+            raise DatasetError(f"{self.path} ends at byte {end}: it was cut short", "damaged", given=end)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):

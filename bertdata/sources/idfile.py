@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import InputError, UsageError
+from bertdata.files import read_at
 from bertdata.sources.inputs import Input
 from bertdata.sources.kernels import find_token
 
@@ -61,12 +62,9 @@ class FileArray:
         start, stop, _ = part.indices(self.size)
         numbers = np.empty(max(0, stop - start), self.dtype)
         place, left = self._offset + start * self.dtype.itemsize, numbers.view(np.uint8).data
-        while left:
-            count = os.preadv(self._fd, [left], place)
-            if count == 0:
-                sentence = f"{self._file} was cut short at byte {place} while it was read; get the file again"
-                raise InputError(sentence, "cut-short", option="inputs", given=self._file.name)
-            place, left = place + count, left[count:]
+        if (count := read_at(self._fd, left, place)) < len(left):
+            sentence = f"{self._file} was cut short at byte {place + count} while it was read; get the file again"
+            raise InputError(sentence, "cut-short", option="inputs", given=self._file.name)
         return numbers
 
     def at(self, index: int) -> int:
