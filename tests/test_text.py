@@ -304,18 +304,6 @@ def test_text_in_an_old_encoding_is_not_junk(folder):
     assert document[2] == 400
 
 
-@pytest.mark.parametrize("ending", [".csv", ".TSV", ".csv.gz", ".tsv.zst"])
-def test_tables_of_other_kinds_are_no_prose(folder, ending):
-    """A file that is named, and one of a pattern; --format text reads it."""
-    path = write(folder / f"table{ending}", b"a,b\n")
-    for name in (path, folder / f"*{ending}"):
-        (file,) = find_inputs([name]).files
-        with refuses("unknown-format", "inputs", given=str(path)):
-            read([file.name])
-    if not path.suffix.endswith(("gz", "zst")):
-        assert read([path], kind="text") == [(0, b"a,b", 0)]
-
-
 @pytest.mark.parametrize("content", [b'[{"text": "a"}, {"text": "b"}]\n', b'[\n  {"text": "a"}\n]\n'])
 def test_an_array_of_json_is_named(folder, content):
     path = write(folder / "array.json", content)

@@ -1,4 +1,4 @@
-"""An input of plain text or JSON lines → its documents. tables.py does the same for Parquet and Arrow.
+"""An input of plain text or JSON lines → its documents. tables.py does the same for tables.
 
 docs/format.md says what a line, a document and a unit are.
 """
@@ -26,7 +26,7 @@ from bertdata.sources.texts import Decoded, Documents, padded, valid_utf8
 BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
-_JUDGED = 1 << 20
+_FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
 _NOTHING = np.zeros(0, np.uint8)
 _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
 
@@ -37,8 +37,8 @@ class TextFormat:
 
     documents: str = "blank"  # what ends a document of plain text, one of DOCUMENT_ENDS
     kind: str | None = None  # of every input, one of INPUT_FORMATS; None: the ending of each input tells
-    text_key: str = "text"  # name of the JSON key, or of the column of Parquet and Arrow, that holds the text
-    encoding: str = UTF_8  # of plain text and JSON lines; any text encoding that Python knows
+    text_key: str = "text"  # name of the JSON key, or of the column of a table, that holds the text
+    encoding: str = UTF_8  # of all but Parquet and Arrow; any text encoding that Python knows
     strict: bool = False  # whether an invalid byte is an error; else it becomes U+FFFD and is counted
     on_error: str = "fail"  # one of ON_ERROR: whether a row without text is an error, or is skipped and counted
     shard_size: int = 1 << 30  # bytes of text in a unit, of Parquet up to the end of a row group
@@ -77,6 +77,22 @@ def _canonical(encoding: str) -> str:
             option="encoding",
             given=encoding,
         ) from None
+
+
+def require_text(file: Input, first: bytes, encoding: str) -> None:
+    """Raises InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
+    if len(first) < _FEWEST_JUDGED:
+        return
+    num_bad = valid_utf8(first)[1] + first.count(0)
+    if num_bad > JUNK_SHARE * len(first):
+        raise InputError(
+            f"{file} is not {encoding.upper()} text: {num_bad:,} of its first {len(first):,} bytes are invalid or NUL; "
+            "leave the file out, or name its encoding with --encoding (Parquet, Arrow and compressed files must have "
+            "their usual ending: .parquet, .arrow, .gz, .zst, ...)",
+            "not-text",
+            option="inputs",
+            given=file.name,
+        )
 
 
 class TextFile:
@@ -171,18 +187,8 @@ class TextFile:
     def _read(self, stream: InputStream, buffer: NDArray[np.uint8]) -> int:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
         length = stream.readinto(buffer.data)
-        if self.size == 0 and length >= 1024:
-            piece = buffer[: min(length, _JUDGED)].tobytes()
-            num_bad = valid_utf8(piece)[1] + piece.count(0)
-            if num_bad > JUNK_SHARE * len(piece):
-                raise InputError(
-                    f"{self.file} is not {self.form.encoding.upper()} text: {num_bad:,} of its first {len(piece):,} "
-                    "bytes are invalid or NUL; leave the file out, or name its encoding with --encoding (Parquet, "
-                    "Arrow and compressed files must have their usual ending: .parquet, .arrow, .gz, .zst, ...)",
-                    "not-text",
-                    option="inputs",
-                    given=self.file.name,
-                )
+        if self.size == 0:
+            require_text(self.file, buffer[: min(length, _JUDGED)].tobytes(), self.form.encoding)
         self.size += length
         self.bytes_read = stream.bytes_read
         return length

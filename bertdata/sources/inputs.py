@@ -19,7 +19,7 @@ STANDARD_INPUT = "-"
 _REQUESTS = 16  # at the same time
 COMPRESSION_OF = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 KIND_OF = {".txt": "text", ".text": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
-           ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}  # fmt: skip
+           ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}  # fmt: skip
 
 
 @dataclass(frozen=True)

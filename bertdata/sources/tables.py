@@ -1,8 +1,8 @@
-"""A Parquet or Arrow file → its documents: the rows of one column of strings."""
+"""A Parquet, Arrow, CSV or TSV file → its documents: the rows of one column of strings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import documents
+from bertdata.sources.delimited import SEPARATORS, texts_of_column
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
 from bertdata.sources.texts import BadRow, Decoded, Documents, offsets_of
 
-TABLE_KINDS = ("parquet", "arrow")
+TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
 _ROWS = 1024  # of a Parquet file that are decoded at a time
 
 
@@ -26,6 +27,7 @@ class Rows(NamedTuple):
 
     column: Any  # pyarrow.LargeBinaryArray
     first: int  # number of the first row, from 1
+    reasons: Mapping[int, BadRow] = {}  # number of a row → why its text is null
 
     @property
     def num_bytes(self) -> int:
@@ -64,8 +66,8 @@ class TableFile:
         import pyarrow.parquet as pq
 
         first = 1
-        if self.kind == "arrow":
-            for column in self._batches():
+        if self.kind != "parquet":
+            for column, _ in self._batches():
                 yield first, column
                 first += len(column)
             return
@@ -85,7 +87,7 @@ class TableFile:
         bad = []
         if column.null_count:
             is_null = column.is_null().to_numpy(zero_copy_only=False)
-            bad = [(row, BadRow("the text is null")) for row in rows[is_null].tolist()]
+            bad = [(row, piece.reasons.get(row) or BadRow("the text is null")) for row in rows[is_null].tolist()]
             column, rows = column.drop_null(), rows[~is_null]
         return Decoded(Documents.of_column(column, rows).repaired(), bad)
 
@@ -115,9 +117,9 @@ class TableFile:
                 row, self.bytes_read = stop, size * stop // max(1, meta.num_rows)
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
-        """Rows of Arrow. A row belongs to the unit in which its text begins."""
+        """Rows of any other table. A row belongs to the unit in which its text begins."""
         row, offset = 0, 0
-        for batch in self._batches():
+        for batch, reasons in self._batches():
             column = _binary(batch)
             lengths = np.diff(offsets_of(column))
             lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -126,15 +128,21 @@ class TableFile:
             cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
             for first, stop in pairwise(cuts):
                 if first < stop and is_wanted(unit := int(units[first])):
-                    for rows in _cut(column.slice(first, stop - first), row + first + 1):
+                    for rows in _cut(column.slice(first, stop - first), row + first + 1, reasons):
                         yield unit, rows
             row, offset = row + len(column), int(ends[-1]) if ends.size else offset
 
-    def _batches(self) -> Iterator[Any]:
-        """The text's column of each record batch of Arrow."""
+    def _batches(self) -> Iterator[tuple[Any, Mapping[int, BadRow]]]:
+        """Pieces of the text's column, and the reasons for nulls in them: of Arrow the record batches."""
         import pyarrow as pa
 
         key = self.form.text_key
+        if self.kind in SEPARATORS:
+            with opened(self.file, self.form.encoding) as stream:
+                for texts, reasons in texts_of_column(self.file, stream, self.kind, self.form):
+                    self.bytes_read = stream.bytes_read
+                    yield pa.array(texts, pa.large_binary()), reasons
+            return
         with opened(self.file) as stream:
             if stream.is_seekable and stream.read(6) == b"ARROW1":
                 stream.seek(0)
@@ -143,7 +151,7 @@ class TableFile:
                     for number in range(reader.num_record_batches):
                         column = reader.get_batch(number).column(key)
                         self.bytes_read = stream.bytes_read
-                        yield column
+                        yield column, {}
                 return
             if stream.is_seekable:
                 stream.seek(0)
@@ -151,7 +159,7 @@ class TableFile:
                 _check_column(self.file, reader.schema, key)
                 for batch in reader:
                     self.bytes_read = stream.bytes_read
-                    yield batch.column(key)
+                    yield batch.column(key), {}
 
 
 def group_units(file: Input, form: TextFormat) -> list[int]:
@@ -253,11 +261,11 @@ def _binary(column: Any) -> Any:
     return column
 
 
-def _cut(column: Any, first: int) -> Iterator[Rows]:
-    """Pieces of about a block. first: number of the first row."""
+def _cut(column: Any, first: int, reasons: Mapping[int, BadRow] = {}) -> Iterator[Rows]:
+    """Pieces of about a block. first: number of the first row. reasons: those of Rows."""
     offsets, row = offsets_of(column), 0
     while row < len(column):
         stop = int(np.searchsorted(offsets, offsets[row] + documents.BLOCK_BYTES, side="right")) - 1
         stop = min(max(stop, row + 1), len(column))
-        yield Rows(column.slice(row, stop - row), first + row)
+        yield Rows(column.slice(row, stop - row), first + row, reasons)
         row = stop
