@@ -207,7 +207,7 @@ _text_key = click.option(
 _encoding = click.option(
     "--encoding",
     default="utf-8",
-    help="Encoding of text, JSON lines, CSV and TSV, by its Python name, such as latin-1.",
+    help="Encoding of all but Parquet and Arrow, by its Python name, such as latin-1.",
 )
 _include = click.option(
     "--include",
@@ -354,7 +354,7 @@ _on_error = click.option(
 )
 @click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
-    """Build a dataset from text, JSON lines, CSV, TSV, Parquet or Arrow files.
+    """Build a dataset from text, JSON lines, CSV, TSV, Parquet, Arrow or FASTA files.
 
     INPUT is a file, a directory, a pattern such as 'dump/*.jsonl', one of these under a URL (s3, gs, az, hf; files of
     http and https), a named pipe, or - for standard input. Files may be compressed (.gz, .bz2, .xz, .zst). If a build

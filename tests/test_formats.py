@@ -3,16 +3,22 @@
 import csv
 import gzip
 import itertools
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from helpers import refuses
-from hypothesis import given
+from helpers import published, refuses
+from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import FEW, as_csv, read, write
+from sources import FEW, as_csv, blocks_of, read, write
 
 from bertdata.sources import documents
+from bertdata.sources.blocks import source_of
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.find import find_inputs
+from bertdata.sources.inputs import local
+from bertdata.write import build, finish
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +32,14 @@ def folder(tmp_path_factory):
 FIELDS = st.lists(
     st.one_of(st.sampled_from(['"', ",", "\t", "\r\n", "a", '""', "é", "\0"]), st.text(max_size=3)), max_size=5
 )
+BLOCKS = st.sampled_from([1, 5, 64])
 TEXTS = st.lists(FIELDS.map("".join), max_size=6)
 PIECES = [b'"', b'""', b",", b"\n", b"\r", b"\r\n", b"\n\n", b"a", b" ", b'"x"', b"\xff", b"\xc3\xa9", b"\xe2\x82",
           b"\0", b",b\n", b'"c"\n']  # fmt: skip
 
 
 @FEW
-@given(TEXTS, st.sampled_from(["\n", "\r\n"]), st.sampled_from([1, 5, 64]), st.integers(1, 40))
+@given(TEXTS, st.sampled_from(["\n", "\r\n"]), BLOCKS, st.integers(1, 40))
 def test_texts_that_csv_wrote_are_read(folder, texts, line_end, block_bytes, shard_size):
     """In units of their bytes, and compressed."""
     raw = [text.encode() for text in texts]
@@ -50,7 +57,7 @@ def test_texts_that_csv_wrote_are_read(folder, texts, line_end, block_bytes, sha
 
 
 @FEW
-@given(st.lists(st.sampled_from(PIECES), max_size=20).map(b"".join), st.sampled_from([1, 5, 64]))
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map(b"".join), BLOCKS)
 def test_rows_are_those_of_csv(folder, content, block_bytes):
     """Whatever the bytes are: rows with as many fields as the header have a text, and others are skipped."""
     path = write(folder / "any.csv", b"a,text\r\n" + content)
@@ -109,3 +116,110 @@ def test_bytes_of_a_table_that_are_not_text(folder):
         for name, packed in (("junk.csv", content), ("junk.tsv.gz", gzip.compress(content))):
             with refuses("not-text", "inputs", given=str(folder / name)):
                 read([write(folder / name, packed)])
+
+
+# -------------------------------------------------------------------------------------------------------------- FASTA
+
+
+LINES_OF_FASTA = [b">a", b">", b">b c\r", b"ACGT", b"acNn-*", b"", b"\r", b" AC\tGT \r", b";note", b" ;AC", b"A>C",
+                  b"\xff", b"\xc3", b"\xa9A", b"\xf0\x9f\x98\x80"]  # fmt: skip
+FASTA = st.lists(st.sampled_from(LINES_OF_FASTA), max_size=12).map(b"\n".join)
+
+
+@FEW
+@given(
+    st.lists(FASTA, min_size=1, max_size=3), st.sampled_from([1, 3, 64]), st.integers(1, 40), st.integers(0, 2**16 - 1)
+)
+@example([b">a\nAC\n>b\nGT"], 1, 3, 2)
+@example([b"\n>\n;x\n\xc3\n;y\n\xa9\xff\n>", b">c\n"], 1, 4, 0xFFFF)
+@example([b">a\n ;AC\nACGT"], 1, 2, 0x5555)
+def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
+    """In units of their bytes, of which some are not wanted, and compressed; and where the first invalid byte is."""
+    contents = [b"\n \r\n;what\n>first\n" + content for content in contents]
+    expected, base = [], 0
+    for number, content in enumerate(contents):
+        for start, places in reference.fasta(content):
+            raw = bytes(content[place] for place in places)
+            bad = reference.first_invalid(raw, 0)
+            at = None if bad is None else (number, places[bad])
+            expected.append(((base + start) // shard_size, *reference.decode(raw), at))
+        base += len(content)
+    paths = [write(folder / f"{number}.fa", content) for number, content in enumerate(contents)]
+    packed = [write(folder / f"{number}.fna.gz", gzip.compress(content)) for number, content in enumerate(contents)]
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+        assert read(paths, shard_size=shard_size) == [each[:3] for each in expected]
+        some = read(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=shard_size)
+        assert some == [each[:3] for each in expected if mask >> each[0] % 16 & 1]
+        assert [each[1:] for each in read(packed)] == [each[1:3] for each in expected]
+        places = [block.first_replaced for block in blocks_of(paths) if block.first_replaced]
+    assert places[:1] == [at for *_, at in expected if at][:1]
+
+
+@FEW
+@given(FASTA, st.sampled_from([1, 3, 1 << 20]))
+def test_text_before_the_first_record_is_named(folder, content, block_bytes):
+    path = write(folder / "head.fasta", b"\n" + content)
+    records = reference.fasta(b"\n" + content)
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+        if records is None:
+            with refuses("not-of-format", "inputs", given=str(path), says=f"{path}, line "):
+                read([path], on_error="skip")
+        else:
+            assert len(read([path])) == len(records)
+
+
+def test_a_long_record_is_read_in_pieces_and_one_that_is_too_long_is_named(folder):
+    content = b">a\n" + b"ACGTACGTAC\n" * 100 + b">b\nAC\n"
+    path = write(folder / "long.faa", content)
+    with patch.object(documents, "BLOCK_BYTES", 64):
+        assert read([path], shard_size=100) == [(0, b"ACGTACGTAC" * 100, 0), (11, b"AC", 0)]
+        with patch.object(documents, "LONGEST_DOCUMENT", 1000), refuses("too-large", "inputs", given=str(path)):
+            read([path])
+    for name, packed in (("junk.fa", bytes(range(256)) * 8), ("junk.fna.gz", gzip.compress(bytes(4096)))):
+        with refuses("not-text", "inputs", given=str(folder / name)):
+            read([write(folder / name, packed)])
+
+
+# -------------------------------------------------------------------------------------------------- parts and workers
+
+
+@pytest.mark.parametrize("kind", ["csv", "fasta"])
+def test_parts_and_workers_write_the_same_bytes(tmp_path, vocab, kind):
+    rows = [f"the stone {number}, under the river" for number in range(60)]
+    lines = "".join(f">{number} x\r\n{row}\r\nwind\n" for number, row in enumerate(rows)).encode()
+    content = as_csv(rows) if kind == "csv" else lines
+    paths = [write(tmp_path / f"a.{kind}", content), write(tmp_path / f"b.{kind}.gz", gzip.compress(content))]
+    options = {"tokenizer": vocab, "shard_size": 500, "validation": 0.2}
+    straight = build(paths, tmp_path / "straight", workers=1, **options)
+    assert straight.dataset.num_documents == 120
+    assert len(straight.dataset.splits["train"].shards) > 4
+    build(paths, tmp_path / "workers", workers=3, **options)
+    for number in (2, 0, 1):
+        build(paths, tmp_path / "parts", part=(number, 3), **options)
+    finish(tmp_path / "parts")
+    for name in ("workers", "parts"):
+        assert published(tmp_path / name) == published(tmp_path / "straight")
+
+
+def test_documents_are_read_again_by_their_places(folder):
+    """As bertdata trace does."""
+    for name, content in (("a.fa", b"\n>a\nAC\nGT\n>b\n>c\nTT"), ("a.csv", b'text\na\n"b\n\n\n"\nc\n')):
+        for ending, packed in (("", content), (".gz", gzip.compress(content))):
+            path = write(folder / f"{name}{ending}", packed)
+            source = source_of(local(path), TextFormat())
+            (block,) = blocks_of([path])
+            places = block.places.tolist()
+            for chosen in (places, places[1:2], places[::2]):
+                texts = [each.text[: each.num_bytes].tobytes() for each in source.at(chosen)]
+                assert texts == [
+                    block.data[slice(*block.offsets[n : n + 2])].tobytes() for n in map(places.index, chosen)
+                ]
+
+
+def test_files_of_a_directory_are_selected(tmp_path):
+    for name in ("a.csv", "b.tsv.gz", "c.fa", "d.faa.zst", "e.xyz"):
+        write(tmp_path / name, b"x")
+    names = lambda **selection: [Path(str(file)).name for file in find_inputs([tmp_path], **selection).files]  # noqa: E731
+    assert names() == ["a.csv", "b.tsv.gz", "c.fa", "d.faa.zst"]
+    assert names(exclude=["*.csv", "*.tsv*"]) == ["c.fa", "d.faa.zst"]
+    assert names(include=["*.fa*"]) == ["c.fa", "d.faa.zst"]

@@ -1,4 +1,4 @@
-"""An input of plain text or JSON lines → its documents. tables.py does the same for tables.
+"""An input of plain text, JSON lines or FASTA → its documents. tables.py does the same for tables.
 
 docs/format.md says what a line, a document and a unit are.
 """
@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
 from bertdata.errors import InputError, UsageError
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import PADDING, Cuts, cut
+from bertdata.sources.kernels import PADDING, RECORD, Cuts, cut, cut_fasta
 from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8, InputStream, opened
 from bertdata.sources.texts import Decoded, Documents, padded, valid_utf8
@@ -96,10 +96,10 @@ def require_text(file: Input, first: bytes, encoding: str) -> None:
 
 
 class TextFile:
-    """One input of plain text or JSON lines."""
+    """One input of plain text, JSON lines or FASTA."""
 
     def __init__(self, file: Input, kind: str, form: TextFormat) -> None:
-        """kind: "text" or "jsonl"."""
+        """kind: "text", "jsonl" or "fasta"."""
         self.file, self.kind, self.form = file, kind, form
         self.size = 0  # decompressed bytes so far; the size of the input when all documents are read
         self.bytes_read = 0  # of the file on disk so far
@@ -195,9 +195,10 @@ class TextFile:
 
     def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
         """The documents that start in [first, stop), before they are repaired. stop None: no limit."""
-        by_line = self.kind == "jsonl" or self.form.documents == "line"
+        is_fasta, by_line = self.kind == "fasta", self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
         self.size = begin
+        is_at_head = begin == 0  # of FASTA: whether no record has begun
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
         scratch = _kept.pop() if _kept else _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
         try:
@@ -209,7 +210,11 @@ class TextFile:
                 buffer = scratch.buffer
                 length = self._read(stream, buffer[filled:size])
                 filled, is_end = filled + length, not length
-                complete, done = scratch.cut(filled, begin, is_end, by_line)
+                kernel, how = (cut_fasta, is_at_head) if is_fasta else (cut, by_line)
+                complete, done = scratch.cut(kernel, filled, begin, is_end, how)
+                if is_fasta and is_at_head and (start := int(scratch.starts[0])) >= 0:
+                    self._require_record(start, buffer[start - begin])
+                    is_at_head = False
                 last = complete.starts.size if stop is None else int(np.searchsorted(complete.starts, stop))
                 chosen = complete.part(min(last, int(np.searchsorted(complete.starts, first))), last)
                 if chosen.starts.size:
@@ -224,6 +229,17 @@ class TextFile:
         finally:
             if scratch.capacity <= 2 * BLOCK_BYTES:
                 _kept.append(scratch)
+
+    def _require_record(self, start: int, byte: int) -> None:
+        """byte: the first that is no white space, at `start`."""
+        if byte != RECORD:
+            raise InputError(
+                f"{self.place(start)} is before the first record, and a record of FASTA begins with a line like >name; "
+                "correct the file, or give --format text if it is prose",
+                "not-of-format",
+                option="inputs",
+                given=self.file.name,
+            )
 
     def _require_short(self, size: int, start: int) -> None:
         if size > LONGEST_DOCUMENT:
@@ -279,14 +295,14 @@ class _Scratch(NamedTuple):
     def capacity(self) -> int:
         return self.buffer.size - PADDING
 
-    def cut(self, size: int, offset: int, is_end: bool, by_line: bool) -> tuple[Documents, int]:
+    def cut(self, kernel: Any, size: int, offset: int, is_end: bool, how: bool) -> tuple[Documents, int]:
         """The complete documents in the first `size` bytes, and where the first that is not complete begins.
 
-        offset: of the buffer in the input.
+        kernel: `cut` or `cut_fasta`. offset: of the buffer in the input. how: by_line or is_at_head of the kernel.
         """
         text, used = padded(size + 1), np.empty(1, np.int64)
         cuts = Cuts(text, self.offsets, self.starts, self.invalid, used)
-        count = cut(self.buffer, size, offset, is_end, by_line, cuts)
+        count = kernel(self.buffer, size, offset, is_end, how, cuts)
         documents = Documents(
             text, self.offsets[: count + 1].copy(), self.starts[:count].copy(), np.zeros(count, np.int64),
             self.invalid[:count].copy(),

@@ -106,3 +106,17 @@ def delimited(data, num_fields):
         if row:
             rows.append(row[-1].encode("utf-8", "surrogateescape") if len(row) == num_fields else None)
     return rows
+
+
+def fasta(data):
+    """(place of the record, places of the bytes of its sequence) of each; None if there is text before the first."""
+    records = []
+    for start, line in lines(data):
+        places = [place for place in range(start, start + len(line)) if data[place] not in b" \t\r"]
+        if line.startswith(b">"):
+            records.append((start, []))
+        elif places and not line.startswith(b";"):
+            if not records:
+                return None
+            records[-1][1].extend(places)
+    return records
