@@ -19,7 +19,8 @@ PACKAGES = {
     "remote": ("", "requests reader stores web hub files"),
     "format": ("remote", "arrays records table manifest shard origins dataset answers verify transfer"),
     "sources": ("remote",
-                "kernels inputs find streams texts maps jsonl documents delimited tables ids split blocks docstrings"),
+                "kernels inputs saved find streams texts maps jsonl documents delimited tables ids split blocks "
+                "docstrings"),
     "tokenize": ("", "kernels rules forms models added engine wordpiece words tokenizer load spelling train"),
     "write": ("format sources tokenize",
               "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import itertools
+import json
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ from helpers import published, refuses
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import documents as reference
-from sources import FEW, as_csv, blocks_of, read, write
+from sources import FEW, as_arrow, as_csv, blocks_of, read, write
 
 from bertdata.sources import documents
 from bertdata.sources.blocks import source_of
@@ -178,6 +179,50 @@ def test_a_long_record_is_read_in_pieces_and_one_that_is_too_long_is_named(folde
     for name, packed in (("junk.fa", bytes(range(256)) * 8), ("junk.fna.gz", gzip.compress(bytes(4096)))):
         with refuses("not-text", "inputs", given=str(folder / name)):
             read([write(folder / name, packed)])
+
+
+# ------------------------------------------------------------------------------------------------------ save_to_disk
+
+
+def save(directory, rows, *, shards=2, **state):
+    """What save_to_disk of datasets writes, with the shards in the reverse order of their names."""
+    write(directory / "dataset_info.json", "{}")
+    names = [f"data-{number:05}.arrow" for number in reversed(range(shards))]
+    for number, name in enumerate(names):
+        write(directory / name, as_arrow(rows[number::shards]))
+    write(directory / "state.json", json.dumps({"_data_files": [{"filename": name} for name in names]} | state))
+    return names
+
+
+def test_a_directory_of_save_to_disk_stands_for_its_files_in_their_order(tmp_path):
+    directory = tmp_path / "saved"
+    names = save(directory, ["a", "b", "c", "d", "e", "f"], shards=3, _indices_data_files=None)
+    write(directory / "cache-1.arrow", as_arrow(["no"]))
+    found = lambda **selection: [Path(str(file)) for file in find_inputs([directory], **selection).files]  # noqa: E731
+    assert found() == [directory / name for name in names]
+    assert [text for _, text, _ in read(found())] == [b"a", b"d", b"b", b"e", b"c", b"f"]
+    assert found(exclude=[names[1]]) == [directory / names[0], directory / names[2]]
+    assert found(include=[names[1]]) == [directory / names[1]]
+    (directory / names[1]).unlink()
+    with refuses("not-found", given=str(directory / names[1])):
+        found()
+    for content, kind in (({"_indices_data_files": [{"filename": "i.arrow"}]}, "unsupported"),
+                          ({"_data_files": [{"filename": "../a.arrow"}]}, "not-of-format"),
+                          ({"_data_files": None}, "not-of-format")):  # fmt: skip
+        save(directory, ["a"], **content)
+        with refuses(kind, "inputs", given=str(directory)):
+            found()
+
+
+def test_of_a_directory_of_several_saved_datasets_one_is_named(tmp_path):
+    write(tmp_path / "dataset_dict.json", "{}")
+    for name in ("train", "test"):
+        save(tmp_path / name, ["a"], shards=1)
+    with refuses("wrong-file-type", "inputs", given=str(tmp_path), says=f"{tmp_path / 'test'}, {tmp_path / 'train'}"):
+        find_inputs([tmp_path])
+    for inputs, selection in (([tmp_path / "train"], {}), ([tmp_path], {"include": ["train/*.arrow"]})):
+        files = [str(file) for file in find_inputs(inputs, **selection).files]
+        assert files == [str(tmp_path / "train" / "data-00000.arrow")]
 
 
 # -------------------------------------------------------------------------------------------------- parts and workers

@@ -431,18 +431,6 @@ def test_what_gives_no_file_is_named(tree, inputs, kind, option, given):
         find_inputs(inputs, **selection)
 
 
-@pytest.mark.parametrize("of_several", [False, True])
-def test_a_directory_of_save_to_disk_is_named(tree, of_several):
-    """Its files of JSON are no documents; its data can be selected."""
-    for name in ("dataset_dict.json",) if of_several else ("state.json", "dataset_info.json"):
-        (tree / "d" / name).write_text("{}")
-    write(tree / "d" / "sub" / "data.arrow", as_arrow(ROWS))
-    refusal = refused(main, "build", "d", "--out", "out", kind="wrong-file-type", option="inputs")
-    assert refusal.given == "d"
-    assert names("d", include=["*.arrow"]) == ["d/sub/data.arrow"]
-    assert not Path("out").exists()
-
-
 def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "text", b"the stone\n")

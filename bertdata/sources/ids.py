@@ -6,7 +6,6 @@ would end the process.
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import weakref
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from bertdata.errors import InputError
 from bertdata.sources.inputs import Input, ending_of, local
 from bertdata.sources.kernels import find_token
+from bertdata.sources.saved import SPLITS, STATE, files_of_saved
 from bertdata.sources.tables import readable
 
 COLUMN = "input_ids"
@@ -404,42 +404,15 @@ def _row_of(file: Input, first: int, offsets: NDArray[np.int64]) -> Callable[[in
 
 def _files_of(directory: Path) -> list[Path]:
     """The files of a directory that `save_to_disk` of the library datasets wrote, or the Parquet files of another."""
-    given = str(directory)
-    if (directory / "dataset_dict.json").is_file():
-        below = ", ".join(sorted(str(state.parent) for state in directory.glob("*/state.json")))
+    if any((directory / name).is_file() for name in (SPLITS, STATE)):
+        return files_of_saved(directory)
+    files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
+    if not files:
         raise InputError(
-            f"{directory} holds several datasets of save_to_disk; name one of them: {below}",
-            "wrong-file-type",
+            f"{directory} holds neither Parquet files nor the state.json of save_to_disk; name files of ids",
+            "empty",
             option="inputs",
-            given=given,
-        )
-    if not (directory / "state.json").is_file():
-        files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
-        if not files:
-            raise InputError(
-                f"{directory} holds neither Parquet files nor the state.json of save_to_disk; name files of ids",
-                "empty",
-                option="inputs",
-                given=given,
-            )
-        return files
-    try:
-        state = json.loads((directory / "state.json").read_bytes())
-        files = [directory / entry["filename"] for entry in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(
-            f"{directory / 'state.json'} is not what save_to_disk writes, as it names no data files; save the dataset "
-            "again",
-            "not-of-format",
-            option="inputs",
-            given=given,
-        ) from None
-    if state.get("_indices_data_files"):
-        raise InputError(
-            f"{directory} selects rows by an index; call flatten_indices() and save_to_disk again",
-            "unsupported",
-            option="inputs",
-            given=given,
+            given=str(directory),
         )
     return files
 
