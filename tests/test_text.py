@@ -304,12 +304,15 @@ def test_text_in_an_old_encoding_is_not_junk(folder):
     assert document[2] == 400
 
 
-@pytest.mark.parametrize("content", [b'[{"text": "a"}, {"text": "b"}]\n', b'[\n  {"text": "a"}\n]\n'])
-def test_an_array_of_json_is_named(folder, content):
-    path = write(folder / "array.json", content)
-    with refuses("bad-row", "inputs", says=f"{path}, line 1: ") as caught:
-        read([path])
-    assert "array" in str(caught.value)
+@pytest.mark.parametrize("line_end", [b"", b"\r\n"])
+@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+def test_an_array_of_json_is_named(folder, line_end, ending):
+    """Also where bad rows are skipped, as all rows would be."""
+    content = b"\n [" + line_end + b'{"text": "a"},' * 9 + line_end + b'{"text": "b"}' + line_end + b"]"
+    path = packed(folder / f"array{ending}", content)
+    for on_error in ("fail", "skip"):
+        with patch.object(documents, "BLOCK_BYTES", 64), refuses("not-of-format", "inputs", given=str(path)):
+            read([path], on_error=on_error)
 
 
 def test_inputs_that_no_build_could_read(folder, tmp_path):

@@ -27,6 +27,7 @@ BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
 _FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
+_HEAD = 256  # bytes in which JSON begins
 _NOTHING = np.zeros(0, np.uint8)
 _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
 
@@ -210,6 +211,8 @@ class TextFile:
                 buffer = scratch.buffer
                 length = self._read(stream, buffer[filled:size])
                 filled, is_end = filled + length, not length
+                if begin == 0:
+                    self._require_no_array(buffer[: min(filled, _HEAD)].tobytes())
                 kernel, how = (cut_fasta, is_at_head) if is_fasta else (cut, by_line)
                 complete, done = scratch.cut(kernel, filled, begin, is_end, how)
                 if is_fasta and is_at_head and (start := int(scratch.starts[0])) >= 0:
@@ -229,6 +232,16 @@ class TextFile:
         finally:
             if scratch.capacity <= 2 * BLOCK_BYTES:
                 _kept.append(scratch)
+
+    def _require_no_array(self, head: bytes) -> None:
+        if self.kind == "jsonl" and head.lstrip().startswith(b"["):
+            raise InputError(
+                f"{self.file} begins with a JSON array, and JSON lines are needed; write each row of it on a line of "
+                "its own, as jq -c '.[]' does",
+                "not-of-format",
+                option="inputs",
+                given=self.file.name,
+            )
 
     def _require_record(self, start: int, byte: int) -> None:
         """byte: the first that is no white space, at `start`."""

@@ -84,11 +84,6 @@ def _text(raw: bytes, key: str) -> tuple[bytes, int]:
     try:
         text = json.loads(raw, parse_int=float)[key]  # Python refuses whole numbers of 4,301 digits
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        if raw.lstrip().startswith(b"["):
-            raise BadRow(
-                "a JSON array, and JSON lines are needed",
-                "write each row of it on a line of its own, as jq -c '.[]' does",
-            ) from None
         if isinstance(error, ValueError):
             raise BadRow(f"not JSON ({error})") from None
         raise BadRow(f"no key {key!r} in this row", "give --text-key, fix the row") from None
