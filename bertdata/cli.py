@@ -202,7 +202,9 @@ _format = click.option(
     help="Format of every INPUT. Default: by the extension of each file; a file without a known extension is text.",
 )
 _text_key = click.option(
-    "--text-key", default="text", help="Name of the JSON key, or of the column of a table, that holds the text."
+    "--text-key",
+    default="text",
+    help="Name of the JSON key, or of the column of a table, that holds the text; a.b is b in the object a.",
 )
 _encoding = click.option(
     "--encoding",

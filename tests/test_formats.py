@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers import published, refuses
 from hypothesis import example, given
@@ -179,6 +181,43 @@ def test_a_long_record_is_read_in_pieces_and_one_that_is_too_long_is_named(folde
     for name, packed in (("junk.fa", bytes(range(256)) * 8), ("junk.fna.gz", gzip.compress(bytes(4096)))):
         with refuses("not-text", "inputs", given=str(folder / name)):
             read([write(folder / name, packed)])
+
+
+# ------------------------------------------------------------------------------------------------- columns of structs
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_key_with_a_point_names_a_field_of_a_column(folder, name):
+    """Unless a column has this name. A row whose struct is null has no text."""
+    strings, ones = pa.array(["x", "y", None, "w"]), pa.array([1] * 4)
+    inner = pa.StructArray.from_arrays([ones, strings], ["c", "b"], mask=pa.array([False] * 3 + [True]))
+    columns = {"a": pa.StructArray.from_arrays([inner, ones], ["m", "k"]), "a.m.c": pa.array(["literal"] * 4)}
+    path, table = folder / name, pa.table(columns)
+    if name == "a.parquet":
+        pq.write_table(table, path, row_group_size=3)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    assert read([path], text_key="a.m.b", on_error="skip") == [(0, b"x", 0), (0, b"y", 0)]
+    assert [text for _, text, _ in read([path], text_key="a.m.c")] == [b"literal"] * 4
+    with refuses("bad-row", "inputs", says=f"{path}, row 3: "):
+        read([path], text_key="a.m.b")
+    (found,) = source_of(local(path), TextFormat(text_key="a.m.b")).at([2])
+    assert found.text[: found.num_bytes].tobytes() == b"y\n"
+    for key, kind in (("a.m.z", "no-column"), ("a.k.b", "no-column"), ("a.k", "wrong-column-type"),
+                      ("a.m", "wrong-column-type")):  # fmt: skip
+        with refuses(kind, "text_key", given=key):
+            read([path], text_key=key)
+
+
+def test_row_groups_are_cut_by_the_bytes_of_the_field(folder):
+    path = folder / "groups.parquet"
+    struct = pa.StructArray.from_arrays(
+        [pa.array(["short"] * 8), pa.array([f"{n} " * 99 for n in range(8)])], ["c", "b"]
+    )
+    pq.write_table(pa.table({"a": struct}), path, row_group_size=1)
+    units = [[unit for unit, *_ in read([path], text_key=key, shard_size=300)] for key in ("a.b", "a.c")]
+    assert units[0][-1] > units[1][-1] > 0
 
 
 # ------------------------------------------------------------------------------------------------------ save_to_disk

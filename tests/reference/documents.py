@@ -75,13 +75,18 @@ def json_text(line, key):
     """The string of a line of JSON as UTF-8 and how much of it was replaced; None if there is none."""
     text, num_replaced = decode(line)
     try:
-        found = json.loads(text, parse_int=float)[key]
-    except (ValueError, KeyError, TypeError, IndexError):
+        row = json.loads(text, parse_int=float)
+    except ValueError:
         return None
-    if not isinstance(found, str):
+    value = row.get(key) if isinstance(row, dict) else None
+    if value is None:
+        value = row
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, str):
         return None
-    valid = "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in found)
-    return valid.encode(), num_replaced + sum("\ud800" <= each <= "\udfff" for each in found)
+    valid = "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in value)
+    return valid.encode(), num_replaced + sum("\ud800" <= each <= "\udfff" for each in value)
 
 
 def delimited(data, num_fields):
