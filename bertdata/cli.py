@@ -203,17 +203,21 @@ _format = click.option(
     help="Format of every INPUT. Default: by the extension of each file; a file without a known extension is text.",
 )
 _text_key = click.option(
-    "--text-key", default="text", help="Name of the JSON key, or of the Parquet or Arrow column, that holds the text."
+    "--text-key",
+    default="text",
+    help="Name of the JSON key, or of the column of a table, that holds the text; a.b is b in the object a.",
 )
 _encoding = click.option(
-    "--encoding", default="utf-8", help="Encoding of text and JSON lines, by its Python name, such as latin-1."
+    "--encoding",
+    default="utf-8",
+    help="Encoding of all but Parquet and Arrow, by its Python name, such as latin-1.",
 )
 _include = click.option(
     "--include",
     multiple=True,
     metavar="PATTERN",
     help="For an INPUT that is a directory or a pattern: read only files whose relative path matches, such as '*.md'. "
-    "May be repeated. Default: of a directory, files with a known extension (.txt .jsonl .json .parquet .arrow ..., "
+    "May be repeated. Default: of a directory, files with a known extension (.txt .jsonl .csv .parquet .arrow ..., "
     "also compressed) or without one; with --format, all files.",
 )
 _exclude = click.option(
@@ -265,7 +269,7 @@ _on_error = click.option(
 
 @main.command(
     cls=OneSentence,
-    short_help="Build a dataset from text, JSON lines, Parquet or Arrow.",
+    short_help="Build a dataset from text, JSON lines, CSV, Parquet or Arrow.",
     epilog="\b\nExample:\n  bertdata build 'dump/*.jsonl' --out shards/ --tokenizer bert-base-uncased",
     headings={
         "Output": ("out", "overwrite", "shard_size", "validation", "test"),
@@ -353,7 +357,7 @@ _on_error = click.option(
 )
 @click.option("--overwrite", is_flag=True, help="Replace a dataset or an unfinished build in --out.")
 def build(inputs: tuple[str, ...], out: str, finish: bool, **options: Any) -> None:
-    """Build a dataset from text, JSON lines, Parquet or Arrow files.
+    """Build a dataset from text, JSON lines, CSV, TSV, Parquet, Arrow or FASTA files.
 
     INPUT is a file, a directory, a pattern such as 'dump/*.jsonl', one of these under a URL (s3, gs, az, hf; files of
     http and https), a named pipe, or - for standard input. Files may be compressed (.gz, .bz2, .xz, .zst). If a build

@@ -1,7 +1,9 @@
 """What the tests of inputs share: rows of text in every format and compression, and what is read of files."""
 
 import bz2
+import csv
 import gzip
+import io
 import itertools
 import json
 import lzma
@@ -66,6 +68,18 @@ def as_jsonl(rows):
     return "".join(json.dumps({"n": number, "text": row}) + "\n" for number, row in enumerate(rows)).encode()
 
 
+def as_csv(rows, **form):
+    sink = io.StringIO(newline="")
+    writer = csv.writer(sink, **form)
+    writer.writerow(["n", "text"])
+    writer.writerows(enumerate(rows))
+    return sink.getvalue().encode("utf-8", "surrogateescape")
+
+
+def as_tsv(rows):
+    return as_csv(rows, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_ALL)
+
+
 def table(rows, kind=None):
     """kind: type of the text's column, or rows is that column."""
     column = rows if isinstance(rows, pa.Array) else pa.array(rows, kind or pa.string())
@@ -89,8 +103,8 @@ def as_parquet(rows, kind=None, group=9):
     return sink.getvalue().to_pybytes()
 
 
-MAKE = {"text": as_text, "jsonl": as_jsonl, "arrow": as_arrow}
-ENDING = {"text": ".txt", "jsonl": ".jsonl", "arrow": ".arrow", "parquet": ".parquet"}
+MAKE = {"text": as_text, "jsonl": as_jsonl, "csv": as_csv, "tsv": as_tsv, "arrow": as_arrow}
+ENDING = {kind: f".{kind}" for kind in (*MAKE, "parquet")} | {"text": ".txt"}
 TABLES = {"a.parquet": as_parquet, "a.arrow": as_arrow, "b.arrow": as_arrow_file}
 
 
@@ -114,7 +128,8 @@ def made(folder, number, kind, rows):
     if kind == "parquet":
         return parquet(Path(f"{name}.parquet"), rows), list(enumerate(raw))
     starts = [0, *itertools.accumulate(len(each) + 1 for each in raw)]
-    return write(Path(f"{name}.arrow"), as_arrow_file(rows)), list(zip(starts, raw, strict=False))
+    make = as_arrow_file if kind == "arrow" else MAKE[kind]
+    return write(Path(f"{name}.{kind}"), make(rows)), list(zip(starts, raw, strict=False))
 
 
 def every_unit(unit):

@@ -18,7 +18,7 @@ COMMON = ["choices", "errors", "keys", "jit", "types", "files", "urls", "prepare
 PACKAGES = {
     "remote": ("", "requests reader stores web hub files"),
     "format": ("remote", "arrays records table manifest shard origins dataset answers verify transfer"),
-    "sources": ("remote", "kernels inputs find streams texts maps jsonl documents tables "
+    "sources": ("remote", "kernels inputs saved find streams texts maps jsonl documents delimited tables "
                           "idfile megatron flat rows indexed mds litdata ids split blocks docstrings"),
     "tokenize": ("", "kernels rules forms models added engine wordpiece words tokenizer load spelling train"),
     "write": ("format sources tokenize",

@@ -73,7 +73,7 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
 
     library = tokenizers.Tokenizer.from_str(load_tokenizer(vocab).files["tokenizer.json"].decode())
     library.encode_special_tokens = True
-    shards, counts, base = {}, Counter(), 0
+    shards, counts, words, base = {}, Counter(), Counter(), 0
     for content in contents:
         for start, raw in reference.documents(content, kind):
             data, replaced = reference.decode(raw)
@@ -81,6 +81,7 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
             split = keys.split(data, validation=0.2, test=0.1)
             counts["replaced_characters"] += replaced
             counts["text_bytes"] += len(data)
+            words[split] += reference.num_words(data)
             counts["documents" if ids else "dropped_documents"] += 1
             counts["[MASK]"] += data.count(b"[MASK]")
             if not ids:
@@ -107,6 +108,7 @@ def test_a_dataset_equals_the_reference(tmp_path, vocab, kind, shard_size, sente
     for name in ("documents", "dropped_documents", "replaced_characters", "text_bytes"):
         assert counted[name] == counts[name], name
     assert counted["special_literals"] == {"[MASK]": counts["[MASK]"]}
+    assert counted["words"] == {split: words[split] for split in dataset.splits}
     assert counted["dropped_documents"] > 0
     assert verify(dataset.path) == []
 

@@ -205,7 +205,7 @@ def test_the_manifest(dataset, manifest, shards, vocab):
     assert list(manifest["splits"]) == ["train", "validation", "test"]
     assert manifest["counts"].keys() == {
         "documents", "dropped_documents", "replaced_characters", "special_literals", "special_ids_replaced",
-        "skipped_rows", "text_bytes",
+        "skipped_rows", "text_bytes", "words",
     }  # fmt: skip
     for _, shard in shards:
         assert shard.keys() == {"name", "num_documents", "num_tokens", "num_sentences", "arrays"}

@@ -38,9 +38,11 @@ from sources import (
     TABLES,
     as_arrow,
     as_arrow_file,
+    as_csv,
     as_jsonl,
     as_parquet,
     as_text,
+    as_tsv,
     blocks_of,
     counting_reads,
     every_unit,
@@ -130,7 +132,7 @@ WAYS = ["file", "members", "pipe", "standard input"]
 
 @pytest.mark.parametrize(
     ("way", "ending", "kind"),
-    [(way, ending, list(MAKE)[(i + j) % 3]) for i, way in enumerate(WAYS) for j, ending in enumerate(PACK)],
+    [(way, ending, list(MAKE)[(i + j) % len(MAKE)]) for i, way in enumerate(WAYS) for j, ending in enumerate(PACK)],
 )
 def test_every_kind_and_way_gives_the_same_bytes(tmp_path, vocab, plain, way, ending, kind):
     pack, data, path = PACK[ending], MAKE[kind](ROWS), tmp_path / f"rows{ENDING[kind]}{ending}"
@@ -162,7 +164,8 @@ def test_kinds_can_be_mixed(tmp_path, vocab, plain):
     made = [("0.txt.xz", lzma.compress(as_text(ROWS[:9]))), ("1.json", as_jsonl(ROWS[9:20])),
             ("2.parquet", as_parquet(ROWS[20:24])), ("3.parquet", as_parquet(ROWS[24:28])),
             ("4.ARROW.ZST", zstd(as_arrow(ROWS[28:30]))), ("5.feather", as_arrow_file(ROWS[30:33])),
-            ("6", as_text(ROWS[33:36])), ("7.ndjson.bz2", bz2.compress(as_jsonl(ROWS[36:])))]  # fmt: skip
+            ("6", as_text(ROWS[33:35])), ("7.TSV.gz", gzip.compress(as_tsv(ROWS[35:36]))),
+            ("8.csv", as_csv(ROWS[36:38])), ("9.ndjson.bz2", bz2.compress(as_jsonl(ROWS[38:])))]  # fmt: skip
     paths = [write(tmp_path / "in" / name, content) for name, content in made]
     for number, inputs in enumerate((paths, tmp_path / "in")):
         dataset = build(inputs, tmp_path / str(number), tokenizer=vocab, **SPLIT).dataset
@@ -171,7 +174,12 @@ def test_kinds_can_be_mixed(tmp_path, vocab, plain):
 
 def test_the_named_format_goes_before_the_ending(folder):
     rows = [(0, row.encode(), 0) for row in ROWS]
-    for kind, content in (("jsonl", as_jsonl(ROWS)), ("parquet", as_parquet(ROWS)), ("text", as_text(ROWS))):
+    for kind, content in (
+        ("jsonl", as_jsonl(ROWS)),
+        ("csv", as_csv(ROWS)),
+        ("parquet", as_parquet(ROWS)),
+        ("text", as_text(ROWS)),
+    ):
         path = write(folder / f"named.{'jsonl' if kind == 'text' else 'txt'}", content)
         assert read([path], kind=kind) == rows
 
@@ -343,7 +351,7 @@ def mixed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     contents = {
         "d/a.txt": b"the stone\n", "d/b.jsonl.gz": gzip.compress(as_jsonl(["river"])), "d/AA/wiki_00": b"light\n",
-        "d/c.TXT.BZ2": bz2.compress(b"wind\n"), "d/README.md": b"# notes\n", "d/table.csv": b"a,b\n",
+        "d/c.TXT.BZ2": bz2.compress(b"wind\n"), "d/README.md": b"# notes\n", "d/table.xml": b"<a/>\n",
         "d/AA/notes.md": b"more\n", "d/.git/config": b"x", "d/_SUCCESS": b"", "d/news.2007.en": b"salt\n",
     }  # fmt: skip
     for name, content in contents.items():
@@ -372,9 +380,9 @@ def test_of_a_directory_files_of_text_are_read_and_the_others_are_named(mixed, v
         ({"include": ["**/*.md"]}, ["AA/notes.md", "README.md"]),
         ({"include": ["AA/wiki_*"]}, ["AA/wiki_00"]),
         ({"exclude": ["*.gz", "AA/*"]}, ["a.txt", "c.TXT.BZ2"]),
-        ({"include": ["*"], "exclude": ["*.csv"]},
+        ({"include": ["*"], "exclude": ["*.xml"]},
          ["AA/notes.md", "AA/wiki_00", "README.md", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"]),
-        ({"any_ending": True, "exclude": ["*.csv", "*.md"]},
+        ({"any_ending": True, "exclude": ["*.xml", "*.md"]},
          ["AA/wiki_00", "a.txt", "b.jsonl.gz", "c.TXT.BZ2", "news.2007.en"]),
     ],
 )  # fmt: skip
@@ -383,12 +391,12 @@ def test_patterns_select_files_of_a_directory(mixed, options, files):
     assert [str(file) for file in inputs.files] == [f"d/{name}" for name in files]
     every = {str(path) for path in Path("d").rglob("*") if path.is_file()}
     assert every - {f"d/{name}" for name in files} == {name for left in inputs.left_out.values() for name in left}
-    assert names("d/table.csv", "d", **options) == ["d/table.csv", *(f"d/{name}" for name in files)]
+    assert names("d/table.xml", "d", **options) == ["d/table.xml", *(f"d/{name}" for name in files)]
 
 
 def test_patterns_select_files_of_a_pattern(mixed):
     assert names("d/*") == [f"d/{name}" for name in ("README.md", "_SUCCESS", "a.txt", "b.jsonl.gz", "c.TXT.BZ2",
-                                                     "news.2007.en", "table.csv")]  # fmt: skip
+                                                     "news.2007.en", "table.xml")]  # fmt: skip
     assert names("d/**/*", include=["*.md"], exclude=["AA/*"]) == ["d/README.md"]
 
 
@@ -421,18 +429,6 @@ def test_what_gives_no_file_is_named(tree, inputs, kind, option, given):
     selection = inputs.pop() if isinstance(inputs[-1], dict) else {}
     with refuses(kind, option, given=given):
         find_inputs(inputs, **selection)
-
-
-@pytest.mark.parametrize("of_several", [False, True])
-def test_a_directory_of_save_to_disk_is_named(tree, of_several):
-    """Its files of JSON are no documents; its data can be selected."""
-    for name in ("dataset_dict.json",) if of_several else ("state.json", "dataset_info.json"):
-        (tree / "d" / name).write_text("{}")
-    write(tree / "d" / "sub" / "data.arrow", as_arrow(ROWS))
-    refusal = refused(main, "build", "d", "--out", "out", kind="wrong-file-type", option="inputs")
-    assert refusal.given == "d"
-    assert names("d", include=["*.arrow"]) == ["d/sub/data.arrow"]
-    assert not Path("out").exists()
 
 
 def test_urls_of_other_kinds_are_refused(tmp_path, monkeypatch, vocab):
@@ -572,7 +568,7 @@ def test_a_later_member_that_is_truncated_or_damaged_is_named(folder, ending):
         require_cut_short(folder / f"later{ending}", first + member)
 
 
-@pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow"] * 2, strict=True)])
+@pytest.mark.parametrize(("ending", "kind"), [*zip(COMPRESSED, ["jsonl", "arrow", "csv", "tsv"], strict=True)])
 def test_truncated_rows_are_named(folder, ending, kind):
     content = PACK[ending](MAKE[kind]([f"{number * 7919} stone" for number in range(2000)]))
     for cut in (5, len(content) // 2, len(content) * 9 // 10):
@@ -787,6 +783,7 @@ INTERRUPTED = {
     "a.arrow.gz": gzip.compress(as_arrow(ROWS)),
     "a.jsonl.xz": lzma.compress(as_jsonl(ROWS)),
     "a.arrow": as_arrow_file(ROWS),
+    "a.csv": as_csv(ROWS),
 }
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from reference import documents as reference
 from reference import keys
 
 from bertdata import Loader
@@ -260,6 +261,21 @@ def test_spellings_are_counted_as_python_counts_them(pieces, strings, room):
     data = np.frombuffer(text + b"aa[MASK]<s>" * 7, np.uint8)[: len(text) + room]
     build_kernels.count_literals(data, len(text), spellings, first_bytes, counts)
     assert counts.tolist() == [text.count(string.encode()) for string in strings]
+
+
+WORDS = st.sampled_from([b"a", b" ", b"\t", b"\n", b"\v", b"\f", b"\r", b"\x08", b"\x0e", b"\x1f", b"!", b"\0",
+                         "é\xa0".encode(), b"a" * 63, b" " * 63, b"ab " * 20])  # fmt: skip
+
+
+@given(st.lists(st.lists(WORDS, max_size=6).map(b"".join), max_size=4), st.integers(0, 70))
+@example([b"a" * 64 + b"b", b" " * 64 + b"a", b"a" * 63 + b" a", b"", b" "], 70)
+def test_words_are_counted_as_the_reference_counts_them(texts, room):
+    """Also where a word crosses 64 bytes, and where there are few bytes after the text."""
+    data = np.frombuffer(b"".join(text + b"\n" for text in texts) + b"a " * room, np.uint8)
+    offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
+    counts = np.empty(len(texts), np.int64)
+    build_kernels.count_words(data, offsets, 1, counts)
+    assert counts.tolist() == [reference.num_words(text) for text in texts]
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")

@@ -18,7 +18,7 @@ from bertdata.write import build, finish
 
 WORDS = st.text("ab é\n", max_size=12)
 FILES = st.lists(
-    st.tuples(st.sampled_from(["text", "jsonl", "gzip", "parquet", "arrow"]), st.lists(WORDS, max_size=9)),
+    st.tuples(st.sampled_from(["text", "jsonl", "gzip", "parquet", "arrow", "csv"]), st.lists(WORDS, max_size=9)),
     min_size=1, max_size=5,
 )  # fmt: skip
 
@@ -64,6 +64,7 @@ def units_and_texts(paths, *wanted, **form):
 @given(FILES, st.integers(1, 60), st.sampled_from([1, 7, 1 << 20]), st.integers(0, 2**16 - 1))
 @example([("text", ["a"]), ("gzip", ["b"] * 9), ("text", ["c"]), ("jsonl", ["d"])], 3, 1 << 20, 7)
 @example([("parquet", ["ab"] * 9), ("parquet", []), ("arrow", ["é"] * 9)], 20, 1, 5)
+@example([("csv", ["é\n"] * 9), ("csv", []), ("tsv", ["", "a", ""]), ("text", ["b"])], 3, 1, 5)
 def test_documents_are_in_the_units_of_the_rule(folder, files, size, block_bytes, mask):
     inputs = [made(folder, number, kind, rows) for number, (kind, rows) in enumerate(files)]
     paths, kinds = [path for path, _ in inputs], [kind for kind, _ in files]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference import documents as reference
 from sources import BYTES, CONTENTS, FEW, TABLES, as_parquet, blocks_of, invalid_column, read, write
 
-from bertdata.sources import documents
+from bertdata.sources import documents, jsonl
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import local
@@ -216,6 +216,15 @@ ROWS = [
 ]  # fmt: skip
 
 
+NESTED = [
+    b'{"a": {"b": "a"}}', b'{"a": {"b": "b", "c": 1}, "n": 7}', b'{"a.b": "c"}', b'{"a.b": "d", "a": {"b": "e"}}',
+    b'{"a.b": null, "a": {"b": "f"}}', b'{"a.b": 7, "a": {"b": "g"}}', b'{"a.b": "h", "a": 7}', b'{"a": null}',
+    b'{"a": {"b": null}}', b'{"a": {"b": 7}}', b'{"a": {"b": {"b": "i"}}}', b'{"a": ["b"]}', b'{"a": "b"}', b'["a"]',
+    b'{"a": {"b": "j", "b": "k"}}', b'{"a": {"b": "l"}, "a": {"c": 1}}', b'{"a": {"c": {"b": "m"}}}', b'{"b": "n"}',
+    b'{"a": {"\\u0062": "\\ud800"}}', b'{"a": {"b": "o", "c": 1, "c": "x"}}', b'"a"', b"7", b"{}",
+]  # fmt: skip
+
+
 def lines_of(rows):
     """Documents of these lines, which begin at multiples of 1000."""
     starts, ends = np.arange(len(rows)) * 1000, np.append(0, np.cumsum([len(row) + 1 for row in rows]))
@@ -229,14 +238,31 @@ def lines_of(rows):
 @example([b'{"text": "a"} {"text": "b"}', b'{"text":', b'"c"}'])
 @example([b'{"a": [{}', b'{}], "text": "e"}', b'{"text": "a"} {"text": "b"}'])
 def test_a_block_of_json_lines_is_what_its_lines_are(rows):
+    require_texts(rows, "text")
+
+
+@given(st.lists(st.one_of(st.sampled_from(NESTED), st.sampled_from(NESTED[:2])), min_size=1, max_size=4))
+def test_a_key_with_a_point_names_a_key_of_an_object(rows):
+    require_texts(rows, "a.b")
+
+
+def test_keys_of_objects_in_objects(folder):
+    (path,) = files(folder, [b'{"a": {"b": {"c": "x"}}}\n{"a": {"b": {"d": "y", "c": "z"}}}\n'], ".jsonl")
+    with patch.object(jsonl, "_text", side_effect=AssertionError):  # pyarrow alone reads these
+        assert read([path], text_key="a.b.c") == [(0, b"x", 0), (0, b"z", 0)]
+    with refuses("bad-row", "inputs", says=f"{path}, line 1: "):
+        read([path], text_key="a.b.d")
+
+
+def require_texts(rows, key):
     """pyarrow takes a block at once, and must see in it what Python's json sees in each line."""
-    decoded = texts_of(lines_of(rows), "text")
+    decoded = texts_of(lines_of(rows), key)
     texts = dict.fromkeys(range(0, 1000 * len(rows), 1000))
     for number, start in enumerate(decoded.documents.starts.tolist()):
         a, b = decoded.documents.offsets[number : number + 2]
         texts[start] = decoded.documents.text[a : b - 1].tobytes(), int(decoded.documents.replaced[number])
         assert (decoded.documents.invalid[number] >= 0) == (decoded.documents.replaced[number] > 0)
-    assert list(texts.values()) == [reference.json_text(row, "text") for row in rows]
+    assert list(texts.values()) == [reference.json_text(row, key) for row in rows]
     assert [start for start, _ in decoded.bad] == [start for start, text in texts.items() if text is None]
 
 
@@ -304,24 +330,15 @@ def test_text_in_an_old_encoding_is_not_junk(folder):
     assert document[2] == 400
 
 
-@pytest.mark.parametrize("ending", [".csv", ".TSV", ".csv.gz", ".tsv.zst"])
-def test_tables_of_other_kinds_are_no_prose(folder, ending):
-    """A file that is named, and one of a pattern; --format text reads it."""
-    path = write(folder / f"table{ending}", b"a,b\n")
-    for name in (path, folder / f"*{ending}"):
-        (file,) = find_inputs([name]).files
-        with refuses("unknown-format", "inputs", given=str(path)):
-            read([file.name])
-    if not path.suffix.endswith(("gz", "zst")):
-        assert read([path], kind="text") == [(0, b"a,b", 0)]
-
-
-@pytest.mark.parametrize("content", [b'[{"text": "a"}, {"text": "b"}]\n', b'[\n  {"text": "a"}\n]\n'])
-def test_an_array_of_json_is_named(folder, content):
-    path = write(folder / "array.json", content)
-    with refuses("bad-row", "inputs", says=f"{path}, line 1: ") as caught:
-        read([path])
-    assert "array" in str(caught.value)
+@pytest.mark.parametrize("line_end", [b"", b"\r\n"])
+@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+def test_an_array_of_json_is_named(folder, line_end, ending):
+    """Also where bad rows are skipped, as all rows would be."""
+    content = b"\n [" + line_end + b'{"text": "a"},' * 9 + line_end + b'{"text": "b"}' + line_end + b"]"
+    path = packed(folder / f"array{ending}", content)
+    for on_error in ("fail", "skip"):
+        with patch.object(documents, "BLOCK_BYTES", 64), refuses("not-of-format", "inputs", given=str(path)):
+            read([path], on_error=on_error)
 
 
 def test_inputs_that_no_build_could_read(folder, tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import WORDS, make_text
 from helpers import published, refuses, succeeds, without_origins
-from sources import as_arrow_file, as_jsonl, as_parquet, zstd
+from sources import as_arrow_file, as_jsonl, as_parquet, as_tsv, zstd
 
 import bertdata
 from bertdata.cli import main
@@ -62,7 +62,8 @@ def inputs(folder, form):
         rows = [*some[:40], None, *some[41:]]
         (folder / "a.parquet").write_bytes(as_parquet(rows, group=17))
         (folder / "b.arrow").write_bytes(as_arrow_file(rows[3:]))
-        return [folder / "b.arrow", folder / "a.parquet"], {"on_error": "skip"}
+        (folder / "c.tsv.gz").write_bytes(gzip.compress(as_tsv(more).replace(b"\n", b"\n60\n", 1)))
+        return [folder / "b.arrow", folder / "a.parquet", folder / "c.tsv.gz"], {"on_error": "skip"}
     assert form == "latin-1"
     (folder / "a.txt").write_text("\n\n".join(some).replace("水", "ä"), encoding="latin-1")
     (folder / "b.txt").write_text("\n\n".join(more).replace("水", "é"), encoding="latin-1")

@@ -199,9 +199,11 @@ def text(about: dict[str, Any]) -> str:
         counts.get(name, 0) for name in ("skipped_rows", "removed_documents", "duplicate_documents")
     )
     num_read = counts["documents"] + counts["dropped_documents"]
+    words = ", ".join(f"{number:,} in {split}" for split, number in counts.get("words", {}).items())
     lines += [
         "",
         f"  text read    {counts['text_bytes']:,} bytes in {num_read:,} documents",
+        *([f"  words        {words}, by white space"] if words else []),
         f"  dropped      {counts['dropped_documents']:,} documents without a token, {skipped:,} bad rows",
         *([f"  removed      {removed:,} documents by --map"] if removed else []),
         *([f"  duplicates   {duplicates:,} documents whose text came before, left out"] if duplicates else []),

@@ -1,4 +1,4 @@
-"""An input of plain text or JSON lines → its documents. tables.py does the same for Parquet and Arrow.
+"""An input of plain text, JSON lines or FASTA → its documents. tables.py does the same for tables.
 
 docs/format.md says what a line, a document and a unit are.
 """
@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from bertdata.choices import DOCUMENT_ENDS, INPUT_FORMATS, ON_ERROR
 from bertdata.errors import InputError, UsageError
 from bertdata.sources.inputs import Input
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import PADDING, Cuts, cut
+from bertdata.sources.kernels import PADDING, RECORD, Cuts, cut, cut_fasta
 from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8, InputStream, opened
 from bertdata.sources.texts import Decoded, Documents, padded, valid_utf8
@@ -26,7 +26,8 @@ from bertdata.sources.texts import Decoded, Documents, padded, valid_utf8
 BLOCK_BYTES = 1 << 21
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
-_JUDGED = 1 << 20
+_FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
+_HEAD = 256  # bytes in which JSON begins
 _NOTHING = np.zeros(0, np.uint8)
 _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
 
@@ -37,8 +38,8 @@ class TextFormat:
 
     documents: str = "blank"  # what ends a document of plain text, one of DOCUMENT_ENDS
     kind: str | None = None  # of every input, one of INPUT_FORMATS; None: the ending of each input tells
-    text_key: str = "text"  # name of the JSON key, or of the column of Parquet and Arrow, that holds the text
-    encoding: str = UTF_8  # of plain text and JSON lines; any text encoding that Python knows
+    text_key: str = "text"  # name of the JSON key, or of the column of a table, that holds the text
+    encoding: str = UTF_8  # of all but Parquet and Arrow; any text encoding that Python knows
     strict: bool = False  # whether an invalid byte is an error; else it becomes U+FFFD and is counted
     on_error: str = "fail"  # one of ON_ERROR: whether a row without text is an error, or is skipped and counted
     shard_size: int = 1 << 30  # bytes of text in a unit, of Parquet up to the end of a row group
@@ -70,20 +71,32 @@ def _canonical(encoding: str) -> str:
         codecs.getincrementaldecoder(encoding)
         return codecs.lookup(encoding).name
     except (LookupError, UnicodeError, ValueError):
-        raise UsageError(
+        sentence = (
             f"encoding is {encoding!r}, which is not a text encoding that Python knows; give one such as utf-8, "
-            "latin-1, cp1252 or gb18030",
-            "unknown",
-            option="encoding",
-            given=encoding,
-        ) from None
+            "latin-1, cp1252 or gb18030"
+        )
+        raise UsageError(sentence, "unknown", option="encoding", given=encoding) from None
+
+
+def require_text(file: Input, first: bytes, encoding: str) -> None:
+    """Raises InputError if the first bytes of an input, decompressed and in UTF-8, cannot be text."""
+    if len(first) < _FEWEST_JUDGED:
+        return
+    num_bad = valid_utf8(first)[1] + first.count(0)
+    if num_bad > JUNK_SHARE * len(first):
+        sentence = (
+            f"{file} is not {encoding.upper()} text: {num_bad:,} of its first {len(first):,} bytes are invalid or NUL; "
+            "leave the file out, or name its encoding with --encoding (Parquet, Arrow and compressed files must have "
+            "their usual ending: .parquet, .arrow, .gz, .zst, ...)"
+        )
+        raise InputError(sentence, "not-text", option="inputs", given=file.name)
 
 
 class TextFile:
-    """One input of plain text or JSON lines."""
+    """One input of plain text, JSON lines or FASTA."""
 
     def __init__(self, file: Input, kind: str, form: TextFormat) -> None:
-        """kind: "text" or "jsonl"."""
+        """kind: "text", "jsonl" or "fasta"."""
         self.file, self.kind, self.form = file, kind, form
         self.size = 0  # decompressed bytes so far; the size of the input when all documents are read
         self.bytes_read = 0  # of the file on disk so far
@@ -171,27 +184,18 @@ class TextFile:
     def _read(self, stream: InputStream, buffer: NDArray[np.uint8]) -> int:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
         length = stream.readinto(buffer.data)
-        if self.size == 0 and length >= 1024:
-            piece = buffer[: min(length, _JUDGED)].tobytes()
-            num_bad = valid_utf8(piece)[1] + piece.count(0)
-            if num_bad > JUNK_SHARE * len(piece):
-                raise InputError(
-                    f"{self.file} is not {self.form.encoding.upper()} text: {num_bad:,} of its first {len(piece):,} "
-                    "bytes are invalid or NUL; leave the file out, or name its encoding with --encoding (Parquet, "
-                    "Arrow and compressed files must have their usual ending: .parquet, .arrow, .gz, .zst, ...)",
-                    "not-text",
-                    option="inputs",
-                    given=self.file.name,
-                )
+        if self.size == 0:
+            require_text(self.file, buffer[: min(length, _JUDGED)].tobytes(), self.form.encoding)
         self.size += length
         self.bytes_read = stream.bytes_read
         return length
 
     def _starting_in(self, stream: InputStream, first: int, stop: int | None) -> Iterator[Documents]:
         """The documents that start in [first, stop), before they are repaired. stop None: no limit."""
-        by_line = self.kind == "jsonl" or self.form.documents == "line"
+        is_fasta, by_line = self.kind == "fasta", self.kind == "jsonl" or self.form.documents == "line"
         begin = self._before(stream, first)  # offset of buffer[0]: inside an earlier document, or 0
         self.size = begin
+        is_at_head = begin == 0  # of FASTA: whether no record has begun
         filled, is_end = 0, False  # the first `filled` bytes of the buffer are read and not yet given out
         scratch = _kept.pop() if _kept else _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
         try:
@@ -203,7 +207,13 @@ class TextFile:
                 buffer = scratch.buffer
                 length = self._read(stream, buffer[filled:size])
                 filled, is_end = filled + length, not length
-                complete, done = scratch.cut(filled, begin, is_end, by_line)
+                if begin == 0:
+                    self._require_no_array(buffer[: min(filled, _HEAD)].tobytes())
+                kernel, how = (cut_fasta, is_at_head) if is_fasta else (cut, by_line)
+                complete, done = scratch.cut(kernel, filled, begin, is_end, how)
+                if is_fasta and is_at_head and (start := int(scratch.starts[0])) >= 0:
+                    self._require_record(start, buffer[start - begin])
+                    is_at_head = False
                 last = complete.starts.size if stop is None else int(np.searchsorted(complete.starts, stop))
                 chosen = complete.part(min(last, int(np.searchsorted(complete.starts, first))), last)
                 if chosen.starts.size:
@@ -219,15 +229,30 @@ class TextFile:
             if scratch.capacity <= 2 * BLOCK_BYTES:
                 _kept.append(scratch)
 
+    def _require_no_array(self, head: bytes) -> None:
+        if self.kind == "jsonl" and head.lstrip().startswith(b"["):
+            sentence = (
+                f"{self.file} begins with a JSON array, and JSON lines are needed; write each row of it on a line of "
+                "its own, as jq -c '.[]' does"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+
+    def _require_record(self, start: int, byte: int) -> None:
+        """byte: the first that is no white space, at `start`."""
+        if byte != RECORD:
+            sentence = (
+                f"{self.place(start)} is before the first record, and a record of FASTA begins with a line like >name; "
+                "correct the file, or give --format text if it is prose"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=self.file.name)
+
     def _require_short(self, size: int, start: int) -> None:
         if size > LONGEST_DOCUMENT:
-            raise InputError(
+            sentence = (
                 f"{self.file}: the document at byte {start} is longer than {LONGEST_DOCUMENT >> 20:,} MiB; choose what "
-                "ends a document with --documents, or split the document",
-                "too-large",
-                option="inputs",
-                given=self.file.name,
+                "ends a document with --documents, or split the document"
             )
+            raise InputError(sentence, "too-large", option="inputs", given=self.file.name)
 
     def _pieces(self, some: Documents, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
         """What belongs to each unit that is wanted."""
@@ -273,14 +298,14 @@ class _Scratch(NamedTuple):
     def capacity(self) -> int:
         return self.buffer.size - PADDING
 
-    def cut(self, size: int, offset: int, is_end: bool, by_line: bool) -> tuple[Documents, int]:
+    def cut(self, kernel: Any, size: int, offset: int, is_end: bool, how: bool) -> tuple[Documents, int]:
         """The complete documents in the first `size` bytes, and where the first that is not complete begins.
 
-        offset: of the buffer in the input.
+        kernel: `cut` or `cut_fasta`. offset: of the buffer in the input. how: by_line or is_at_head of the kernel.
         """
         text, used = padded(size + 1), np.empty(1, np.int64)
         cuts = Cuts(text, self.offsets, self.starts, self.invalid, used)
-        count = cut(self.buffer, size, offset, is_end, by_line, cuts)
+        count = kernel(self.buffer, size, offset, is_end, how, cuts)
         documents = Documents(
             text, self.offsets[: count + 1].copy(), self.starts[:count].copy(), np.zeros(count, np.int64),
             self.invalid[:count].copy(),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from bertdata.errors import InputError, UsageError, counted
 from bertdata.sources.inputs import KIND_OF, STANDARD_INPUT, Input, ending_of, local, of_remote
+from bertdata.sources.saved import INFO, SPLITS, STATE, files_of_saved
 from bertdata.urls import is_remote, is_url
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def find_inputs(
     A name is a file, "-" for standard input, a directory, a pattern, or one of these under a URL. A file that is named
     is always read. A directory stands for the files below it that have a known ending or none, a pattern for all files
     that match it; both in the order of their names, and without files whose name, or that of a directory below, begins
-    with "." or "_". (A pattern that spells such a name finds it.)
+    with "." or "_". (A pattern that spells such a name finds it.) A directory that save_to_disk of the library datasets
+    wrote stands for its Arrow files, in its own order.
 
     include, exclude: patterns that select among the files of directories and patterns. They are compared with the path
     below the directory, and `*` matches `/` too. A file is read if it matches one of `include`, whatever its ending is,
@@ -73,13 +75,11 @@ def find_inputs(
     is_searched = any(map(_is_searched, local_names)) or any("" not in files for files in under_urls.values())
     inputs = Inputs(is_searched=is_searched)
     if (include or exclude) and not is_searched:
-        raise UsageError(
+        sentence = (
             "--include and --exclude select files of a directory or a pattern, and no INPUT is one of these; leave "
-            "them out",
-            "needs-option",
-            option="include" if include else "exclude",
-            given=include or exclude,
+            "them out"
         )
+        raise UsageError(sentence, "needs-option", option="include" if include else "exclude", given=include or exclude)
 
     def select(name: str, paths: Mapping[str, PurePath], *, is_directory: bool) -> list[str]:
         """What is taken of the files that a name stands for. paths: name of a file → path below the directory."""
@@ -89,13 +89,11 @@ def find_inputs(
             reasons |= {file: _HIDDEN for file, path in paths.items() if _is_hidden(path)}
         taken = [file for file, why in reasons.items() if why is None]
         if not taken:
-            raise InputError(
+            sentence = (
                 f"{name} has {counted(len(paths), 'file')}, of which none is read ({_some(list(paths))}); select files "
-                "with --include, for example --include '*', or name them",
-                "no-match",
-                option="inputs",
-                given=name,
+                "with --include, for example --include '*', or name them"
             )
+            raise InputError(sentence, "no-match", option="inputs", given=name)
         for file, why in reasons.items():
             if why is not None:
                 inputs.left_out.setdefault(why, []).append(file)
@@ -120,21 +118,14 @@ def find_inputs(
             inputs.files.append(local(path))
             continue
         if path.is_dir():
-            if not include:
-                _require_no_saved_dataset(path)
-            root, inside = path, sorted(path.rglob("*"))
-            files = [file for file in inside if file.is_file()]
-            others = [file for file in inside if file.is_symlink() and not file.is_file()]
-            if links := [str(file) for file in others if not _is_hidden(file.relative_to(path))]:
+            root = path
+            files, links = (files_of_saved(path), []) if _is_saved(path, include) else _below(path)
+            if links:
                 inputs.left_out.setdefault(_LINK, []).extend(links)
             if not files:
                 only = f"; its links are not followed ({_some(links)})" if links else ""
-                raise InputError(
-                    f"{path} is a directory without files{only}; name text files or a directory of them",
-                    "empty",
-                    option="inputs",
-                    given=name,
-                )
+                sentence = f"{path} is a directory without files{only}; name text files or a directory of them"
+                raise InputError(sentence, "empty", option="inputs", given=name)
         else:
             root = _root_of(name)
             files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
@@ -190,17 +181,19 @@ def _require_path(name: str) -> None:
         )
 
 
-def _require_no_saved_dataset(directory: Path) -> None:
-    """Raises InputError for a directory of save_to_disk, whose files of JSON are no documents."""
-    one = all((directory / name).is_file() for name in ("state.json", "dataset_info.json"))
-    if one or (directory / "dataset_dict.json").is_file():
-        raise InputError(
-            f"{directory} was written by save_to_disk of the library datasets; read only its data, with --include "
-            "'*.arrow', or give it to bertdata import if it holds ids",
-            "wrong-file-type",
-            option="inputs",
-            given=str(directory),
-        )
+def _below(directory: Path) -> tuple[list[Path], list[str]]:
+    """The files of a directory and of those below it, in order, and the names of links that are not followed."""
+    inside = sorted(directory.rglob("*"))
+    files = [file for file in inside if file.is_file()]
+    others = [file for file in inside if file.is_symlink() and not file.is_file()]
+    return files, [str(file) for file in others if not _is_hidden(file.relative_to(directory))]
+
+
+def _is_saved(directory: Path, include: Sequence[str]) -> bool:
+    """Whether save_to_disk wrote a directory. One of several datasets is a directory as any other with `include`."""
+    if all((directory / name).is_file() for name in (STATE, INFO)):
+        return True
+    return not include and (directory / SPLITS).is_file()
 
 
 def _is_searched(name: str) -> bool:

@@ -17,10 +17,11 @@ from bertdata.jit import jit
 PADDING = 128  # bytes after a text that a kernel may read or write
 HIGH = np.uint64(0x8080808080808080)
 NEWLINE, RETURN, TAB, SPACE = 10, 13, 9, 32
+RECORD, COMMENT = ord(">"), ord(";")  # what lines of FASTA begin with
 
 
 class Cuts(NamedTuple):
-    """What `cut` writes."""
+    """What `cut` and `cut_fasta` write."""
 
     text: Any  # uint8 [n + 1 + PADDING] for n bytes of input: the documents, each followed by a newline
     offsets: Any  # int64 [m + 1]: document d is text[offsets[d] : offsets[d + 1] - 1]
@@ -163,6 +164,69 @@ def cut(data, size, offset, is_end, by_line, cuts):
         if not is_open:
             cuts.used[0] = i
     return count
+
+
+@jit()
+def cut_fasta(data, size, offset, is_end, is_at_head, cuts):
+    """The same for records of FASTA, each a line that begins with > and the lines up to the next such line.
+
+    A document in `cuts` is the record without the first line, without lines that begin with ; and without white space.
+    is_at_head: whether no record has begun before data[0]; else data[0] is the beginning or any byte of one. Text
+    before the first record is a document, too. starts[0] is -1 if there is no document; else it may be that of one
+    that is not complete.
+    """
+    text, offsets, starts, invalid = cuts.text, cuts.offsets, cuts.starts, cuts.invalid
+    i, p, count, has_high, body = int64(0), int64(0), 0, False, int64(0)
+    is_open = not is_at_head and size > 0 and data[0] != RECORD
+    offsets[0], cuts.used[0], starts[0] = 0, 0, offset if is_open else -1
+    while i < size or (is_open and is_end):
+        stop = i
+        while stop < size and data[stop] != NEWLINE:
+            stop += 1
+        if stop == size and not is_end:
+            break
+        is_first = i < size and data[i] == RECORD
+        if is_open and (is_first or i >= size):
+            invalid[count] = _invalid_in_lines(data, body, i, text, offsets[count], p, offset) if has_high else -1
+            text[p] = NEWLINE
+            p += 1
+            count += 1
+            offsets[count], is_open, has_high = p, False, False
+        if not is_open:
+            cuts.used[0] = i
+        if is_first:
+            starts[count], is_open, body = offset + i, True, min(stop + 1, size)
+        elif i < stop and data[i] != COMMENT:
+            before, high = p, data[i] & 0
+            for k in range(i, stop):
+                byte = data[k]
+                text[p] = byte
+                high |= byte
+                p += (byte != SPACE) & (byte != TAB) & (byte != RETURN)
+            has_high |= high >= 0x80
+            if p > before and not is_open:
+                starts[count], is_open, body = offset + i, True, i
+        i = min(stop + 1, size)
+    return count
+
+
+@jit()
+def _invalid_in_lines(data, start, stop, text, first, last, offset):
+    """Where in the input the first invalid byte of text[first:last] is, which are the lines data[start:stop]; or -1."""
+    bad = first_invalid(text, first, last)
+    if bad < 0:
+        return -1
+    left, is_comment, is_begin = bad - first, False, True
+    for k in range(start, stop):
+        byte = data[k]
+        is_comment = byte == COMMENT if is_begin else is_comment
+        is_begin = byte == NEWLINE
+        if is_comment or byte in (NEWLINE, SPACE, TAB, RETURN):
+            continue
+        if left == 0:
+            return offset + k
+        left -= 1
+    return -1
 
 
 @jit()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from bertdata.errors import InputError
 from bertdata.sources.idfile import Ids, IdsFile, in_blocks, item_of, slices_of
 from bertdata.sources.inputs import Input, ending_of, local
+from bertdata.sources.saved import SPLITS, STATE, files_of_saved
 from bertdata.sources.tables import readable
 
 COLUMN = "input_ids"
@@ -44,32 +44,15 @@ def open_rows(name: str) -> IdsFile:
 
 def _files_of(directory: Path) -> list[Path]:
     """The files of a directory that `save_to_disk` of the library datasets wrote, or the Parquet files of another."""
-    given = str(directory)
-    if (directory / "dataset_dict.json").is_file():
-        below = ", ".join(sorted(str(state.parent) for state in directory.glob("*/state.json")))
-        sentence = f"{directory} holds several datasets of save_to_disk; name one of them: {below}"
-        raise InputError(sentence, "wrong-file-type", option="inputs", given=given)
-    if not (directory / "state.json").is_file():
-        files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
-        if not files:
-            sentence = (
-                f"{directory} holds neither Parquet files, nor the state.json of save_to_disk, nor the index.json of "
-                "MDS or litdata; name files of ids"
-            )
-            raise InputError(sentence, "empty", option="inputs", given=given)
-        return files
-    try:
-        state = json.loads((directory / "state.json").read_bytes())
-        files = [directory / entry["filename"] for entry in state["_data_files"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    if any((directory / name).is_file() for name in (SPLITS, STATE)):
+        return files_of_saved(directory)
+    files = sorted(directory.glob("*.parquet"), key=lambda path: (len(path.name), path.name))
+    if not files:
         sentence = (
-            f"{directory / 'state.json'} is not what save_to_disk writes, as it names no data files; save the dataset "
-            "again"
+            f"{directory} holds neither Parquet files, nor the state.json of save_to_disk, nor the index.json of "
+            "MDS or litdata; name files of ids"
         )
-        raise InputError(sentence, "not-of-format", option="inputs", given=given) from None
-    if state.get("_indices_data_files"):
-        sentence = f"{directory} selects rows by an index; call flatten_indices() and save_to_disk again"
-        raise InputError(sentence, "unsupported", option="inputs", given=given)
+        raise InputError(sentence, "empty", option="inputs", given=str(directory))
     return files
 
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from bertdata.errors import InputError
 from bertdata.sources.documents import TextFormat
-from bertdata.sources.inputs import Input, ending_of
+from bertdata.sources.inputs import Input
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.tables import TABLE_KINDS, group_units
 
@@ -22,7 +21,6 @@ UNITS_PER_SIZE = 16  # numbers kept for a file that unpacks to this many times i
 UNITS_OF_A_STREAM = 1 << 20
 TASK_BYTES = 1 << 24  # of input on disk that one task reads at least, where there is enough for TASKS_A_WORKER
 TASKS_A_WORKER = 8
-_NOT_PROSE = {".csv": "CSV", ".tsv": "TSV"}
 
 
 @dataclass(frozen=True)
@@ -119,18 +117,8 @@ class Plan:
 def split(files: Sequence[Input], form: TextFormat) -> Plan:
     """Plans the units of inputs. Reads the footers of Parquet files, and nothing else.
 
-    Raises InputError for a Parquet file that cannot be read or has no column for the text, and for a table of another
-    kind, whose lines would be read as prose.
+    Raises InputError for a Parquet file that cannot be read or has no column for the text.
     """
-    for file in files if form.kind is None else ():
-        if (ending := ending_of(file.name)) in _NOT_PROSE:
-            raise InputError(
-                f"{file} is a table of {_NOT_PROSE[ending]}, which cannot be read; convert it to JSON lines or "
-                "Parquet, or give --format text if it is prose",
-                "unknown-format",
-                option="inputs",
-                given=file.name,
-            )
     size, stretches = form.shard_size, list[Stretch]()
 
     def add(inputs: range, count: int, is_divisible: bool) -> None:

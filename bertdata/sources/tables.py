@@ -1,8 +1,8 @@
-"""A Parquet or Arrow file → its documents: the rows of one column of strings."""
+"""A Parquet, Arrow, CSV or TSV file → its documents: the rows of one column of strings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from bertdata.errors import InputError
 from bertdata.sources import documents
+from bertdata.sources.delimited import SEPARATORS, texts_of_column
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.streams import opened
 from bertdata.sources.texts import BadRow, Decoded, Documents, offsets_of
 
-TABLE_KINDS = ("parquet", "arrow")
+TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
 _ROWS = 1024  # of a Parquet file that are decoded at a time
 
 
@@ -26,6 +27,7 @@ class Rows(NamedTuple):
 
     column: Any  # pyarrow.LargeBinaryArray
     first: int  # number of the first row, from 1
+    reasons: Mapping[int, BadRow] = {}  # number of a row → why its text is null
 
     @property
     def num_bytes(self) -> int:
@@ -64,8 +66,8 @@ class TableFile:
         import pyarrow.parquet as pq
 
         first = 1
-        if self.kind == "arrow":
-            for column in self._batches():
+        if self.kind != "parquet":
+            for column, _ in self._batches():
                 yield first, column
                 first += len(column)
             return
@@ -75,7 +77,7 @@ class TableFile:
                 stop = first + table.metadata.row_group(group).num_rows
                 if ((wanted >= first) & (wanted < stop)).any():
                     for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[self.form.text_key]):
-                        yield first, batch.column(0)
+                        yield first, _text_column(batch, self.form.text_key)
                         first += batch.num_rows
                 first = stop
 
@@ -85,7 +87,7 @@ class TableFile:
         bad = []
         if column.null_count:
             is_null = column.is_null().to_numpy(zero_copy_only=False)
-            bad = [(row, BadRow("the text is null")) for row in rows[is_null].tolist()]
+            bad = [(row, piece.reasons.get(row) or BadRow("the text is null")) for row in rows[is_null].tolist()]
             column, rows = column.drop_null(), rows[~is_null]
         return Decoded(Documents.of_column(column, rows).repaired(), bad)
 
@@ -109,15 +111,15 @@ class TableFile:
                 for group in groups if is_wanted(unit) else ():
                     for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[self.form.text_key]):
                         self.bytes_read = size * (row + batch.num_rows) // max(1, meta.num_rows)
-                        for rows in _cut(_binary(batch.column(0)), row + 1):
+                        for rows in _cut(_binary(_text_column(batch, self.form.text_key)), row + 1):
                             yield unit, rows
                         row += batch.num_rows
                 row, self.bytes_read = stop, size * stop // max(1, meta.num_rows)
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
-        """Rows of Arrow. A row belongs to the unit in which its text begins."""
+        """Rows of any other table. A row belongs to the unit in which its text begins."""
         row, offset = 0, 0
-        for batch in self._batches():
+        for batch, reasons in self._batches():
             column = _binary(batch)
             lengths = np.diff(offsets_of(column))
             lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
@@ -126,24 +128,30 @@ class TableFile:
             cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
             for first, stop in pairwise(cuts):
                 if first < stop and is_wanted(unit := int(units[first])):
-                    for rows in _cut(column.slice(first, stop - first), row + first + 1):
+                    for rows in _cut(column.slice(first, stop - first), row + first + 1, reasons):
                         yield unit, rows
             row, offset = row + len(column), int(ends[-1]) if ends.size else offset
 
-    def _batches(self) -> Iterator[Any]:
-        """The text's column of each record batch of Arrow."""
+    def _batches(self) -> Iterator[tuple[Any, Mapping[int, BadRow]]]:
+        """Pieces of the text's column, and the reasons for nulls in them: of Arrow the record batches."""
         import pyarrow as pa
 
         key = self.form.text_key
+        if self.kind in SEPARATORS:
+            with opened(self.file, self.form.encoding) as stream:
+                for texts, reasons in texts_of_column(self.file, stream, self.kind, self.form):
+                    self.bytes_read = stream.bytes_read
+                    yield pa.array(texts, pa.large_binary()), reasons
+            return
         with opened(self.file) as stream:
             if stream.is_seekable and stream.read(6) == b"ARROW1":
                 stream.seek(0)
                 with pa.ipc.open_file(stream.file) as reader:
                     _check_column(self.file, reader.schema, key)
                     for number in range(reader.num_record_batches):
-                        column = reader.get_batch(number).column(key)
+                        column = _text_column(reader.get_batch(number), key)
                         self.bytes_read = stream.bytes_read
-                        yield column
+                        yield column, {}
                 return
             if stream.is_seekable:
                 stream.seek(0)
@@ -151,7 +159,7 @@ class TableFile:
                 _check_column(self.file, reader.schema, key)
                 for batch in reader:
                     self.bytes_read = stream.bytes_read
-                    yield batch.column(key)
+                    yield _text_column(batch, key), {}
 
 
 def group_units(file: Input, form: TextFormat) -> list[int]:
@@ -162,19 +170,11 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
     import pyarrow.parquet as pq
 
     if file.is_stream:
-        raise InputError(
-            f"{file} is a pipe, and Parquet cannot be read from one; write it to a file first",
-            "read-once",
-            option="inputs",
-            given=file.name,
-        )
+        sentence = f"{file} is a pipe, and Parquet cannot be read from one; write it to a file first"
+        raise InputError(sentence, "read-once", option="inputs", given=file.name)
     if file.compression:
-        raise InputError(
-            f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first",
-            "unsupported",
-            option="inputs",
-            given=file.name,
-        )
+        sentence = f"{file} is compressed, and Parquet can only be read from a plain file; decompress it first"
+        raise InputError(sentence, "unsupported", option="inputs", given=file.name)
     with readable(file, "parquet"):
         meta = pq.read_metadata(_for_pyarrow(file))
         _check_column(file, meta.schema.to_arrow_schema(), form.text_key)
@@ -187,8 +187,9 @@ def _group_units(meta: Any, form: TextFormat) -> list[int]:
     for number in range(meta.num_row_groups):
         group = meta.row_group(number)
         if column is None:
-            names = (group.column(each).path_in_schema for each in range(group.num_columns))
-            column = next(each for each, name in enumerate(names) if name == form.text_key)
+            leaves = [meta.schema.column(each) for each in range(group.num_columns)]
+            fits = [each for each, leaf in enumerate(leaves) if leaf.path == form.text_key]
+            column = next((each for each in fits if leaves[each].name == form.text_key), fits[0])
         passed.append(done // form.shard_size)
         done += group.column(column).total_uncompressed_size
     return [0, *np.cumsum(np.diff(passed) > 0).tolist()][: len(passed)]
@@ -199,27 +200,46 @@ def _for_pyarrow(file: Input) -> Any:
     return file.open() if file.remote else file.name
 
 
+def _text_column(batch: Any, key: str) -> Any:
+    """The column with this name, or, if there is none, a field of a column of structs: "a.b" is field b of column a."""
+    if key in batch.schema.names:
+        return batch.column(key)
+    from pyarrow import compute  # takes 0.03 s
+
+    root, *names = key.split(".")
+    return compute.struct_field(batch.column(root), names)
+
+
+def _field(schema: Any, key: str) -> Any:
+    """The field of `_text_column`, or None."""
+    import pyarrow as pa
+
+    if key in schema.names:
+        return schema.field(key)
+    fields, field = schema, None
+    for name in key.split("."):
+        names = [each.name for each in fields]
+        if name not in names:
+            return None
+        field = fields[names.index(name)]
+        fields = field.type if pa.types.is_struct(field.type) else ()
+    return field
+
+
 def _check_column(file: Input, schema: Any, key: str) -> None:
     """Raises InputError if there is no column of strings with this name."""
     import pyarrow as pa
 
-    if key not in schema.names:
+    field = _field(schema, key)
+    if field is None:
         columns = ", ".join(schema.names)
-        raise InputError(
-            f"{file} has no column {key!r}, only {columns}; name the column with --text-key",
-            "no-column",
-            option="text_key",
-            given=key,
-        )
-    kind = schema.field(key).type
+        sentence = f"{file} has no column {key!r}, only {columns}; name the column with --text-key"
+        raise InputError(sentence, "no-column", option="text_key", given=key)
+    kind = field.type
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise InputError(
-            f"{file}: column {key!r} is {kind}, not a string; name another with --text-key",
-            "wrong-column-type",
-            option="text_key",
-            given=key,
-        )
+        sentence = f"{file}: column {key!r} is {kind}, not a string; name another with --text-key"
+        raise InputError(sentence, "wrong-column-type", option="text_key", given=key)
 
 
 @contextmanager
@@ -231,12 +251,8 @@ def readable(file: Input, kind: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(
-            f"{file} is not readable {kind.capitalize()}: {reason}; write it again",
-            "not-of-format",
-            option="inputs",
-            given=file.name,
-        ) from None
+        sentence = f"{file} is not readable {kind.capitalize()}: {reason}; write it again"
+        raise InputError(sentence, "not-of-format", option="inputs", given=file.name) from None
 
 
 def _binary(column: Any) -> Any:
@@ -253,11 +269,11 @@ def _binary(column: Any) -> Any:
     return column
 
 
-def _cut(column: Any, first: int) -> Iterator[Rows]:
-    """Pieces of about a block. first: number of the first row."""
+def _cut(column: Any, first: int, reasons: Mapping[int, BadRow] = {}) -> Iterator[Rows]:
+    """Pieces of about a block. first: number of the first row. reasons: those of Rows."""
     offsets, row = offsets_of(column), 0
     while row < len(column):
         stop = int(np.searchsorted(offsets, offsets[row] + documents.BLOCK_BYTES, side="right")) - 1
         stop = min(max(stop, row + 1), len(column))
-        yield Rows(column.slice(row, stop - row), first + row)
+        yield Rows(column.slice(row, stop - row), first + row, reasons)
         row = stop

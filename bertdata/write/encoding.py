@@ -16,9 +16,9 @@ from bertdata.sources.blocks import Block, FoundBlock, find_blocks
 from bertdata.sources.split import Plan
 from bertdata.tokenize.tokenizer import Tokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
-from bertdata.write.kernels import count_literals, literals
+from bertdata.write.kernels import count_literals, count_words, literals
 from bertdata.write.state import Tally, UnitRecord
-from bertdata.write.units import EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
+from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
 
 
 class TextEncoder:
@@ -58,7 +58,10 @@ class TextEncoder:
             word_starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
         count_literals(block.data, block.num_bytes, self._spellings, self._first_bytes, spelled)
+        words, splits = np.empty(block.num_documents, np.int64), self._shares.splits_of(block.data, block.offsets, 1)
+        count_words(block.data, block.offsets, 1, words)
         counts = {
+            **{f"{split}_words": int(words[splits == number].sum()) for number, split in enumerate(SPLITS_BY_HASH)},
             "special_ids_replaced": encoded.special_ids_replaced,
             "skipped_rows": block.skipped,
             "removed_documents": block.num_removed,
@@ -72,7 +75,7 @@ class TextEncoder:
             sentences=encoded.sentences,
             word_starts=word_starts,
             origins=origins_of(block.inputs, block.places, self.num_inputs),
-            splits=self._shares.splits_of(block.data, block.offsets, 1),
+            splits=splits,
             has_ids=np.diff(encoded.documents) > (self.tokenizer.special.separator is not None),
             replaced=block.replaced,
             tally=Tally(counts, by_spelling(self.tokenizer, spelled), block.first_replaced, block.first_skipped),

@@ -35,12 +35,14 @@ def manifest_of_text(
     counts["special_literals"] = {
         token: tally.special[token] for token in tokenizer.spellings if token in tally.special
     }
+    splits = splits_of(units)
+    counts["words"] = {split: tally.counts[f"{split}_words"] for split in splits}
     return Manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=tokenizer.special,
         tokenizer=file_digests(tokenizer),
         settings=plan.published,
-        splits=splits_of(units),
+        splits=splits,
         counts=counts,
         tokenizer_name=tokenizer_name,
     )

@@ -1,6 +1,8 @@
 """The text section of docs/format.md in plain Python: a file's bytes → its documents, line by line."""
 
 import codecs
+import csv
+import io
 import json
 
 _replaced = 0
@@ -42,6 +44,16 @@ def is_blank(line):
     return not line.strip(b" \t\r")
 
 
+def num_words(text):
+    """How many words white space of ASCII divides bytes into."""
+    count, is_inside = 0, False
+    for byte in text:
+        is_space = byte in b" \t\n\v\f\r"
+        count += not is_space and not is_inside
+        is_inside = not is_space
+    return count
+
+
 def documents(data, kind):
     """(place of the first byte, bytes of the text before they are made valid) of each document."""
     numbered = lines(data)
@@ -73,10 +85,53 @@ def json_text(line, key):
     """The string of a line of JSON as UTF-8 and how much of it was replaced; None if there is none."""
     text, num_replaced = decode(line)
     try:
-        found = json.loads(text, parse_int=float)[key]
-    except (ValueError, KeyError, TypeError, IndexError):
+        row = json.loads(text, parse_int=float)
+    except ValueError:
         return None
-    if not isinstance(found, str):
+    value = row.get(key) if isinstance(row, dict) else None
+    if value is None:
+        value = row
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+    if not isinstance(value, str):
         return None
-    valid = "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in found)
-    return valid.encode(), num_replaced + sum("\ud800" <= each <= "\udfff" for each in found)
+    valid = "".join("\ufffd" if "\ud800" <= each <= "\udfff" else each for each in value)
+    return valid.encode(), num_replaced + sum("\ud800" <= each <= "\udfff" for each in value)
+
+
+def delimited(data, num_fields):
+    """The last field of each row of CSV that is not blank; None if a field has no end.
+
+    It is None where the row has another number of fields, or quotation marks that are not CSV.
+    """
+    lines = io.StringIO(data.decode("utf-8", "surrogateescape"), newline="").readlines()
+    rows = []
+    while lines:
+        for count in range(1, len(lines) + 1):  # the fewest lines that are a row
+            try:
+                row = next(csv.reader(lines[:count], strict=True))
+            except csv.Error as error:
+                if "unexpected end of data" in str(error):
+                    continue
+                row = [None]
+            break
+        else:
+            return None
+        del lines[:count]
+        if row:
+            rows.append(row[-1].encode("utf-8", "surrogateescape") if len(row) == num_fields else None)
+    return rows
+
+
+def fasta(data):
+    """(place of the record, places of the bytes of its sequence) of each; None if there is text before the first."""
+    records = []
+    for start, line in lines(data):
+        places = [place for place in range(start, start + len(line)) if data[place] not in b" \t\r"]
+        if line.startswith(b">"):
+            records.append((start, []))
+        elif places and not line.startswith(b";"):
+            if not records:
+                return None
+            records[-1][1].extend(places)
+    return records

@@ -1,0 +1,135 @@
+"""A CSV or TSV file → the texts of one column, by Python's csv.
+
+pyarrow reads such files faster. But it refuses a row that is longer than its block, and a block that is as long as the
+longest document would cost its memory for every file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+
+from bertdata.errors import InputError
+from bertdata.sources import documents
+from bertdata.sources.documents import TextFormat, require_text
+from bertdata.sources.inputs import Input
+from bertdata.sources.streams import CHUNK, InputStream
+from bertdata.sources.texts import BadRow
+
+SEPARATORS = {"csv": ",", "tsv": "\t"}
+_SHOWN = 200  # characters of a header in a message
+
+
+def texts_of_column(
+    file: Input, stream: InputStream, kind: str, form: TextFormat
+) -> Iterator[tuple[list[bytes | None], dict[int, BadRow]]]:
+    """The texts of the column `form.text_key`, about a block at a time: valid UTF-8 or not, and None for a bad row.
+
+    With them comes why each bad row is one, by its number; rows are counted from 1, without the header and blank lines.
+    kind: one of SEPARATORS. The longest field that csv takes, which is one number for the process, becomes that of the
+    longest document. Raises InputError for a header without the column, and for a quoted field without an end.
+    """
+    csv.field_size_limit(documents.LONGEST_DOCUMENT)
+    with io.TextIOWrapper(_judged(file, stream, form), "utf-8-sig", "surrogateescape", newline="") as text:
+        yield from _texts(file, _Lines(file, text), kind, form)
+
+
+def _texts(
+    file: Input, lines: _Lines, kind: str, form: TextFormat
+) -> Iterator[tuple[list[bytes | None], dict[int, BadRow]]]:
+    rows = csv.reader(lines, delimiter=SEPARATORS[kind], strict=True)
+    header, _ = _next_row(rows, lines)
+    if header is None:
+        sentence = (
+            f"{file} has no header; give a file whose first line names its columns, or --format text if the file is "
+            "prose"
+        )
+        raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
+    column = _column_in(file, header, form.text_key)
+    texts, reasons, size, number = list[bytes | None](), dict[int, BadRow](), 0, 0
+    while True:
+        lines.row, lines.size = number + 1, 0
+        row, why = _next_row(rows, lines)
+        if row is None and why is None:
+            break
+        number += 1
+        if row is not None and len(row) != len(header):
+            why = BadRow(f"the row has another number of fields, {len(row)}, than the header, {len(header)}")
+        text = None if row is None or why else row[column].encode("utf-8", "surrogateescape")
+        texts.append(text)
+        reasons |= {number: why} if why else {}
+        size += len(text or b"") + 1
+        if size >= documents.BLOCK_BYTES:
+            yield texts, reasons
+            texts, reasons, size = [], {}, 0
+    if texts:
+        yield texts, reasons
+
+
+def _next_row(rows: Iterator[list[str]], lines: _Lines) -> tuple[list[str] | None, BadRow | None]:
+    """The next row that is not blank, or None, and why it cannot be read; None and None at the end."""
+    try:
+        return next(filter(None, rows), None), None
+    except csv.Error as error:
+        if lines.is_end:
+            sentence = (
+                f"{lines.place}: a quotation mark begins a field, and none ends it; write {lines.name} again with a "
+                "program that knows CSV, or get it again if it was cut short"
+            )
+            raise InputError(sentence, "not-of-format", option="inputs", given=lines.name) from None
+        return None, BadRow(f"quotation marks are not where CSV has them ({error})")
+
+
+def _column_in(file: Input, header: list[str], key: str) -> int:
+    """The number of a column. Raises InputError unless the header has just one of this name."""
+    if header.count(key) > 1:
+        sentence = f"{file} has {header.count(key)} columns {key!r}; rename all but one of them in its first line"
+        raise InputError(sentence, "not-of-format", option="inputs", given=file.name)
+    if key not in header:
+        columns = ", ".join(header)
+        columns = columns[:_SHOWN] + "..." * (len(columns) > _SHOWN)
+        sentence = (
+            f"{file} has no column {key!r} in its first line, only {columns}; name the column with --text-key, "
+            "write the names of the columns into the first line, or give --format text if the file is prose"
+        )
+        raise InputError(sentence, "no-column", option="text_key", given=key)
+    return header.index(key)
+
+
+def _judged(file: Input, stream: InputStream, form: TextFormat) -> io.BufferedReader:
+    """The bytes of a stream. Raises InputError if the first ones cannot be text."""
+    content = io.BufferedReader(stream.file, CHUNK)
+    require_text(file, content.peek(), form.encoding)
+    return content
+
+
+class _Lines:
+    """The lines of a text with their ends, and an InputError where a row has too many of them."""
+
+    def __init__(self, file: Input, text: io.TextIOWrapper) -> None:
+        self._text = text
+        self.name, self.row = file.name, 0
+        self.size = 0  # characters of the row so far
+        self.is_end = False
+
+    @property
+    def place(self) -> str:
+        return f"{self.name}, row {self.row}" if self.row else f"{self.name}, header"
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(documents.LONGEST_DOCUMENT + 1)
+        self.size += len(line)
+        if self.size > documents.LONGEST_DOCUMENT:
+            sentence = (
+                f"{self.place} is longer than {documents.LONGEST_DOCUMENT >> 20:,} Mi characters; split it, or look "
+                "for a quotation mark that begins a field and has no end"
+            )
+            raise InputError(sentence, "too-large", option="inputs", given=self.name)
+        self.is_end = not line
+        if self.is_end:
+            raise StopIteration
+        return line

@@ -1,0 +1,309 @@
+"""Formats of text that other programs write give the documents that those programs see in them."""
+
+import csv
+import gzip
+import itertools
+import json
+from pathlib import Path
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import published, refuses
+from hypothesis import example, given
+from hypothesis import strategies as st
+from reference import documents as reference
+from sources import FEW, as_arrow, as_csv, blocks_of, read, write
+
+from bertdata.sources import documents
+from bertdata.sources.blocks import source_of
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.find import find_inputs
+from bertdata.sources.inputs import local
+from bertdata.write import build, finish
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("formats")
+
+
+# -------------------------------------------------------------------------------------------------------- CSV and TSV
+
+
+FIELDS = st.lists(
+    st.one_of(st.sampled_from(['"', ",", "\t", "\r\n", "a", '""', "é", "\0"]), st.text(max_size=3)), max_size=5
+)
+BLOCKS = st.sampled_from([1, 5, 64])
+TEXTS = st.lists(FIELDS.map("".join), max_size=6)
+PIECES = [b'"', b'""', b",", b"\n", b"\r", b"\r\n", b"\n\n", b"a", b" ", b'"x"', b"\xff", b"\xc3\xa9", b"\xe2\x82",
+          b"\0", b",b\n", b'"c"\n']  # fmt: skip
+
+
+@FEW
+@given(TEXTS, st.sampled_from(["\n", "\r\n"]), BLOCKS, st.integers(1, 40))
+def test_texts_that_csv_wrote_are_read(folder, texts, line_end, block_bytes, shard_size):
+    """In units of their bytes, and compressed."""
+    raw = [text.encode() for text in texts]
+    units = [start // shard_size for start in itertools.accumulate((len(each) + 1 for each in raw), initial=0)]
+    paths = []
+    for separator, ending in ((",", ".csv"), ("\t", ".tsv")):
+        content = as_csv(texts, delimiter=separator, lineterminator=line_end, quoting=csv.QUOTE_ALL)
+        paths += [write(folder / f"a{ending}", content), write(folder / f"a{ending}.gz", gzip.compress(content))]
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+        for path in paths:
+            found = read([path], shard_size=shard_size)
+            assert [each[1:] for each in found] == [(each, 0) for each in raw]
+            most = 16 * path.stat().st_size // shard_size
+            assert [unit for unit, *_ in found] == [min(unit, most) for unit in units[:-1]]
+
+
+@FEW
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map(b"".join), BLOCKS)
+def test_rows_are_those_of_csv(folder, content, block_bytes):
+    """Whatever the bytes are: rows with as many fields as the header have a text, and others are skipped."""
+    path = write(folder / "any.csv", b"a,text\r\n" + content)
+    rows = reference.delimited(content, 2)
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+        if rows is None:
+            with refuses("not-of-format", "inputs", given=str(path)):
+                read([path], on_error="skip")
+        else:
+            assert [each[1:] for each in read([path], on_error="skip")] == [
+                reference.decode(row) for row in rows if row is not None
+            ]
+
+
+def test_columns_of_a_header(folder):
+    path = write(folder / "a.csv", b'\xef\xbb\xbf"body, of it",n\r\n\r\n"a\r\nb",1\r\nc,2\r\n')
+    assert read([path], text_key="body, of it") == [(0, b"a\r\nb", 0), (0, b"c", 0)]
+    assert read([path], text_key="n") == [(0, b"1", 0), (0, b"2", 0)]
+    with refuses("no-column", "text_key", given="text", says=f"{path} "):
+        read([path])
+    with refuses("not-of-format", "inputs", given=str(path)):
+        read([write(path, b"text,text\na,b\n")])
+    for content in (b"", b"\n\r\n\n", b'text,"a"b\n', b'text,"a'):
+        with refuses("not-of-format", "inputs", given=str(path)):
+            read([write(path, content)])
+
+
+@pytest.mark.parametrize("bad", [b"1", b"1,b,c", b'1,"b"c'])
+def test_a_bad_row_is_named_by_its_number(folder, bad):
+    path = write(folder / "bad.csv", b'n,text\n1,"a\n\nb"\n\n' + bad + b"\n2,c\n")
+    with refuses("bad-row", "inputs", says=f"{path}, row 2: "):
+        read([path])
+    assert read([path], on_error="skip") == [(0, b"a\n\nb", 0), (0, b"c", 0)]
+    assert read([path], max_documents=1) == [(0, b"a\n\nb", 0)]  # what comes after is not judged
+
+
+def test_a_field_without_an_end_is_named_and_never_swallows_the_rest(folder):
+    path = write(folder / "open.csv", b'n,text\n1,a\n2,"b\n3,c\n4,d\n')
+    for on_error in ("fail", "skip"):
+        with refuses("not-of-format", "inputs", says=f"{path}, row 2: "):
+            read([path], on_error=on_error)
+    with patch.object(documents, "LONGEST_DOCUMENT", 8), refuses("too-large", "inputs", says=f"{path}, row 2 "):
+        read([path])
+    with patch.object(documents, "LONGEST_DOCUMENT", 8), refuses("too-large", "inputs", says=f"{path}, row 1 "):
+        read([write(path, b"n,text\n1,123456789")])
+
+
+def test_bytes_of_a_table_that_are_not_text(folder):
+    path = write(folder / "bytes.csv", b"text\na\n\xe2\x82b\xff\n")
+    assert read([path]) == [(0, b"a", 0), (0, "\ufffdb\ufffd".encode(), 2)]
+    with refuses("not-text", "inputs", says=f"{path}, row 2 "):
+        read([path], strict=True)
+    western = write(folder / "western.tsv", "n\ttext\n1\tnaïve\n".encode("cp1252"))
+    assert read([western], encoding="cp1252") == [(0, "naïve".encode(), 0)]
+    for content in (bytes(range(256)) * 8, bytes(4096), b"PAR1" + bytes(1200)):
+        for name, packed in (("junk.csv", content), ("junk.tsv.gz", gzip.compress(content))):
+            with refuses("not-text", "inputs", given=str(folder / name)):
+                read([write(folder / name, packed)])
+
+
+# -------------------------------------------------------------------------------------------------------------- FASTA
+
+
+LINES_OF_FASTA = [b">a", b">", b">b c\r", b"ACGT", b"acNn-*", b"", b"\r", b" AC\tGT \r", b";note", b" ;AC", b"A>C",
+                  b"\xff", b"\xc3", b"\xa9A", b"\xf0\x9f\x98\x80"]  # fmt: skip
+FASTA = st.lists(st.sampled_from(LINES_OF_FASTA), max_size=12).map(b"\n".join)
+
+
+@FEW
+@given(
+    st.lists(FASTA, min_size=1, max_size=3), st.sampled_from([1, 3, 64]), st.integers(1, 40), st.integers(0, 2**16 - 1)
+)
+@example([b">a\nAC\n>b\nGT"], 1, 3, 2)
+@example([b"\n>\n;x\n\xc3\n;y\n\xa9\xff\n>", b">c\n"], 1, 4, 0xFFFF)
+@example([b">a\n ;AC\nACGT"], 1, 2, 0x5555)
+def test_records_of_fasta(folder, contents, block_bytes, shard_size, mask):
+    """In units of their bytes, of which some are not wanted, and compressed; and where the first invalid byte is."""
+    contents = [b"\n \r\n;what\n>first\n" + content for content in contents]
+    expected, base = [], 0
+    for number, content in enumerate(contents):
+        for start, places in reference.fasta(content):
+            raw = bytes(content[place] for place in places)
+            bad = reference.first_invalid(raw, 0)
+            at = None if bad is None else (number, places[bad])
+            expected.append(((base + start) // shard_size, *reference.decode(raw), at))
+        base += len(content)
+    paths = [write(folder / f"{number}.fa", content) for number, content in enumerate(contents)]
+    packed = [write(folder / f"{number}.fna.gz", gzip.compress(content)) for number, content in enumerate(contents)]
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+        assert read(paths, shard_size=shard_size) == [each[:3] for each in expected]
+        some = read(paths, lambda unit: bool(mask >> unit % 16 & 1), shard_size=shard_size)
+        assert some == [each[:3] for each in expected if mask >> each[0] % 16 & 1]
+        assert [each[1:] for each in read(packed)] == [each[1:3] for each in expected]
+        places = [block.first_replaced for block in blocks_of(paths) if block.first_replaced]
+    assert places[:1] == [at for *_, at in expected if at][:1]
+
+
+@FEW
+@given(FASTA, st.sampled_from([1, 3, 1 << 20]))
+def test_text_before_the_first_record_is_named(folder, content, block_bytes):
+    path = write(folder / "head.fasta", b"\n" + content)
+    records = reference.fasta(b"\n" + content)
+    with patch.object(documents, "BLOCK_BYTES", block_bytes):
+        if records is None:
+            with refuses("not-of-format", "inputs", given=str(path), says=f"{path}, line "):
+                read([path], on_error="skip")
+        else:
+            assert len(read([path])) == len(records)
+
+
+def test_a_long_record_is_read_in_pieces_and_one_that_is_too_long_is_named(folder):
+    content = b">a\n" + b"ACGTACGTAC\n" * 100 + b">b\nAC\n"
+    path = write(folder / "long.faa", content)
+    with patch.object(documents, "BLOCK_BYTES", 64):
+        assert read([path], shard_size=100) == [(0, b"ACGTACGTAC" * 100, 0), (11, b"AC", 0)]
+        with patch.object(documents, "LONGEST_DOCUMENT", 1000), refuses("too-large", "inputs", given=str(path)):
+            read([path])
+    for name, packed in (("junk.fa", bytes(range(256)) * 8), ("junk.fna.gz", gzip.compress(bytes(4096)))):
+        with refuses("not-text", "inputs", given=str(folder / name)):
+            read([write(folder / name, packed)])
+
+
+# ------------------------------------------------------------------------------------------------- columns of structs
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_key_with_a_point_names_a_field_of_a_column(folder, name):
+    """Unless a column has this name. A row whose struct is null has no text."""
+    strings, ones = pa.array(["x", "y", None, "w"]), pa.array([1] * 4)
+    inner = pa.StructArray.from_arrays([ones, strings], ["c", "b"], mask=pa.array([False] * 3 + [True]))
+    columns = {"a": pa.StructArray.from_arrays([inner, ones], ["m", "k"]), "a.m.c": pa.array(["literal"] * 4)}
+    path, table = folder / name, pa.table(columns)
+    if name == "a.parquet":
+        pq.write_table(table, path, row_group_size=3)
+    else:
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=3)
+    assert read([path], text_key="a.m.b", on_error="skip") == [(0, b"x", 0), (0, b"y", 0)]
+    assert [text for _, text, _ in read([path], text_key="a.m.c")] == [b"literal"] * 4
+    with refuses("bad-row", "inputs", says=f"{path}, row 3: "):
+        read([path], text_key="a.m.b")
+    (found,) = source_of(local(path), TextFormat(text_key="a.m.b")).at([2])
+    assert found.text[: found.num_bytes].tobytes() == b"y\n"
+    for key, kind in (("a.m.z", "no-column"), ("a.k.b", "no-column"), ("a.k", "wrong-column-type"),
+                      ("a.m", "wrong-column-type")):  # fmt: skip
+        with refuses(kind, "text_key", given=key):
+            read([path], text_key=key)
+
+
+def test_row_groups_are_cut_by_the_bytes_of_the_field(folder):
+    path = folder / "groups.parquet"
+    struct = pa.StructArray.from_arrays(
+        [pa.array(["short"] * 8), pa.array([f"{n} " * 99 for n in range(8)])], ["c", "b"]
+    )
+    pq.write_table(pa.table({"a": struct}), path, row_group_size=1)
+    units = [[unit for unit, *_ in read([path], text_key=key, shard_size=300)] for key in ("a.b", "a.c")]
+    assert units[0][-1] > units[1][-1] > 0
+
+
+# ------------------------------------------------------------------------------------------------------ save_to_disk
+
+
+def save(directory, rows, *, shards=2, **state):
+    """What save_to_disk of datasets writes, with the shards in the reverse order of their names."""
+    write(directory / "dataset_info.json", "{}")
+    names = [f"data-{number:05}.arrow" for number in reversed(range(shards))]
+    for number, name in enumerate(names):
+        write(directory / name, as_arrow(rows[number::shards]))
+    write(directory / "state.json", json.dumps({"_data_files": [{"filename": name} for name in names]} | state))
+    return names
+
+
+def test_a_directory_of_save_to_disk_stands_for_its_files_in_their_order(tmp_path):
+    directory = tmp_path / "saved"
+    names = save(directory, ["a", "b", "c", "d", "e", "f"], shards=3, _indices_data_files=None)
+    write(directory / "cache-1.arrow", as_arrow(["no"]))
+    found = lambda **selection: [Path(str(file)) for file in find_inputs([directory], **selection).files]  # noqa: E731
+    assert found() == [directory / name for name in names]
+    assert [text for _, text, _ in read(found())] == [b"a", b"d", b"b", b"e", b"c", b"f"]
+    assert found(exclude=[names[1]]) == [directory / names[0], directory / names[2]]
+    assert found(include=[names[1]]) == [directory / names[1]]
+    (directory / names[1]).unlink()
+    with refuses("not-found", given=str(directory / names[1])):
+        found()
+    for content, kind in (({"_indices_data_files": [{"filename": "i.arrow"}]}, "unsupported"),
+                          ({"_data_files": [{"filename": "../a.arrow"}]}, "not-of-format"),
+                          ({"_data_files": None}, "not-of-format")):  # fmt: skip
+        save(directory, ["a"], **content)
+        with refuses(kind, "inputs", given=str(directory)):
+            found()
+
+
+def test_of_a_directory_of_several_saved_datasets_one_is_named(tmp_path):
+    write(tmp_path / "dataset_dict.json", "{}")
+    for name in ("train", "test"):
+        save(tmp_path / name, ["a"], shards=1)
+    with refuses("wrong-file-type", "inputs", given=str(tmp_path), says=f"{tmp_path / 'test'}, {tmp_path / 'train'}"):
+        find_inputs([tmp_path])
+    for inputs, selection in (([tmp_path / "train"], {}), ([tmp_path], {"include": ["train/*.arrow"]})):
+        files = [str(file) for file in find_inputs(inputs, **selection).files]
+        assert files == [str(tmp_path / "train" / "data-00000.arrow")]
+
+
+# -------------------------------------------------------------------------------------------------- parts and workers
+
+
+@pytest.mark.parametrize("kind", [pytest.param("csv", marks=pytest.mark.slow), "fasta"])
+def test_parts_and_workers_write_the_same_bytes(tmp_path, vocab, kind):
+    rows = [f"the stone {number}, under the river" for number in range(20)]
+    lines = "".join(f">{number} x\r\n{row}\r\nwind\n" for number, row in enumerate(rows)).encode()
+    content = as_csv(rows) if kind == "csv" else lines
+    paths = [write(tmp_path / f"a.{kind}", content), write(tmp_path / f"b.{kind}.gz", gzip.compress(content))]
+    options = {"tokenizer": vocab, "shard_size": 300, "validation": 0.2}
+    straight = build(paths, tmp_path / "straight", workers=1, **options)
+    assert straight.dataset.num_documents == 40
+    assert len(straight.dataset.splits["train"].shards) > 3
+    build(paths, tmp_path / "workers", workers=3, **options)
+    for number in (2, 0, 1):
+        build(paths, tmp_path / "parts", part=(number, 3), **options)
+    finish(tmp_path / "parts")
+    for name in ("workers", "parts"):
+        assert published(tmp_path / name) == published(tmp_path / "straight")
+
+
+def test_documents_are_read_again_by_their_places(folder):
+    """As bertdata trace does."""
+    for name, content in (("a.fa", b"\n>a\nAC\nGT\n>b\n>c\nTT"), ("a.csv", b'text\na\n"b\n\n\n"\nc\n')):
+        for ending, packed in (("", content), (".gz", gzip.compress(content))):
+            path = write(folder / f"{name}{ending}", packed)
+            source = source_of(local(path), TextFormat())
+            (block,) = blocks_of([path])
+            places = block.places.tolist()
+            for chosen in (places, places[1:2], places[::2]):
+                texts = [each.text[: each.num_bytes].tobytes() for each in source.at(chosen)]
+                assert texts == [
+                    block.data[slice(*block.offsets[n : n + 2])].tobytes() for n in map(places.index, chosen)
+                ]
+
+
+def test_files_of_a_directory_are_selected(tmp_path):
+    for name in ("a.csv", "b.tsv.gz", "c.fa", "d.faa.zst", "e.xyz"):
+        write(tmp_path / name, b"x")
+    names = lambda **selection: [Path(str(file)).name for file in find_inputs([tmp_path], **selection).files]  # noqa: E731
+    assert names() == ["a.csv", "b.tsv.gz", "c.fa", "d.faa.zst"]
+    assert names(exclude=["*.csv", "*.tsv*"]) == ["c.fa", "d.faa.zst"]
+    assert names(include=["*.fa*"]) == ["c.fa", "d.faa.zst"]
