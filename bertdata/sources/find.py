@@ -80,15 +80,49 @@ def find_inputs(
             "them out"
         )
         raise UsageError(sentence, "needs-option", option="include" if include else "exclude", given=include or exclude)
+    choice = _Choice(include, exclude, any_ending, inputs.left_out)
+    for name in map(str, named):
+        if not name:
+            raise UsageError("an input is the empty string; give the name of a file", "malformed", option="inputs")
+        if name not in under_urls:
+            inputs.files.extend(map(local, _files_here(name, choice)))
+            continue
+        remote = {file.name: file for file in under_urls[name].values()}
+        names = list(remote)
+        if "" not in under_urls[name]:
+            paths = {file.name: PurePath(path) for path, file in under_urls[name].items()}
+            names = choice.taken(name, paths, is_directory=not glob.has_magic(name))
+        inputs.files.extend(of_remote(remote[each]) for each in names)
+    if [file.name for file in inputs.files].count(STANDARD_INPUT) > 1:
+        sentence = "standard input (-) is named twice, but it can be read only once; name it once"
+        raise UsageError(sentence, "read-once", option="inputs")
+    if all(file.size == 0 for file in inputs.files):
+        shown = ", ".join(file.name for file in inputs.files)
+        sentence = f"{shown}: empty file, so there is no document to build from; give a file with text in it"
+        raise InputError(sentence, "empty", option="inputs")
+    return inputs
 
-    def select(name: str, paths: Mapping[str, PurePath], *, is_directory: bool) -> list[str]:
-        """What is taken of the files that a name stands for. paths: name of a file → path below the directory."""
-        by_ending = is_directory and not any_ending
-        reasons = {file: _why_not(path, include, exclude, by_ending) for file, path in paths.items()}
+
+@dataclass(frozen=True)
+class _Choice:
+    """What is taken of the files that a directory or a pattern stands for."""
+
+    include: Sequence[str]
+    exclude: Sequence[str]
+    any_ending: bool
+    left_out: dict[str, list[str]]  # reason → files; `taken` adds to it
+
+    def taken(self, name: str, paths: Mapping[str, PurePath], *, is_directory: bool) -> list[str]:
+        """The files that are read, of those that a name stands for. Raises InputError if there is none.
+
+        paths: name of a file → path below the directory.
+        """
+        by_ending = is_directory and not self.any_ending
+        reasons = {file: _why_not(path, self.include, self.exclude, by_ending) for file, path in paths.items()}
         if is_directory:
             reasons |= {file: _HIDDEN for file, path in paths.items() if _is_hidden(path)}
-        taken = [file for file, why in reasons.items() if why is None]
-        if not taken:
+        chosen = [file for file, why in reasons.items() if why is None]
+        if not chosen:
             sentence = (
                 f"{name} has {counted(len(paths), 'file')}, of which none is read ({_some(list(paths))}); select files "
                 "with --include, for example --include '*', or name them"
@@ -96,57 +130,34 @@ def find_inputs(
             raise InputError(sentence, "no-match", option="inputs", given=name)
         for file, why in reasons.items():
             if why is not None:
-                inputs.left_out.setdefault(why, []).append(file)
-        return taken
+                self.left_out.setdefault(why, []).append(file)
+        return chosen
 
-    for name in map(str, named):
-        if not name:
-            raise UsageError("an input is the empty string; give the name of a file", "malformed", option="inputs")
-        if name in under_urls:
-            remote = {file.name: file for file in under_urls[name].values()}
-            names = list(remote)
-            if "" not in under_urls[name]:
-                paths = {file.name: PurePath(path) for path, file in under_urls[name].items()}
-                names = select(name, paths, is_directory=not glob.has_magic(name))
-            inputs.files.extend(of_remote(remote[each]) for each in names)
-            continue
-        _require_path(name)
-        path = Path(name)
-        if path == Path(STANDARD_INPUT) and name != STANDARD_INPUT:
-            path = path.absolute()  # a file with that name
-        if not _is_searched(name):
-            inputs.files.append(local(path))
-            continue
-        if path.is_dir():
-            root = path
-            files, links = (files_of_saved(path), []) if _is_saved(path, include) else _below(path)
-            if links:
-                inputs.left_out.setdefault(_LINK, []).extend(links)
-            if not files:
-                only = f"; its links are not followed ({_some(links)})" if links else ""
-                sentence = f"{path} is a directory without files{only}; name text files or a directory of them"
-                raise InputError(sentence, "empty", option="inputs", given=name)
-        else:
-            root = _root_of(name)
-            files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
-            if not files:
-                raise InputError(f"{name} matches no file; check the pattern", "no-match", option="inputs", given=name)
-        below = {str(file): file.relative_to(root) for file in files}
-        inputs.files.extend(map(local, select(name, below, is_directory=path.is_dir())))
-    if [file.name for file in inputs.files].count(STANDARD_INPUT) > 1:
-        raise UsageError(
-            "standard input (-) is named twice, but it can be read only once; name it once",
-            "read-once",
-            option="inputs",
-        )
-    if all(file.size == 0 for file in inputs.files):
-        shown = ", ".join(file.name for file in inputs.files)
-        raise InputError(
-            f"{shown}: empty file, so there is no document to build from; give a file with text in it",
-            "empty",
-            option="inputs",
-        )
-    return inputs
+
+def _files_here(name: str, choice: _Choice) -> list[str | Path]:
+    """The files of this machine that a name stands for. Raises InputError if there is none."""
+    _require_path(name)
+    path = Path(name)
+    if path == Path(STANDARD_INPUT) and name != STANDARD_INPUT:
+        path = path.absolute()  # a file with that name
+    if not _is_searched(name):
+        return [path]
+    if path.is_dir():
+        root = path
+        files, links = (files_of_saved(path), []) if _is_saved(path, choice.include) else _below(path)
+        if links:
+            choice.left_out.setdefault(_LINK, []).extend(links)
+        if not files:
+            only = f"; its links are not followed ({_some(links)})" if links else ""
+            sentence = f"{path} is a directory without files{only}; name text files or a directory of them"
+            raise InputError(sentence, "empty", option="inputs", given=name)
+    else:
+        root = _root_of(name)
+        files = sorted(Path(match) for match in glob.glob(name, recursive=True) if os.path.isfile(match))
+        if not files:
+            raise InputError(f"{name} matches no file; check the pattern", "no-match", option="inputs", given=name)
+    below = {str(file): file.relative_to(root) for file in files}
+    return [*choice.taken(name, below, is_directory=path.is_dir())]
 
 
 def _find_under(urls: list[str]) -> dict[str, dict[str, RemoteFile]]:
