@@ -6,11 +6,11 @@
     python tools/mutate.py table mutations.json                how many were found, and those that were not
 
 Six kinds of mutation, the same number of each, at places that a seeded generator draws from executed lines: a sign, a
-bound, a missing fsync, a dtype, a dropped term, and an option that is ignored. Each is tried in a copy of the project:
-first the fast tests that execute the line (all fast tests for a line that only fixtures and imports execute), then the
-slow tests, unless --fast leaves these out. Python does not see which lines of a compiled kernel are executed: all of
-them count, and KERNEL_TESTS names their tests. A mutation that changes nothing that a test could see is listed in
-EQUIVALENT with the reason.
+bound, a missing fsync, a dtype, a dropped term, and an option that is ignored; never an annotation. Each is tried in a
+copy of the project: first the fast tests that execute the line (all fast tests for a line that only fixtures and
+imports execute), then the slow tests, unless --fast leaves these out. Python does not see which lines of a compiled
+kernel are executed: all of them count, and KERNEL_TESTS names their tests. A mutation that changes nothing that a test
+could see is listed in EQUIVALENT with the reason.
 
 Needs the package coverage, which the extra `dev` has. A run that was stopped goes on from the results in --out.
 """
@@ -87,8 +87,9 @@ def mutations_of(file: str, source: str) -> Iterator[Mutation]:
     def text(node: ast.AST) -> str:
         return f"({ast.unparse(node)})"
 
-    annotations = {id(part) for node in ast.walk(ast.parse(source)) for part in _annotations(node)}
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    annotations = {id(part) for node in ast.walk(tree) for part in _annotations(node)}
+    for node in ast.walk(tree):
         if id(node) in annotations:
             continue
         match node:
