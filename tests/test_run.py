@@ -554,6 +554,8 @@ def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
     again = memory.copy(state | {"e": torch.ones(9)})  # in the same memory, and more
     assert again["a"].untyped_storage().data_ptr() == copy["a"].untyped_storage().data_ptr()
     assert (again["a"].sum(), again["e"].sum()) == (0, 9)
+    other = memory.copy({"a": torch.ones(7), "c": state["c"], "d": state["d"]})  # of which one has another size
+    assert other["d"].untyped_storage().data_ptr() == copy["d"].untyped_storage().data_ptr()
 
 
 # ------------------------------------------------------------------------------------------------------------- seeing

@@ -56,12 +56,12 @@ def pushed(bucket, dataset):
 
 
 def test_what_comes_back_is_what_went_and_a_second_time_nothing_is_written(bucket, dataset, tmp_path, cache):
-    seen, url = [], f"{bucket.url}/shards"
+    seen, url, lock = [], f"{bucket.url}/shards", tmp_path / "copy" / transfer.LOCK
     assert push(dataset.path, f"{url}/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
     assert under(bucket, "shards") == published(dataset.path)
     assert seen[-1][0] == seen[-1][1] > 0
     with recorded(tmp_path) as disk:
-        assert pull(url, tmp_path / "copy") == dataset.dataset_id
+        assert pull(url, tmp_path / "copy", progress=lambda *at: lock.unlink(missing_ok=True)) == dataset.dataset_id
     assert disk.renames[-1] == tmp_path / "copy" / "manifest.json"
     assert not disk.pending
     assert published(tmp_path / "copy") == published(dataset.path)
