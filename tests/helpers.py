@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from http.server import ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -117,6 +118,83 @@ def failing(number, error):
         for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (shutil, "rmtree")):
             patched.enter_context(patch.object(owner, name, watched(getattr(owner, name))))
         yield calls
+
+
+@contextmanager
+def recorded(root):
+    """Checks changes of names below `root` as they happen: a rename makes visible what is on disk, with what came
+    before it, and nothing is removed or replaced before that is safe.
+
+    Yields an object with `renames`, the new names; `pending`, the directories whose newest names would not survive a
+    loss of power, those of locks apart; and `holds(path)`, whether all of a file is on disk.
+    """
+    synced, renames, renamed, pending, unpublished = {}, [], set(), set(), set()
+    fsync, replace, mkdir = os.fsync, os.replace, Path.mkdir
+    records = re.compile(r"(manifest|cache|unit-\d+)\.json")
+
+    def state(path):
+        status = os.stat(path)
+        return status.st_ino, (status.st_size, status.st_mtime_ns)
+
+    def holds(path):
+        inode, what = state(path)
+        return synced.get(inode) == what
+
+    def on_fsync(fd):
+        fsync(fd)
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        for directories in (renamed, pending, unpublished):
+            directories.discard(path)
+        inode, what = state(path)
+        synced[inode] = what
+
+    def on_replace(source, target):
+        source, target = Path(source), Path(target)
+        if not target.resolve().is_relative_to(root):  # numba's cache
+            return replace(source, target)
+        for path in source.rglob("*") if source.is_dir() else [source]:
+            assert holds(path), f"{path} is renamed before all of it is on disk"
+        if source.is_dir():
+            assert synced.get(source.stat().st_ino), f"the names in {source} are not on disk"
+        directory = str(target.parent.resolve())
+        assert directory not in unpublished, f"{directory} may have its old manifest and this {target.name}"
+        if records.fullmatch(target.name) or (target.suffix == ".json" and target.parent.name in (".build", "cache")):
+            assert directory not in renamed, f"{target} would survive a loss of power and what it names would not"
+        replace(source, target)
+        renamed.add(directory)
+        pending.add(directory)
+        if source.name == "manifest.json":
+            unpublished.add(str(source.parent.resolve()))
+        renames.append(target)
+        return None
+
+    def on_mkdir(path, *args, **kwargs):
+        existed = path.exists()
+        mkdir(path, *args, **kwargs)
+        if not existed:
+            pending.add(str(path.parent.resolve()))
+
+    def removing(function):
+        def call(path, *args, **kwargs):
+            directory = str(Path(path).parent.resolve())
+            if Path(path).exists() and not str(path).endswith("lock"):
+                assert directory not in unpublished, f"{directory} may have its old manifest and no {path}"
+                is_checkpoint = path in renames and Path(path).is_dir()
+                assert not is_checkpoint or directory not in renamed, f"{path} is removed before the next is on disk"
+                pending.add(directory)
+                for directories in (renamed, pending, unpublished):  # what was inside may be lost
+                    directories.difference_update({each for each in directories if Path(each).is_relative_to(path)})
+            function(path, *args, **kwargs)
+
+        return call
+
+    with ExitStack() as patched:
+        for owner, name, changed in (
+            (os, "fsync", on_fsync), (os, "replace", on_replace), (Path, "mkdir", on_mkdir),
+            (Path, "unlink", removing(Path.unlink)), (shutil, "rmtree", removing(shutil.rmtree)),
+        ):  # fmt: skip
+            patched.enter_context(patch.object(owner, name, changed))
+        yield SimpleNamespace(renames=renames, pending=pending, holds=holds)
 
 
 def stop_after(blocks):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import BAD, GOOD, invoke, json_of, refused, refuses, succeeds, write, write_labelled
+from helpers import BAD, GOOD, invoke, json_of, recorded, refused, refuses, succeeds, write, write_labelled
 from training import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -235,7 +235,9 @@ def test_files_keep_their_format_and_columns(tmp_path, kind):
     else:
         path.write_text(TEXTS[kind])
     table = tables.table(str(path), ROLES if kind != "jsonl" else ROLES | {"label": "label"})
-    tables.write(out, table, iter(table.rows))
+    with recorded(tmp_path) as disk:
+        tables.write(out, table, iter(table.rows))
+    assert (disk.renames, disk.pending) == ([out], set())
     assert out.read_bytes() == path.read_bytes() or kind == "parquet"
     assert tables.table(str(out), ROLES | {"label": str(table.columns["label"])}).rows == table.rows
     if kind == "parquet":

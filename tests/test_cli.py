@@ -174,6 +174,7 @@ def test_inspect_says_the_same_to_people_and_to_scripts(dataset):
     assert facts["steps_for"]["rows_of_a_rank"] == 10
     arguments = [dataset.path, "--global-batch-size", 10, "--world-size", 4]
     assert inspected(*arguments)["steps_for"]["rows_of_a_rank"] == 3
+    assert inspected(dataset.path, "--samples", "documents")["steps_for"]["samples"] == "documents"
     text = succeeds(main, "inspect", *arguments).stdout
     assert f"min {min(lengths):,}, median" in text
     assert f", max {max(lengths):,}\n" in text

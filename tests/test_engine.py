@@ -406,6 +406,19 @@ def test_tables_that_fill_up_are_begun_anew(monkeypatch):
         check(tokenizer, [some])
 
 
+def test_runs_that_the_library_has_encoded_are_not_given_to_it_again():
+    tokenizer, given = load(VOCABULARY), []
+    encode = tokenizer._engine._encode_hard
+    runs = ["a" * length + "\u302e" for length in (0, 1, 13, 14, 40, 61)]  # up to LONGEST_KEY bytes
+    watched = lambda texts, where: given.extend(texts) or encode(texts, where)  # noqa: E731
+    with mock.patch.object(tokenizer._engine, "_encode_hard", watched):
+        by_engine(tokenizer, *joined(runs), sentences=False)
+        assert set(given) == set(runs)
+        given.clear()
+        by_engine(tokenizer, *joined(runs), sentences=False)
+        assert given == []
+
+
 def test_there_are_more_runs_than_slots():
     tokenizer = load(VOCABULARY)
     words = random_words(7, 6000, alphabet="abcdqz", longest=16)

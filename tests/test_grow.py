@@ -15,7 +15,7 @@ from bertrain import optim
 from bertrain.config import Config
 from bertrain.models import build, grow
 from bertrain.runtime import checkpoint, clock
-from bertrain.runtime.watch import Watch
+from bertrain.runtime.watch import Watch, _scale_lines
 
 GROW = {"grow": "1,2,4", "grow_at": "0.3,0.6", "steps": 10, "eval_every": 0}
 
@@ -216,6 +216,7 @@ def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):
     train(dataset.path, tmp_path / "run", **QUIET | options)
     (row,) = json.loads((tmp_path / "run" / "run.json").read_bytes())["resolved"]["lr_scale"]
     assert row["tensors"] == 16
+    assert ["frozen" in line for line in _scale_lines([row, row | {"factor": 0}])] == [False, True]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import failing, published, refused, refuses, succeeds
+from helpers import failing, published, recorded, refused, refuses, succeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
@@ -542,7 +542,9 @@ def test_a_dataset_of_text_is_exported(tmp_path, dataset, split):
     export(dataset, tmp_path / "rows", format="parquet", split=split)
     rows = pq.read_table(tmp_path / "rows")["input_ids"]
     assert rows.to_pylist() == expected
-    files = export(dataset, tmp_path / "new" / "corpus", format="megatron", split=split)
+    with recorded(tmp_path) as disk:
+        files = export(dataset, tmp_path / "new" / "corpus", format="megatron", split=split)
+    assert not disk.pending
     assert tuple(file.read_bytes() for file in files) == reference.megatron(corpus, "uint16")
 
 

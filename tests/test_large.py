@@ -6,6 +6,7 @@ import os
 import pickle
 import resource
 import shutil
+from dataclasses import replace
 from hashlib import sha256
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 import bertdata
 from bertdata import Loader
 from bertdata.errors import DatasetError
-from bertdata.format import arrays, manifest, shard
+from bertdata.format import arrays, manifest, shard, table
 from bertdata.format.arrays import npy_header
 from bertdata.format.manifest import read_manifest
 from bertdata.format.records import canonical
@@ -92,6 +93,13 @@ def test_the_tables_say_what_the_list_says(listed, kept):
     others = {path.name for path in kept.path.iterdir()} - {"shards.npy", "digests.npy"}
     assert others == {path.name for path in listed.path.iterdir()}
     assert verify(kept.path) == []
+
+
+def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
+    large = replace(kept.splits["train"].shards[0], num_documents=3 << 40, num_tokens=5 << 40, num_sentences=4 << 40)
+    record = table.write_tables(tmp_path, {"train": [large]}) | {"token_dtype": "<u2"}
+    (shard,) = table.read_tables(record, lambda name, dtype, length: np.load(tmp_path / name))["train"]
+    assert (shard.num_documents, shard.num_tokens, shard.num_sentences) == (3 << 40, 5 << 40, 4 << 40)
 
 
 def test_a_build_of_many_shards_writes_the_tables(kept, corpus, vocab, tmp_path, monkeypatch):

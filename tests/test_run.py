@@ -19,7 +19,7 @@ import training
 from conftest import write_dataset
 from helpers import invoke, json_of, refuses, succeeds
 from training import QUIET, SMALL, TINY, entries, flags, last_checkpoint, losses, refused_run, remove_after, train
-from transformers import AutoModelForMaskedLM, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
+from transformers import AutoModelForMaskedLM, BertConfig, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
 
 import bertdata
 from bertdata import Masking
@@ -554,6 +554,8 @@ def test_a_copy_shares_memory_where_the_state_does_and_keeps_its_numbers():
     again = memory.copy(state | {"e": torch.ones(9)})  # in the same memory, and more
     assert again["a"].untyped_storage().data_ptr() == copy["a"].untyped_storage().data_ptr()
     assert (again["a"].sum(), again["e"].sum()) == (0, 9)
+    other = memory.copy({"a": torch.ones(7), "c": state["c"], "d": state["d"]})  # of which one has another size
+    assert other["d"].untyped_storage().data_ptr() == copy["d"].untyped_storage().data_ptr()
 
 
 # ------------------------------------------------------------------------------------------------------------- seeing
@@ -689,6 +691,14 @@ def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(data
         line = examine(dataset.path, finished, optimizer="adamw", **options)[1]["run"]
         assert line.startswith(verdict), line
         assert value in line
+
+
+def test_the_doctor_counts_the_memory_of_each_sub_network():
+    weights, shape, needed = SimpleNamespace(config=BertConfig()), SimpleNamespace(micro_batch_size=999, length=128), []
+    for options in ({}, *({"elastic": "layers=2:6", "sub_networks": number} for number in (2, 3))):
+        _, estimate = doctor._memory(Config(data="x", out="y", **options), shape, weights, 0, 0, 1)
+        needed.append(float(re.search(r"([\d.]+) GB", estimate)[1]))
+    assert needed[1:] == pytest.approx([2 * needed[0], 3 * needed[0]], rel=0.01)
 
 
 @pytest.mark.slow

@@ -367,6 +367,26 @@ def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
         rows_of([(samples, Wanted(zero, zero, zero))])
 
 
+def test_numbers_beyond_32_bits_are_no_small_ones(dataset):
+    samples, zero = Loader(dataset, length=16, samples="packed").sources[0].samples, np.zeros(1, np.int64)
+    for bounds in ([2**32, 1], [0, 2**32 + 1]):
+        samples._bounds = frozen(bounds)
+        with refuses("damaged"):
+            rows_of([(samples, Wanted(zero, zero, zero))])
+    ends = frozen([sentence * (2**32 + 1) for sentence in range(21)])  # each sentence makes a pair with a random one
+    part = kernels.DocumentRange(frozen(ends[[0, -1]]), ends, 0, 0, 0, 1)
+    pairs, rules = np.zeros(20, kernels.PAIR), kernels.PairRules(29, np.uint64(0), np.uint64(0))
+    assert kernels.segment(part, rules, pairs, np.zeros(20, np.uint64)) == 20
+    assert pairs["a_start"].tolist() == ends[:-1].tolist()
+
+
+def frozen(numbers):
+    """As an array of an index or a shard in memory."""
+    array = np.array(numbers, np.uint64)
+    array.setflags(write=False)
+    return array
+
+
 def test_a_cache_that_cannot_be_written_is_named(dataset, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "file" / "cache"))

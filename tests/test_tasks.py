@@ -264,7 +264,7 @@ LONG = "the stone of the river under the light of morning " * 6 + "salt bread " 
 
 def test_the_answer_is_where_its_window_says(tokenizer, tmp_path):
     answers = task("qa")
-    path = squad(tmp_path / "a.json", ("the salt " * 40, LONG, "salt bread"), ("the house", "river light", None))
+    path = squad(tmp_path / "a.json", ("the salt " * 40, LONG, "salt bread the"), ("the house", "river light", None))
     examples, _ = answers.read(str(path))
     answers.learn(examples)
     assert answers.may_be_none
@@ -280,7 +280,7 @@ def test_the_answer_is_where_its_window_says(tokenizer, tmp_path):
     for row, (first, last) in zip(data.rows, data.labels.tolist(), strict=True):
         if first:
             found += 1
-            assert tokenizer.decode(row["input_ids"][first : last + 1]) == "salt bread"
+            assert tokenizer.decode(row["input_ids"][first : last + 1]) == "salt bread the"
     assert found >= 1
     # Logits that are sure of the labels give all answers, also that there is none.
     sure = [torch.zeros(48, 2) for _ in data.rows]

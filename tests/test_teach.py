@@ -15,7 +15,7 @@ import pytest
 import torch
 from families import SMALL as FAMILIES_HERE
 from families import model_of
-from helpers import invoke, refused, refuses, succeeds
+from helpers import invoke, recorded, refused, refuses, succeeds
 from hypothesis import given
 from training import FORKS, QUIET, TINY, entries, flags, learner, losses, on_ranks, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
@@ -131,7 +131,10 @@ def test_a_cache_holds_the_most_probable_tokens_of_the_softmax_and_the_mass_of_t
 
 
 def test_the_bytes_are_planned_and_counted_to_the_last(dataset, big, tmp_path):
-    done = succeeds(teacher.main, *ask(dataset, big, tmp_path / "logits", "--max-samples", 100, top_k=8))
+    with recorded(tmp_path) as disk:
+        done = succeeds(teacher.main, *ask(dataset, big, tmp_path / "logits", "--max-samples", 100, top_k=8))
+    assert disk.renames[-1].name == "cache.json"
+    assert not disk.pending
     files = [path.stat().st_size for path in (tmp_path / "logits").glob("*.npy")]
     assert len(files) == 9
     assert f"{sum(files):,} bytes" in done.output

@@ -20,8 +20,8 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import local
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid
-from bertdata.sources.texts import Documents
+from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, lay
+from bertdata.sources.texts import Documents, load_kernels
 
 KINDS = st.sampled_from(["blank", "line", "file"])
 
@@ -364,3 +364,13 @@ def test_inputs_that_no_build_could_read(folder, tmp_path):
 def test_wrong_formats_are_named(kind, option, value):
     with refuses(kind, option, given=value):
         TextFormat(**{option: value})
+
+
+def test_documents_of_a_column_have_64_bit_numbers_and_need_no_kernel_that_was_not_loaded():
+    column = pa.array([b"a", b"b\xff", b"c"], pa.large_binary())
+    made = Documents.of_column(column, np.arange(1, 4))
+    for each in (made, made.repaired(), made.part(1, 3), Documents.of([b"a"], [0], [0], [-1])):
+        assert [array.dtype for array in each] == [np.uint8, *[np.int64] * 4]
+    before = list(lay.signatures)
+    load_kernels()
+    assert lay.signatures == before

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from helpers import published, refused, refuses, serving, succeeds, without_origins
+from helpers import published, recorded, refused, refuses, serving, succeeds, without_origins
 
 import bertdata
 from bertdata.cli import main
@@ -56,11 +56,14 @@ def pushed(bucket, dataset):
 
 
 def test_what_comes_back_is_what_went_and_a_second_time_nothing_is_written(bucket, dataset, tmp_path, cache):
-    seen, url = [], f"{bucket.url}/shards"
+    seen, url, lock = [], f"{bucket.url}/shards", tmp_path / "copy" / transfer.LOCK
     assert push(dataset.path, f"{url}/", progress=lambda *at: seen.append(at)) == dataset.dataset_id
     assert under(bucket, "shards") == published(dataset.path)
     assert seen[-1][0] == seen[-1][1] > 0
-    assert pull(url, tmp_path / "copy") == dataset.dataset_id
+    with recorded(tmp_path) as disk:
+        assert pull(url, tmp_path / "copy", progress=lambda *at: lock.unlink(missing_ok=True)) == dataset.dataset_id
+    assert disk.renames[-1] == tmp_path / "copy" / "manifest.json"
+    assert not disk.pending
     assert published(tmp_path / "copy") == published(dataset.path)
     assert verify(tmp_path / "copy") == []
     opened = bertdata.open(url)
@@ -96,7 +99,9 @@ def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket,
             bucket.put(f"shards/origins/{name}", b"{}")
         else:
             stores.remove(f"{pushed}/origins/{name}")
-        assert pull(pushed, tmp_path / name) == dataset.dataset_id
+        with recorded(tmp_path) as disk:
+            assert pull(pushed, tmp_path / name) == dataset.dataset_id
+        assert not disk.pending
         assert published(tmp_path / name) == without_origins(dataset.path)
         bucket.put(f"shards/origins/{name}", published(dataset.path)[f"origins/{name}"])
 

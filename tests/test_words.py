@@ -369,7 +369,9 @@ def test_merges(pairs, ids):
     found, runs = np.array(ids), engine.new_runs()
     runs.ids[: found.size] = found
     assert runs.ids[: kernels._merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
-    assert found[: kernels._merge(found.size, tables, found, runs.ranks[0])].tolist() == merged(ids, merges)
+    ranks = np.full(found.size + 1, -7)
+    assert found[: kernels._merge(found.size, tables, found, ranks)].tolist() == merged(ids, merges)
+    assert ranks[-1] == -7  # it is no place of its own
 
 
 SPELLINGS = st.tuples(st.binary(min_size=1, max_size=6) | st.text("ab", min_size=1).map(str.encode), st.integers(0, 1))

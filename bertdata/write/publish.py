@@ -14,7 +14,7 @@ from bertdata.errors import BuildError, InputError
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import array_path
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest
-from bertdata.format.origins import ORIGINS, NamedInput, array_name, prepare_directory, write_origins
+from bertdata.format.origins import NamedInput, array_name, prepare_directory, write_origins
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.state import PLAN, BuildPlan, UnitRecord, splits_of, tally_of
@@ -111,7 +111,6 @@ def _publish_origins(
             os.replace(made, directory / array_name(name))
         elif not (directory / array_name(name)).exists():
             raise _lost(directory, made.name)
-    fsync_directory(directory / ORIGINS)
     write_origins(
         directory, manifest.dataset_id, [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
         input_format=plan.settings["format"], text_key=plan.settings["text_key"], shards=shards,
