@@ -330,6 +330,10 @@ def test_a_tokenizer_without_masks_builds_and_is_refused_by_the_loader(byte_leve
     dataset = text_dataset(tmp_path, text, byte_level, say=said.append)
     assert "[PAD], [CLS], [SEP] and [MASK]" in said[-1]
     assert "--special-tokens" in said[-1]
+    (tmp_path / "again.txt").write_text(text)
+    of_a_part = []
+    build([tmp_path / "again.txt"], tmp_path / "part", tokenizer=str(dataset.path), part=(0, 1), say=of_a_part.append)
+    assert of_a_part[-1] == said[-1]
     assert dataset.special_tokens.roles() == {"eos": 0}
     assert dataset.special_tokens.separator == 0
     decode = load(str(dataset.path)).decode

@@ -319,7 +319,7 @@ class _Work:
         passes = 2 * total if self.stored.dedup else total
         with staging_directory(directory, overwrite=overwrite, part=part) as staging:
             tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams, say=say)
-            units = kept_units(staging, tokenizer, say if part is None else lambda line: None)
+            units = kept_units(staging, say if part is None else lambda line: None)
             reused, duplicates = len(units), None
             if self.stored.dedup:
                 duplicates = find_duplicates(
@@ -356,7 +356,7 @@ class _Work:
             tokenizer = self.tokenizer or trained_tokenizer(
                 staging, list(self.plan.inputs), self.form, vocabulary.type, vocabulary.cased, vocabulary.size, say
             )
-            write_tokenizer(staging, tokenizer)
+            write_tokenizer(staging, tokenizer, say)
             if vocabulary.name is not None:
                 write_file(staging / _NAME, json.dumps(name_of(vocabulary.name)).encode())
         return tokenizer
@@ -418,7 +418,7 @@ def _publish(
     noted = staging / _NAME
     name = json.loads(noted.read_bytes()) if noted.exists() else None  # one that the build trained has none
     manifest = manifest_of_text(units, tokenizer, plan, name)
-    require_documents(staging, manifest, lambda: no_documents(manifest.counts))
+    require_documents(staging, manifest, no_documents(manifest.counts))
     publish(directory, staging, units, plan, manifest)
 
 

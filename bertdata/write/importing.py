@@ -32,7 +32,15 @@ from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertdata.urls import is_remote, without_secrets
 from bertdata.write.kernels import count_special
 from bertdata.write.publish import COUNTS, file_digests, publish
-from bertdata.write.staging import Progress, begin, require_documents, require_unchanged, staging_directory
+from bertdata.write.staging import (
+    Progress,
+    continue_or_start,
+    kept_units,
+    require_documents,
+    require_unchanged,
+    staging_directory,
+    write_tokenizer,
+)
 from bertdata.write.state import BuildPlan, Tally, UnitRecord, splits_of, tally_of
 from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
 
@@ -92,7 +100,9 @@ def import_ids(
     encoder = IdsEncoder(loaded, shares, sentences=any(file.has_sentences for file in files))
     itemsize = np.dtype(loaded.token_dtype).itemsize
     with staging_directory(directory, overwrite=overwrite) as staging:
-        units = begin(staging, plan, loaded, overwrite=overwrite, say=say)
+        continue_or_start(staging, plan, overwrite=overwrite, start_over=False)
+        write_tokenizer(staging, loaded, say)
+        units = kept_units(staging, say)
         with announcing_compilation(say):
             make_units(
                 [Task(range(sys.maxsize), total)],  # the number of units is not known before all is read
@@ -107,7 +117,7 @@ def import_ids(
         require_unchanged(read, "run again with --overwrite")
         manifest = _manifest(units, loaded, plan, name_of(tokenizer), sum(file.empty_sentences for file in files))
         nothing = f"no document to import: there is no id in {', '.join(names)}; give files with ids"
-        require_documents(staging, manifest, lambda: InputError(nothing, "empty", option="inputs"))
+        require_documents(staging, manifest, InputError(nothing, "empty", option="inputs"))
         publish(directory, staging, units, plan, manifest)
     return Dataset(directory)
 

@@ -125,24 +125,16 @@ def _other_settings(directory: Path, old: BuildPlan, new: BuildPlan) -> BuildErr
     return BuildError(sentence, "other-settings", option="out", given=directory)
 
 
-def begin(
-    staging: Path, plan: BuildPlan, tokenizer: Tokenizer, *, overwrite: bool, say: Callable[[str], None]
-) -> dict[int, UnitRecord]:
-    """Continues or starts a build whose tokenizer is known. Returns the units that are finished."""
-    continue_or_start(staging, plan, overwrite=overwrite, start_over=False)
-    write_tokenizer(staging, tokenizer)
-    return kept_units(staging, tokenizer, say)
-
-
-def write_tokenizer(staging: Path, tokenizer: Tokenizer) -> None:
+def write_tokenizer(staging: Path, tokenizer: Tokenizer, say: Callable[[str], None]) -> None:
+    """Writes the files of a tokenizer, and says which roles no token has."""
     for name, content in tokenizer.files.items():
         write_file(staging / name, content)
-
-
-def kept_units(staging: Path, tokenizer: Tokenizer, say: Callable[[str], None]) -> dict[int, UnitRecord]:
-    """The units that an earlier run finished. Says how many there are, and what the tokenizer lacks."""
     if tokenizer.missing_roles:
         say(missing_roles_warning(tokenizer.missing_roles))
+
+
+def kept_units(staging: Path, say: Callable[[str], None]) -> dict[int, UnitRecord]:
+    """The units that an earlier run finished. Says how many there are."""
     units = finished_units(staging)
     if units:
         say(f"continuing: keeping {counted(len(units), 'finished unit')} of an earlier run")
@@ -161,12 +153,12 @@ def missing_roles_warning(roles: Sequence[str]) -> str:
     )
 
 
-def require_documents(staging: Path, manifest: Manifest, if_none: Callable[[], InputError]) -> None:
-    """Raises what `if_none` gives for a manifest without a shard, and removes the records, which say nothing."""
+def require_documents(staging: Path, manifest: Manifest, if_none: InputError) -> None:
+    """Raises `if_none` for a manifest without a shard, and removes the records of units, which say nothing."""
     if not manifest.splits:
         for path in staging.glob("unit-*"):
             path.unlink()
-        raise if_none()
+        raise if_none
 
 
 def require_unchanged(files: Sequence[Input], advice: str) -> None:
