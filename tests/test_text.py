@@ -20,7 +20,7 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.sources.inputs import local
 from bertdata.sources.jsonl import texts_of
-from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, lay
+from bertdata.sources.kernels import PADDING, Cuts, cut, first_invalid, lay, may_be_special
 from bertdata.sources.texts import Documents, load_kernels
 
 KINDS = st.sampled_from(["blank", "line", "file"])
@@ -124,6 +124,17 @@ def require_same_invalid(content):
     assert (None if index < 0 else index) == reference.first_invalid(content, 0), content
 
 
+SPECIAL_PARTS = [b"-", b"-N", b"NaN", b"-NaN", b"aN", b"In", b"Inf", b"f", b" ", b"\n", b"}", b"0", b"\0"]
+
+
+@given(st.integers(0, 70), st.lists(st.sampled_from(SPECIAL_PARTS), max_size=6), st.sampled_from(SPECIAL_PARTS))
+@example(62, [b"-NaN"], b"").via("across two blocks of the kernel")
+def test_what_is_special_is_found_as_by_the_reference(num_before, some, behind):
+    content = b"x" * num_before + b"".join(some)
+    text = np.frombuffer((content + behind).ljust(len(content) + PADDING), np.uint8)
+    assert may_be_special(text, len(content)) == reference.may_be_special(content)
+
+
 @given(st.one_of(st.binary(max_size=12), BYTES, st.text().map(str.encode)))
 def test_invalid_bytes_are_found_where_python_finds_them(content):
     require_same_invalid(content)
@@ -137,10 +148,11 @@ def test_every_second_byte_after_a_lead_is_judged_as_python_judges_it(lead):
 
 
 def test_ordinary_text_in_blocks_of_a_mebibyte(folder):
-    """Documents of many sizes around the real block size, one of them larger than two blocks."""
+    """Documents of many sizes around that of a block, one of them larger than two blocks."""
     sizes = [10, 1 << 20, (1 << 20) - 1, 2_500_000, 3, 77_777] + [9_000] * 200
     content = b"\r\n\r\n".join(b"x" * (size // 2) + b"\r\n" + b"y" * (size // 2) for size in sizes)
-    blocks = list(blocks_of(files(folder, [content])))
+    with patch.object(documents, "BLOCK_BYTES", 1 << 20):
+        blocks = list(blocks_of(files(folder, [content])))
     assert len(blocks) > 3
     texts = [block.data[a:b].tobytes() for block in blocks for a, b in itertools.pairwise(block.offsets)]
     assert texts == [b"x" * (size // 2) + b"\n" + b"y" * (size // 2) + b"\n" for size in sizes]

@@ -10,10 +10,10 @@ import json
 import re
 from typing import Any
 
+from bertdata.sources.kernels import may_be_special
 from bertdata.sources.texts import BadRow, Decoded, Documents, valid_utf8
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_INFINITY = re.compile(rb"Inf[ \t\r\n,\]}]")  # a number for pyarrow alone
 _MOST = (1 << 31) - 64  # bytes that pyarrow takes at once
 
 
@@ -60,8 +60,7 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
         return None
     if size > _MOST:
         return None
-    raw = text[:size].tobytes()
-    if b"\0" in raw or b"-NaN" in raw or _INFINITY.search(raw):
+    if may_be_special(text, size):
         return None
     root, *names = key.split(".")
     fields, nested = {key: pa.large_string()}, pa.large_string()
@@ -70,7 +69,7 @@ def _at_once(lines: Documents, key: str) -> Documents | None:
     fields |= {root: nested} if names else {}
     try:
         table = pa_json.read_json(
-            pa.BufferReader(raw),
+            pa.BufferReader(pa.py_buffer(text[:size])),
             read_options=pa_json.ReadOptions(use_threads=False, block_size=size + 1),
             parse_options=pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
         )

@@ -16,7 +16,7 @@ from bertdata.jit import jit
 
 PADDING = 128  # bytes after a text that a kernel may read or write
 HIGH = np.uint64(0x8080808080808080)
-NEWLINE, RETURN, TAB, SPACE = 10, 13, 9, 32
+NEWLINE, RETURN, TAB, SPACE, MINUS = 10, 13, 9, 32, 45
 RECORD, COMMENT = ord(">"), ord(";")  # what lines of FASTA begin with
 
 
@@ -76,6 +76,31 @@ def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
         return context.make_tuple(builder, signature.return_type, words)
 
     return types.UniTuple(types.uint64, 2)(source, types.int64, target, types.int64), generate
+
+
+@intrinsic
+def _special64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where it is NUL, or begins -N or In. Reads 65 bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), 64)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        pointer = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
+        first, second = (
+            builder.load(builder.bitcast(builder.gep(pointer, [ir.Constant(ir.IntType(64), k)]), vector.as_pointer()))
+            for k in (0, 1)
+        )
+        first.align = second.align = 1
+
+        def equal(text: Any, byte: int) -> Any:
+            return builder.icmp_unsigned("==", text, ir.Constant(vector, [byte] * 64))
+
+        hits = equal(first, 0)
+        for pair in (b"-N", b"In"):
+            hits = builder.or_(hits, builder.and_(equal(first, pair[0]), equal(second, pair[1])))
+        return builder.bitcast(hits, ir.IntType(64))
+
+    return types.uint64(array, types.int64), generate
 
 
 @jit()
@@ -247,6 +272,33 @@ def lay(data, offsets, text, laid, invalid):
         text[p] = NEWLINE
         p += 1
     laid[invalid.size] = p
+
+
+@jit()
+def may_be_special(text, size):
+    """Whether text[:size] has a NUL, -NaN, or Inf before white space or one of ,]} (which pyarrow takes for a number).
+
+    text: uint8, PADDING bytes longer than `size`.
+    """
+    for base in range(0, size, 64):
+        hits = _special64(text, base)
+        while hits != uint64(0):
+            i = base + _trailing_zeros(hits)
+            hits &= hits - uint64(1)
+            if i < size and text[i] == 0:
+                return True
+            if i + 3 < size:
+                third, fourth = text[i + 2], text[i + 3]
+                if text[i] == MINUS and third == ord("a") and fourth == ord("N"):
+                    return True
+                if text[i] != MINUS and third == ord("f") and _ends_number(fourth):
+                    return True
+    return False
+
+
+@jit()
+def _ends_number(byte):
+    return byte in (SPACE, TAB, RETURN, NEWLINE, ord(","), ord("]"), ord("}"))
 
 
 @jit()
