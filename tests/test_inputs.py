@@ -749,13 +749,14 @@ def test_units_that_are_not_wanted_are_not_read(folder, name, form, line):
     line = line % (b"stone " * 300) + b"\n"
     content = line * (8_000_000 // len(line))
     path, form = write(folder / name, content), form | {"shard_size": 1_000_000}
-    total, every = bytes_asked_for([path], every_unit, **form)
-    assert 8_000_000 - 2000 < total <= 8_000_000
-    for unit, most in ((7, 3_000_000), (0, 3_000_000), (4, 3_500_000)):
-        asked, texts = bytes_asked_for([path], lambda each, unit=unit: each == unit, **form)
-        assert asked < most
-        assert texts == [each for each in every if each[0] == unit]
-    assert bytes_asked_for([path], lambda unit: False, **form) == (0, [])
+    with patch.object(documents, "BLOCK_BYTES", 2_000_000):
+        total, every = bytes_asked_for([path], every_unit, **form)
+        assert 8_000_000 - 2000 < total <= 8_000_000
+        for unit, most in ((7, 3_000_000), (0, 3_000_000), (4, 3_500_000)):
+            asked, texts = bytes_asked_for([path], lambda each, unit=unit: each == unit, **form)
+            assert asked < most
+            assert texts == [each for each in every if each[0] == unit]
+        assert bytes_asked_for([path], lambda unit: False, **form) == (0, [])
 
 
 def test_an_input_of_units_that_are_not_wanted_is_not_opened(folder):

@@ -1,4 +1,4 @@
-"""Inputs → documents, in blocks of about 2 MiB.
+"""Inputs → documents, in blocks of about 4 MiB.
 
 docs/format.md says what a line, a document and a unit are. Memory: two blocks, and a few copies of the longest
 document, which has at most 1 GiB. The text of a plain file is copied once, by the kernel that cuts it.

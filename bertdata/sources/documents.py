@@ -23,7 +23,7 @@ from bertdata.sources.maps import function_of
 from bertdata.sources.streams import UTF_8, InputStream, opened
 from bertdata.sources.texts import Decoded, Documents, padded, valid_utf8
 
-BLOCK_BYTES = 1 << 21
+BLOCK_BYTES = 1 << 22
 LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents, or from a file that unpacks endlessly
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
 _FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
@@ -214,8 +214,8 @@ class TextFile:
                 if is_fasta and is_at_head and (start := int(scratch.starts[0])) >= 0:
                     self._require_record(start, buffer[start - begin])
                     is_at_head = False
-                last = complete.starts.size if stop is None else int(np.searchsorted(complete.starts, stop))
-                chosen = complete.part(min(last, int(np.searchsorted(complete.starts, first))), last)
+                last = complete.starts.size if stop is None else int(complete.starts.searchsorted(stop))
+                chosen = complete.part(min(last, int(complete.starts.searchsorted(first))), last)
                 if chosen.starts.size:
                     yield chosen
                 begin, filled = begin + done, filled - done
@@ -257,7 +257,7 @@ class TextFile:
     def _pieces(self, some: Documents, base: int, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Documents]]:
         """What belongs to each unit that is wanted."""
         units = (base + some.starts) // self.form.shard_size
-        cuts = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), units.size]
+        cuts = [0, *((units[1:] != units[:-1]).nonzero()[0] + 1).tolist(), units.size]
         for first, stop in pairwise(cuts):
             if is_wanted(unit := int(units[first])):
                 yield unit, some.part(first, stop)

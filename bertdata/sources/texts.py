@@ -69,7 +69,7 @@ class Documents(NamedTuple):
 
     def repaired(self) -> Documents:
         """The same with U+FFFD for invalid bytes, counted in `replaced`."""
-        bad = np.flatnonzero(self.invalid >= 0).tolist()
+        bad = (self.invalid >= 0).nonzero()[0].tolist()
         if not bad:
             return self
         done, lengths, replaced = 0, np.diff(self.offsets), self.replaced.copy()

@@ -123,10 +123,11 @@ class Engine:
                 output.state[kernels.NUM_HARD] = 0
                 if code == kernels.GIVES_SPECIAL or not self._resolve(text, hard, thread.runs, output, inserted):
                     return None
-        piece, start, stop = left_out.T
-        rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, kernels.AT_BEGIN)], axis=1)
-        if not self._resolve(text, rows, thread.runs, output, inserted):
-            return None
+        if left_out.size:
+            piece, start, stop = left_out.T
+            rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, kernels.AT_BEGIN)], axis=1)
+            if not self._resolve(text, rows, thread.runs, output, inserted):
+                return None
         ids, bounds = inserted.into(output.ids[: output.bounds[-1]], text.starts, output.bounds)
         return ids, bounds, int(output.state[kernels.REPLACED])
 
@@ -140,6 +141,8 @@ class Engine:
         self, text: Text, hard: NDArray[np.int64], runs: RunTables, output: Output, inserted: _Insertions
     ) -> bool:
         """Encodes hard runs, rows of Output.hard. False if they give a special id that nothing can replace."""
+        if not hard.size:
+            return True
         for where in np.unique(hard[:, 3]).tolist():
             rows = hard[hard[:, 3] == where]
             spelled = [text.data[start:stop].tobytes() for start, stop in rows[:, :2].tolist()]

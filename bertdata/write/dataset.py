@@ -4,7 +4,7 @@ The inputs are divided into units of about `shard_size` bytes (sources/split.py)
 each split. The bytes of a shard depend only on the text, the tokenizer and the settings. A build that was killed
 continues from its finished units, when the same command is run again, and gives the same bytes.
 
-Memory: two blocks of about 2 MiB for each worker. A build writes only to its output directory, or to
+Memory: two blocks of about 4 MiB for each worker. A build writes only to its output directory, or to
 the cache if its output is a URL.
 """
 

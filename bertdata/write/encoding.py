@@ -60,8 +60,9 @@ class TextEncoder:
         count_literals(block.data, block.num_bytes, self._spellings, self._first_bytes, spelled)
         words, splits = np.empty(block.num_documents, np.int64), self._shares.splits_of(block.data, block.offsets, 1)
         count_words(block.data, block.offsets, 1, words)
+        of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))
         counts = {
-            **{f"{split}_words": int(words[splits == number].sum()) for number, split in enumerate(SPLITS_BY_HASH)},
+            **{f"{split}_words": int(count) for split, count in zip(SPLITS_BY_HASH, of_split, strict=True)},
             "special_ids_replaced": encoded.special_ids_replaced,
             "skipped_rows": block.skipped,
             "removed_documents": block.num_removed,
@@ -76,7 +77,7 @@ class TextEncoder:
             word_starts=word_starts,
             origins=origins_of(block.inputs, block.places, self.num_inputs),
             splits=splits,
-            has_ids=np.diff(encoded.documents) > (self.tokenizer.special.separator is not None),
+            has_ids=encoded.documents[1:] - encoded.documents[:-1] > (self.tokenizer.special.separator is not None),
             replaced=block.replaced,
             tally=Tally(counts, by_spelling(self.tokenizer, spelled), block.first_replaced, block.first_skipped),
             bytes_read=block.bytes_read,

@@ -191,7 +191,7 @@ class UnitWriter:
 
 def by_spelling(tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, int]:
     """Spelling → count of each special token that is there. counts: in the order of tokenizer.spellings."""
-    return {tokenizer.spellings[number]: int(counts[number]) for number in np.flatnonzero(counts).tolist()}
+    return {tokenizer.spellings[number]: int(counts[number]) for number in counts.nonzero()[0].tolist()}
 
 
 def select(
@@ -206,8 +206,9 @@ def select(
         return documents, sentences, *columns
     edges = np.zeros(kept.size + 2, np.bool_)
     edges[1:-1] = kept
-    turns = np.flatnonzero(edges[1:] != edges[:-1])  # where stretches start and stop
-    offsets = np.append(0, np.cumsum((documents[1:] - documents[:-1])[kept]))
+    turns = (edges[1:] != edges[:-1]).nonzero()[0]  # where stretches start and stop
+    offsets = np.zeros(np.count_nonzero(kept) + 1, np.int64)
+    (documents[1:] - documents[:-1])[kept].cumsum(out=offsets[1:])
     if sentences is not None:
         number = np.searchsorted(documents, sentences, side="right") - 1
         number, sentences = number[kept[number]], sentences[kept[number]]
@@ -245,9 +246,9 @@ class Shares:
             return np.full(num_documents, SPLITS_BY_HASH.index("train"))
         hashes = np.empty(num_documents, np.uint64)
         hash_documents(data, offsets, gap, hashes)
-        return np.searchsorted(self._bounds, hashes >> np.uint64(32), side="right")
+        return self._bounds.searchsorted(hashes >> np.uint64(32), side="right")
 
-    @property
+    @cached_property
     def divide(self) -> bool:
         """Whether a document can be in another split than train."""
         return bool(self._bounds.any())
