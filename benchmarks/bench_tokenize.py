@@ -45,7 +45,7 @@ from environments import PINS, LeftOut, in_turns, one_core
 from numpy.typing import NDArray
 from other_tokenize import OTHERS, Other, read_ids
 
-from bertdata.tokenize.kernels import PADDING
+from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load as load_tokenizer
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

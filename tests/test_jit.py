@@ -73,6 +73,21 @@ def test_compiling_is_announced_once_and_loading_is_not(tmp_path, monkeypatch):
         del sys.modules["announced"]
 
 
+def test_a_kernel_is_compiled_anew_when_a_file_beside_it_changes(tmp_path):
+    """numba itself looks at the file of the kernel alone, and so would go on with what it inlined."""
+    package = tmp_path / "kernels"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "low.py").write_text("from bertdata.jit import jit\n@jit()\ndef low(n):\n    return n + 1\n")
+    (package / "high.py").write_text(
+        "from bertdata.jit import jit\nfrom kernels.low import low\n@jit()\ndef high(n):\n    return low(n) * 2\n"
+    )
+    (tmp_path / "made.py").write_text("from kernels.high import high\n")
+    assert program_of(tmp_path, "print(high(1))") == "4\n"
+    (package / "low.py").write_text("from bertdata.jit import jit\n@jit()\ndef low(n):\n    return n + 20\n")
+    assert program_of(tmp_path, "print(high(1))") == "42\n"
+
+
 @pytest.mark.slow
 def test_a_cache_on_a_full_disk_is_not_needed(tmp_path):
     limit = "resource.RLIMIT_FSIZE"

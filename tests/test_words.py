@@ -15,7 +15,9 @@ from reference.merges import merged
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError
-from bertdata.tokenize import engine, kernels, rules
+from bertdata.tokenize import engine, rules
+from bertdata.tokenize.kernels import records
+from bertdata.tokenize.kernels.merges import add_pairs, merge, merge_any
 from bertdata.tokenize.models import trie_of
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
@@ -363,14 +365,14 @@ MergeTables = namedtuple("MergeTables", ["pairs", "merged"])
 @example(pairs=[(0, 0), (1, 0)], ids=[0] * 33)
 def test_merges(pairs, ids):
     merges = {rank: (left, right, 6 + rank % 6) for rank, (left, right) in enumerate(pairs)}
-    table, results = np.full(128, kernels.EMPTY), np.array([each for _, _, each in merges.values()], np.int32)
-    kernels.add_pairs(*np.array([*pairs], np.int64).reshape(-1, 2).T.copy(), np.arange(len(pairs)), table)
+    table, results = np.full(128, records.EMPTY), np.array([each for _, _, each in merges.values()], np.int32)
+    add_pairs(*np.array([*pairs], np.int64).reshape(-1, 2).T.copy(), np.arange(len(pairs)), table)
     tables = MergeTables(table, results)
     found, runs = np.array(ids), engine.new_runs()
     runs.ids[: found.size] = found
-    assert runs.ids[: kernels._merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
+    assert runs.ids[: merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
     ranks = np.full(found.size + 1, -7)
-    assert found[: kernels._merge(found.size, tables, found, ranks)].tolist() == merged(ids, merges)
+    assert found[: merge(found.size, tables, found, ranks)].tolist() == merged(ids, merges)
     assert ranks[-1] == -7  # it is no place of its own
 
 
@@ -511,9 +513,9 @@ def splits(rules, text):
         state, stop = int(rules.starts[0]), None
         for place in range(start, len(text) + 1):
             step = int(steps[state, classes[place] if place < len(text) else 0])
-            if step & int(kernels.ENDED):
+            if step & int(records.ENDED):
                 stop = place
-            state = step & int(kernels.STATES)
+            state = step & int(records.STATES)
             if state == 0:
                 break
         if stop is None:

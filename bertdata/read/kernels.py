@@ -27,6 +27,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from bertdata import keys
+from bertdata.bits import count_ones, trailing_zeros
 from bertdata.jit import jit
 from bertdata.types import IGNORE_INDEX
 
@@ -260,26 +261,6 @@ def _prefetch(typing: Any, address: Any) -> Any:
     return types.void(address), generate
 
 
-@intrinsic
-def _trailing_zeros(typing: Any, word: Any) -> Any:
-    """The number of the lowest bit that is set, in a word that is not 0."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), generate
-
-
-@intrinsic
-def _count_ones(typing: Any, word: Any) -> Any:
-    """The number of bits that are set."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.int64(types.uint64), generate
-
-
 @_inline()
 def _is_set(bits, place):
     """Whether bit `place` of a uint64 array is set."""
@@ -482,7 +463,7 @@ def pack(sizes, order, capacity, rows):
             word += 1
             bits = with_room[word]
         if bits:
-            room = (word << 6) + _trailing_zeros(bits)
+            room = (word << 6) + trailing_zeros(bits)
             row = tops[room]
             tops[room] = under[row]
             if tops[room] < 0:
@@ -638,7 +619,7 @@ def _cut_front(key, segment, excess):
         bits = draw(key, (segment << U32) + uint64(word))
         if excess - (word << 6) < 64:
             bits &= (U1 << uint64(excess & 63)) - U1
-        front += _count_ones(bits)
+        front += count_ones(bits)
     return front
 
 
@@ -917,7 +898,7 @@ def mask(rules, rows):
             bits = selected[word]
             selected[word] = U0
             while bits:
-                t = candidates[(word << 6) + _trailing_zeros(bits)]
+                t = candidates[(word << 6) + trailing_zeros(bits)]
                 bits &= bits - U1
                 old = row[t]
                 if slot == num_slots or not kinds[uint64(old)] & MASKABLE:

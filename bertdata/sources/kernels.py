@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import int64, types, uint16, uint64
 from numba.extending import intrinsic
 
+from bertdata.bits import bits64, is_byte, load64, pointer_to, trailing_zeros
 from bertdata.jit import jit
 
 PADDING = 128  # bytes after a text that a kernel may read or write
@@ -31,28 +32,6 @@ class Cuts(NamedTuple):
 
 
 @intrinsic
-def _trailing_zeros(typing: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), generate
-
-
-@intrinsic
-def _load64(typing: Any, array: Any, offset: Any) -> Any:
-    """The 8 bytes at a byte offset, any alignment."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
-        word = builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()))
-        word.align = 1
-        return word
-
-    return types.uint64(array, types.int64), generate
-
-
-@intrinsic
 def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
     """Copies the 64 bytes at source[i:] to target[p:].
 
@@ -60,19 +39,12 @@ def _copy_line(typing: Any, source: Any, i: Any, target: Any, p: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte, vector = ir.IntType(8), ir.VectorType(ir.IntType(8), 64)
-
-        def at(number: int) -> Any:
-            data = context.make_array(signature.args[number])(context, builder, args[number]).data
-            pointer = builder.gep(builder.bitcast(data, byte.as_pointer()), [args[number + 1]])
-            return builder.bitcast(pointer, vector.as_pointer())
-
-        text = builder.load(at(0))
+        vector, kinds = ir.VectorType(ir.IntType(8), 64), signature.args
+        text = builder.load(pointer_to(context, builder, kinds[0], args[0], args[1], vector))
         text.align = 1
-        builder.store(text, at(2)).align = 1
-        newlines = builder.icmp_unsigned("==", text, ir.Constant(vector, [NEWLINE] * 64))
+        builder.store(text, pointer_to(context, builder, kinds[2], args[2], args[3], vector)).align = 1
         high = builder.icmp_signed("<", text, ir.Constant(vector, [0] * 64))
-        words = [builder.bitcast(bits, ir.IntType(64)) for bits in (newlines, high)]
+        words = [builder.bitcast(bits, ir.IntType(64)) for bits in (is_byte(builder, text, NEWLINE), high)]
         return context.make_tuple(builder, signature.return_type, words)
 
     return types.UniTuple(types.uint64, 2)(source, types.int64, target, types.int64), generate
@@ -83,22 +55,19 @@ def _special64(typing: Any, array: Any, offset: Any) -> Any:
     """A bit for each of the 64 bytes at an offset: 1 where it is NUL, or begins -N or In. Reads 65 bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(ir.IntType(8), 64)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
-        first, second = (
-            builder.load(builder.bitcast(builder.gep(pointer, [ir.Constant(ir.IntType(64), k)]), vector.as_pointer()))
-            for k in (0, 1)
-        )
-        first.align = second.align = 1
+        after = builder.add(args[1], ir.Constant(args[1].type, 1))
+        following = pointer_to(context, builder, signature.args[0], args[0], after, ir.VectorType(ir.IntType(8), 64))
 
-        def equal(text: Any, byte: int) -> Any:
-            return builder.icmp_unsigned("==", text, ir.Constant(vector, [byte] * 64))
+        def is_set(builder: Any, text: Any) -> Any:
+            second = builder.load(following)
+            second.align = 1
+            hits = is_byte(builder, text, 0)
+            for pair in (b"-N", b"In"):
+                both = builder.and_(is_byte(builder, text, pair[0]), is_byte(builder, second, pair[1]))
+                hits = builder.or_(hits, both)
+            return hits
 
-        hits = equal(first, 0)
-        for pair in (b"-N", b"In"):
-            hits = builder.or_(hits, builder.and_(equal(first, pair[0]), equal(second, pair[1])))
-        return builder.bitcast(hits, ir.IntType(64))
+        return bits64(context, builder, signature, args, is_set)
 
     return types.uint64(array, types.int64), generate
 
@@ -111,11 +80,11 @@ def first_invalid(text, start, stop):
     """
     i = start
     while i < stop:
-        high = _load64(text, i) & HIGH
+        high = load64(text, i) & HIGH
         if high == uint64(0):
             i += 8
             continue
-        i += _trailing_zeros(high) >> 3
+        i += trailing_zeros(high) >> 3
         if i >= stop:
             return -1
         lead, low, most = text[i], 0x80, 0xBF
@@ -160,7 +129,7 @@ def cut(data, size, offset, is_end, by_line, cuts):
             if length < 64:
                 newlines &= (uint64(1) << uint64(length)) - uint64(1)
             if newlines != uint64(0):
-                length, is_whole = _trailing_zeros(newlines), True
+                length, is_whole = trailing_zeros(newlines), True
             if length < 64:
                 high &= (uint64(1) << uint64(length)) - uint64(1)
             has_high |= high != uint64(0)
@@ -283,7 +252,7 @@ def may_be_special(text, size):
     for base in range(0, size, 64):
         hits = _special64(text, base)
         while hits != uint64(0):
-            i = base + _trailing_zeros(hits)
+            i = base + trailing_zeros(hits)
             hits &= hits - uint64(1)
             if i < size and text[i] == 0:
                 return True

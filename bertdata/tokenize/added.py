@@ -16,9 +16,10 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import normalizers
 
-from bertdata.tokenize import kernels
 from bertdata.tokenize.forms import Forms
-from bertdata.tokenize.kernels import Added
+from bertdata.tokenize.kernels import records
+from bertdata.tokenize.kernels.added import find_added, find_hazards
+from bertdata.tokenize.kernels.records import Added
 from bertdata.tokenize.models import trie_of
 from bertdata.tokenize.rules import Unsupported
 
@@ -28,7 +29,7 @@ _MARKS = [
 
 
 class Cuts(NamedTuple):
-    """Text cut at added tokens: arrays over the pieces between them, as in kernels.Text."""
+    """Text cut at added tokens: arrays over the pieces between them, as in records.Text."""
 
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
@@ -60,7 +61,7 @@ class AddedTokens:
             if normalized:
                 contents = [token.content for _, token in chosen if not token.special]
                 self._check(contents)
-                # The numbers of kernels.find_hazards, from 3 on; if there are too many characters, many share the last
+                # The numbers of find_hazards, from 3 on; if there are too many characters, many share the last
                 characters = sorted({c for content in contents for c in content})
                 self._numbers = {c: min(number, 255) for number, c in enumerate(characters, 3)}
                 for a, b in (pair for content in contents for pair in pairwise(content)):
@@ -113,7 +114,7 @@ class AddedTokens:
     def cut(
         self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
     ) -> Cuts:
-        """Cuts pieces of text, text[starts[i] : stops[i]], at the added tokens. tails: as in kernels.Text."""
+        """Cuts pieces of text, text[starts[i] : stops[i]], at the added tokens. tails: as in records.Text."""
         cuts = Cuts(
             starts, stops, tails, np.ones(starts.size, np.bool_), np.zeros(starts.size, np.bool_),
             np.arange(starts.size),
@@ -122,10 +123,10 @@ class AddedTokens:
             left_out = np.zeros(starts.size, np.bool_)
             seen = np.zeros(0x110000 // 64 if blurs else 0, np.uint64)
             room = np.empty((1024, 4), np.int64)
-            found = kernels.find_added(text, cuts.starts, cuts.stops, search, seen, room)
+            found = find_added(text, cuts.starts, cuts.stops, search, seen, room)
             while found > room.shape[0]:
                 room, seen[:] = np.empty((found, 4), np.int64), 0
-                found = kernels.find_added(text, cuts.starts, cuts.stops, search, seen, room)
+                found = find_added(text, cuts.starts, cuts.stops, search, seen, room)
             if blurs:
                 self._leave_out_blurred(text, cuts, search, seen, left_out)
             cuts = _apply(cuts, room[:found], left_out, tails)
@@ -149,17 +150,17 @@ class AddedTokens:
                 table[point] = hazard
             table[[ord(c) for c in self._numbers]] = list(self._numbers.values())
             harmed = np.zeros(cuts.starts.size, np.bool_)
-            kernels.find_hazards(text, cuts.starts, cuts.stops, table, self._adjacent, search.watched, harmed)
+            find_hazards(text, cuts.starts, cuts.stops, table, self._adjacent, search.watched, harmed)
             left_out[cuts.of[harmed]] = True
 
 
 def _ranges(are_in: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """uint8 [RANGES, 2]: ranges of bytes, as in kernels.Added, that hold the bytes that are in, and as few others."""
+    """uint8 [RANGES, 2]: ranges of bytes, as in records.Added, that hold the bytes that are in, and as few others."""
     chosen = np.flatnonzero(are_in)
     gaps = np.diff(chosen)
-    widest = np.argsort(gaps)[::-1][: kernels.RANGES - 1]
+    widest = np.argsort(gaps)[::-1][: records.RANGES - 1]
     parts = np.split(chosen, np.sort(widest) + 1)
-    parts += [parts[0]] * (kernels.RANGES - len(parts))
+    parts += [parts[0]] * (records.RANGES - len(parts))
     return np.array([(part[0], part[-1] - part[0]) for part in parts], np.uint8)
 
 

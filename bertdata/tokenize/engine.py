@@ -25,8 +25,10 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.tokenize import kernels
-from bertdata.tokenize.kernels import Output, RunTables, Text
+from bertdata.tokenize.kernels import records
+from bertdata.tokenize.kernels.merges import LANES
+from bertdata.tokenize.kernels.records import Output, RunTables, Text
+from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
@@ -75,14 +77,14 @@ class Engine:
         raise NotImplementedError
 
     def _encode_hard(self, texts: Sequence[str], where: int) -> list[list[int]]:
-        """The ids of hard runs. where: the last column of kernels.Output.hard."""
+        """The ids of hard runs. where: the last column of records.Output.hard."""
         del where
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _warm(self) -> None:
         """Loads the kernel from numba's cache, or compiles it."""
         nothing = np.zeros(0, np.int64)
-        self.encode(Text(np.zeros(kernels.PADDING, np.uint8), nothing, nothing, nothing, np.zeros(0, np.bool_)))
+        self.encode(Text(np.zeros(records.PADDING, np.uint8), nothing, nothing, nothing, np.zeros(0, np.bool_)))
 
     def encode(
         self, text: Text, left_out: NDArray[np.int64] | None = None
@@ -95,41 +97,41 @@ class Engine:
         """
         left_out = np.zeros((0, 3), np.int64) if left_out is None else left_out
         size = int(max(text.stops.max(initial=0), left_out[:, 2].max(initial=0)))
-        if text.data.size < size + kernels.PADDING:
-            text = text._replace(data=np.concatenate([text.data[:size], np.zeros(kernels.PADDING, np.uint8)]))
+        if text.data.size < size + records.PADDING:
+            text = text._replace(data=np.concatenate([text.data[:size], np.zeros(records.PADDING, np.uint8)]))
         output = Output(
             ids=np.empty(int((text.stops - text.starts).sum()) + 4 * text.starts.size + 4, self._dtype),
             bounds=np.zeros(text.starts.size + 1, np.int64),
             hard=np.empty((HARD_RUNS, 4), np.int64),
-            state=np.zeros(kernels.NUM_STATES, np.int64),
+            state=np.zeros(records.NUM_STATES, np.int64),
         )
         thread = self._of_thread
         if not hasattr(thread, "tables"):
             thread.tables, thread.runs = self._new_tables(), new_runs()
         inserted = _Insertions(self._dtype)
         code = -1
-        while code != kernels.DONE:
+        while code != records.DONE:
             code = self._run(text, thread.tables, thread.runs, output)
-            point = int(output.state[kernels.CODE_POINT])
-            if code == kernels.UNKNOWN_CODE_POINT:
+            point = int(output.state[records.CODE_POINT])
+            if code == records.UNKNOWN_CODE_POINT:
                 thread.tables = self._with_page(thread.tables, point // PAGE)
-            elif code == kernels.UNKNOWN_PAIR:
-                before = int(output.state[kernels.BEFORE])
+            elif code == records.UNKNOWN_PAIR:
+                before = int(output.state[records.BEFORE])
                 with self._probing:
                     is_stable = self._is_stable(before, point)
-                kernels.keep_pair(before, point, is_stable, thread.runs)
+                keep_pair(before, point, is_stable, thread.runs)
             else:
-                hard = output.hard[: output.state[kernels.NUM_HARD]].copy()
-                output.state[kernels.NUM_HARD] = 0
-                if code == kernels.GIVES_SPECIAL or not self._resolve(text, hard, thread.runs, output, inserted):
+                hard = output.hard[: output.state[records.NUM_HARD]].copy()
+                output.state[records.NUM_HARD] = 0
+                if code == records.GIVES_SPECIAL or not self._resolve(text, hard, thread.runs, output, inserted):
                     return None
         if left_out.size:
             piece, start, stop = left_out.T
-            rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, kernels.AT_BEGIN)], axis=1)
+            rows = np.stack([start, stop, output.bounds[piece], np.full_like(piece, records.AT_BEGIN)], axis=1)
             if not self._resolve(text, rows, thread.runs, output, inserted):
                 return None
         ids, bounds = inserted.into(output.ids[: output.bounds[-1]], text.starts, output.bounds)
-        return ids, bounds, int(output.state[kernels.REPLACED])
+        return ids, bounds, int(output.state[records.REPLACED])
 
     def _page(self, number: int) -> NDArray[Any]:
         """The entries of 256 code points, which never change. The caller holds the lock."""
@@ -154,14 +156,14 @@ class Engine:
                 return False
             for ids in encoded:
                 ids[self._special[ids]] = self._unk or 0
-            output.state[kernels.REPLACED] += sum(replaced[number] for number in of_row)
+            output.state[records.REPLACED] += sum(replaced[number] for number in of_row)
             inserted.add(rows, [encoded[number] for number in of_row])
-            if where == kernels.IN_MIDDLE:
+            if where == records.IN_MIDDLE:
                 first = np.unique(of_row, return_index=True)[1]  # the row in which each run occurs first
                 kept = np.flatnonzero(np.array(replaced) == 0)
                 ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])
                 bounds = np.append(0, np.cumsum([encoded[number].size for number in kept], dtype=np.int64))
-                kernels.keep_runs(text.data, rows[first[kept]], ids, bounds, output.ids, runs)
+                keep_runs(text.data, rows[first[kept]], ids, bounds, output.ids, runs)
         return True
 
 
@@ -207,8 +209,8 @@ def new_runs() -> RunTables:
         stable=np.zeros(STABLE_SLOTS, np.int64),
         word=np.empty(WORD_BYTES, np.uint8),
         ids=np.empty(WORD_BYTES, np.int64),
-        lanes=np.empty(kernels.LANES, np.int32),
-        links=np.empty((2, kernels.LANES + 1), np.int64),
+        lanes=np.empty(LANES, np.int32),
+        links=np.empty((2, LANES + 1), np.int64),
         ranks=np.empty((2, WORD_BYTES), np.int64),
         best=np.empty(WORD_BYTES, np.float64),
     )

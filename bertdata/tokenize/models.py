@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.tokenize import kernels
+from bertdata.tokenize.kernels import records
+from bertdata.tokenize.kernels.merges import add_pairs, keep_whole
+from bertdata.tokenize.kernels.tries import NO_BYTE, grow_trie
 from bertdata.tokenize.rules import Unsupported
 
 MOST_IDS = 1 << 20  # a value holds ids of 20 bits
@@ -27,7 +29,7 @@ def byte_letters() -> list[str]:
 
 
 def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
-    """The fields of kernels.WordTables that a model decides.
+    """The fields of records.WordTables that a model decides.
 
     model: its JSON. vocabulary: token → id. byte_level: whether words reach the model as letters that stand for bytes.
     Raises Unsupported for options that the kernel does not know.
@@ -38,7 +40,7 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     kind = model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
     fields: dict[str, Any] = {
         "byte_ids": np.full((2, 256), -1, np.int64),
-        "pairs": np.full(1, kernels.EMPTY),
+        "pairs": np.full(1, records.EMPTY),
         "merged": np.zeros(1, np.int32),
         "whole": 0,
         "scores": np.zeros(1),
@@ -57,7 +59,7 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
         raise Unsupported("its unknown token is not in the vocabulary")
     if kind == "WordLevel":
         trie = trie_of([(token.encode(), 0, n) for token, n in vocabulary.items()])
-        return fields | {"model": kernels.WHOLE_WORD, "trie": trie}
+        return fields | {"model": records.WHOLE_WORD, "trie": trie}
     return fields | _wordpiece(model, vocabulary)
 
 
@@ -78,10 +80,10 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
     if len(merges) >= MOST_ENTRIES:
         raise Unsupported(f"it has {MOST_ENTRIES:,} merges or more")
     lefts, rights = [vocabulary[left] for left, _ in ranked], [vocabulary[right] for _, right in ranked]
-    pairs, merged = np.full(2 << len(ranked).bit_length(), kernels.EMPTY), np.zeros(len(merges) + 1, np.int32)
+    pairs, merged = np.full(2 << len(ranked).bit_length(), records.EMPTY), np.zeros(len(merges) + 1, np.int32)
     ranks = np.array([*ranked.values()], np.int64)
     merged[ranks] = [vocabulary[left + right] for left, right in ranked]
-    kernels.add_pairs(np.array(lefts, np.int64), np.array(rights, np.int64), ranks, pairs)
+    add_pairs(np.array(lefts, np.int64), np.array(rights, np.int64), ranks, pairs)
     ignores_merges = bool(model.get("ignore_merges"))
     fields: dict[str, Any] = {"pairs": pairs, "merged": merged, "whole": int(byte_level)}
     byte_ids = np.full((2, 256), -1, np.int64)
@@ -114,7 +116,7 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
             for token, n in vocabulary.items()
             if token.endswith(suffix) and len(token.removesuffix(suffix)) == 1
         ]
-    kind = kernels.BYTE_BPE if byte_level else kernels.CHARACTER_BPE
+    kind = records.BYTE_BPE if byte_level else records.CHARACTER_BPE
     return fields | {"model": kind, "byte_ids": byte_ids, "trie": trie_of(tokens)}
 
 
@@ -128,7 +130,7 @@ def _whole(
     text = np.frombuffer(b"".join(spelling for spelling, _, _ in tokens) or b"\0", np.uint8)
     bounds = np.append(0, np.cumsum([len(spelling) for spelling, _, _ in tokens], dtype=np.int64))
     ids, is_whole = np.array([token_id for _, _, token_id in tokens], np.int64), np.zeros(len(tokens), np.bool_)
-    kernels.keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole)
+    keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole)
     return [token for token, kept in zip(tokens, is_whole.tolist(), strict=True) if kept]
 
 
@@ -142,7 +144,7 @@ def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any
         if (byte_ids < 0).any():
             raise Unsupported("its vocabulary lacks tokens of bytes")
     return {
-        "model": kernels.UNIGRAM,
+        "model": records.UNIGRAM,
         "byte_ids": byte_ids,
         "scores": scores,
         "unk_score": float(scores.min()) - _UNK_PENALTY,
@@ -154,7 +156,7 @@ def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any
 
 def _wordpiece(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
     trie = wordpiece_trie(vocabulary, model["continuing_subword_prefix"])
-    return {"model": kernels.WORD_PIECE, "max_chars": min(model["max_input_chars_per_word"], 1 << 62), "trie": trie}
+    return {"model": records.WORD_PIECE, "max_chars": min(model["max_input_chars_per_word"], 1 << 62), "trie": trie}
 
 
 def wordpiece_trie(vocabulary: dict[str, int], prefix: str) -> NDArray[np.uint64]:
@@ -175,6 +177,6 @@ def trie_of(tokens: Iterable[tuple[bytes, int, int]]) -> NDArray[np.uint64]:
     while not size:
         if room > MOST_ENTRIES:
             raise Unsupported("its tokens have too many bytes for a table")
-        trie = np.full(room, kernels.NO_BYTE)
-        size, room = int(kernels.grow_trie(text, bounds, roots, ids, trie)), 2 * room
+        trie = np.full(room, NO_BYTE)
+        size, room = int(grow_trie(text, bounds, roots, ids, trie)), 2 * room
     return trie[:size].copy()

@@ -18,7 +18,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import normalizers
 
-from bertdata.tokenize.kernels import CLASSES, ENDED, STATES
+from bertdata.tokenize.kernels.records import CLASSES, ENDED, STATES
 
 MAX_REPEATS = 16  # of `x{m,n}`, which is written out
 Matcher = str | Callable[[str], bool]

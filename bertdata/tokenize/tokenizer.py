@@ -22,7 +22,7 @@ from bertdata.errors import TokenizerError, UsageError
 from bertdata.tokenize.added import AddedTokens
 from bertdata.tokenize.engine import Engine
 from bertdata.tokenize.forms import Forms
-from bertdata.tokenize.kernels import Text
+from bertdata.tokenize.kernels.records import Text
 from bertdata.tokenize.rules import Unsupported
 from bertdata.tokenize.wordpiece import WordPiece
 from bertdata.tokenize.words import Words

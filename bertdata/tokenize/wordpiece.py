@@ -10,9 +10,10 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import normalizers, pre_tokenizers
 
-from bertdata.tokenize import kernels
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, read_only
-from bertdata.tokenize.kernels import Output, RunTables, Text, WordPieceTables
+from bertdata.tokenize.kernels import records
+from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordPieceTables
+from bertdata.tokenize.kernels.wordpiece import encode_wordpiece
 from bertdata.tokenize.models import MOST_IDS, wordpiece_trie
 from bertdata.tokenize.rules import Unsupported
 from bertdata.types import SpecialTokens
@@ -55,7 +56,7 @@ class WordPiece(Engine):
         self._constants = WordPieceTables(
             points=None,
             stop_values=read_only(self._stop_values()),
-            fold=kernels.FOLD if flags["lowercase"] else np.uint64(0),
+            fold=records.FOLD if flags["lowercase"] else np.uint64(0),
             max_chars=min(model.max_input_chars_per_word, 1 << 62),
             unk=vocabulary[model.unk_token],
             trie=read_only(wordpiece_trie(vocabulary, model.continuing_subword_prefix)),
@@ -63,14 +64,14 @@ class WordPiece(Engine):
         self._warm()
 
     def _stop_values(self) -> NDArray[np.uint64]:
-        """uint64 [256]: what kernels.WordPieceTables says."""
+        """uint64 [256]: what records.WordPieceTables says."""
         ascii_entries = self._page(0)[:128]
         classes = ascii_entries[:, 0] & np.uint64(7)
         letters = [ord(c) for c in string.ascii_letters + string.digits]
         # The kernel relies on both: a run of letters is part of one word, and a newline ends the last word.
-        assert (classes[letters] == kernels.LETTER).all() and classes[ord("\n")] == kernels.BREAK  # noqa: S101, PT018
-        ends_word = (classes == kernels.BREAK) | (classes == kernels.ALONE)
-        values = np.full(256, kernels.EMPTY)
+        assert (classes[letters] == records.LETTER).all() and classes[ord("\n")] == records.BREAK  # noqa: S101, PT018
+        ends_word = (classes == records.BREAK) | (classes == records.ALONE)
+        values = np.full(256, records.EMPTY)
         values[:128][ends_word] = ascii_entries[ends_word, 1]
         return values
 
@@ -78,12 +79,12 @@ class WordPiece(Engine):
         return self._constants._replace(points=np.zeros((NUM_CODE_POINTS, 2), np.uint64))
 
     def _run(self, text: Text, tables: WordPieceTables, runs: RunTables, output: Output) -> int:
-        return kernels.wordpiece(text, tables, runs, output)
+        return encode_wordpiece(text, tables, runs, output)
 
     def _entries(self, first: int) -> NDArray[np.uint64]:
         entries = np.zeros((PAGE, 2), np.uint64)
         if 0xD800 <= first < 0xE000:  # surrogates occur in no valid UTF-8
-            entries[:, 0] = kernels.SILENT
+            entries[:, 0] = records.SILENT
         else:
             entries[:] = list(map(self._entry, *self._normal_forms(first)))
         return entries
@@ -120,12 +121,12 @@ class WordPiece(Engine):
         """
         encoded = normal.encode()
         if not kinds:
-            return int(kernels.SILENT), 0
+            return int(records.SILENT), 0
         if kinds.strip("l") == "" and len(encoded) <= 12 and len(normal) <= len(point.encode()):
-            entry = int(kernels.LETTER) | len(encoded) << 8 | len(normal) << 16
+            entry = int(records.LETTER) | len(encoded) << 8 | len(normal) << 16
             return entry | int.from_bytes(encoded[8:], "little") << 32, int.from_bytes(encoded[:8], "little")
         if kinds.strip("b") == "":
-            return int(kernels.BREAK), 0
+            return int(records.BREAK), 0
         if "h" not in kinds and kinds[0] != "l" and kinds[-1] != "l":
             ids = [
                 token.id
@@ -133,5 +134,5 @@ class WordPiece(Engine):
                 for token in self._model.tokenize(word)
             ]
             if len(ids) == 1:
-                return int(kernels.ALONE), ids[0] | 1 << (48 if self._dtype == np.uint16 else 60)
-        return int(kernels.HARD), 0
+                return int(records.ALONE), ids[0] | 1 << (48 if self._dtype == np.uint16 else 60)
+        return int(records.HARD), 0

@@ -20,10 +20,11 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from bertdata.tokenize import kernels
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, read_only
 from bertdata.tokenize.forms import SPACE, Forms, flat
-from bertdata.tokenize.kernels import Output, RunTables, Text, WordTables
+from bertdata.tokenize.kernels import records
+from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordTables
+from bertdata.tokenize.kernels.words import encode_words
 from bertdata.tokenize.models import model_tables
 from bertdata.tokenize.rules import Chain, Choice, Leaf, Node, Repeat, Rules, Unsupported, parse
 from bertdata.types import SpecialTokens
@@ -230,7 +231,7 @@ class Words(Engine):
         if "unk_id" in content["model"]:  # the library reads scores from JSON with an error in the last bit
             content["model"] = json.loads(tokenizer.to_str())["model"]
         model = model_tables(content["model"], vocabulary, byte_level=cut.byte_level)
-        if len(cut.nodes) > kernels.MOST_RULES:
+        if len(cut.nodes) > records.MOST_RULES:
             raise Unsupported("its pre-tokenizer has too many parts")
         self._rules = Rules(cut.nodes)
         self._content = content
@@ -250,7 +251,7 @@ class Words(Engine):
             ascii=None,
             quick=None,
             after=None,
-            inside=kernels.NO_BYTES,
+            inside=records.NO_BYTES,
             letters=None,
             steps=None,
             skips=None,
@@ -278,8 +279,8 @@ class Words(Engine):
         has_places = not self.forms.clusters  # else the library's places of tokens are not those of their text
         is_same_anywhere = cut.prefix_when in (NEVER, EACH_WORD) and not self.forms.strips
         self.takes_lines = ends_words and cut.drops[0] and is_same_anywhere and has_places
-        named = {kernels.BYTE_BPE: "byte-level BPE", kernels.CHARACTER_BPE: "BPE", kernels.UNIGRAM: "Unigram",
-                 kernels.WORD_PIECE: "WordPiece", kernels.WHOLE_WORD: "WordLevel"}  # fmt: skip
+        named = {records.BYTE_BPE: "byte-level BPE", records.CHARACTER_BPE: "BPE", records.UNIGRAM: "Unigram",
+                 records.WORD_PIECE: "WordPiece", records.WHOLE_WORD: "WordLevel"}  # fmt: skip
         self.name = named[model["model"]]
         self._warm()
 
@@ -289,7 +290,7 @@ class Words(Engine):
         if self._of_rules.get("steps") is not rules.steps:
             entries = self._page(0)[:128, 0]
             ascii_classes = (entries & np.uint64(0xFF)).astype(np.uint8)
-            is_quick = entries & (kernels.MEETS | kernels.HARD_FORM | kernels.SILENT_FORM) == 0
+            is_quick = entries & (records.MEETS | records.HARD_FORM | records.SILENT_FORM) == 0
             is_quick[0] = False  # a run with a zero byte has no key
             quick = np.append(np.where(is_quick, ascii_classes, 0), np.zeros(128)).astype(np.uint8)
             inside, after = self._quick_words(quick)
@@ -301,26 +302,26 @@ class Words(Engine):
         return tables._replace(**self._of_rules)
 
     def _skips(self, quick: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """The field `skips` of kernels.WordTables. quick: the field of that name."""
-        steps, classes = self._rules.steps.reshape(-1, kernels.CLASSES), quick[[*LETTERS.encode()]]
-        loops = np.arange(steps.shape[0]) | int(kernels.ENDED)
+        """The field `skips` of records.WordTables. quick: the field of that name."""
+        steps, classes = self._rules.steps.reshape(-1, records.CLASSES), quick[[*LETTERS.encode()]]
+        loops = np.arange(steps.shape[0]) | int(records.ENDED)
         return np.logical_and((steps[:, classes] == loops[:, None]).all(axis=1), classes.all())
 
     def _quick_words(self, quick: NDArray[np.uint8]) -> tuple[int, NDArray[np.uint8]]:
-        """The fields `inside` and `after` of kernels.WordTables. quick: the field of that name.
+        """The fields `inside` and `after` of records.WordTables. quick: the field of that name.
 
         A word of bytes of one set, perhaps with a space before them, needs no automaton if these bytes never end it and
         the byte after them always does.
         """
-        none = kernels.NO_BYTES, np.zeros(256, np.uint8)
+        none = records.NO_BYTES, np.zeros(256, np.uint8)
         if len(self._cut.nodes) > 1:
             return none
-        steps = self._rules.steps.reshape(-1, kernels.CLASSES)
-        states, ends = steps & kernels.STATES, steps == kernels.ENDED
+        steps = self._rules.steps.reshape(-1, records.CLASSES)
+        states, ends = steps & records.STATES, steps == records.ENDED
         start, drops = int(self._rules.starts[0]), self._cut.drops[0]
-        sets = {kernels.PRINTED: [*range(ord("!"), ord("~") + 1)], kernels.LOWER: [*LETTERS.encode()],
-                kernels.LETTERS: [*LETTERS.encode(), *LETTERS.upper().encode()]}  # fmt: skip
-        for inside in (kernels.PRINTED, kernels.LETTERS, kernels.LOWER):
+        sets = {records.PRINTED: [*range(ord("!"), ord("~") + 1)], records.LOWER: [*LETTERS.encode()],
+                records.LETTERS: [*LETTERS.encode(), *LETTERS.upper().encode()]}  # fmt: skip
+        for inside in (records.PRINTED, records.LETTERS, records.LOWER):
             classes = np.unique(quick[sets[inside]])
             reached = {int(states[start, number]) for number in classes}
             space = int(states[start, quick[ord(" ")]])
@@ -339,17 +340,17 @@ class Words(Engine):
                 if number in classes or not ends[waiting, number].all():
                     continue
                 if number == quick[ord(" ")] and begins:
-                    after[byte] = kernels.NEXT_BEGINS
+                    after[byte] = records.NEXT_BEGINS
                 elif steps[start, number] == 0 and drops:
-                    after[byte] = kernels.GAP
+                    after[byte] = records.GAP
                 elif ends[states[start, number], quick[ord(" ")]] and states[start, number] != 0:
-                    after[byte] = kernels.OWN_WORD
-            if after[ord(" ")] in (kernels.NEXT_BEGINS, kernels.GAP):
+                    after[byte] = records.OWN_WORD
+            if after[ord(" ")] in (records.NEXT_BEGINS, records.GAP):
                 return inside, after
         return none
 
     def _letters(self, quick: NDArray[np.uint8]) -> NDArray[np.int32]:
-        """int32 [2, 256]: what kernels.WordTables says. quick: its field of that name."""
+        """int32 [2, 256]: what records.WordTables says. quick: its field of that name."""
         letters, byte_ids = np.full((2, 256), -1, np.int32), self._constants.byte_ids
         if self._cut.byte_level and not self._changes and not self._cut.marks_spaces:
             return byte_ids.astype(np.int32)
@@ -371,7 +372,7 @@ class Words(Engine):
             return self._with_rules(tables)
 
     def _run(self, text: Text, tables: WordTables, runs: RunTables, output: Output) -> int:
-        return kernels.words(text, tables, runs, output)
+        return encode_words(text, tables, runs, output)
 
     def _is_stable(self, before: int, point: int) -> bool:
         ignores = self.forms.collapses or self._cut.drops[0]
@@ -379,13 +380,13 @@ class Words(Engine):
 
     def _encode_hard(self, texts: Sequence[str], where: int) -> list[list[int]]:
         cut = self._cut
-        is_word = where in (kernels.ONE_WORD, kernels.WITH_PREFIX)
+        is_word = where in (records.ONE_WORD, records.WITH_PREFIX)
         has_edges = cut.prefix_when in (EACH_PIECE, FIRST_PIECE) or self.forms.strips
-        if not is_word and (where == kernels.AT_BEGIN or not has_edges):
+        if not is_word and (where == records.AT_BEGIN or not has_edges):
             return super()._encode_hard(texts, where)
         if is_word:
             texts = [self._spelled(text) for text in texts]
-        if where == kernels.WITH_PREFIX:
+        if where == records.WITH_PREFIX:
             texts = [
                 self._prefix + text if cut.prefix_always or not text.startswith(self._prefix) else text
                 for text in texts
@@ -408,25 +409,25 @@ class Words(Engine):
     def _entries(self, first: int) -> NDArray[np.uint64]:
         entries = np.zeros((PAGE, 2), np.uint64)
         if 0xD800 <= first < 0xE000:  # surrogates occur in no valid UTF-8
-            entries[:, 0] = self._rules.classes([(_SILENT, 0)])[0] | int(kernels.SILENT_FORM)
+            entries[:, 0] = self._rules.classes([(_SILENT, 0)])[0] | int(records.SILENT_FORM)
             return entries
         points = [chr(first + k) for k in range(PAGE)]
         forms = self.forms.of_page(points)
         meets = self.forms.meets(points, forms) if self._changes else [False] * PAGE
         characters = "".join(sorted(set("".join(forms))))
         matches = dict(zip(characters, self._rules.matches(characters), strict=True))
-        step = [int(kernels.MEETS_STEP) if meet else 0 for meet in meets]
+        step = [int(records.MEETS_STEP) if meet else 0 for meet in meets]
         keys = []
         for k, form in enumerate(forms):
             kinds = {matches[c] for c in form}
             if not form:
                 keys.append((_SILENT, step[k]))
             elif self._is_hard(points[k], form, kinds):
-                keys.append((0, step[k] | int(kernels.HARD_STEP)))
+                keys.append((0, step[k] | int(records.HARD_STEP)))
             else:
                 keys.append((kinds.pop(), step[k]))
         classes = self._rules.classes(keys)
-        hard = int(kernels.HARD_STEP)
+        hard = int(records.HARD_STEP)
         uncovered = self._changes and {  # text between words would have to be looked at together with its neighbours
             key
             for key, number in dict(zip(keys, classes, strict=True)).items()
@@ -451,12 +452,12 @@ class Words(Engine):
         """The entry of a code point, two uint64.
 
         First: the class in bits 0 to 7; the number of bytes of the normal form in bits 8 to 15, of its characters in
-        bits 16 to 23; kernels.MEETS and so on from bit 24; bytes 8 to 11 in bits 32 to 63. Second: bytes 0 to 7.
+        bits 16 to 23; records.MEETS and so on from bit 24; bytes 8 to 11 in bits 32 to 63. Second: bytes 0 to 7.
         """
         spelled = form.replace(" ", SPACE) if self._cut.marks_spaces else form
-        flags = [(meets, kernels.MEETS), (is_hard, kernels.HARD_FORM), (not form, kernels.SILENT_FORM),
-                 (form == " ", kernels.SPACE_FORM), (self.forms.is_blank(point), kernels.BLANK),
-                 (bool(self._prefix) and spelled.startswith(self._prefix), kernels.PREFIXED)]  # fmt: skip
+        flags = [(meets, records.MEETS), (is_hard, records.HARD_FORM), (not form, records.SILENT_FORM),
+                 (form == " ", records.SPACE_FORM), (self.forms.is_blank(point), records.BLANK),
+                 (bool(self._prefix) and spelled.startswith(self._prefix), records.PREFIXED)]  # fmt: skip
         entry = number | sum(int(flag) for is_set, flag in flags if is_set)
         if is_hard:
             return entry, 0

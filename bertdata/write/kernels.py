@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types, uint64
 from numba.extending import intrinsic
 
+from bertdata.bits import bits64, count_ones, is_among, is_byte, load64, trailing_zeros
 from bertdata.jit import jit
 from bertdata.keys import absorbed, purpose
 
@@ -29,40 +30,17 @@ class Literals(NamedTuple):
 
 
 @intrinsic
-def _trailing_zeros(typing: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), generate
-
-
-@intrinsic
-def _load64(typing: Any, array: Any, offset: Any) -> Any:
-    """The 8 bytes at a byte offset, any alignment."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
-        word = builder.load(builder.bitcast(place, ir.IntType(64).as_pointer()))
-        word.align = 1
-        return word
-
-    return types.uint64(array, types.int64), generate
-
-
-@intrinsic
 def _equal64(typing: Any, array: Any, offset: Any, byte: Any) -> Any:
     """A bit for each of the 64 bytes at an offset: 1 where it is `byte`. Compiles to vector instructions."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind, lane = ir.VectorType(ir.IntType(8), 64), ir.IntType(32)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
-        text = builder.load(builder.bitcast(place, kind.as_pointer()))
-        text.align = 1
-        first = builder.insert_element(ir.Constant(kind, ir.Undefined), args[2], lane(0))
-        every = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(lane, 64), [0] * 64))
-        return builder.bitcast(builder.icmp_unsigned("==", text, every), ir.IntType(64))
+        def is_set(builder: Any, text: Any) -> Any:
+            lane = ir.IntType(32)
+            first = builder.insert_element(ir.Constant(text.type, ir.Undefined), args[2], lane(0))
+            every = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(lane, 64), [0] * 64))
+            return builder.icmp_unsigned("==", text, every)
+
+        return bits64(context, builder, signature, args, is_set)
 
     return types.uint64(array, types.int64, types.uint8), generate
 
@@ -71,27 +49,10 @@ def _equal64(typing: Any, array: Any, offset: Any, byte: Any) -> Any:
 def _spaces64(typing: Any, array: Any, offset: Any) -> Any:
     """A bit for each of the 64 bytes at an offset: 1 where it is ASCII white space. Compiles to vector instructions."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.VectorType(ir.IntType(8), 64)
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [args[1]])
-        text = builder.load(builder.bitcast(place, kind.as_pointer()))
-        text.align = 1
-        is_space = builder.icmp_unsigned("==", text, ir.Constant(kind, [SPACE] * 64))
-        is_control = builder.icmp_unsigned(
-            "<=", builder.sub(text, ir.Constant(kind, [TAB] * 64)), ir.Constant(kind, [RETURN - TAB] * 64)
-        )
-        return builder.bitcast(builder.or_(is_space, is_control), ir.IntType(64))
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.or_(is_byte(builder, text, SPACE), is_among(builder, text, TAB, RETURN - TAB + 1))
 
-    return types.uint64(array, types.int64), generate
-
-
-@intrinsic
-def _num_ones(typing: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.int64(types.uint64), generate
+    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
 
 
 def literals(strings):
@@ -123,7 +84,7 @@ def count_literals(text, size, strings, first_bytes, counts):
             for k in range(length):
                 hits |= uint64(strings.begins[text[base + k]]) << uint64(k)
         while hits != uint64(0):
-            i = base + _trailing_zeros(hits)
+            i = base + trailing_zeros(hits)
             hits &= hits - uint64(1)
             for t in range(counts.size):
                 first, length = strings.bounds[t], strings.bounds[t + 1] - strings.bounds[t]
@@ -163,7 +124,7 @@ def count_words(data, offsets, gap, counts):
                     byte = data[base + k]
                     spaces |= uint64(byte == SPACE or TAB <= byte <= RETURN) << uint64(k)
             begins = ~spaces & ((spaces << uint64(1)) | before)
-            count += _num_ones(begins & (~uint64(0) >> uint64(64 - length)))
+            count += count_ones(begins & (~uint64(0) >> uint64(64 - length)))
             before = spaces >> uint64(63)
         counts[i] = count
 
@@ -181,7 +142,7 @@ def _finished(data, place, stop, h, length):
         left = min(stop - place, 8)
         word = uint64(0)
         if place + 8 <= data.size:
-            word = _load64(data, place) & (~uint64(0) >> uint64(64 - 8 * left))
+            word = load64(data, place) & (~uint64(0) >> uint64(64 - 8 * left))
         else:
             for k in range(left):
                 word |= uint64(data[place + k]) << uint64(8 * k)
@@ -210,7 +171,7 @@ def hash_documents(data, offsets, gap, out):
     while i < half or j < out.size:
         if i < half and j < out.size:
             for _ in range(min(p_stop - p, q_stop - q) >> 3):
-                h, g = _absorbed(h, _load64(data, p)), _absorbed(g, _load64(data, q))
+                h, g = _absorbed(h, load64(data, p)), _absorbed(g, load64(data, q))
                 p += 8
                 q += 8
         if i < half and (p_stop - p < 8 or j == out.size):

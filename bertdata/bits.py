@@ -1,0 +1,82 @@
+"""Operations on words of 64 bits, and on arrays as bytes, which Python's operators in a kernel do not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+@intrinsic
+def trailing_zeros(typing: Any, word: Any) -> Any:
+    """The number of the lowest bit that is set, in a word that is not 0."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def count_ones(typing: Any, word: Any) -> Any:
+    """The number of bits that are set."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.int64(types.uint64), generate
+
+
+def pointer_to(context: Any, builder: Any, kind: Any, array: Any, offset: Any, target: Any) -> Any:
+    """Code for a pointer to values of LLVM type `target` at a byte offset of an array of numba type `kind`."""
+    data = context.make_array(kind)(context, builder, array).data
+    place = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [offset])
+    return builder.bitcast(place, target.as_pointer())
+
+
+@intrinsic
+def load64(typing: Any, array: Any, offset: Any) -> Any:
+    """The 8 bytes at a byte offset, any alignment."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = builder.load(pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(64)))
+        word.align = 1
+        return word
+
+    return types.uint64(array, types.int64), generate
+
+
+@intrinsic
+def store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
+    """Writes 8 bytes at a byte offset, any alignment."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(64))
+        builder.store(args[2], place).align = 1
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.uint64), generate
+
+
+def bits64(context: Any, builder: Any, signature: Any, args: Any, is_set: Any) -> Any:
+    """Code for a bit for each of the 64 bytes at an offset of an array. is_set: gives code that tests a vector of them.
+
+    The array and the offset are the first two arguments of the intrinsic.
+    """
+    vector = ir.VectorType(ir.IntType(8), 64)
+    text = builder.load(pointer_to(context, builder, signature.args[0], args[0], args[1], vector))
+    text.align = 1
+    return builder.bitcast(is_set(builder, text), ir.IntType(64))
+
+
+def is_byte(builder: Any, text: Any, byte: int) -> Any:
+    """Code for which bytes of a vector of 64 are `byte`."""
+    return builder.icmp_unsigned("==", text, ir.Constant(text.type, [byte] * 64))
+
+
+def is_among(builder: Any, text: Any, first: int, count: int) -> Any:
+    """Code for which bytes of a vector of 64 are one of `count` bytes from `first` on."""
+    lowest, number = (ir.Constant(text.type, [value] * 64) for value in (first, count))
+    return builder.icmp_unsigned("<", builder.sub(text, lowest), number)

@@ -1,0 +1,99 @@
+"""Added tokens: where a text contains them, and where its normal form may."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import int64, uint64
+
+from bertdata.bits import trailing_zeros
+from bertdata.jit import jit
+from bertdata.tokenize.kernels.bits import in_ranges64
+from bertdata.tokenize.kernels.tries import child_of, token_of
+
+
+@jit(forceinline=True, _nrt=False)
+def decoded(text, i):
+    """The code point at byte i of valid UTF-8 and its width."""
+    point = int64(text[i])
+    if point < 0x80:
+        return point, 1
+    if point < 0xE0:
+        return (point & 31) << 6 | int64(text[i + 1] & 63), 2
+    if point < 0xF0:
+        return (point & 15) << 12 | int64(text[i + 1] & 63) << 6 | int64(text[i + 2] & 63), 3
+    point = (point & 7) << 18 | int64(text[i + 1] & 63) << 12 | int64(text[i + 2] & 63) << 6 | int64(text[i + 3] & 63)
+    return min(point, 0x10FFFF), 4
+
+
+@jit(_nrt=False)
+def find_added(text, starts, stops, added, seen, found):
+    """Finds added tokens in the pieces text[starts[i] : stops[i]]: the leftmost, there the longest, then the next.
+
+    added: Added. seen: uint64 [0x110000 / 64], gets a bit for each code point that begins with a watched byte, or is
+    empty. found: int64 [n, 4], gets rows (piece, start, stop, id). Returns the number of tokens found; the rows beyond
+    n were not written.
+    """
+    trie, ids, begins = added.trie, added.ids, added.begins
+    count = 0
+    for piece in range(starts.size):
+        stop = stops[piece]
+        free = starts[piece]  # where the last token that was found ends
+        for base in range(starts[piece], stop, 64):
+            in_piece = ~uint64(0) if stop - base >= 64 else (uint64(1) << uint64(stop - base)) - uint64(1)
+            mask = in_ranges64(text, base, added.first) & in_ranges64(text, base + 1, added.second) & in_piece
+            while mask != uint64(0):
+                i = base + trailing_zeros(mask)
+                mask &= mask - uint64(1)
+                if i < free or not begins[int64(text[i]) << 8 | int64(text[i + 1])]:
+                    continue
+                entry, token = trie[0], int64(-1)
+                for k in range(i, stop):
+                    entry = child_of(trie, entry, text[k])
+                    if entry == uint64(0):
+                        break
+                    if token_of(entry) >= 0:
+                        token, free = token_of(entry), k + 1
+                if token >= 0 and ids[token] != -1:
+                    if count < found.shape[0]:
+                        found[count, 0], found[count, 1] = piece, i
+                        found[count, 2], found[count, 3] = free, ids[token]
+                    count += 1
+            mask = in_ranges64(text, base, added.watched) & in_piece if seen.size > 0 else uint64(0)
+            while mask != uint64(0):
+                point = decoded(text, base + trailing_zeros(mask))[0]
+                seen[point >> 6] |= uint64(1) << uint64(point & 63)
+                mask &= mask - uint64(1)
+    return count
+
+
+@jit(_nrt=False)
+def find_hazards(text, starts, stops, hazards, adjacent, watched, is_harmed):
+    """Sets is_harmed[i] where piece i may get an added token by its normal form alone.
+
+    hazards: uint8 [0x110000]. 2: the normal form of a code point has characters of a token. 1: it is empty; then the
+    piece is harmed if what stands before and after it (other such code points do not count) are adjacent in a token.
+    From 3 on: the number of a character of a token. adjacent: bool [256, 256], by these numbers. watched: as in Added;
+    all code points of hazard 1 and 2 begin with a watched byte.
+    """
+    for piece in range(starts.size):
+        start, stop = starts[piece], stops[piece]
+        for base in range(start, stop, 64):
+            mask = in_ranges64(text, base, watched)
+            while mask != uint64(0) and not is_harmed[piece]:
+                i = base + trailing_zeros(mask)
+                mask &= mask - uint64(1)
+                if i >= stop:
+                    break
+                point, width = decoded(text, i)
+                hazard, after, before = hazards[point], np.uint8(1), np.uint8(1)
+                k = i + width
+                while hazard == 1 and after == 1 and k < stop:
+                    point, width = decoded(text, k)
+                    after = hazards[point]
+                    k += width
+                while hazard == 1 and before == 1 and i > start:
+                    i -= 1
+                    while i > start and text[i] & 0xC0 == 0x80:
+                        i -= 1
+                    before = hazards[decoded(text, i)[0]]
+                is_harmed[piece] = hazard == 2 or (hazard == 1 and adjacent[before, after])

@@ -1,0 +1,114 @@
+"""Code points, and tests of 64 bytes at a time, which compile to vector instructions."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from bertdata.bits import bits64, is_among
+from bertdata.jit import jit
+from bertdata.tokenize.kernels.records import LETTERS, PRINTED, RANGES
+
+
+def _is_stop(builder: Any, text: Any) -> Any:
+    folded = builder.or_(text, ir.Constant(text.type, [0x20] * 64))
+    return builder.not_(builder.or_(is_among(builder, folded, ord("a"), 26), is_among(builder, text, ord("0"), 10)))
+
+
+@intrinsic
+def least32(typing: Any, lanes: Any) -> Any:
+    """The least of 32 int32. Compiles to vector instructions."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(32), 32)
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        numbers = builder.load(builder.bitcast(data, vector.as_pointer()))
+        numbers.align = 4
+        kind = ir.FunctionType(ir.IntType(32), [vector])
+        least = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.smin.v32i32")
+        return builder.call(least, [numbers])
+
+    return types.int32(lanes), generate
+
+
+@intrinsic
+def stops64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is a stop. Compiles to vector instructions."""
+    return types.uint64(array, types.int64), lambda *code: bits64(*code, _is_stop)
+
+
+@intrinsic
+def ascii_stops64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is an ASCII character, no letter and no digit."""
+
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.and_(_is_stop(builder, text), is_among(builder, text, 0, 128))
+
+    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
+
+
+@intrinsic
+def in_ranges64(typing: Any, array: Any, offset: Any, ranges: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is in one of RANGES ranges."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bounds, lane = context.make_array(signature.args[2])(context, builder, args[2]).data, ir.IntType(32)
+
+        def splat(place: int, kind: Any) -> Any:
+            bound = builder.load(builder.gep(bounds, [ir.Constant(ir.IntType(64), place)]))
+            vector = builder.insert_element(ir.Constant(kind, ir.Undefined), bound, lane(0))
+            return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(lane, 64), [0] * 64))
+
+        def is_set(builder: Any, text: Any) -> Any:
+            hits = [
+                builder.icmp_unsigned("<=", builder.sub(text, splat(2 * k, text.type)), splat(2 * k + 1, text.type))
+                for k in range(RANGES)
+            ]
+            return reduce(builder.or_, hits)
+
+        return bits64(context, builder, signature, args, is_set)
+
+    return types.uint64(array, types.int64, ranges), generate
+
+
+@intrinsic
+def not_lower64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is none of the letters a to z."""
+
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.not_(is_among(builder, text, ord("a"), 26))
+
+    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
+
+
+@intrinsic
+def _not_print64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is none of the characters ! to ~."""
+
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.not_(is_among(builder, text, ord("!"), 94))
+
+    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
+
+
+@intrinsic
+def _not_letter64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where the byte is no ASCII letter."""
+
+    def is_set(builder: Any, text: Any) -> Any:
+        return builder.not_(is_among(builder, builder.or_(text, ir.Constant(text.type, [0x20] * 64)), ord("a"), 26))
+
+    return types.uint64(array, types.int64), lambda *code: bits64(*code, is_set)
+
+
+@jit(forceinline=True, _nrt=False)
+def outside64(text, i, inside):
+    """A bit for each of the 64 bytes from byte i on: 1 where the byte is not of the set `inside`."""
+    if inside == LETTERS:
+        return _not_letter64(text, i)
+    return _not_print64(text, i) if inside == PRINTED else not_lower64(text, i)

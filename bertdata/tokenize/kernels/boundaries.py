@@ -1,0 +1,133 @@
+"""Where words end, by an automaton, and where text can be cut whatever it holds."""
+
+from __future__ import annotations
+
+from numba import int64, uint64
+
+from bertdata.jit import jit
+from bertdata.tokenize.kernels.added import decoded
+from bertdata.tokenize.kernels.records import (
+    BEFORE,
+    BLANK,
+    CLASSES,
+    CODE_POINT,
+    ENDED,
+    HARD_FORM,
+    MEETS,
+    SILENT_FORM,
+    STATES,
+    UNKNOWN_CODE_POINT,
+    UNKNOWN_PAIR,
+)
+from bertdata.tokenize.kernels.runs import stable_place
+
+MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
+
+
+@jit(_nrt=False)
+def is_unstable(text, begin, start, stop, points, stable, state):
+    """1 if a code point in text[start:stop] may change another one, else 0. Below 0: minus the code of what is missing.
+
+    begin: where the piece begins. Each code point that may change others is tested against all before it, back to the
+    last that changes none. Many of them in a row, or two after an ASCII character, count as unstable untested.
+    """
+    i = start
+    while i > begin:  # back to a code point that changes none
+        i -= 1
+        while i > begin and text[i] & 0xC0 == 0x80:
+            i -= 1
+        point, width = decoded(text, i)
+        if points[point, 0] & (MEETS | SILENT_FORM) == uint64(0):
+            break
+    chain, base, followers = i, int64(-1), 0
+    while i < stop:
+        point, width = decoded(text, i)
+        entry = points[point, 0]
+        if entry == uint64(0):
+            state[CODE_POINT] = point
+            return -UNKNOWN_CODE_POINT
+        if entry & HARD_FORM != uint64(0) and i >= start:
+            return 1
+        if entry & HARD_FORM == uint64(0) and entry & MEETS != uint64(0):
+            followers += 1
+            if followers > MOST_FOLLOWERS or (base < 0x80 and followers > 1):
+                return 1
+            k = chain
+            while k < i:
+                other, other_width = decoded(text, k)
+                k += other_width
+                if points[other, 0] & SILENT_FORM != uint64(0):
+                    continue  # what stands on both sides of it may meet
+                found = stable[stable_place(stable, (other << 21) | point)]
+                if found == 0:
+                    state[BEFORE], state[CODE_POINT] = other, point
+                    return -UNKNOWN_PAIR
+                if found & 1 == 0:
+                    return 1
+        elif entry & SILENT_FORM == uint64(0):
+            chain, base, followers = i, point, 0
+        i += width
+    return 0
+
+
+@jit(_nrt=False)
+def cut_after(text, i, stop, points, cuts, state):
+    """The first place after byte i where the text can be cut, whatever `tokenizers` makes of the text before.
+
+    -1: an entry is missing. Before and after the place stand code points that change nothing, and no word contains
+    both. The one before is not stripped at the end of a text.
+    """
+    previous = uint64(0)  # class of the code point before, 0 if it may change something
+    while i < stop:
+        point, width = decoded(text, i)
+        entry = points[point, 0]
+        if entry == uint64(0):
+            state[CODE_POINT] = point
+            return -1
+        kind = entry & uint64(0xFF)
+        if entry & (MEETS | HARD_FORM | SILENT_FORM) != uint64(0):
+            kind = uint64(0)
+        if previous != uint64(0) and kind != uint64(0) and cuts[previous * uint64(CLASSES) + kind]:
+            if i + width >= stop:
+                return i
+            following = points[decoded(text, i + width)[0], 0]
+            if following == uint64(0):
+                state[CODE_POINT] = decoded(text, i + width)[0]
+                return -1
+            if following & (MEETS | HARD_FORM | SILENT_FORM) == uint64(0):
+                return i
+        previous = kind if entry & BLANK == uint64(0) else uint64(0)
+        i += width
+    return stop
+
+
+@jit(_nrt=False)
+def word_end(text, i, stop, start_state, keeps_gaps, points, ascii_classes, steps, state):
+    """Where the word that begins at byte i ends. -1: no word begins there. -2: an entry is missing.
+
+    keeps_gaps: whether text between words is a word too; then that is found from where it begins.
+    """
+    begin = i
+    while i < stop:
+        best, automaton, place = int64(-1), uint64(start_state), i
+        while True:
+            width, kind = 0, uint64(0)
+            if place < stop:
+                point, width = decoded(text, place)
+                kind = uint64(ascii_classes[point]) if point < 0x80 else points[point, 0] & uint64(0xFF)
+                if kind == uint64(0):
+                    state[CODE_POINT] = point
+                    return -2
+            step = steps[automaton * uint64(CLASSES) + kind]
+            if step & ENDED != 0:
+                best = place
+            automaton = uint64(step & STATES)
+            if automaton == uint64(0) or width == 0:
+                break
+            place += width
+        if not keeps_gaps:
+            return best
+        if best >= 0:
+            return best if i == begin else i
+        i += decoded(text, i)[1]
+    return stop

@@ -1,0 +1,147 @@
+"""What the kernels that turn text into ids read and write: records of arrays, and the constants in them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+PADDING = 80  # bytes that must be readable after the text
+EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)  # of a table of runs: it has no such run; of a table of merges: a free slot
+# Classes of code points for WordPiece, in the low 3 bits of an entry. 0 means that the entry is not known yet.
+#   SILENT  the normalizer removes it          LETTER  it is part of a word
+#   BREAK   it ends a word, like a space       ALONE   it ends a word and is a word itself, like a comma
+#   HARD    its result depends on its neighbours, so the tokenizer must be asked
+SILENT, LETTER, BREAK, ALONE, HARD = (np.uint64(n) for n in range(1, 6))
+# What the kernels return: all text is encoded; the entry of state[CODE_POINT] is missing; what `tokenizers` does with
+# the code points state[BEFORE] and state[CODE_POINT] side by side is missing; `Output.hard` is full; the text gives the
+# id of a special token
+DONE, UNKNOWN_CODE_POINT, UNKNOWN_PAIR, TOO_MANY_HARD, GIVES_SPECIAL = range(5)
+# Indexes of `Output.state`
+PIECE, BYTE, PLACE, NUM_HARD, CODE_POINT, BEFORE, HAS_BEGUN, REPLACED, LEVEL, LIMITS = range(10)
+MOST_RULES = 8
+NUM_STATES = LIMITS + MOST_RULES
+# A step of WordTables.steps: the next state in the low bits, and flags
+CLASSES = 64  # of characters, at most; class 0 is the end of the text
+STATES = np.uint16(0x0FFF)
+HARD_STEP = np.uint16(0x2000)  # the character fits no table
+MEETS_STEP = np.uint16(0x4000)  # the character may change the one before it
+ENDED = np.uint16(0x8000)  # a word ends before the character
+# Bits of the first uint64 of an entry of WordTables.points, above the class
+#   MEETS        may change the code point before it, or be changed with it
+#   HARD_FORM    fits no table
+#   SILENT_FORM  has an empty normal form
+#   SPACE_FORM   has the normal form of a space
+#   BLANK        is removed at the ends of a piece
+#   PREFIXED     has a normal form that begins with the prefix
+MEETS, HARD_FORM, SILENT_FORM, SPACE_FORM, BLANK, PREFIXED = (np.uint64(1 << n) for n in range(24, 30))
+# WordTables.model
+BYTE_BPE, CHARACTER_BPE, UNIGRAM, WORD_PIECE, WHOLE_WORD = range(5)
+# Output.hard, last column: where a hard run stands, or that it is one word, to which the prefix is added or not
+IN_MIDDLE, AT_BEGIN, ONE_WORD, WITH_PREFIX = range(4)
+# WordTables.inside: the sets of bytes of which a quick word consists
+NO_BYTES, LETTERS, PRINTED, LOWER = range(4)
+# WordTables.after: what a byte is that follows a quick word. NOT_QUICK: the automaton must be asked; NEXT_BEGINS: the
+# next word begins with it; GAP: it is in no word; OWN_WORD: it is a word of its own if a space follows
+NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
+RANGES = 4  # of bytes, in Added
+FOLD = np.uint64(0x2020202020202020)
+
+
+class Text(NamedTuple):
+    """Pieces of text, for example documents, lines, or what lies between two added tokens."""
+
+    data: Any  # uint8 [n]: valid UTF-8, at least PADDING bytes longer than the last piece
+    starts: Any  # int64 [num_pieces]: piece i is data[starts[i] : stops[i]]; pieces do not overlap and are in order
+    stops: Any  # int64 [num_pieces]
+    tails: Any  # int64 [num_pieces]: id that is written after the ids of the piece, -1 for none
+    begins: Any  # bool [num_pieces]: whether the piece begins a document
+
+
+class WordPieceTables(NamedTuple):
+    """What the WordPiece kernel knows about a tokenizer."""
+
+    points: Any  # uint64 [0x110000, 2]: an entry for each code point (wordpiece.py packs them); 0: not known yet
+    stop_values: Any  # uint64 [256]: value of each stop that is one ASCII byte; EMPTY for all other bytes
+    fold: Any  # uint64: FOLD if the tokenizer lower-cases, else 0
+    max_chars: int  # a word with more characters is unknown
+    unk: int  # id of the unknown token
+    trie: Any  # uint64 [n]: the tokens that begin a word (root 0) and that continue one (root 1); see `child_of`
+
+
+class WordTables(NamedTuple):
+    """What the kernel for words knows about a tokenizer."""
+
+    points: Any  # uint64 [0x110000, 2]: an entry for each code point (words.py packs them); 0: not known yet
+    ascii: Any  # uint8 [128]: class of each ASCII character
+    quick: Any  # uint8 [256]: class of each ASCII character that is not hard and changes no other; 0 for other bytes
+    steps: Any  # uint16 [num_states * CLASSES]: see rules.Rules
+    skips: Any  # bool [num_states]: whether the letters a to z leave a state as it is, and a word may end before each
+    inside: int  # LETTERS, ...: what a quick word consists of, after a byte that NEXT_BEGINS or none
+    after: Any  # uint8 [256]: NEXT_BEGINS, ...
+    starts: Any  # int64 [num_rules]
+    keeps_gaps: Any  # bool [num_rules]: whether text between the words of a rule is a word too
+    cuts: Any  # bool [CLASSES * CLASSES]
+    meets: int  # 1 if a code point may change the one before it, else 0
+    strips: int  # 1 if blank characters at both ends of a piece are removed, else 0
+    prefix: Any  # uint8 [k]: text put before a piece
+    prefix_class: int  # class of the prefix
+    prefix_when: int  # 0: never; 1: before each piece; 2: before the piece that begins a document; 3: before each word
+    prefix_always: int  # 1: also before a piece that begins with it, else 0
+    collapses: int  # 1: of several spaces one is left, else 0
+    model: int  # BYTE_BPE, ...
+    byte_ids: Any  # int64 [2, 256]: id of each byte, -1 if it has none; [1] where the byte ends a word
+    letters: Any  # int32 [2, 256]: for BPE the id of a byte that is a whole character, else -1; [1] as in byte_ids
+    pairs: Any  # uint64 [power of two]: hash table of the merges, with their ranks; see `add_pairs`
+    merged: Any  # int32 [num_ranks]: the id that each merge gives
+    whole: int  # 1 for BYTE_BPE: a word that is a token of `trie` is not merged, else 0
+    trie: Any  # uint64 [n]: the tokens or characters of the model; see `child_of`
+    scores: Any  # float64 [vocab_size]: score of each token of a Unigram model
+    unk_score: float  # score of an unknown character in a Unigram model
+    unk: int  # id of the unknown token, -1 if there is none
+    fuse_unk: int  # 1: unknown characters side by side are one token, else 0
+    max_chars: int  # WORD_PIECE: a word with more characters is unknown
+    special: Any  # bool [vocab_size]: whether text may not give the id
+    special_to: int  # id that is written in place of such an id, -1 if there is none
+
+
+class RunTables(NamedTuple):
+    """Hash tables of the runs a thread has met, with the value of each, and scratch memory of that thread.
+
+    Both tables consist of sets of two slots of 32 bytes; a free slot is zeros. A run that is met again moves to the
+    first slot of its set, and a new one takes the place of the run in the second slot. So frequent runs stay. Only when
+    `spelled` or `pool` is full, everything is forgotten.
+    """
+
+    near: Any  # uint64 [num_sets * 8]: (first 8 bytes, bytes 8 to 15, value, unused), for runs of up to 16 bytes
+    far: Any  # uint64 [num_sets * 8]: (hash, place in `spelled` and length, value, unused), for longer runs
+    used: Any  # int64 [2]: bytes of `spelled` and ids of `pool` in use
+    spelled: Any  # uint8 [n]: the runs of `far`
+    pool: Any  # uint32 [n]: the ids of values that have more than three
+    stable: Any  # int64 [slots]: hash table of pairs of code points: (pair, whether the two leave each other alone)
+    word: Any  # uint8 [m]: the bytes of a word
+    ids: Any  # int64 [m]: the ids of a word
+    lanes: Any  # int32 [LANES]: see `merge_short`
+    links: Any  # int64 [2, LANES + 1]
+    ranks: Any  # int64 [2, m]: for BPE of long words the merges; for Unigram where the best token begins, and its id
+    best: Any  # float64 [m]: for Unigram the score of the best way to each place
+
+
+class Output(NamedTuple):
+    """What a kernel writes."""
+
+    ids: Any  # uint16 or uint32 [n]: the ids; a store may write up to three places too many
+    bounds: Any  # int64 [num_pieces + 1]: the ids of piece i are ids[bounds[i] : bounds[i + 1]]
+    hard: Any  # int64 [h, 4]: runs that `tokenizers` must encode: (start, stop, place in ids, IN_MIDDLE or another)
+    state: Any  # int64 [NUM_STATES]: where the kernel stands, so that it can continue; zeros at the start
+
+
+class Added(NamedTuple):
+    """Added tokens to search a text for."""
+
+    trie: Any  # uint64 [n]: their spellings, each with its number; see `child_of`
+    ids: Any  # int64 [num_tokens]: the id of each; -1: the token is passed over
+    begins: Any  # bool [65536]: whether a token begins with two bytes, the first times 256 plus the second
+    first: Any  # uint8 [RANGES, 2]: ranges (least, most - least) that hold all first bytes of tokens
+    second: Any  # uint8 [RANGES, 2]: the same for all second bytes
+    watched: Any  # uint8 [RANGES, 2]: ranges that hold the first bytes of all code points that `AddedTokens` asks about
