@@ -55,6 +55,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import hypothesis
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import bertdata
 from bertdata.files import locked
@@ -104,6 +105,23 @@ def make_text(num_documents, *, seed=0):
 
 
 SPECIAL = SpecialTokens(vocab_size=300, pad=0, unk=1, cls=2, sep=3, mask=4, special_ids=(0, 1, 2, 3, 4))
+
+
+def built(folder, text, **options):
+    """A dataset in folder/shards of a text, which is folder/text. options: of build."""
+    (folder / "text").write_text(text, encoding="utf-8")
+    return build(folder / "text", folder / "shards", **options).dataset
+
+
+def byte_level_bpe(vocab_size, special):
+    """A tokenizer of the library like those of GPT-2 and RoBERTa."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    options = {"special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}
+    tokenizer.train_from_iterator([make_text(60)], trainers.BpeTrainer(vocab_size=vocab_size, **options))
+    return tokenizer
 
 
 def in_pairs(text):
@@ -216,6 +234,31 @@ def roberta_dataset(once, corpus, vocab):
         build([corpus], folder / "shards", tokenizer=str(folder / "vocab.txt"), validation=0.2)
 
     return bertdata.open(once("roberta", make) / "shards")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The directory of indexes and of copies of datasets, for one test alone."""
+    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tables_as_they_were():
+    """Entries that a test adds to the tables of bertrain are gone after it."""
+    from families import TABLES
+
+    before = [dict(table) for table in TABLES]
+    yield
+    for table, entries in zip(TABLES, before, strict=True):
+        table.clear()
+        table.update(entries)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A directory of a file of tests, whose properties write over what an example before left there."""
+    return tmp_path_factory.mktemp("folder")
 
 
 @pytest.fixture

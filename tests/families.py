@@ -59,8 +59,7 @@ VARIANTS = {  # what a configuration can change in how a family predicts; the na
     "deberta-v2 with a new head": SIZES | DEBERTA | {"legacy": False},
     "deberta-v2 with a convolution": SIZES | DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu"},
     "esm with positions": SIZES | {"position_embedding_type": "absolute", "token_dropout": False},
-    "distilbert with sines": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0,
-                              "attention_dropout": 0.0, "max_position_embeddings": 80, "sinusoidal_pos_embds": True},
+    "distilbert with sines": SMALL["distilbert"] | {"sinusoidal_pos_embds": True},
     "eurobert with as many keys": SIZES | {"num_key_value_heads": 2},
     "mobilebert without trigrams": SIZES | {"embedding_size": 16, "intra_bottleneck_size": 16, "trigram_input": False},
     "modernbert with biases": SIZES | {"attention_bias": True, "mlp_bias": True, "decoder_bias": False},
@@ -112,9 +111,14 @@ def hidden_one_by_one(weights, ids):
     return torch.cat([weights.base_model(input_ids=part).last_hidden_state for part in ids.split(LENGTHS, 1)], 1)
 
 
-def with_other_documents(ids):
-    """For each document of packed rows: where it begins and ends, and rows in which it alone is another."""
+def assert_isolated(encode, ids):
+    """Of packed rows, of which `encode` makes vectors: a document that is another changes its own, to the bit."""
+    before = encode(ids)
     for end, length in zip(np.cumsum(LENGTHS), LENGTHS, strict=True):
+        its_own = slice(end - length, end)
         changed = ids.clone()
-        changed[:, end - length : end] = (ids[:, end - length : end] + 7) % 70 + 5
-        yield end - length, end, changed
+        changed[:, its_own] = (ids[:, its_own] + 7) % 70 + 5
+        same = (before == encode(changed)).all(-1)
+        assert not same[:, its_own].any()
+        same[:, its_own] = True
+        assert same.all()

@@ -2,11 +2,15 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
+import subprocess
+import sys
 import threading
+import time
 from contextlib import ExitStack, contextmanager
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +22,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import bertdata
 from bertdata.errors import BertdataError, UsageError
 
 CLICK_KINDS = {click.MissingParameter: "missing", click.NoSuchOption: "unknown", click.UsageError: "malformed"}
@@ -48,10 +53,11 @@ def succeeds(command, *arguments, **options):
     return result
 
 
-def refused(command, *arguments, kind, option=None, **options):
+def refused(command, *arguments, kind, option=None, given=..., says="", **options):
     """Runs a command that must end in one sentence, with an error of this kind about this option; returns the Refusal.
 
-    The exit code is 2 for an error of usage and else 1, and the last line of stderr is the sentence.
+    The exit code is 2 for an error of usage and else 1, and the last line of stderr is the sentence. given, says: as
+    those of `refuses`.
     """
     errors, show = [], click.UsageError.show
     with patch.object(click.UsageError, "show", lambda error, file=None: errors.append(error) or show(error, file)):
@@ -60,8 +66,7 @@ def refused(command, *arguments, kind, option=None, **options):
     while error is not None and not isinstance(error, (BertdataError, click.ClickException)):
         error = error.__context__
     assert error is not None, result.output
-    refusal = refusal_of(error)
-    assert (refusal.kind, refusal.option) == (kind, option), refusal
+    refusal = checked(error, kind, option, given, says)
     assert result.exit_code == (2 if isinstance(error, (UsageError, click.UsageError)) else 1)
     assert result.stderr.splitlines()[-1] == f"Error: {refusal.sentence}"
     return refusal
@@ -75,6 +80,14 @@ def refusal_of(error):
     return Refusal(kind, option, None, error.format_message())
 
 
+def checked(error, kind, option, given, says):
+    refusal = refusal_of(error)
+    assert (refusal.kind, refusal.option) == (kind, option), refusal
+    assert given is ... or refusal.given == given, refusal
+    assert says in refusal.sentence, refusal
+    return refusal
+
+
 @contextmanager
 def refuses(kind, option=None, *, given=..., says="", error=BertdataError):
     """The block must raise an error of this class and kind about this option. Gives pytest's information about it.
@@ -83,10 +96,15 @@ def refuses(kind, option=None, *, given=..., says="", error=BertdataError):
     """
     with pytest.raises(error) as caught:
         yield caught
-    refusal = refusal_of(caught.value)
-    assert (refusal.kind, refusal.option) == (kind, option), refusal
-    assert given is ... or refusal.given == given, refusal
-    assert says in refusal.sentence
+    checked(caught.value, kind, option, given, says)
+
+
+def python(*arguments, environment=None, **more):
+    """What a fresh interpreter prints, which must end well. environment: variables beside those of this process."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True, **more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def published(out):
@@ -118,6 +136,29 @@ def failing(number, error):
         for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (shutil, "rmtree")):
             patched.enter_context(patch.object(owner, name, watched(getattr(owner, name))))
         yield calls
+
+
+def assert_goes_on_after_any_failure(run, folder, errors, step=1):
+    """`run(out)` makes a dataset. Of its calls that change the disk each `step`th fails in turn; it publishes nothing
+    then, and when it is run again, it ends in the same bytes. Returns these. errors: makers of errors, in turns.
+    """
+    run(folder / "complete")
+    with failing(-1, None) as calls:  # numba has compiled, and its cache does not count
+        run(folder / "again")
+    expected = published(folder / "complete")
+    assert len(calls) > 30
+    for turn, number in enumerate(range(0, len(calls), step)):
+        out = folder / f"out{number}"
+        with failing(number, errors[turn % len(errors)]), pytest.raises((KeyboardInterrupt, OSError)):
+            run(out)
+        if (out / "manifest.json").exists():  # at most the removal of .build is missing
+            assert bertdata.open(out).manifest.counts == bertdata.open(folder / "complete").manifest.counts
+        if not (out / "manifest.json").exists() or (out / ".build" / "plan.json").exists():
+            run(out)
+        shutil.rmtree(out / ".build", ignore_errors=True)  # where nothing is left to continue
+        assert published(out) == expected
+        shutil.rmtree(out)
+    return expected
 
 
 @contextmanager
@@ -209,9 +250,8 @@ def stop_after(blocks):
 
 
 def json_of(command, *arguments, **options):
-    """The object that a command prints in its last line with --json, and click's result."""
-    result = succeeds(command, *arguments, "--json", **options)
-    return json.loads(result.stdout.splitlines()[-1]), result
+    """The object that a command prints in its last line with --json."""
+    return json.loads(succeeds(command, *arguments, "--json", **options).stdout.splitlines()[-1])
 
 
 def stream_of(dataset, split="train"):
@@ -226,6 +266,38 @@ def assert_same(one, other):
         assert np.array_equal(array, other.arrays()[name]), name
 
 
+def assert_joined(whole, parts):
+    """A batch has the rows of these, one after the other. Of each only padded rows have a mask of attention."""
+    for name, array in whole.arrays().items():
+        if name != "attention_mask":
+            assert np.array_equal(array, np.concatenate([getattr(part, name) for part in parts])), name
+
+
+def assert_goes_on(make):
+    """The loader of `make()` goes on to the rest of its batches from every state, and as a pickle; returns them all."""
+    loader = make()
+    states, pickled, batches = [json.dumps(loader.state_dict())], [pickle.dumps(loader)], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(json.dumps(loader.state_dict()))
+        pickled.append(pickle.dumps(loader))
+    assert max(map(len, pickled)) < 4096
+    for step, (state, copy) in enumerate(zip(states, pickled, strict=True)):
+        restored = make()
+        restored.load_state_dict(json.loads(state))
+        for rest in (list(restored), list(pickle.loads(copy))):  # noqa: S301
+            assert len(rest) == len(batches) - step
+            for expected, batch in zip(batches[step:], rest, strict=True):
+                assert_same(expected, batch)
+    return batches
+
+
+def chi_square(observed, expected):
+    observed, expected = np.asarray(observed, float), np.asarray(expected, float)
+    assert expected.min() > 5
+    return ((observed - expected) ** 2 / expected).sum()
+
+
 def shard_of(documents, separator=(3,)):
     """Documents of sentences of ids as write_dataset takes a shard."""
     tokens, ends, cuts = [], [], []
@@ -238,6 +310,22 @@ def shard_of(documents, separator=(3,)):
     return tokens, ends, [*cuts[1:], len(tokens)]
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Sends answers of a web server, and prints nothing about them."""
+
+    def log_message(self, *arguments):
+        pass
+
+    def answer(self, status, content=b"", **headers):
+        """The content is not sent to who asks for the headers alone. headers: with _ in place of -."""
+        self.send_response(status)
+        for name, value in {"Content_Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+
 @contextmanager
 def serving(handler):
     """A context in which a web server answers as `handler`; yields its host and port."""
@@ -248,15 +336,43 @@ def serving(handler):
     server.server_close()
 
 
+def with_member(record, path, value):
+    """A copy of a JSON record with another value of the member that a path leads to."""
+    record = json.loads(json.dumps(record))
+    holder = record
+    for name in path[:-1]:
+        holder = holder[name]
+    holder[path[-1]] = value
+    return record
+
+
+def waited(condition, seconds=120):
+    """Waits until something holds; returns what it then gives."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.02)
+    return value
+
+
 def write(path, *lines):
-    """Writes lines of text; returns the path."""
-    path.write_text("".join(f"{line}\n" for line in lines))
+    """Writes lines of text, also in a directory that is not there yet; returns the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
 def data_of(html):
-    """The data inside a page. A browser knows no NaN, so there must be none."""
+    """The data inside a page, which must be whole and small and ask for nothing.
+
+    A browser knows no NaN, so there must be none.
+    """
     (content,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, re.DOTALL)
+    assert html.count("</script>") == 3
+    assert len(html.encode()) < 2_000_000
+    assert not re.search(r"""(src|href)\s*=\s*["']|<[^<>]*(src|href)\s*=|url\(|@import|fetch\(""", html)
+    assert not re.search(r'https?://(?!www\.w3\.org/2000/svg")', html)
     return json.loads(content, parse_constant=pytest.fail)
 
 

@@ -74,7 +74,7 @@ def test_a_merged_checkpoint_is_an_ordinary_one_with_the_logits_of_training(data
     assert changed == {f"{path}.weight" for path in maps}
     beside = PeftModel.from_pretrained(plain, adapted / "adapter")
     torch.testing.assert_close(logits(beside), logits(training), rtol=0, atol=0)
-    result, _ = json_of(evaluate.main, "--checkpoint", adapted, "--data", dataset.path)
+    result = json_of(evaluate.main, "--checkpoint", adapted, "--data", dataset.path)
     assert result["loss"] == pytest.approx(entries(adapted.parent)[-1]["validation_loss"], abs=1e-6)
 
 
@@ -145,9 +145,8 @@ def test_the_parts_of_a_lora():
         "r=0,alpha=8",
         *(f"r=8,alpha=1,{x}" for x in ("bits=8", "x=1", "target=(")),
     ):
-        with refuses("malformed", "lora") as refusal:
+        with refuses("malformed", "lora", given=given):
             adapters.parse(given)
-        assert refusal.value.given == given
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step(dataset, bert_run, tmp_path):
@@ -164,9 +163,8 @@ def test_what_does_not_fit_is_refused_before_the_first_step(dataset, bert_run, t
 @pytest.mark.parametrize(("library", "lora"), [("peft", "r=2,alpha=4"), ("bitsandbytes", "r=2,alpha=4,bits=4")])
 def test_a_missing_library_is_one_sentence(configs, dataset, monkeypatch, library, lora):
     monkeypatch.setitem(sys.modules, library, None)
-    with refuses("not-installed", "lora") as refusal:
+    with refuses("not-installed", "lora", says=library):
         adapters.add(model_of(configs["bert"], dataset), adapters.parse(lora), seed=0)
-    assert library in str(refusal.value)
 
 
 def test_products_are_counted_and_less_memory_is_expected(dataset, configs, bert_run, tmp_path):
@@ -203,8 +201,8 @@ def test_an_adapter_alone_is_no_start(dataset, runs, tmp_path, is_merged):
 def test_fine_tuning_trains_an_adapter_and_the_head(runs, tmp_path, name):
     start, data = last_checkpoint(runs(name)[0]), write_labelled(tmp_path / "train.tsv", repeat=4)
     command = [finetune.main, "--checkpoint", start, "--train", data, "--dev", data, "--out", tmp_path / "out", "--lr",
-               2e-2, "--batch-size", 4, "--epochs", 10, "--json", "--lora", "r=4,alpha=8"]  # fmt: skip
-    result = json.loads(succeeds(*command, "--seeds", 1).stdout.splitlines()[-1])
+               2e-2, "--batch-size", 4, "--epochs", 10, "--lora", "r=4,alpha=8"]  # fmt: skip
+    result = json_of(*command, "--seeds", 1)
     assert result["lora"] == "r=4,alpha=8"
     assert result["dev_accuracy"]["min"] == 1.0
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "seed-0").rglob("*")}

@@ -1,12 +1,11 @@
 """What may import what (ARCHITECTURE.md), and what importing the package costs."""
 
 import ast
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers import python
 
 import bertdata
 
@@ -158,8 +157,7 @@ def test_no_source_unpickles_runs_a_shell_or_trusts_remote_code(path):
 def loaded_after(statement):
     """Modules in a fresh interpreter after a statement."""
     code = f"import sys\n{statement}\nprint(' '.join(sorted(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(result.stdout.split("\n")[-2].split())
+    return set(python("-c", code).split("\n")[-2].split())
 
 
 def test_importing_the_package_and_help_load_nothing_heavy():

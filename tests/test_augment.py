@@ -173,9 +173,8 @@ def test_vectors_that_cannot_be_read_are_named(tmp_path):
     ):
         if lines:
             write(tmp_path / "v.txt", *lines)
-        with refuses(kind, "vectors") as caught:
+        with refuses(kind, "vectors", says=where):
             augment.read_vectors(str(tmp_path / "v.txt"))
-        assert where in str(caught.value)
 
 
 # -------------------------------------------------------------------------------------------------- files, interruption
@@ -215,8 +214,8 @@ def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_pa
     data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(100)))
     common = ["--checkpoint", checkpoint, "--train", data, "--copies", 2, "--out"]
     augmented(checkpoint, data, tmp_path / "one.tsv", "--copies", 2)
-    code, said, err = on_ranks(2, "bertrain.augment", [str(a) for a in [*common, tmp_path / "two.tsv"]])
-    assert (code, said.count("100 rows and")) == (0, 1), err
+    said, _ = on_ranks(2, "bertrain.augment", [*common, tmp_path / "two.tsv"])
+    assert said.count("100 rows and") == 1
     assert (tmp_path / "one.tsv").read_bytes() == (tmp_path / "two.tsv").read_bytes()
 
 
@@ -287,8 +286,7 @@ def test_what_cannot_be_augmented_is_refused(checkpoint, tmp_path):
         (["--train", single, *out], "no-column", "label", "-1"),
         (["--train", data, *out, "--task", "qa"], "unsupported", "task", "qa"),
     ):
-        refusal = refused(augment.main, "--checkpoint", checkpoint, *arguments, kind=kind, option=option)
-        assert refusal.given == given
+        refused(augment.main, "--checkpoint", checkpoint, *arguments, kind=kind, option=option, given=given)
     assert older.read_text() == "kept\n"
     succeeds(augment.main, "--checkpoint", checkpoint, "--train", empty, *out, "--task", "multilabel")
 
@@ -304,7 +302,7 @@ def teacher(checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher")
     data = write_labelled(folder / "a.tsv", repeat=4)
     options = ["--out", folder / "tuned", *TUNING]
-    result, _ = json_of(finetune.main, "--checkpoint", checkpoint, "--train", data, "--dev", data, *options)
+    result = json_of(finetune.main, "--checkpoint", checkpoint, "--train", data, "--dev", data, *options)
     assert result["dev_accuracy"]["min"] == 1.0
     return folder / "tuned" / "seed-0"
 
@@ -312,7 +310,7 @@ def teacher(checkpoint, tmp_path_factory):
 def test_a_student_learns_what_its_teacher_says_and_not_the_labels(checkpoint, teacher, tmp_path):
     data = write(tmp_path / "a.tsv", *[f"{text}\t{int(text in BAD)}" for text in GOOD + BAD] * 4)
     files = ["--train", data, "--dev", write_labelled(tmp_path / "dev.tsv"), "--out", tmp_path / "out"]
-    result, _ = json_of(finetune.main, "--checkpoint", checkpoint, "--teacher", teacher, *files, *TUNING)
+    result = json_of(finetune.main, "--checkpoint", checkpoint, "--teacher", teacher, *files, *TUNING)
     assert result["dev_accuracy"]["min"] == 1.0
     assert result["teacher"] == str(teacher)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import make_text
-from helpers import failing, invoke, published, refuses, succeeds
+from helpers import assert_goes_on_after_any_failure, failing, invoke, published, refuses, succeeds
 from reference import documents as reference
 from reference import keys
 from sources import stop_after_units, stopped, write
@@ -239,7 +239,6 @@ def full_disk():
     return OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.usefixtures("dataset")  # so that numba has compiled, and its cache does not count
 @pytest.mark.parametrize(
     ("tokenizer", "error", "step"),
     [
@@ -249,25 +248,9 @@ def full_disk():
     ],
 )
 def test_a_build_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab, tokenizer, error, step):
-    """Every rename, sync, removal and record of a build fails in turn; running it again ends in the same bytes."""
-    num_documents = 12 if tokenizer == "trained" else 4
-    text = write(tmp_path / "text", make_text(num_documents, seed=1))
+    text = write(tmp_path / "text", make_text(12 if tokenizer == "trained" else 4, seed=1))
     options = {"shard_size": 900, "tokenizer": vocab if tokenizer == "given" else None, "vocab_size": 120}
-    with failing(-1, None) as calls:
-        build([text], tmp_path / "complete", **options)
-    expected = published(tmp_path / "complete")
-    assert len(calls) > 30
-    for number in range(0, len(calls), step):
-        out = tmp_path / f"out{number}"
-        with failing(number, error), pytest.raises((KeyboardInterrupt, OSError)):
-            build([text], out, **options)
-        if (out / "manifest.json").exists():  # at most the removal of .build is missing
-            assert bertdata.open(out).num_documents == num_documents
-        if not (out / "manifest.json").exists() or (out / ".build" / "plan.json").exists():
-            build([text], out, **options)
-        shutil.rmtree(out / ".build", ignore_errors=True)  # where nothing is left to continue
-        assert published(out) == expected
-        shutil.rmtree(out)
+    assert_goes_on_after_any_failure(lambda out: build([text], out, **options), tmp_path, [error], step)
 
 
 @pytest.mark.slow

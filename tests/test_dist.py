@@ -5,15 +5,14 @@ import os
 import shutil
 import signal
 import socket
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers import succeeds
-from training import entries, flags, launch, losses, on_ranks, remove_after, train
+from conftest import built
+from helpers import json_of, waited
+from training import assert_near, entries, flags, launch, losses, on_ranks, remove_after, train
 
-from bertdata.write import build
 from bertrain import evaluate
 from bertrain.runtime import checkpoint
 
@@ -25,9 +24,8 @@ def two(dataset, once):
     """A run of five steps on two ranks, seven rows a step: four on one rank and three on the other, two at a time."""
 
     def make(folder):
-        code, said, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, folder / "run", **SEVEN))
-        assert code == 0, err
-        assert "done: " in said
+        arguments = flags(dataset.path, folder / "run", **SEVEN)
+        assert "done: " in on_ranks(2, "bertrain.pretrain", arguments)[0]
 
     return once("two", make) / "run"
 
@@ -36,10 +34,7 @@ SEVEN = {"steps": 5, "global_batch_size": 7, "micro_batch_size": 2, "eval_every"
 
 
 def test_two_processes_give_the_losses_of_one(two, dataset, tmp_path):
-    alone = train(dataset.path, tmp_path / "run", **SEVEN)
-    assert len(alone) == len(entries(two))
-    for ours, theirs in zip(losses(alone), losses(entries(two)), strict=True):
-        assert [x or 0 for x in ours] == pytest.approx([x or 0 for x in theirs], rel=2e-5)
+    assert_near(train(dataset.path, tmp_path / "run", **SEVEN), entries(two), rel=2e-5)
 
 
 def resumed_from(out):
@@ -50,46 +45,38 @@ def resumed_from(out):
 def test_two_processes_resume_to_the_same_bits(two, dataset, tmp_path):
     out = shutil.copytree(two, tmp_path / "run")
     remove_after(out, 2)
-    code, _, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, out, **SEVEN))
-    assert code == 0, err
+    assert losses(train(dataset.path, out, ranks=2, **SEVEN)) == losses(entries(two))
     assert resumed_from(out) == "step-00000002"
-    assert losses(entries(out)) == losses(entries(two))
 
 
 @pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_the_same_batches(two, dataset, tmp_path):
     out = shutil.copytree(two, tmp_path / "run")
     remove_after(out, 2)
-    alone = losses(train(dataset.path, out, **SEVEN))
+    assert_near(train(dataset.path, out, **SEVEN), entries(two), rel=2e-5)
     remove_after(out, 3)
-    code, _, err = on_ranks(3, "bertrain.pretrain", flags(dataset.path, out, **SEVEN))
-    assert code == 0, err
+    assert_near(train(dataset.path, out, ranks=3, **SEVEN), entries(two), rel=2e-5)
     assert resumed_from(out) == "step-00000003"
-    for log in (alone, losses(entries(out))):
-        for ours, theirs in zip(log, losses(entries(two)), strict=True):
-            assert [x or 0 for x in ours] == pytest.approx([x or 0 for x in theirs], rel=2e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "text"), [(1, "the stone under the river and the light of morning"), (6, "stone")])
 def test_one_document_on_two_ranks_trains_or_ends_with_a_sentence(tmp_path, vocab, batch, text):
-    (tmp_path / "corpus.txt").write_text(text + "\n")
-    build([tmp_path / "corpus.txt"], tmp_path / "shards", tokenizer=vocab, validation=0)
+    built(tmp_path, text, tokenizer=vocab, validation=0)
     options = {"steps": 3, "global_batch_size": batch, "mlm_probability": 0.1}
-    code, _, err = on_ranks(2, "bertrain.pretrain", flags(tmp_path / "shards", tmp_path / "run", **options))
-    if text == "stone":
-        assert code == 1
+    arguments, code = flags(tmp_path / "shards", tmp_path / "run", **options), int(text == "stone")
+    _, err = on_ranks(2, "bertrain.pretrain", arguments, code=code)
+    if code:
         assert err.count("Error: ") == err.count("samples 1, ranks 2, batch 6") == 1
         assert "bertrain/" not in err  # no frame of ours in what torchrun has to say
     else:
-        assert code == 0, err
         assert [entry["step"] for entry in entries(tmp_path / "run")] == [1, 2, 3]
 
 
 @pytest.mark.slow
 def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
-    code, _, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "run", model="bert-huge"))
-    assert code != 0
+    arguments = flags(dataset.path, tmp_path / "run", model="bert-huge")
+    _, err = on_ranks(2, "bertrain.pretrain", arguments, code=2)
     assert err.count("Error: ") == err.count("--model bert-huge") == 1
     assert "bertrain/" not in err  # no frame of ours in what torchrun has to say
 
@@ -97,12 +84,9 @@ def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
 @pytest.mark.slow
 def test_evaluation_on_two_ranks_is_that_of_one(two, dataset):
     """Also of samples that do not fill batches."""
-    arguments = ["--checkpoint", str(two), "--data", str(dataset.path), "--split", "train", "--length", "16"]
-    arguments += ["--max-samples", "129", "--json"]
-    code, said, err = on_ranks(2, "bertrain.evaluate", arguments)
-    assert code == 0, err
-    stated = json.loads(said.strip().splitlines()[-1])
-    alone = json.loads(succeeds(evaluate.main, *arguments).stdout.strip().splitlines()[-1])
+    arguments = ["--checkpoint", two, "--data", dataset.path, "--split", "train", "--length", 16, "--max-samples", 129]
+    stated = json.loads(on_ranks(2, "bertrain.evaluate", [*arguments, "--json"])[0].splitlines()[-1])
+    alone = json_of(evaluate.main, *arguments)
     assert stated["samples"] == alone["samples"] == 129
     assert stated["targets"] == alone["targets"]
     assert stated["loss"] == pytest.approx(alone["loss"], rel=1e-6)
@@ -121,26 +105,19 @@ def alive(pid):
         return False
 
 
-def wait_for(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank", "launcher"])
 def test_a_killed_job_leaves_no_process_and_a_checkpoint_to_go_on_from(dataset, tmp_path, victim):
     out = tmp_path / "run"
     arguments = flags(dataset.path, out, steps=100_000, save_every=5, keep=2, eval_every=0)
     with launch(2, "bertrain.pretrain", arguments) as process:
-        wait_for(lambda: any(out.glob("step-*")))
+        waited(lambda: any(out.glob("step-*")))
         ranks = children_of(process.pid)
         assert len(ranks) >= 2
         os.kill(ranks[-1] if victim == "rank" else process.pid, signal.SIGKILL)
         process.communicate(timeout=120)
     assert process.returncode != 0
-    wait_for(lambda: not any(alive(pid) for pid in ranks))
+    waited(lambda: not any(alive(pid) for pid in ranks))
     assert checkpoint.newest(out)[0] is not None
     with checkpoint.locked(out):
         pass
@@ -173,17 +150,15 @@ def test_a_node_that_is_lost_and_comes_back_ends_in_the_same_losses(dataset, tmp
             return process
 
         first = agent()
-        wait_for(lambda: _listens(port))  # the agent at which all meet must live
+        waited(lambda: _listens(port))  # the agent at which all meet must live
         second = agent()
-        wait_for(lambda: checkpoint.newest(out)[0] is not None)
+        waited(lambda: checkpoint.newest(out)[0] is not None)
         second.kill()
         third = agent()
-        wait_for(lambda: first.poll() is not None and third.poll() is not None, 240)
+        waited(lambda: first.poll() is not None and third.poll() is not None, 240)
     assert (first.returncode, third.returncode) == (0, 0), (tmp_path / "said").read_text()
     assert resumed_from(out)
-    code, _, err = on_ranks(2, "bertrain.pretrain", flags(dataset.path, tmp_path / "undisturbed", **options))
-    assert code == 0, err
-    assert losses(entries(out)) == losses(entries(tmp_path / "undisturbed"))
+    assert losses(entries(out)) == losses(train(dataset.path, tmp_path / "undisturbed", ranks=2, **options))
 
 
 @pytest.mark.slow

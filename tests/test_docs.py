@@ -32,9 +32,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import LETTERS, SPECIALS, WORDS, make_text
-from families import LONGFORMER, TABLES
+from families import LONGFORMER
 from families import SMALL as FAMILIES_HERE
-from helpers import BAD, GOOD
+from helpers import BAD, GOOD, write
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from reference import ids
@@ -360,11 +360,6 @@ def world(tmp_path_factory):
         return Path.cwd()
 
 
-def _lines(name, *lines):
-    Path(name).parent.mkdir(exist_ok=True)
-    Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
 def _also(name, *others):
     for other in others:
         shutil.copytree(name, other) if Path(name).is_dir() else shutil.copy(name, other)
@@ -373,38 +368,38 @@ def _also(name, *others):
 def _texts():
     characters = "".join(character for character, _ in CHINESE)
     vocabulary = [*SPECIALS, *"-.0123456789", *LETTERS, *("##" + letter for letter in LETTERS), *WORDS]
-    _lines("vocab.txt", *vocabulary, *characters, "##好")
+    write("vocab.txt", *vocabulary, *characters, "##好")
     for number, name in enumerate(["corpus", "books", "news", "domain", "general", "corpus/one"]):
-        _lines(f"{name}.txt", make_text(120, seed=number))
-    _lines("zh.txt", *("".join(random.Random(number).choices(characters, k=24)) + "\n" for number in range(60)))
+        write(f"{name}.txt", make_text(120, seed=number))
+    write("zh.txt", *("".join(random.Random(number).choices(characters, k=24)) + "\n" for number in range(60)))
     rows = [json.dumps({"text": text, "body": text}) for text in make_text(60).split("\n\n")]
     for name in ("corpus.jsonl", "more/one.jsonl"):
-        _lines(name, *rows, rows[0])
+        write(name, *rows, rows[0])
     Path("dump").mkdir()
     with pa.CompressedOutputStream("dump/one.jsonl.zst", "zstd") as file:
         file.write("\n".join(rows).encode())
     Path("dump/one.txt.gz").write_bytes(gzip.compress(Path("corpus.txt").read_bytes()))
-    _lines("words.txt", "not", "never")
-    _lines("glove.6B.300d.txt", "rivers 1 2", "stones 2 1")
-    _lines("radicals.tsv", *("\t".join(pair) for pair in CHINESE))
+    write("words.txt", "not", "never")
+    write("glove.6B.300d.txt", "rivers 1 2", "stones 2 1")
+    write("radicals.tsv", *("\t".join(pair) for pair in CHINESE))
 
 
 def _tables():
     for part in ("train", "dev", "test"):
-        _lines(f"{part}.tsv", *(f"{text}\t{text}\t{text}\t{int(text in GOOD)}" for text in (GOOD + BAD) * 2))
-    _lines("train.csv", "sentence1,sentence2,label", "river light,rivers,1", "salt,the stone,0")
+        write(f"{part}.tsv", *(f"{text}\t{text}\t{text}\t{int(text in GOOD)}" for text in (GOOD + BAD) * 2))
+    write("train.csv", "sentence1,sentence2,label", "river light,rivers,1", "salt,the stone,0")
     for part in ("train", "dev"):
-        _lines(f"{part}.txt", *["the DET", "river NOUN", "", "salt NOUN", ""] * 9)
-        _lines(f"{part}.conllu", "1\tthe\t_\tDET", "2\tsalt\t_\tNOUN")
+        write(f"{part}.txt", *["the DET", "river NOUN", "", "salt NOUN", ""] * 9)
+        write(f"{part}.conllu", "1\tthe\t_\tDET", "2\tsalt\t_\tNOUN")
         choices = {"text": "the river", "choices": ["salt", "light"], "label": 1}
-        _lines(f"{part}.jsonl", *[json.dumps(choices)] * 3)
+        write(f"{part}.jsonl", *[json.dumps(choices)] * 3)
         answers = [{"text": "river", "answer_start": 4}]
         asked = [{"id": "1", "question": "what", "is_impossible": False, "answers": answers},
                  {"id": "2", "question": "who", "is_impossible": True, "answers": []}]  # fmt: skip
         texts = [{"title": "x", "paragraphs": [{"context": "the river", "qas": asked}]}]
-        _lines(f"{part}-v2.0.json", json.dumps({"version": "2.0", "data": texts}))
+        write(f"{part}-v2.0.json", json.dumps({"version": "2.0", "data": texts}))
         (Path("glue") / "CoLA").mkdir(parents=True, exist_ok=True)
-        _lines(f"glue/CoLA/{part}.tsv", *(f"x\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
+        write(f"glue/CoLA/{part}.tsv", *(f"x\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
     pair = {"good": "the river", "bad": "river the", "field": "syntax"}
     Path("blimp.jsonl.gz").write_bytes(gzip.compress(json.dumps(pair).encode()))
 
@@ -421,8 +416,8 @@ def _models():
     hub = ("bert-base-uncased", "bert-base-chinese", "roberta-base", "xlm-roberta-base", "gpt2", "ModernBERT-base")
     _also("checkpoint", "tokenizer", "base", "teacher", *hub)
     shutil.copy("checkpoint/tokenizer.json", ".")
-    _lines("electra/config.json", json.dumps({"model_type": "electra"} | FAMILIES_HERE["electra"]))
-    _lines("longformer.json", json.dumps(LONGFORMER))
+    write("electra/config.json", json.dumps({"model_type": "electra"} | FAMILIES_HERE["electra"]))
+    write("longformer.json", json.dumps(LONGFORMER))
     run(shlex.split("bertdata build corpus.txt --out shards --tokenizer bert-base-uncased --validation 0.1"))
     for name in ("books", "news"):
         run(shlex.split(f"bertdata build {name}.txt --out {name} --tokenizer bert-base-uncased --validation 0.1"))
@@ -444,7 +439,7 @@ def _ids_of_others():
     table = pa.table({"input_ids": documents})
     with pa.ipc.new_stream("saved/data.arrow", table.schema) as writer:
         writer.write_table(table)
-    _lines("saved/state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    write("saved/state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     chunks = ids.litdata(documents, "no_header_tensor:20", "uint16")
     for name, files in (("mds", ids.mds(documents, "ndarray:uint16")), ("optimized", chunks)):
         Path(name).mkdir()
@@ -587,16 +582,12 @@ def test_the_tables_hold_nothing_that_no_page_has():
 
 
 @pytest.fixture
-def _as_before(monkeypatch, tmp_path):
+def _as_before(monkeypatch, tmp_path, tables_as_they_were):
     """Small presets; and what a page's Python adds to the tables of bertrain, and imports, is gone after it."""
     for table, presets in SMALL_PRESETS.items():
         for name, sizes in presets.items():
             monkeypatch.setitem(getattr(families, table), name, sizes)
-    tables = [dict(table) for table in TABLES]
     yield
-    for table, before in zip(TABLES, tables, strict=True):
-        table.clear()
-        table.update(before)
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
@@ -646,3 +637,45 @@ def test_blocks_run(page, world, bucket, tmp_path, monkeypatch):
         RESULTS[page](names, "".join(said))
     os.chdir(tmp_path)
     shutil.rmtree(folder)
+
+
+# ---------------------------------------------------------------------------------------- docs/predecessors.md, a table
+
+
+TABLE = "".join(re.findall(r"^\| \d+ \|.+$", (ROOT / "docs" / "predecessors.md").read_text(), re.MULTILINE))
+CODE = re.findall(r"`([^`]+)`", TABLE)
+COMMANDS = [span for span in CODE if span.startswith(("bertdata ", "bertrain "))]
+LOOSE = [span for span in CODE if span.startswith("--") and span != "--yes"]  # options of pretrain
+
+
+def unknown_in(span):
+    """The words of a command that it does not know, the options that it requires, and all its words."""
+    program, name, *words = shlex.split(span)
+    command = GROUPS[program].get_command(click.Context(GROUPS[program]), name)
+    assert command is not None, f"{program} has no command {name}"
+    known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    return unknown, {flag for option in command.params if option.required for flag in option.opts}, words
+
+
+@pytest.mark.parametrize("span", COMMANDS)
+def test_commands_and_their_options_exist(span):
+    unknown, required, words = unknown_in(span)
+    assert unknown == []
+    if words and "--teacher" not in words:
+        assert {flag for flag in required if flag.startswith("--")} <= {*words}, "lacks what it requires"
+
+
+def test_options_without_a_command_are_those_of_pretrain():
+    assert [span for span in LOOSE if unknown_in(f"bertrain pretrain {span}")[0]] == []
+
+
+def test_classes_have_the_arguments_that_are_named():
+    for span in CODE:
+        for name, arguments in re.findall(r"(Loader|Masking)\(([^)]*)\)", span):
+            parameters = getattr(bertdata, name).__init__.__code__.co_varnames
+            assert all(given in parameters for given in re.findall(r"(\w+)=", arguments)), span
+
+
+def test_examples_exist():
+    assert [path for path in re.findall(r"python (\S+\.py)", TABLE) if not (ROOT / path).is_file()] == []

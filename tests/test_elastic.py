@@ -6,6 +6,7 @@ import math
 import re
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 
 import helpers
@@ -17,7 +18,7 @@ from families import SMALL, four_rows
 from helpers import refuses
 from torch.func import functional_call
 from tqdm import tqdm
-from training import QUIET, entries, flags, learner, losses, on_ranks, refused_run, remove_after, train
+from training import ALONE, QUIET, assert_near, entries, learner, losses, refused_run, remove_after, train
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from bertrain import assemble, extract, search
@@ -27,9 +28,7 @@ from bertrain.models import build, elastic
 from bertrain.models.elastic import Sizes, Space
 from bertrain.objectives.elastic import Elastic
 from bertrain.runtime import checkpoint
-from bertrain.runtime.dist import World
 
-CPU = torch.device("cpu")
 WHOLE = Sizes(3, 32, 4, 48)
 SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}
 SPACE = "layers=1:3,width=16:32:8,heads=2:4,feed_forward=16:48:16"
@@ -64,16 +63,7 @@ def complete(configs, kind):
     return model
 
 
-def succeeds(*arguments):
-    return helpers.succeeds(main, *arguments)
-
-
-def json_of(*arguments):
-    return helpers.json_of(main, *arguments)[0]
-
-
-def refused(*arguments, kind, option=None):
-    return helpers.refused(main, *arguments, kind=kind, option=option)
+succeeds, refused, json_of = (partial(run, main) for run in (helpers.succeeds, helpers.refused, helpers.json_of))
 
 
 # ------------------------------------------------------------------------------------------------------------- slicing
@@ -198,19 +188,12 @@ def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs):
     ):
         config = complete(configs, kind).config
         for text in texts:
-            with refuses(error, "elastic") as caught:
+            with refuses(error, "elastic", given=text):
                 Space(text, config)
-            assert caught.value.given == text
 
 
 def test_sub_networks_are_not_compiled():
     assert not Config(data="x", out="y", elastic=SPACE).compiles(on_gpu=True)
-
-
-def test_a_family_without_sub_networks_is_refused_before_the_first_step(dataset, tmp_path):
-    (tmp_path / "electra.json").write_text(json.dumps({"model_type": "electra"} | SMALL["electra"]))
-    options = {"model": tmp_path / "electra.json", "elastic": SPACE, "kind": "unsupported"}
-    assert refused_run(dataset.path, tmp_path / "run", **options).given == "electra"
 
 
 def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_first_step(dataset, tmp_path, configs):
@@ -242,12 +225,8 @@ def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, 
 @pytest.mark.slow
 @pytest.mark.dist
 def test_sub_networks_do_not_depend_on_ranks_or_micro_batches(dataset, tmp_path, trained, configs):
-    arguments = flags(dataset.path, tmp_path / "two", model=configs["bert"], **RUN | {"micro_batch_size": 2})
-    code, _, err = on_ranks(2, "bertrain.pretrain", arguments)
-    assert code == 0, err
-    for one, two in zip(entries(trained), entries(tmp_path / "two"), strict=True):
-        for name in ("step", "loss", "validation_loss", "grad_norm"):
-            assert name not in one or one[name] == pytest.approx(two[name], rel=1e-4), name
+    options = RUN | {"model": configs["bert"], "micro_batch_size": 2}
+    assert_near(train(dataset.path, tmp_path / "two", ranks=2, **options), entries(trained), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -262,11 +241,11 @@ def test_a_modernbert_with_muon_and_packed_documents_learns(dataset, tmp_path, c
 def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(dataset, trained, configs, method, heads):
     sizes, options = Sizes(2, 16, heads, 32), {"data": "x", "out": "y", "length": 32, "teacher": str(trained)}
     options |= {"distil": method} | ({"distil_layers": "last"} if method == "hidden" else {})
-    found, ranks = [], World(0, 1, CPU)
+    found = []
     model = complete(configs, "bert")
-    inside = assemble.learner(Config(**options, elastic=SPACE), model, dataset, ranks, "fp32")
+    inside = assemble.learner(Config(**options, elastic=SPACE), model, dataset, ALONE, "fp32")
     inside.use([sizes])
-    outside = assemble.learner(Config(**options), elastic.cut(model, sizes), dataset, ranks, "fp32")
+    outside = assemble.learner(Config(**options), elastic.cut(model, sizes), dataset, ALONE, "fp32")
     distil = (inside.objectives["distil"], outside.objectives["distil"])
     assert distil[1].compares_attention == (method == "hidden" and heads == 4)
     if method == "hidden":

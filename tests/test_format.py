@@ -16,15 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from conftest import SPECIALS, make_text, write_dataset
-from helpers import refuses, without_origins
+from conftest import SPECIALS, built, make_text, write_dataset
+from helpers import refuses, with_member, without_origins
 from tokenizers import models, pre_tokenizers
 
 import bertdata
 from bertdata import Loader
 from bertdata.errors import BertdataError, DatasetError
 from bertdata.format.verify import verify
-from bertdata.write import build
 
 SMALL = {"shard_size": 8000, "validation": 0.2, "test": 0.1, "sentences": "line"}
 MIB = 1 << 20
@@ -159,9 +158,8 @@ def test_tokens_have_four_bytes_if_the_largest_id_needs_them(tmp_path, size, dty
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(SPECIALS)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "text").write_text("first last")
-    out = tmp_path / "out"
-    dataset = build([tmp_path / "text"], out, tokenizer=str(tmp_path / "tokenizer.json"), validation=0.0).dataset
+    dataset = built(tmp_path, "first last", tokenizer=str(tmp_path / "tokenizer.json"), validation=0.0)
+    out = dataset.path
     content = (out / "train-00000.tokens.npy").read_bytes()
     assert content == header(dtype, 3) + np.array([5, size - 1, 3], dtype).tobytes()
     manifest = unsealed(out / "manifest.json")
@@ -245,10 +243,9 @@ def test_crc32_is_of_each_mebibyte_and_damage_is_placed_by_it(tmp_path):
 def original(tmp_path_factory, vocab):
     """A dataset of two splits to damage copies of."""
     folder = tmp_path_factory.mktemp("original")
-    (folder / "text").write_text(make_text(12, seed=3), encoding="utf-8")
-    build([folder / "text"], folder / "out", tokenizer=vocab, validation=0.3, sentences="line")
-    assert bertdata.open(folder / "out").splits.keys() == {"train", "validation"}
-    return folder / "out"
+    dataset = built(folder, make_text(12, seed=3), tokenizer=vocab, validation=0.3, sentences="line")
+    assert dataset.splits.keys() == {"train", "validation"}
+    return dataset.path
 
 
 @pytest.fixture
@@ -529,15 +526,6 @@ def members(record, path=()):
     for name, value in items:
         yield (*path, name)
         yield from members(value, (*path, name))
-
-
-def with_member(record, path, value):
-    record = json.loads(json.dumps(record))
-    holder = record
-    for name in path[:-1]:
-        holder = holder[name]
-    holder[path[-1]] = value
-    return record
 
 
 JUNK = [None, True, -1, 0, 1, 2**64, 1.5, "", "x", "<u8", [], [None], ["x"], {}, {"x": 1}]

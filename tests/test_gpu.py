@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.attention.varlen
-from conftest import make_text
-from families import SMALL, four_rows, hidden_one_by_one, model_of, packed_rows, with_other_documents
+from conftest import built, make_text
+from families import SMALL, assert_isolated, four_rows, hidden_one_by_one, model_of, packed_rows
 from helpers import json_of, succeeds, write_labelled
-from training import entries, flags, launch, learner, train
+from training import ALONE, CPU, entries, flags, launch, learner, train
 from transformers import CONFIG_MAPPING
 
-from bertdata.write import build as build_dataset
 from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
 from bertrain.config import Config
 from bertrain.models import build
@@ -32,7 +31,7 @@ from bertrain.models.families import FAMILIES
 from bertrain.run import Run
 from bertrain.runtime.dist import Readings, World
 
-DEVICE, CPU = torch.device(os.environ.get("GPU_TESTS_ON", "cuda")), torch.device("cpu")
+DEVICE = torch.device(os.environ.get("GPU_TESTS_ON", "cuda"))
 ON_GPU = DEVICE.type == "cuda"
 RANKS = 2 if not ON_GPU or torch.cuda.device_count() > 1 else 1
 KNOWN = [name for name in SMALL if name in CONFIG_MAPPING]  # an older transformers has fewer families
@@ -128,11 +127,7 @@ def test_packed_documents_do_not_see_each_other(configs, dataset, monkeypatch, n
     together = encode(ids)
     assert len(calls) == (2 if bounds else 0)
     assert (together - apart).norm() < 2e-2 * apart.norm()
-    for start, end, changed in with_other_documents(ids):
-        same = (encode(changed) == together).all(-1)
-        assert not same[:, start:end].any()
-        same[:, start:end] = True
-        assert same.all()
+    assert_isolated(encode, ids)
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -161,9 +156,8 @@ WAYS = {
 
 def mixed(dataset, folder):
     """A dataset and a smaller one with its tokenizer, for --data."""
-    (folder / "text").write_text(make_text(40, seed=5), encoding="utf-8")
-    build_dataset([folder / "text"], folder / "shards", tokenizer=str(dataset.path), validation=0)
-    return [[str(dataset.path), 0.7], [str(folder / "shards"), 0.3]]
+    other = built(folder, make_text(40, seed=5), tokenizer=str(dataset.path), validation=0)
+    return [[str(dataset.path), 0.7], [str(other.path), 0.3]]
 
 
 def parts_of(entry):
@@ -268,17 +262,17 @@ def test_numbers_are_read_one_step_late():
 def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
     log = train(dataset.path, tmp_path / "run", steps=2, compile="off", **options)
     command = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--show", 1]
-    result, _ = json_of(evaluate.main, *command)
+    result = json_of(evaluate.main, *command)
     assert result["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)
     weights = learner(build.load(tmp_path / "run" / "step-00000002"), isolate=bool(options))
-    plain = evaluate.evaluate(weights, dataset, World(0, 1, CPU), split="validation", length=32)
+    plain = evaluate.evaluate(weights, dataset, ALONE, split="validation", length=32)
     assert result["loss"] == pytest.approx(plain["loss"], rel=1e-4)
     assert (result["targets"], result["samples"]) == (plain["targets"], plain["samples"])
 
 
 def test_a_task_is_learned(big, tmp_path):
     data = write_labelled(tmp_path / "train.tsv", repeat=4)
-    result, _ = json_of(finetune.main, "--checkpoint", big, "--train", data, "--dev", data, "--out", tmp_path / "out",
+    result = json_of(finetune.main, "--checkpoint", big, "--train", data, "--dev", data, "--out", tmp_path / "out",
                         "--seeds", 1, "--epochs", 12, "--lr", 3e-3, "--batch-size", 4)  # fmt: skip
     assert result["dev_accuracy"]["min"] == 1.0
 

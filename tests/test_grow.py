@@ -199,16 +199,18 @@ def test_a_compiled_run_grows_and_its_compiling_is_counted(dataset, tmp_path):
 
 def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, tmp_path, configs):
     growth = {"grow": "1,2", "grow_at": "0.5"}
-    for name, given, kind, option in (
-        ("bert", growth | {"grow": "1,3"}, "out-of-range", "grow"),
-        ("bert", growth | {"grow": "3,6"}, "out-of-range", "grow"),
-        ("albert", growth, "unsupported", "grow"),
-        ("deberta-v2", growth | {"freeze_trunk": True}, "unsupported", "freeze_trunk"),
-        ("bert", {"lr_scale": ["embedings=0.1"]}, "no-match", "lr_scale"),
-        ("bert", {"lr_scale": [".=0"]}, "nothing-to-train", "lr_scale"),
+    for name, more, kind, option, given in (
+        ("bert", growth | {"grow": "1,3"}, "out-of-range", "grow", "1,3"),
+        ("bert", growth | {"grow": "3,6"}, "out-of-range", "grow", 3),
+        ("albert", growth, "unsupported", "grow", "1,2"),
+        ("deberta-v2", growth | {"freeze_trunk": True}, "unsupported", "freeze_trunk", None),
+        ("bert", {"lr_scale": ["embedings=0.1"]}, "no-match", "lr_scale", "embedings=0.1"),
+        ("bert", {"lr_scale": [".=0"]}, "nothing-to-train", "lr_scale", (".=0",)),
+        ("electra", {"elastic": "layers=1:2"}, "unsupported", None, "electra"),
+        ("modernbert", {"objective": "mlm+nsp"}, "unsupported", "objective", "nsp"),
     ):
-        options = {"model": configs[name], "steps": 4} | given
-        refused_run(dataset.path, tmp_path / "run", **options, kind=kind, option=option)
+        options = {"model": configs[name], "steps": 4, "kind": kind, "option": option, "given": given} | more
+        refused_run(dataset.path, tmp_path / "run", **options)
 
 
 def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):

@@ -2,16 +2,16 @@
 
 import json
 import os
-import shutil
 import struct
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import failing, published, recorded, refused, refuses, succeeds
+from helpers import assert_goes_on_after_any_failure, failing, recorded, refused, refuses, stop_after, succeeds
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference import ids as reference
@@ -460,24 +460,12 @@ def test_sentences_of_megatron_make_pairs(tmp_path, take):
 
 @pytest.mark.slow
 def test_an_import_stopped_anywhere_publishes_nothing_and_continues(tmp_path, vocab):
-    """Every rename, sync, removal and record of an import fails in turn; running it again ends in the same bytes."""
     prefix = of_megatron(tmp_path / "in", [[], *each_one_sequence(DOCUMENTS), []])
     options = {"tokenizer": vocab, "format": "megatron", "validation": 0, "shard_size": 15}
-    import_ids(prefix, tmp_path / "whole", **options)
-    with failing(-1, None) as calls:  # numba has compiled, and its cache does not count
-        import_ids(prefix, tmp_path / "again", **options)
-    expected = published(tmp_path / "whole")
+    errors = [lambda: OSError(28, "No space left on device"), KeyboardInterrupt]
+    run = partial(import_ids, prefix, **options)
+    expected = assert_goes_on_after_any_failure(run, tmp_path, errors, step=2)
     assert len([name for name in expected if name.endswith("tokens.npy")]) == 3
-    for number in range(0, len(calls), 2):
-        out = tmp_path / f"out{number}"
-        error = KeyboardInterrupt if number % 4 else lambda: OSError(28, "No space left on device")
-        with failing(number, error), pytest.raises((KeyboardInterrupt, OSError)):
-            import_ids(prefix, out, **options)
-        if not (out / "manifest.json").exists() or (out / ".build" / "plan.json").exists():
-            import_ids(prefix, out, **options)
-        shutil.rmtree(out / ".build", ignore_errors=True)
-        assert published(out) == expected
-        shutil.rmtree(out)
 
 
 def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatch):
@@ -504,12 +492,8 @@ def test_an_import_continues_with_its_finished_units(tmp_path, vocab, monkeypatc
 
 def test_units_of_another_dtype_are_not_mixed(tmp_path, take):
     path = written(tmp_path, "ids", (".bin", np.array([10, 11, SEP] * 40, "<u4").tobytes()))
-
-    def stop(done, total):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        take(path, dtype="uint16", progress=stop)
+        take(path, dtype="uint16", progress=stop_after(0))
     with refuses("other-settings", "out"):
         take(path)
     assert stored(take(path, overwrite=True, **SMALL)) == [[10, 11, SEP]] * 40

@@ -3,12 +3,12 @@
 import importlib
 import os
 import pkgutil
-import subprocess
 import sys
 from types import ModuleType
 
 import numpy as np
 import pytest
+from helpers import python
 from ray import cloudpickle
 
 import bertdata
@@ -42,10 +42,8 @@ def program_of(folder, text):
     if not (folder / "made.py").exists():  # the cache belongs to a file with its time
         (folder / "made.py").write_text(KERNELS)
     program = "import sys, numpy as np\nfrom made import *\n" + text
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder / "cache")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
+    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
+    return python("-c", program, environment={"NUMBA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path})
 
 
 @pytest.mark.slow

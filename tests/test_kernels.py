@@ -279,8 +279,8 @@ def test_words_are_counted_as_the_reference_counts_them(texts, room):
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
-def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path, monkeypatch):
-    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("cache")
+def test_kernels_are_compiled_without_python_objects(corpus, vocab, tmp_path):
     options = {"sentences": "line", "words": "conftest:in_pairs"}
     dataset = build([corpus], tmp_path / "shards", tokenizer=vocab, **options).dataset
     for options in ({}, {"shuffle": "blocks"}, {"samples": "packed"}, {"samples": "pairs"}):

@@ -172,13 +172,11 @@ def test_a_shard_that_is_missing_or_wrong_is_a_sentence_when_it_is_used(large):
     os.truncate(large.path / f"{name}.tokens.npy", 150)
     dataset = bertdata.open(large.path)
     loader = Loader(dataset, length=20, masking=None)
-    with pytest.raises(DatasetError) as refused:
+    with refuses("damaged", says=name):
         loader.read(np.arange(loader.num_samples))
-    assert (name in str(refused.value), refused.value.kind) == (True, "damaged")
     (large.path / f"{name}.tokens.npy").unlink()
-    with pytest.raises(DatasetError) as refused:
+    with refuses("damaged", says=name):
         loader.read(np.arange(loader.num_samples))
-    assert name in str(refused.value)
     assert any(name in fault for fault in verify(large.path))
 
 
@@ -207,13 +205,11 @@ def test_damaged_tables_are_found(large):
         if opens:
             assert any(f"{large.path / name} is damaged" in fault for fault in verify(large.path))
         else:
-            with pytest.raises(DatasetError) as refused:
+            with refuses("damaged", says=name):
                 bertdata.open(large.path)
-            assert name in str(refused.value)
         (large.path / name).unlink()
-        with pytest.raises(DatasetError) as refused:
+        with refuses("damaged", says=name):
             bertdata.open(large.path).splits["train"].shards[0]  # noqa: B018
-        assert name in str(refused.value)
         (large.path / name).write_bytes(content)
     digests = bytearray((large.path / "digests.npy").read_bytes())
     digests[-1] ^= 1

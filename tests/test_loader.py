@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from conftest import SPECIAL, write_dataset
-from helpers import assert_same, refuses, stream_of
+from helpers import assert_goes_on, assert_joined, assert_same, refuses, stream_of
 from reference import keys
 
 import bertdata
@@ -50,10 +50,6 @@ def assert_equals_reference(dataset, batch, positions, *, length, seed, masking)
             assert batch.attention_mask[b].tolist() == [1] * len(row) + [0] * (length - len(row))
         else:
             assert len(row) == length
-
-
-def joined(batches, name):
-    return np.concatenate([getattr(batch, name) for batch in batches])
 
 
 # ------------------------------------------------------------------------------------------------------------ values
@@ -137,8 +133,7 @@ def test_ranks_share_the_global_batches(dataset, world_size, masking):
         whole, parts = next(one), [next(rank) for rank in ranks]
         sizes = [part.input_ids.shape[0] for part in parts]
         assert max(sizes) - min(sizes) <= 1
-        for name in ("input_ids", "masked_positions", "targets", "sample_ids"):
-            assert np.array_equal(getattr(whole, name), joined(parts, name)), name
+        assert_joined(whole, parts)
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 64, 1000])
@@ -147,8 +142,7 @@ def test_batch_size_does_not_change_the_stream(dataset, batch_size, masking):
     loader = Loader(dataset, length=16, masking=masking, global_batch_size=batch_size)
     batches = [next(loader) for _ in range(1000 // batch_size)]
     whole = Loader(dataset, length=16, masking=masking).read(np.arange(1000 // batch_size * batch_size))
-    for name in ("input_ids", "masked_positions", "targets", "sample_ids"):
-        assert np.array_equal(getattr(whole, name), joined(batches, name)), name
+    assert_joined(whole, batches)
 
 
 def test_reading_elsewhere_does_not_move_the_stream(dataset):
@@ -185,23 +179,9 @@ def test_every_token_is_in_exactly_one_sample_of_each_epoch(dataset, length):
 
 @pytest.mark.parametrize("masking", POLICIES)
 def test_restoring_from_every_step_gives_the_rest_of_the_stream(dataset, masking):
-    """From the state, and from a pickled loader."""
     options = {"length": 64, "global_batch_size": 17, "seed": 9, "masking": masking, "epochs": 2}
-    loader = Loader(dataset, **options)
-    states, pickled, batches = [json.dumps(loader.state_dict())], [pickle.dumps(loader)], []
-    for batch in loader:
-        batches.append(batch)
-        states.append(json.dumps(loader.state_dict()))
-        pickled.append(pickle.dumps(loader))
-    assert len(batches) == -(-2 * loader.num_samples // 17)
-    assert max(map(len, pickled)) < 4096
-    for step, (state, copy) in enumerate(zip(states, pickled, strict=True)):
-        restored = Loader(dataset, **options)
-        restored.load_state_dict(json.loads(state))
-        for rest in (list(restored), list(pickle.loads(copy))):
-            assert len(rest) == len(batches) - step
-            for expected, batch in zip(batches[step:], rest, strict=True):
-                assert_same(expected, batch)
+    batches = assert_goes_on(lambda: Loader(dataset, **options))
+    assert len(batches) == -(-2 * Loader(dataset, **options).num_samples // 17)
 
 
 def test_batch_size_and_ranks_may_change_on_restoring(dataset):
@@ -212,8 +192,7 @@ def test_batch_size_and_ranks_may_change_on_restoring(dataset):
     for loader in after:
         loader.load_state_dict(before.state_dict())
     whole = Loader(dataset, length=16).read(np.arange(20, 34))
-    parts = [next(loader) for _ in range(2) for loader in after]
-    assert np.array_equal(joined(parts, "input_ids"), whole.input_ids)
+    assert_joined(whole, [next(loader) for _ in range(2) for loader in after])
 
 
 def test_state_holds_what_the_specification_says(dataset):
@@ -258,9 +237,8 @@ def test_state_of_another_stream_is_refused(dataset, change, was, now):
     """Both values are given; of two maskings only what differs."""
     state = Loader(dataset, length=16).state_dict()
     loader = Loader(dataset, **{"length": 16} | change)
-    with refuses("other-stream", "state", error=StateError) as refused:
+    with refuses("other-stream", "state", error=StateError, given={next(iter(change)): (was, now)}):
         loader.load_state_dict(state)
-    assert refused.value.given == {next(iter(change)): (was, now)}
     assert loader.position == 0
 
 

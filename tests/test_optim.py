@@ -7,7 +7,7 @@ from families import SMALL, fast
 from helpers import json_of
 from reference import muon as reference
 from safetensors.torch import load_file
-from training import QUIET, entries, flags, on_ranks, refused_run, train, train_twice
+from training import QUIET, assert_near, refused_run, train, train_twice
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain import evaluate, optim, run
@@ -77,7 +77,7 @@ def test_the_mean_of_the_last_weights_is_a_checkpoint_of_its_own(dataset, tmp_pa
     assert not (average / "optimizer.pt").exists()
     entry = next(entry for entry in log if "validation_loss" in entry)
     for path, stated in ((average, entry["average_loss"]), (last, entry["validation_loss"])):
-        result, _ = json_of(evaluate.main, "--checkpoint", path, "--data", dataset.path)
+        result = json_of(evaluate.main, "--checkpoint", path, "--data", dataset.path)
         assert result["loss"] == pytest.approx(stated, rel=1e-5)
     assert checkpoint.find(out) == last
 
@@ -203,11 +203,8 @@ def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, 
         (tmp_path / "table.tsv").write_text(options["side_channel"])
         options["side_channel"] = str(tmp_path / "table.tsv")
     alone = train(dataset.path, tmp_path / "one", **options)
-    code, _, err = on_ranks(ranks, "bertrain.pretrain", flags(dataset.path, tmp_path / "more", **options))
-    assert code == 0, err
-    for one, entry in zip(alone, entries(tmp_path / "more"), strict=True):
-        for name in {"step", "loss", "loss_before", "loss_after", "validation_loss", "layers"} & (one.keys() | entry):
-            assert entry[name] == pytest.approx(one[name], rel=5e-4)
+    together = train(dataset.path, tmp_path / "more", ranks=ranks, **options)
+    assert_near(together, alone, "loss_before", "loss_after", "layers", rel=5e-4)
 
 
 @pytest.mark.slow

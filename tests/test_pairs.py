@@ -8,13 +8,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import make_text
+from conftest import built, byte_level_bpe, make_text
 from families import SMALL
-from helpers import json_of, refused, succeeds
+from helpers import json_of, refused, succeeds, write
 from reference.pairs import score as slow_score
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-from training import on_ranks
+from tokenizers import processors
+from training import ALONE, CPU, on_ranks
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
@@ -28,7 +27,6 @@ from bertrain.models.encoder import Encoder
 from bertrain.runtime import watch
 from bertrain.runtime.dist import World
 
-ALONE = World(0, 1, torch.device("cpu"))
 PAIRS = [
     {"good": "The rivers are under the house.", "bad": "The rivers is under the house.",
      "field": "morphology", "phenomenon": "agreement", "paradigm": "number_1"},
@@ -42,13 +40,7 @@ PAIRS = [
 
 def byte_level():
     """A tokenizer like RoBERTa's."""
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    tokenizer = Library(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    options = {"special_tokens": special, "initial_alphabet": alphabet, "show_progress": False}
-    tokenizer.train_from_iterator([make_text(60)], trainers.BpeTrainer(vocab_size=290, **options))
+    tokenizer = byte_level_bpe(290, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     return Tokenizer(tokenizer.to_str())
 
@@ -89,13 +81,8 @@ def file(tmp_path_factory):
     return path
 
 
-def write(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
-    return path
-
-
 def result_of(checkpoint, *arguments):
-    return json_of(evaluate.main, "--checkpoint", checkpoint, *arguments)[0]
+    return json_of(evaluate.main, "--checkpoint", checkpoint, *arguments)
 
 
 def parts(directory, chosen):
@@ -129,7 +116,7 @@ def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch):
     expected = scores()
     for world_size in (2, 3, 20):
         monkeypatch.setattr(World, "sum", lambda _, tensor: tensor)
-        shares = [scores(World(rank, world_size, torch.device("cpu"))) for rank in range(world_size)]
+        shares = [scores(World(rank, world_size, CPU)) for rank in range(world_size)]
         assert [sum(share) for share in zip(*shares, strict=True)] == pytest.approx(expected, abs=1e-5)
     for places in (1, 30):
         monkeypatch.setattr(pairs, "PLACES", places)
@@ -139,20 +126,20 @@ def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.dist
 def test_two_ranks_give_the_result_of_one(bert_like, file):
-    arguments = ["--checkpoint", str(bert_like), "--pairs", str(file), "--json"]
-    code, said, err = on_ranks(2, "bertrain.evaluate", arguments)
-    assert code == 0, err
+    arguments = ["--checkpoint", bert_like, "--pairs", file, "--json"]
+    said, _ = on_ranks(2, "bertrain.evaluate", arguments)
     assert json.loads(said.splitlines()[-1]) == result_of(bert_like, "--pairs", file)
     assert said.count("\n") == 1
-    code, _, err = on_ranks(2, "bertrain.evaluate", [*arguments, "--length", "9"])
-    assert (code, err.count("--length")) == (2, 1)
+    _, err = on_ranks(2, "bertrain.evaluate", [*arguments, "--length", 9], code=2)
+    assert err.count("--length") == 1
 
 
 def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):
     """With a model that likes short sentences. A pair of the same ids is a tie."""
     rows = [("a", "a b", "x", 1), ("a b", "a", "x", 1), ("c", "c d", "x", 2), ("THE stone", "the stone", "y", 3)]
     names = ("sentence_good", "sentence_bad", "linguistics_term", "UID")
-    given = ["--pairs", write(tmp_path / "pairs.jsonl", [dict(zip(names, map(str, row), strict=True)) for row in rows])]
+    lines = (json.dumps(dict(zip(names, map(str, row), strict=True))) for row in rows)
+    given = ["--pairs", write(tmp_path / "pairs.jsonl", *lines)]
     monkeypatch.setattr(pairs, "log_likelihoods", lambda _, rows, *__, **___: [-len(row) for row in rows])
     found = result_of(bert_like, *given)
     assert (found["accuracy"], found["pairs"], found["ties"]) == (2.5 / 4, 4, 1)
@@ -169,7 +156,7 @@ def test_accuracy_over_all_and_by_group(bert_like, tmp_path, monkeypatch):
 
 def test_many_groups_are_left_to_json(bert_like, tmp_path):
     rows = [PAIRS[3] | {"paradigm": f"paradigm_{number}"} for number in range(21)]
-    data = write(tmp_path / "pairs.jsonl", rows)
+    data = write(tmp_path / "pairs.jsonl", *(f"{json.dumps(row)}\n" for row in rows))  # with empty lines
     shown = succeeds(evaluate.main, "--checkpoint", bert_like, "--pairs", data).output
     assert "21 groups" in shown
     assert "paradigm_1" not in shown
@@ -177,7 +164,8 @@ def test_many_groups_are_left_to_json(bert_like, tmp_path):
 
 
 def test_a_sample_is_the_beginning_of_a_fixed_random_order(tmp_path):
-    data = str(write(tmp_path / "pairs.jsonl", [{"good": f"good {n}", "bad": f"bad {n}"} for n in range(300)]))
+    rows = ({"good": f"good {n}", "bad": f"bad {n}"} for n in range(300))
+    data = str(write(tmp_path / "pairs.jsonl", *map(json.dumps, rows)))
     whole, hundred, ten = pairs.read(data), pairs.read(data, 100), pairs.read(data, 10)
     assert pairs.read(data, 300) == pairs.read(data, 999) == whole
     assert (len(hundred), len(ten)) == (100, 10)
@@ -216,8 +204,7 @@ def test_files_that_cannot_be_read_are_refused(bert_like, tmp_path):
     (tmp_path / "pairs.jsonl.gz").write_bytes(b"not gzip")
     for name, kind in (("none.jsonl", "not-found"), ("pairs.jsonl.gz", "cut-short"), ("", "wrong-file-type")):
         data = tmp_path / name
-        refusal = refused(evaluate.main, "--checkpoint", bert_like, "--pairs", data, kind=kind, option="pairs")
-        assert refusal.given == str(data)
+        refused(evaluate.main, "--checkpoint", bert_like, "--pairs", data, kind=kind, option="pairs", given=str(data))
 
 
 def test_a_checkpoint_needs_a_tokenizer_with_a_mask(bert_like, file, tmp_path):
@@ -280,12 +267,10 @@ def test_tokens_are_shown_as_people_read_them(checkpoints, kind):
 
 def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(checkpoints, tmp_path):
     directory = checkpoints["byte-level"][0]
-    (tmp_path / "corpus.txt").write_text(make_text(12))
-    bertdata.build(tmp_path / "corpus.txt", tmp_path / "shards", tokenizer=str(directory), validation=0.5)
-    data = bertdata.open(tmp_path / "shards")
+    data = built(tmp_path, make_text(12), tokenizer=str(directory), validation=0.5)
     options = {"split": "validation", "length": 24, "rows": 2}
     encoder = Encoder(build.load(directory))
-    predicted = evaluate.predictions(encoder, data, torch.device("cpu"), **options)
+    predicted = evaluate.predictions(encoder, data, CPU, **options)
     batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=evaluate.MASKING))
     assert len(predicted) == (batch.targets >= 0).sum()
     arguments = ["--checkpoint", directory, "--data", data.path, "--length", 24, "--max-samples", 2, "--show", 2]

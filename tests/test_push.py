@@ -5,8 +5,6 @@ import json
 import re
 import shlex
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,65 +20,55 @@ SENT = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "toke
 TOKEN = "hf_secret"
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(helpers.Handler):
     """A hub with one repository, org/name. It takes every file as a part of the commit itself."""
 
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Requests)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.private = None  # None: there is no repository
-        self.commits, self.asked = [], []
-        self.refuses = None  # the status of its answers
+    private = None  # None: there is no repository
+    refuses = None  # the status of its answers
 
-
-class Requests(BaseHTTPRequestHandler):
-    def log_message(self, *arguments):
-        pass
-
-    def answer(self, content, status=200):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    def reply(self, content, status=200):
+        self.answer(status, json.dumps(content).encode())
 
     def do_GET(self):
-        self.server.asked.append(self.path)
-        status = self.server.refuses if self.server.refuses != 403 else 200  # who may not write may read
-        self.answer({"id": "org/name", "private": self.server.private, "sha": "a" * 40}, status or 200)
+        hub = type(self)
+        hub.asked.append(self.path)
+        status = hub.refuses if hub.refuses != 403 else 200  # who may not write may read
+        self.reply({"id": "org/name", "private": hub.private, "sha": "a" * 40}, status or 200)
 
     def do_POST(self):
-        hub, body = self.server, self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        hub, body = type(self), self.rfile.read(int(self.headers.get("Content-Length", 0)))
         path = urlsplit(self.path).path
         hub.asked.append(path)
         if hub.refuses or self.headers["Authorization"] != f"Bearer {TOKEN}":
-            self.answer({"error": f"no, {self.headers['Authorization']}"}, hub.refuses or 401)
+            self.reply({"error": f"no, {self.headers['Authorization']}"}, hub.refuses or 401)
         elif path == "/api/repos/create":
             is_there, hub.private = hub.private is not None, hub.private
             if not is_there:
                 hub.private = json.loads(body).get("visibility", "") == "private" or json.loads(body).get("private")
-            self.answer({"url": f"{hub.url}/org/name"}, 409 if is_there else 200)
+            self.reply({"url": f"{hub.url}/org/name"}, 409 if is_there else 200)
         elif path.endswith("/preupload/main"):
             names = [file["path"] for file in json.loads(body)["files"]]
-            self.answer({"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]})
+            self.reply({"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]})
         elif path.endswith("/commit/main"):
             values = [each["value"] for each in map(json.loads, body.splitlines()) if each["key"] == "file"]
             hub.commits.append({value["path"]: base64.b64decode(value["content"]) for value in values})
-            self.answer({"success": True, "commitOid": "b" * 40, "commitUrl": f"{hub.url}/org/name/commit/b"})
+            self.reply({"success": True, "commitOid": "b" * 40, "commitUrl": f"{hub.url}/org/name/commit/b"})
         else:
-            self.answer({"errors": [], "warnings": []})  # of the card's first lines
+            self.reply({"errors": [], "warnings": []})  # of the card's first lines
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    with Hub() as server:
-        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    class Made(Hub):
+        commits, asked = [], []
+
+    with helpers.serving(Made) as address:
+        Made.url = f"http://{address}"
+        monkeypatch.setattr(constants, "ENDPOINT", Made.url)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_ENDPOINT", Made.url)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield server
-        server.shutdown()
+        yield Made
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from unittest.mock import patch
 
 import pytest
 from conftest import make_text
-from helpers import invoke, published, refused, refuses
+from helpers import invoke, published, refused, refuses, waited
 from hypothesis import given
 from hypothesis import strategies as st
 from sources import made, parquet, stopped, write
@@ -89,8 +88,7 @@ def test_a_cluster_that_does_not_answer_is_one_sentence_at_once(tmp_path, corpus
         monkeypatch.setenv("RAY_ADDRESS", address)
         for value in ([], [address]):
             arguments = [corpus, "--out", tmp_path / "out", "--tokenizer", vocab, "--ray", *value]
-            refusal = refused(main, "build", *arguments, kind="cluster-failed", option="ray")
-            assert refusal.given == address
+            refused(main, "build", *arguments, kind="cluster-failed", option="ray", given=address)
     assert not (tmp_path / "out").exists()
 
 
@@ -292,14 +290,6 @@ def hold(nodes):
             (nodes.here / "hold").unlink(missing_ok=True)
 
     return holding
-
-
-def waited(condition):
-    end = time.monotonic() + 120
-    while not (value := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return value
 
 
 def at_work(nodes):

@@ -1,21 +1,19 @@
 """The page of inspect --html: what it says is what the dataset holds, and it needs nothing else to be shown."""
 
 import os
-import re
 import shutil
 
 import numpy as np
 import pytest
 import tokenizers
 import tokenizers.models
-from conftest import write_dataset
+from conftest import built, write_dataset
 from helpers import data_of, invoke, succeeds
 
 import bertdata
 from bertdata.cli import main
 from bertdata.look import report as looking
 from bertdata.look.report import report
-from bertdata.write import build
 
 OPTIONS = {"length": 32, "global_batch_size": 8, "world_size": 2}
 
@@ -26,9 +24,8 @@ def made(tmp_path_factory, vocab):
     folder = tmp_path_factory.mktemp("report")
     lines = [f"the cat sat {'on the mat ' * (number % 7)}" for number in range(60)]
     lines += ["\u200b", f"水 </script> [MASK] the 水 {'z' * 150}", "the cat sat", "<b>cat</b>"]
-    (folder / "corpus.txt").write_text("\n\n".join(lines))
-    build(folder / "corpus.txt", folder / "shards", tokenizer=vocab, validation=0.2, dedup=True, sentences="line")
-    dataset = bertdata.open(folder / "shards")
+    options = {"tokenizer": vocab, "validation": 0.2, "dedup": True, "sentences": "line"}
+    dataset = built(folder, "\n\n".join(lines), **options)
     return dataset, report(dataset, **OPTIONS)
 
 
@@ -95,18 +92,9 @@ def test_padding_is_that_of_the_loader(dataset):
             assert row[kind] == pytest.approx(loader.facts["pad_share"], abs=0.01)
 
 
-def test_the_page_is_whole_and_asks_for_nothing(made):
-    _, html = made
-    assert html.count("</script>") == 3  # the text has one, too
-    assert not re.search(r"(src|href)\s*=|url\(|@import|fetch\(", html)
-    assert not re.search(r'https?://(?!www\.w3\.org/2000/svg")', html)
-    assert len(html.encode()) < 2_000_000
-
-
 def test_long_rows_make_no_larger_page(made, tmp_path):
-    (tmp_path / "corpus.txt").write_text("the cat sat on the mat " * 11_000)
-    build(tmp_path / "corpus.txt", tmp_path / "shards", tokenizer=str(made[0].path))
-    html = report(bertdata.open(tmp_path / "shards"), length=8192, global_batch_size=8, world_size=1)
+    long = built(tmp_path, "the cat sat on the mat " * 11_000, tokenizer=str(made[0].path))
+    html = report(long, length=8192, global_batch_size=8, world_size=1)
     samples = data_of(html)["samples"]
     rows = [row for seed in samples["rows"] for epoch in seed for row in epoch]
     assert (samples["length"], samples["shown"], len(rows)) == (8192, 512, 8 * 3 * 2)

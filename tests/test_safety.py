@@ -3,26 +3,19 @@
 import json
 import os
 import shutil
-import struct
 import threading
 
-import numpy as np
 import pytest
 from conftest import make_text
-from helpers import invoke, published, refused, refuses, stop_after, succeeds
+from helpers import invoke, published, refused, refuses, succeeds
+from sources import stopped
 
 import bertdata
 from bertdata import files
 from bertdata.cli import main
 from bertdata.errors import BuildError
-from bertdata.sources.ids import open_ids
 from bertdata.tokenize.load import load
 from bertdata.write import staging
-
-
-def interrupted(inputs, out, blocks=1, **options):
-    with pytest.raises(KeyboardInterrupt):
-        bertdata.build(inputs, out, progress=stop_after(blocks), workers=1, **options)
 
 
 def test_a_link_in_place_of_the_staging_directory_is_not_followed(corpus, vocab, tmp_path):
@@ -40,7 +33,7 @@ def test_a_link_in_place_of_the_staging_directory_is_not_followed(corpus, vocab,
 
 
 def test_hashes_of_dedup_are_not_written_through_links(corpus, vocab, tmp_path):
-    interrupted(corpus, tmp_path / "out", tokenizer=vocab, dedup=True)
+    stopped(corpus, tmp_path / "out", 0, tokenizer=vocab, dedup=True)
     kept = tmp_path / "kept"
     kept.write_text("mine")
     for number in range(256):
@@ -60,7 +53,7 @@ def test_units_of_other_code_are_not_mixed(vocab, tmp_path, monkeypatch):
     module = tmp_path / "edited_later.py"
     module.write_text("def change(text):\n    return text\n\ndef words(text):\n    return [text]\n")
     options = {"tokenizer": vocab, "shard_size": 2000, "map": ["edited_later:change"], "words": "edited_later:words"}
-    interrupted(tmp_path / "corpus.txt", tmp_path / "out", blocks=4, **options)
+    stopped(tmp_path / "corpus.txt", tmp_path / "out", 1, **options)
     module.write_text(module.read_text().replace("return text", "return text.upper()"))
     with refuses("other-settings", "out", error=BuildError):
         bertdata.build(tmp_path / "corpus.txt", tmp_path / "out", **options)
@@ -99,38 +92,6 @@ def test_a_build_that_waited_for_a_lock_does_not_replace_what_was_published_mean
     assert bertdata.open(out).splits.keys() == {"train"}
     assert published(out) == before
     assert not (out / ".build").exists()
-
-
-def cut_short(path, change):
-    """What `change` does, while the file is half as long as it was when it was opened."""
-    content = path.read_bytes()
-    os.truncate(path, len(content) // 2)
-    try:
-        return change()
-    finally:
-        path.write_bytes(content)
-
-
-@pytest.mark.parametrize("format", ["megatron", "nanogpt", "datatrove"])
-def test_ids_that_are_cut_short_while_they_are_read_are_an_error(tmp_path, format):
-    """Not the end of the process, as if they were mapped into memory."""
-    ids = np.arange(1 << 21, dtype=np.uint16) % 50
-    ids.tofile(tmp_path / "ids.bin")
-    name = tmp_path / "ids.bin"
-    if format == "megatron":
-        (tmp_path / "ids.idx").write_bytes(
-            struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2, 3)
-            + np.array([ids.size // 2] * 2, "<i4").tobytes()
-            + np.array([0, ids.size], "<i8").tobytes()
-            + np.array([0, 1, 2], "<i8").tobytes()
-        )
-    if format == "datatrove":
-        name = name.rename(tmp_path / "ids.ds")
-        np.array([ids.size // 2, ids.size], "<u8").tofile(tmp_path / "ids.ds.index")
-    opened = open_ids(str(name), format, 7)
-    assert sum(some.ids.size for some in opened.documents()) == ids.size
-    with refuses("cut-short", "inputs"):
-        cut_short(name, lambda: list(opened.documents()))
 
 
 @pytest.mark.parametrize(("format", "number"), [("megatron", 3), ("parquet", 4)])

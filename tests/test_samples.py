@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIAL, write_dataset
-from helpers import refuses, shard_of, stream_of
+from helpers import assert_joined, chi_square, refuses, shard_of, stream_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
@@ -199,10 +199,7 @@ def test_masks_and_invariance(dataset, how):
         assert everything.targets[b, : len(places)].tolist() == targets
     for world_size in (1, 3, 8):
         ranks = [Loader(dataset, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
-        parts = [part for batches in zip(*ranks, strict=True) for part in batches]
-        for name, array in everything.arrays().items():
-            if name != "attention_mask":
-                assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), array), name
+        assert_joined(everything, [part for batches in zip(*ranks, strict=True) for part in batches])
     steps = list(whole)
     for step in (1, len(steps) // 2, len(steps) - 1):
         again = pickle.loads(pickle.dumps(Loader(dataset, **options)))
@@ -288,12 +285,6 @@ def test_what_is_asked_of_the_system(dataset, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------- index
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BERTDATA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def names(directory):
@@ -484,12 +475,6 @@ def test_a_tokenizer_that_tells_no_words_is_named(tmp_path, tokenizer):
 
 
 # -------------------------------------------------------------------------------------------------------- statistics
-
-
-def chi_square(counts, expected):
-    counts, expected = np.asarray(counts, float), np.asarray(expected, float)
-    assert expected.min() > 5
-    return ((counts - expected) ** 2 / expected).sum()
 
 
 def most_of(degrees):

@@ -159,9 +159,8 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
     )):  # fmt: skip
         path = tmp_path / str(number)
         path.write_bytes(content)
-        with refuses(kind, None if kind == "not-text" else "side_channel", error=UsageError) as refusal:
+        with refuses(kind, None if kind == "not-text" else "side_channel", error=UsageError, says=str(path)) as refusal:
             side_channel.read(str(path), {token: number for number, token in enumerate("abcdefgh")})
-        assert str(path) in str(refusal.value)
         assert line in str(refusal.value)
 
 

@@ -50,13 +50,6 @@ def test_every_page_is_in_the_navigation_once():
     assert named[0] == "index.md"
 
 
-def test_the_site_fetches_nothing_and_takes_no_warning():
-    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-    assert settings["strict"] is True
-    assert settings["theme"]["font"] is False
-    assert {value for part in settings["validation"].values() for value in part.values()} == {"warn"}
-
-
 def test_the_ten_questions_are_those_of_the_checklist_and_each_has_its_answer():
     checklist = (ROOT / "CONTRIBUTING.md").read_text().partition("ten questions")[2].partition("\n## ")[0]
     asked = re.findall(r"^\d+\. (.*)$", checklist, re.MULTILINE)

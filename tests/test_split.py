@@ -23,11 +23,6 @@ FILES = st.lists(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("split")
-
-
 def expected(inputs, kinds, size):
     """(unit, text) by the rule in docs/format.md, one input after the other."""
     result, first, before, is_open = [], 0, 0, False

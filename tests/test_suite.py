@@ -31,7 +31,7 @@ def test_a_suite_runs_what_is_there_in_its_own_layout(bert_run, tmp_path):
         assert name in done.output
     for name in ("MNLI/train.tsv", "dev_matched.tsv"):
         assert any(f"{name}: 1 row" in line for line in done.stderr.splitlines())
-    result, _ = json_of(suite.main, "glue", *arguments)
+    result = json_of(suite.main, "glue", *arguments)
     assert list(result["tasks"]) == ["cola", "mnli", "rte"]
     assert result["missing"] == ["sst2", "mrpc", "stsb", "qqp", "qnli", "wnli"]
     assert set(result["tasks"]["cola"]["dev_mcc"]) == {"median", "min", "max"}
@@ -52,7 +52,7 @@ def test_a_suite_of_chinese_files(bert_run, tmp_path):
         question = {"question": "river", "choice": ["salt", "light"], "answer": "light"}
         for kind in "dm":
             write(data / "c3" / f"{kind}-{split}.json", json.dumps([[["the river"], [question], "1-1"]]))
-    result, _ = json_of(suite.main, "clue", *common(bert_run, data, tmp_path / "out"))
+    result = json_of(suite.main, "clue", *common(bert_run, data, tmp_path / "out"))
     assert list(result["tasks"]) == ["csl", "cluewsc2020", "c3"]
     assert all("dev_accuracy" in task for task in result["tasks"].values())
     read = tables.read(str(data / "csl_public" / "dev.json"), text="abst", other="keyword", label="label")

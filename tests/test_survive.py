@@ -1,15 +1,14 @@
 """The campaigns of tools/survive.py and tools/damage.py, short. tests/test_dist.py kills ranks and their launcher."""
 
 import json
-import os
 import random
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import python
 
 import bertdata
 
@@ -29,23 +28,14 @@ TOOL = Path(bertdata.__file__).parents[1] / "tools" / "survive.py"
     ],
 )
 def test_a_campaign_breaks_nothing(arguments, expected):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, str(TOOL), *arguments], env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = json.loads(python(TOOL, *arguments, timeout=900))
     assert result["campaign"] == arguments[0]
     assert {name: result[name] for name in expected} == expected
 
 
 def test_every_flip_of_some_bytes_is_detected():
     """Every 40th byte of a small dataset; the campaign takes them all."""
-    done = subprocess.run(
-        [sys.executable, str(TOOL.with_name("damage.py")), "flips", "--every", "40"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["flips_detected"] > 300
+    assert json.loads(python(TOOL.with_name("damage.py"), "flips", "--every", 40))["flips_detected"] > 300
 
 
 def test_the_fuzzer_watches_what_opens_a_dataset(tmp_path, monkeypatch):

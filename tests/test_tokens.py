@@ -3,13 +3,8 @@
 import gzip
 import hashlib
 import json
-import os
 import random
-import subprocess
-import sys
-import threading
 import unicodedata
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -19,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tokenizers
-from conftest import SPECIALS, make_text
+from conftest import SPECIALS, built, byte_level_bpe, make_text
 from families import fast
-from helpers import ids_of, joined, refuses
+from helpers import Handler, ids_of, joined, python, refuses, serving
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sources import PACK, counting_reads
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers
 
 from bertdata import Loader
 from bertdata.errors import TokenizerError
@@ -56,8 +51,7 @@ def text_dataset(tmp_path, text, tokenizer, **options):
     if tokenizer.startswith("{"):
         (tmp_path / "t").write_text(tokenizer)
         tokenizer = str(tmp_path / "t")
-    (tmp_path / "text").write_text(text)
-    return build([tmp_path / "text"], tmp_path / "out", tokenizer=tokenizer, validation=0.0, **options).dataset
+    return built(tmp_path, text, tokenizer=tokenizer, validation=0.0, **options)
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +67,7 @@ def uncased(bert):
 @pytest.fixture(scope="module")
 def byte_level():
     """The JSON of a byte-level BPE with one special token, as GPT-2 is made."""
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|endoftext|>"], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
-    tokenizer.train_from_iterator([make_text(40)], trainer)
-    return tokenizer.to_str()
+    return byte_level_bpe(400, ["<|endoftext|>"]).to_str()
 
 
 def word_level(vocabulary, **options):
@@ -249,7 +237,7 @@ def test_a_path_that_does_not_exist_is_not_looked_up(spec):
         load(spec)
 
 
-class _Hub(BaseHTTPRequestHandler):
+class _Hub(Handler):
     """A hub, or a proxy in front of one, with a single model `some-model`."""
 
     files: ClassVar[dict[str, bytes]] = {}
@@ -260,20 +248,12 @@ class _Hub(BaseHTTPRequestHandler):
         repository, _, name = urlsplit(self.path).path.removeprefix("/").partition("/resolve/main/")
         has_file = repository == "some-model" and name in self.files
         content = self.files[name] if has_file else b""
-        self.send_response(200 if has_file else 404)
+        headers = {"X_Repo_Commit": "a" * 40, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
         if not has_file:
-            self.send_header("X-Error-Code", "EntryNotFound" if "/some-model" in self.path else "RepoNotFound")
-        self.send_header("X-Repo-Commit", "a" * 40)
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
+            headers["X_Error_Code"] = "EntryNotFound" if "/some-model" in self.path else "RepoNotFound"
+        self.answer(200 if has_file else 404, content, **headers)
 
     do_GET = do_HEAD
-
-    def log_message(self, *arguments):
-        pass
 
 
 @pytest.fixture
@@ -281,12 +261,8 @@ def hub(bert, monkeypatch):
     """The address of a hub on a port of this machine, with the tokenizer of bert-base-uncased."""
     monkeypatch.setattr(_Hub, "files", {name: (bert / name).read_bytes() for name in ("tokenizer.json", "config.json")})
     monkeypatch.setattr(_Hub, "asked", [])
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(_Hub) as address:
+        yield f"http://{address}"
 
 
 def from_hub(*names, **environment):
@@ -299,10 +275,7 @@ def from_hub(*names, **environment):
         "    except TokenizerError as error: print(error.kind)"
     )
     variables = {"HF_HUB_OFFLINE": "0", "NO_PROXY": "", "no_proxy": ""} | environment
-    command = [sys.executable, "-c", program, *names]
-    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=20)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return python("-c", program, *names, environment=variables, timeout=20).split()
 
 
 def test_a_hub_on_any_port_gives_a_tokenizer_or_says_that_it_has_none(hub, tmp_path):

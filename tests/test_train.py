@@ -4,12 +4,11 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
 
 import pytest
 from conftest import LETTERS, make_text
-from helpers import ids_of, refused, refuses, succeeds
+from helpers import ids_of, python, refused, refuses, stop_after, succeeds
 
 import bertdata
 from bertdata.choices import TOKENIZER_TYPES
@@ -90,10 +89,8 @@ def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
     found = set()
     for threads in ("1", "4", "4"):
         parallel = {"RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true", "PYTHONHASHSEED": threads}
-        environment = os.environ | parallel | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        found.add(done.stdout)
+        environment = parallel | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        found.add(python("-c", program, environment=environment))
     assert len(found) == 1
     assert len(set(found.pop().split("\n"))) == 2 * len(TRAINERS) + 2
 
@@ -140,10 +137,7 @@ def test_a_build_trains_what_it_is_asked_for(corpus, tmp_path):
 
 
 def test_an_unfinished_build_is_continued_only_with_the_same_kind_of_vocabulary(corpus, tmp_path):
-    def stop(done, total):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, progress=stop)
+        build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, progress=stop_after(0))
     with refuses("other-settings", "out", error=BuildError):
         build([corpus], tmp_path / "out", vocab_size=300, shard_size=9000, type="bpe")

@@ -11,24 +11,31 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from helpers import refused
 
 from bertrain.config import Config
 from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.pretrain import main, pretrain
+from bertrain.runtime.dist import World
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
 
+CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
 SMALL = {"model": "modernbert-tiny", "optimizer": "adamw", "length": 32, "global_batch_size": 6, "lr": 3e-3,
          "log_every": 1, "eval_every": 3, "save_every": 1, "keep": 100}  # fmt: skip
 TINY = str(Path(__file__).with_name("tiny.json"))  # a BERT without dropout, of two layers and 32 dimensions
 QUIET = {"model": TINY, "eval_every": 0, "save_every": 1000}  # the quickest run: one checkpoint, no evaluation but one
 
 
-def train(data, out, **options):
-    """Pre-trains in this process; returns the entries of log.jsonl. data: as Config has it."""
-    pretrain(Config(data=data if isinstance(data, list) else str(data), out=str(out), **SMALL | options))
+def train(data, out, *, ranks=None, **options):
+    """Pre-trains in this process, or on so many ranks; returns the entries of log.jsonl. data: as Config has it."""
+    if ranks:
+        on_ranks(ranks, "bertrain.pretrain", flags(data, out, **options))
+    else:
+        pretrain(Config(data=data if isinstance(data, list) else str(data), out=str(out), **SMALL | options))
     return entries(out)
 
 
@@ -63,9 +70,9 @@ def flags(data, out, **options):
     ]
 
 
-def refused_run(data, out, *, kind, option=None, **options):
-    """Pre-trains in this process, which must end in an error of this kind about this option; returns the Refusal."""
-    return refused(main, *flags(data, out, **options), kind=kind, option=option)
+def refused_run(data, out, *, kind, option=None, given=..., says="", **options):
+    """Pre-trains in this process, which must be refused as `helpers.refused` has it; returns the Refusal."""
+    return refused(main, *flags(data, out, **options), kind=kind, option=option, given=given, says=says)
 
 
 def launch(num_ranks, module, arguments, *, before=(), port=0, **more):
@@ -116,10 +123,13 @@ def end_of(ranks, folder):
     return code, (folder / "out").read_text(), (folder / "err").read_text()
 
 
-def on_ranks(num_ranks, module, arguments):
-    """Runs a module to its end on ranks; returns what `end_of` does."""
+def on_ranks(num_ranks, module, arguments, *, code=0):
+    """Runs a module on ranks, which must end with this exit code; returns stdout and stderr."""
     with tempfile.TemporaryDirectory() as folder:
-        return end_of(start_ranks(num_ranks, module, arguments, Path(folder)), Path(folder))
+        arguments = [str(argument) for argument in arguments]
+        ended, out, err = end_of(start_ranks(num_ranks, module, arguments, Path(folder)), Path(folder))
+    assert ended == code, err
+    return out, err
 
 
 def entries(out):
@@ -131,6 +141,14 @@ def entries(out):
 def losses(log):
     """Step and loss of every entry, training and validation, exactly as logged."""
     return [(entry["step"], entry.get("loss"), entry.get("validation_loss"), entry.get("grad_norm")) for entry in log]
+
+
+def assert_near(one, other, *names, rel):
+    """Entries of two logs have about the same losses and norms of gradients, and numbers of these names."""
+    names = ("step", "loss", "validation_loss", "grad_norm", *names)
+    logs = ([{name: e[name] for name in names if e.get(name) is not None} for e in log] for log in (one, other))
+    for ours, theirs in zip(*logs, strict=True):
+        assert ours == pytest.approx(theirs, rel=rel)
 
 
 def last_checkpoint(run):

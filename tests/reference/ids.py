@@ -153,10 +153,7 @@ def special_counts(ids, special, vocab_size):
 
 def split_of(document, validation, test):
     """The split of a document whose ids are stored as uint16."""
-    u = keys.text_hash(packed(document, "uint16")) >> 32
-    if u < round(validation * 2**32):
-        return "validation"
-    return "test" if u < round((validation + test) * 2**32) else "train"
+    return keys.split(packed(document, "uint16"), validation=validation, test=test)
 
 
 def units(documents, shard_size, itemsize):

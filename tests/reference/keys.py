@@ -87,13 +87,13 @@ def permute_blocks(x, *, num_samples, block, seed, epoch):
     return permuted(key(seed, "blocks", epoch), num_blocks, group * 64 + y // block) * block + y % block
 
 
-def permuted(k, num_samples, x):
+def permuted(k, num_samples, x, rounds=range(8)):
     b = max(6, (num_samples - 1).bit_length())
     lo = b // 2
     hi = b - lo
     while True:
         left, right = divmod(x, 2**lo)
-        for r in range(8):
+        for r in rounds:
             if r % 2 == 0:
                 left ^= draw(k, r * 2**32 + right) >> (64 - hi)
             else:
@@ -105,19 +105,7 @@ def permuted(k, num_samples, x):
 
 def unpermuted(k, num_samples, y):
     """The x for which permuted(k, num_samples, x) is y: it runs the rounds backwards."""
-    b = max(6, (num_samples - 1).bit_length())
-    lo = b // 2
-    hi = b - lo
-    while True:
-        left, right = divmod(y, 2**lo)
-        for r in reversed(range(8)):
-            if r % 2 == 0:
-                left ^= draw(k, r * 2**32 + right) >> (64 - hi)
-            else:
-                right ^= draw(k, r * 2**32 + left) >> (64 - lo)
-        y = left * 2**lo + right
-        if y < num_samples:
-            return y
+    return permuted(k, num_samples, y, range(7, -1, -1))
 
 
 def sample(position, *, num_samples, seed):
