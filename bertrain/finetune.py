@@ -505,6 +505,7 @@ OPTIONS = (
     click.option(
         "--lora",
         default="",
+        show_default=False,
         help="Train only an adapter and the head, such as r=8,alpha=16 (docs/adapters.md).  [default: off]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line."),
@@ -531,6 +532,7 @@ OPTIONS = (
 @click.option(
     "--other",
     default="",
+    show_default=False,
     help="Column of the second text of a pair, or of the list of choices. Default: none; 1 for pairs.",
 )
 @click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")
