@@ -39,7 +39,7 @@ from bertdata.files import naming, write_file
 from bertrain import optim
 from bertrain.config import pick
 from bertrain.models import adapters
-from bertrain.models.build import choose_attention, max_length, needed
+from bertrain.models.build import choose_attention, max_length, may_be_on_hub, needed
 from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
 from bertrain.runtime import card, checkpoint
 from bertrain.runtime.dist import World, world
@@ -364,6 +364,11 @@ def _config(directory: Path | str) -> Any:
 def _unloadable(directory: Path | str, error: Exception) -> UsageError:
     """The error for a checkpoint that transformers cannot load."""
     reason = str(error).partition("\n")[0]
+    if not (Path(directory).exists() or may_be_on_hub(str(directory))):
+        return UsageError(
+            f"--checkpoint {directory} does not exist; give a run, a checkpoint or a name on the hub",
+            "model-not-found", option="checkpoint", given=str(directory),
+        )  # fmt: skip
     if not Path(directory).exists():
         return UsageError(
             f"--checkpoint {directory} is no directory here, and the hub does not give it ({reason}); check the name",
