@@ -46,8 +46,8 @@ class Config:
 
     data: str | list[list[Any]] = _option(
         DATA, "",
-        "Dataset of bertdata build: a directory or a URL. Required. Several datasets are mixed, each followed by its "
-        "weight: --data a/ 0.7 --data b/ 0.3.", mixed=True,
+        "Dataset of bertdata build: a directory or a URL. Several datasets are mixed, each followed by its weight: "
+        "--data a/ 0.7 --data b/ 0.3.  [required]", mixed=True,
     )  # fmt: skip
     out: str = _option(
         CHECKPOINTS,

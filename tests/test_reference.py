@@ -103,3 +103,11 @@ def test_no_option_states_its_default_twice_or_as_an_empty_text():
     commands = pages.command_page()
     assert '[default: ""]' not in commands
     assert not re.search(r"\[default: [^]]*\]\s+\[default: ", commands)
+
+
+def test_what_is_required_is_written_in_one_form():
+    commands = pages.command_page()
+    for name in ("pretrain", "doctor", "teacher"):
+        section = commands.partition(f"\n### bertrain {name}\n")[2].partition("\n### ")[0]
+        data = section.partition("  --data ")[2].partition("\n  --")[0]
+        assert data.rstrip().endswith("[required]")
