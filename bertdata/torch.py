@@ -40,6 +40,9 @@ class SampleDataset(torch.utils.data.Dataset[Tensors]):
         self.loader = loader
         self._epoch = torch.tensor(epoch).share_memory_()
 
+    def __repr__(self) -> str:
+        return f"<SampleDataset of epoch {self.epoch}: {self.loader!r}>"
+
     @property
     def epoch(self) -> int:
         return int(self._epoch)
@@ -77,6 +80,9 @@ class BatchDataset(torch.utils.data.IterableDataset[Tensors]):
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
         self._made = self._resumed = 0
+
+    def __repr__(self) -> str:
+        return f"<BatchDataset: {self.loader!r}>"
 
     def __iter__(self) -> Iterator[Tensors]:
         worker = torch.utils.data.get_worker_info()

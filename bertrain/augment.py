@@ -354,7 +354,12 @@ class _Work:
     help="What labels are, as for finetune: classification, regression, multilabel or pairs.",
 )
 @click.option("--text", default="0", help="Column of the text: its name, or its number from 0, as for finetune.")
-@click.option("--other", default="", help="Column of the second text, for pairs of texts. Default: none; 1 for pairs.")
+@click.option(
+    "--other",
+    default="",
+    show_default=False,
+    help="Column of the second text, for pairs of texts. Default: none; 1 for pairs.",
+)
 @click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")
 @click.option(
     "--vectors",

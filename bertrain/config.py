@@ -18,7 +18,7 @@ import click
 from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
 from bertdata.cli import OneSentence, one_sentence
 from bertdata.errors import UsageError
-from bertrain.recipes import recipe
+from bertrain.recipes import RECIPES, recipe
 
 METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 GROWTH = ("stack", "fresh")
@@ -46,8 +46,8 @@ class Config:
 
     data: str | list[list[Any]] = _option(
         DATA, "",
-        "Dataset of bertdata build: a directory or a URL. Required. Several datasets are mixed, each followed by its "
-        "weight: --data a/ 0.7 --data b/ 0.3.", mixed=True,
+        "Dataset of bertdata build: a directory or a URL. Several datasets are mixed, each followed by its weight: "
+        "--data a/ 0.7 --data b/ 0.3.  [required]", mixed=True,
     )  # fmt: skip
     out: str = _option(
         CHECKPOINTS,
@@ -663,7 +663,8 @@ def command(run: Callable[[Config], None]) -> click.Command:
         if many:
             more["multiple"] = True
         default = "off" if option.default is False else option.default
-        shown = f"{text}  [default: {default}]" if option.default not in (None, "", ()) else text
+        of_presets = [f"; {name}: {values[option.name]}" for name, values in RECIPES.items() if option.name in values]
+        shown = f"{text}  [default: {default}{''.join(of_presets)}]" if option.default not in (None, "", ()) else text
         flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}
         if option.default is False:
             flag, kind = f"{flag}/--no-{flag[2:]}", {}

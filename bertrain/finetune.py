@@ -39,7 +39,7 @@ from bertdata.files import naming, write_file
 from bertrain import optim
 from bertrain.config import pick
 from bertrain.models import adapters
-from bertrain.models.build import choose_attention, max_length, needed
+from bertrain.models.build import choose_attention, max_length, may_be_on_hub, needed
 from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
 from bertrain.runtime import card, checkpoint
 from bertrain.runtime.dist import World, world
@@ -364,6 +364,11 @@ def _config(directory: Path | str) -> Any:
 def _unloadable(directory: Path | str, error: Exception) -> UsageError:
     """The error for a checkpoint that transformers cannot load."""
     reason = str(error).partition("\n")[0]
+    if not (Path(directory).exists() or may_be_on_hub(str(directory))):
+        return UsageError(
+            f"--checkpoint {directory} does not exist; give a run, a checkpoint or a name on the hub",
+            "model-not-found", option="checkpoint", given=str(directory),
+        )  # fmt: skip
     if not Path(directory).exists():
         return UsageError(
             f"--checkpoint {directory} is no directory here, and the hub does not give it ({reason}); check the name",
@@ -505,6 +510,7 @@ OPTIONS = (
     click.option(
         "--lora",
         default="",
+        show_default=False,
         help="Train only an adapter and the head, such as r=8,alpha=16 (docs/adapters.md).  [default: off]",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line."),
@@ -531,6 +537,7 @@ OPTIONS = (
 @click.option(
     "--other",
     default="",
+    show_default=False,
     help="Column of the second text of a pair, or of the list of choices. Default: none; 1 for pairs.",
 )
 @click.option("--label", default="-1", help="Column of the label: its name or number; -1 is the last.")

@@ -384,3 +384,11 @@ def test_an_error_does_not_name_a_temporary_file(dataset, tmp_path):
     page = tmp_path / "nowhere" / "page.html"
     done = invoke(main, "inspect", dataset.path, "--html", page)
     assert (done.exit_code, done.stderr) == (1, f"Error: {page}: {os.strerror(errno.ENOENT)}\n")
+
+
+def test_inspect_writes_one_of_a_thing_without_the_s_of_several(tmp_path):
+    corpus = write(tmp_path / "one.txt", "one text")
+    succeeds(main, "build", corpus, "--out", tmp_path / "one", "--vocab-size", 60, "--validation", 0)
+    shown = succeeds(main, "inspect", tmp_path / "one").output
+    assert " 1 document\n" in shown
+    assert " 1 documents" not in shown

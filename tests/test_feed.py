@@ -208,3 +208,10 @@ def test_accelerate_shards_samples(dataset):
 def test_accelerate_leaves_batches_as_they_are(dataset):
     batches = DataLoader(BatchDataset(loader_of(dataset)), batch_size=None)
     assert_same(list(prepare_data_loader(batches, num_processes=1, process_index=0)), expected_batches(dataset))
+
+
+@pytest.mark.parametrize("kind", [SampleDataset, BatchDataset])
+def test_a_dataset_says_what_it_reads(dataset, kind):
+    shown = repr(kind(loader_of(dataset)))
+    assert kind.__name__ in shown
+    assert str(dataset.path) in shown

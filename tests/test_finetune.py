@@ -280,3 +280,11 @@ def test_options_that_do_not_fit_are_refused(bert_run, tmp_path):
         (["--out", data / "cola"], "out-exists", "out", str(data / "cola")),
     ):
         assert refused(finetune.main, *arguments, *more, kind=kind, option=option).given == value
+
+
+def test_a_checkpoint_that_does_not_exist_is_refused_without_the_words_of_the_hub(tmp_path):
+    arguments = ["--train", write_labelled(tmp_path / "train.tsv"), "--dev", tmp_path / "train.tsv", "--out", tmp_path]
+    for gone in ("nothere/", "./nothere", "a/b/nothere"):
+        error = refused(finetune.main, "--checkpoint", gone, *arguments, kind="model-not-found", option="checkpoint")
+        assert error.given == gone
+        assert "Repo id" not in str(error)

@@ -236,7 +236,7 @@ def test_a_state_of_another_mix_is_refused_with_both_values(dataset, others):
 def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
     with refuses("conflict", "shards"):
         Loader([(dataset, 1), (others[0], 1), (bertdata.open(dataset.path), 2)])
-    for nothing in ([], [dataset, others[0]], [(dataset, 1, 2)], [("a/", 1)], "a/"):
+    for nothing in ([], [dataset, others[0]], [(dataset, 1, 2)], [("a/", 1)], "a/", None, 3):
         with refuses("not-a-dataset", "shards"):
             Loader(nothing)
     for option in ({"variants": 2}, {"teacher_cache": "answers"}):

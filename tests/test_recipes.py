@@ -51,6 +51,13 @@ def test_without_it_the_defaults_are_those_of_every_model(options_of, given):
         assert getattr(config, name) == getattr(plain, name)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_help_says_which_presets_have_other_defaults(name):
+    options = {option.name: option.help for option in command(lambda config: None).params}
+    for option, value in RECIPES[name].items():
+        assert f"{name}: {value}" in options[option]
+
+
 def test_a_recipe_in_a_file_of_options_is_not_mixed_with_that_of_the_model(options_of, tmp_path):
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"config": {"model": "modernbert-small", "optimizer": "adamw", "lr": 0.5}}))

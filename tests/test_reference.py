@@ -97,3 +97,17 @@ def test_the_page_of_commands_has_every_option_of_every_command():
             assert f"Usage: {program} {name}" in section
             for option in options:
                 assert option.hidden or max(option.opts, key=len) in section, (name, option.opts)
+
+
+def test_no_option_states_its_default_twice_or_as_an_empty_text():
+    commands = pages.command_page()
+    assert '[default: ""]' not in commands
+    assert not re.search(r"\[default: [^]]*\]\s+\[default: ", commands)
+
+
+def test_what_is_required_is_written_in_one_form():
+    commands = pages.command_page()
+    for name in ("pretrain", "doctor", "teacher"):
+        section = commands.partition(f"\n### bertrain {name}\n")[2].partition("\n### ")[0]
+        data = section.partition("  --data ")[2].partition("\n  --")[0]
+        assert data.rstrip().endswith("[required]")

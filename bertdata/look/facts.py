@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertdata.errors import DatasetError, TokenizerError, damaged
+from bertdata.errors import DatasetError, TokenizerError, counted, damaged
 from bertdata.format import answers
 from bertdata.format.arrays import HEADER_BYTES
 from bertdata.format.dataset import Dataset
@@ -202,13 +202,14 @@ def text(about: dict[str, Any]) -> str:
     words = ", ".join(f"{number:,} in {split}" for split, number in counts.get("words", {}).items())
     lines += [
         "",
-        f"  text read    {counts['text_bytes']:,} bytes in {num_read:,} documents",
+        f"  text read    {counts['text_bytes']:,} bytes in {counted(num_read, 'document')}",
         *([f"  words        {words}, by white space"] if words else []),
-        f"  dropped      {counts['dropped_documents']:,} documents without a token, {skipped:,} bad rows",
-        *([f"  removed      {removed:,} documents by --map"] if removed else []),
-        *([f"  duplicates   {duplicates:,} documents whose text came before, left out"] if duplicates else []),
-        f"  replaced     {counts['replaced_characters']:,} invalid UTF-8 sequences (by U+FFFD), "
-        f"{counts['special_ids_replaced']:,} special ids (by the unknown id)",
+        f"  dropped      {counted(counts['dropped_documents'], 'document')} without a token, "
+        f"{counted(skipped, 'bad row')}",
+        *([f"  removed      {counted(removed, 'document')} by --map"] if removed else []),
+        *([f"  duplicates   {counted(duplicates, 'document')} whose text came before, left out"] if duplicates else []),
+        f"  replaced     {counted(counts['replaced_characters'], 'invalid UTF-8 sequence')} (by U+FFFD), "
+        f"{counted(counts['special_ids_replaced'], 'special id')} (by the unknown id)",
         f"  kept as text {literals or 'no special token was spelled in the text'}",
     ]
     return "\n".join(lines)
@@ -218,9 +219,10 @@ def _imported(settings: dict[str, Any], counts: dict[str, Any]) -> list[str]:
     """What was read and found in ids that others made."""
     num_read = counts["documents"] + counts["dropped_documents"]
     return [
-        f"  imported     {settings['imported']}: {counts['ids_bytes']:,} bytes of ids in {num_read:,} documents",
-        f"  dropped      {counts['dropped_documents']:,} documents and {counts['empty_sentences']:,} sentences without "
-        "an id",
+        f"  imported     {settings['imported']}: {counts['ids_bytes']:,} bytes of ids in "
+        f"{counted(num_read, 'document')}",
+        f"  dropped      {counted(counts['dropped_documents'], 'document')} and "
+        f"{counted(counts['empty_sentences'], 'sentence')} without an id",
         f"  inside       {special_ids_inside(counts) or 'no special token is inside a document'}",
     ]
 

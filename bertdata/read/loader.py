@@ -11,7 +11,7 @@ Without a mix there is one source, and its positions are those of the stream.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -141,14 +141,15 @@ class Loader:
                 option="variants",
                 given=variants,
             )
-        pairs: tuple[Any, ...] = ((shards, 1),) if isinstance(shards, Dataset) else tuple(shards)
+        given: Any = shards
+        pairs = ((shards, 1),) if isinstance(shards, Dataset) else tuple(given) if isinstance(given, Iterable) else ()
         are_pairs = (
             isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Dataset) for pair in pairs
         )
         if not pairs or not all(are_pairs):
             raise UsageError(
-                "what was given to read is no dataset; give an opened one, or several with their weights, such as "
-                "[(a, 0.7), (b, 0.3)]",
+                "what was given to read is no dataset; give one from bertdata.open(path), or several with their "
+                "weights, such as [(a, 0.7), (b, 0.3)]",
                 "not-a-dataset",
                 option="shards",
                 given=shards,

@@ -287,7 +287,7 @@ def refuse_adapter(directory: Path) -> None:
     raise UsageError(sentence, "weights-missing", option="init", given=str(directory))
 
 
-def _may_be_on_hub(name: str) -> bool:
+def may_be_on_hub(name: str) -> bool:
     """Whether a model can have this name: not nothere/, ./nothere or nothere.json."""
     try:
         huggingface_hub.utils.validate_repo_id(name)
@@ -302,7 +302,7 @@ def _must_download(name: str, option: str, instead: str) -> bool:
     Raises UsageError, which ends in `instead`, if there is no such model, or nobody can say so.
     """
     hub = huggingface_hub.constants.ENDPOINT
-    if not _may_be_on_hub(name):
+    if not may_be_on_hub(name):
         sentence = f"--{option} {name} does not exist; {instead}, or a name on the hub"
         raise UsageError(sentence, "model-not-found", option=option, given=name)
     if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
