@@ -60,6 +60,22 @@ def store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
     return types.void(array, types.int64, types.uint64), generate
 
 
+@intrinsic
+def prefetch(typing: Any, array: Any, offset: Any) -> Any:
+    """Asks the processor to load the 64 bytes at a byte offset, and does not wait."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        )
+        place = pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(8))
+        builder.call(function, [place, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
 def bits64(context: Any, builder: Any, signature: Any, args: Any, is_set: Any) -> Any:
     """Code for a bit for each of the 64 bytes at an offset of an array. is_set: gives code that tests a vector of them.
 

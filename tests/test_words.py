@@ -1,5 +1,6 @@
 """The engine for words gives the ids of the `tokenizers` library, whatever the text and the kind of tokenizer."""
 
+import itertools
 import json
 import re
 from collections import namedtuple
@@ -15,8 +16,10 @@ from reference.merges import merged
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from bertdata.errors import TokenizerError
-from bertdata.tokenize import engine, rules
+from bertdata.tokenize import bytewords, engine, rules
+from bertdata.tokenize.bytewords import LLAMA3_RULE, ByteWords
 from bertdata.tokenize.kernels import records
+from bertdata.tokenize.kernels.bytes import find_words
 from bertdata.tokenize.kernels.merges import add_pairs, merge, merge_any
 from bertdata.tokenize.models import trie_of
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
@@ -24,10 +27,6 @@ from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import Tokenizer as Ours
 from bertdata.tokenize.words import GPT2_RULE
 
-CL100K = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
@@ -205,9 +204,9 @@ KINDS = {
     "OLMo": lambda: byte_level(bytes_of(regex=True), normalizers.NFC(), edit=spaces_and_marks),
     "without impossible bytes": lambda: byte_level(bytes_of(regex=True), edit=without_impossible_bytes),
     "tokens of whole words": lambda: byte_level(bytes_of(regex=True), edit=with_added("river", "'s", single_word=True)),
-    "cl100k": lambda: byte_level(bytes_of(*isolated(CL100K))),
-    "Llama 3": lambda: byte_level(bytes_of(*isolated(CL100K)), edit=ignoring_merges),
-    "Qwen": lambda: byte_level(bytes_of(*isolated(CL100K.replace("{1,3}", ""))), normalizers.NFC()),
+    "cl100k": lambda: byte_level(bytes_of(*isolated(LLAMA3_RULE))),
+    "Llama 3": lambda: byte_level(bytes_of(*isolated(LLAMA3_RULE)), edit=ignoring_merges),
+    "Qwen": lambda: byte_level(bytes_of(*isolated(LLAMA3_RULE.replace("{1,3}", ""))), normalizers.NFC()),
     "o200k": lambda: byte_level(bytes_of(*isolated(O200K))),
     "StarCoder": lambda: byte_level(bytes_of(pre_tokenizers.Digits(True), regex=True)),
     "DeepSeek": lambda: byte_level(bytes_of(*isolated(r"\p{N}{1,3}", HAN, PUNCTUATED))),
@@ -492,7 +491,7 @@ def test_a_text_whose_first_characters_have_no_normal_form(kinds):
 
 
 def test_a_text_that_needs_too_many_classes_of_characters_is_left_to_the_library(kinds, monkeypatch):
-    tokenizer = Ours(kinds("GPT-2").files[TOKENIZER].decode())
+    tokenizer = Ours(kinds("GPT-2 in lower case").files[TOKENIZER].decode())
     assert_exact(tokenizer, [TEXT])
     monkeypatch.setattr(rules, "CLASSES", 4)
     assert_exact(tokenizer, [TEXT, "\u1e00\u4e00"])
@@ -539,7 +538,7 @@ PATTERNS = st.lists(
 @settings(max_examples=2 * settings().max_examples)
 @given(PATTERNS, st.lists(st.text("abAB \n水", max_size=14), min_size=1, max_size=4))
 @example(GPT2_RULE, ["it's  a  \n b", "don't   "])
-@example(CL100K, ["it'S  a \n\n b12345", "a\r\n  \n c  "])
+@example(LLAMA3_RULE, ["it'S  a \n\n b12345", "a\r\n  \n c  "])
 def test_rules_find_what_the_library_finds(pattern, texts):
     try:
         rules = Rules([parse(pattern)])
@@ -561,3 +560,66 @@ def test_text_can_be_cut_where_the_rules_say(before, after):
         if rules.cuts[classes[place - 1] * CLASSES + classes[place]]:
             halves = splits(rules, text[:place]) + [(a + place, b + place) for a, b in splits(rules, text[place:])]
             assert splits(rules, text) == halves
+
+
+# -------------------------------------------------------------------------------- rules that need no automaton
+
+# A character of each kind that these rules tell apart, of one byte and of several
+CHARACTERS = [*"astremdlvS'! \n\r\t17", "é", "²", "€", "\u00a0", "\u3000", "ſ", "🙂", "\0"]
+
+
+@pytest.fixture(scope="module", params=["GPT-2", "cl100k"])
+def ends_of_words(request, kinds):
+    """Text → the places at which words end, by the kernel and by the automaton of its rule."""
+    made, rules = (
+        kinds(request.param)._engine,
+        Rules([parse({"GPT-2": GPT2_RULE, "cl100k": LLAMA3_RULE}[request.param])]),
+    )
+    assert isinstance(made, ByteWords)
+    tables = made._new_tables()
+
+    def both(text):
+        data = np.frombuffer(text.encode() + bytes(records.PADDING), np.uint8).copy()
+        end, i, ends, state = data.size - records.PADDING, 0, [], np.zeros(records.NUM_STATES, np.int64)
+        tables.carry[:] = 0
+        while i < end:
+            first = i
+            count, i, has_zero, is_known = find_words(data, 0, first, end, tables, state)
+            ends += [first + place for place in tables.places[:count].tolist()]
+            assert has_zero == (0 in data[first:i])
+            if not is_known:
+                made._with_page(tables, int(state[records.CODE_POINT]) // engine.PAGE)
+        sizes = np.append(0, np.cumsum([len(character.encode()) for character in text])).tolist()
+        return ends, [sizes[stop] for _, stop in splits(rules, text)]
+
+    return both
+
+
+@pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("before", [0, 61, 62, 63])
+def test_characters_of_any_kinds_are_cut_as_by_the_automaton(ends_of_words, before, number):
+    """All pairs, and all triples, also across two blocks of 64 bytes."""
+    for characters in itertools.product(CHARACTERS, repeat=number):
+        text = ("!\n" * 32)[:before] + "".join(characters) + "a"
+        by_kernel, by_automaton = ends_of_words(text)
+        assert by_kernel == by_automaton, text
+
+
+CHOSEN = st.lists(st.sampled_from([*CHARACTERS, "'s", "'LL", "'ve", "  ", "\n\n", "12", "a" * 60]), max_size=90)
+
+
+@settings(max_examples=4 * settings().max_examples)
+@given(CHOSEN.map("".join))
+@example("a" * 3000 + " b" + "c" * 1021)
+@example("'" * 62 + "'ſs" + " 'll")
+def test_any_text_is_cut_as_by_the_automaton(ends_of_words, text):
+    by_kernel, by_automaton = ends_of_words(text)
+    assert by_kernel == by_automaton
+
+
+def test_a_rule_that_takes_a_character_for_another_kind_is_left_to_the_automaton(kinds, monkeypatch):
+    monkeypatch.setattr(bytewords, "_ascii_classes", lambda: np.zeros(128, np.uint8))
+    tokenizer = Ours(kinds("GPT-2").files[TOKENIZER].decode())
+    assert_exact(tokenizer, [TEXT])
+    assert tokenizer.engine == "byte-level BPE"
+    assert not isinstance(tokenizer._engine, ByteWords)

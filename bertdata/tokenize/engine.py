@@ -17,8 +17,10 @@ Memory of a thread: 18 MB of addresses for the table of code points, of which 4 
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,7 @@ from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
-NEAR_SETS, FAR_SETS = 1 << 17, 1 << 14  # of the tables of runs
+NEAR_SETS, FAR_SETS = 1 << 18, 1 << 14  # of the tables of runs
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 21, 1 << 20, 1 << 14
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
@@ -198,8 +200,7 @@ class _Insertions:
 
 def new_runs() -> RunTables:
     """Empty tables of runs, for one thread."""
-    memory = np.zeros(8 * (NEAR_SETS + FAR_SETS + 1), np.uint64)
-    memory = memory[-memory.ctypes.data % 64 // 8 :]  # so that a set lies in one line of a processor's cache
+    memory = _huge_pages(64 * (NEAR_SETS + FAR_SETS))
     return RunTables(
         near=memory[: 8 * NEAR_SETS],
         far=memory[8 * NEAR_SETS :][: 8 * FAR_SETS],
@@ -214,6 +215,18 @@ def new_runs() -> RunTables:
         ranks=np.empty((2, WORD_BYTES), np.int64),
         best=np.empty(WORD_BYTES, np.float64),
     )
+
+
+def _huge_pages(size: int) -> NDArray[np.uint64]:
+    """Zeros, `size` bytes of them, in pages of 2 MB if the system has some: a word is anywhere in the tables of runs.
+
+    They begin where a line of a processor's cache does.
+    """
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, np.uint64)
 
 
 def read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -20,6 +20,7 @@ from tokenizers import processors
 
 from bertdata.errors import TokenizerError, UsageError
 from bertdata.tokenize.added import AddedTokens
+from bertdata.tokenize.bytewords import ByteWords
 from bertdata.tokenize.engine import Engine
 from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels.records import Text
@@ -191,7 +192,7 @@ class Tokenizer:
             content = json.loads(self.files[TOKENIZER])
             content |= _canonical({part: content.get(part) for part in ("normalizer", "pre_tokenizer")})
             try:
-                for kind in (WordPiece, Words):
+                for kind in (WordPiece, ByteWords, Words):
                     try:
                         self._engine = kind(self._tokenizer, content, self.special)
                         break

@@ -393,7 +393,7 @@ class Words(Engine):
             ]
         with self._probing:
             if is_word not in self._inner:
-                self._inner[is_word] = _inner_tokenizer(
+                self._inner[is_word] = inner_tokenizer(
                     self._content, is_word=is_word, each_word=cut.prefix_when == EACH_WORD
                 )
         encodings = self._inner[is_word].encode_batch_fast(texts, add_special_tokens=False)
@@ -466,7 +466,7 @@ class Words(Engine):
         return entry | int.from_bytes(encoded[8:], "little") << 32, int.from_bytes(encoded[:8], "little")
 
 
-def _inner_tokenizer(content: dict[str, Any], *, is_word: bool, each_word: bool) -> tokenizers.Tokenizer:
+def inner_tokenizer(content: dict[str, Any], *, is_word: bool, each_word: bool) -> tokenizers.Tokenizer:
     """The tokenizer for text from the middle of a piece: it strips nothing and puts nothing before it.
 
     is_word: for a single word as it reaches the model; it does not normalize and cut it either. each_word: whether a

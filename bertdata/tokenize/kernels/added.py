@@ -7,22 +7,8 @@ from numba import int64, uint64
 
 from bertdata.bits import trailing_zeros
 from bertdata.jit import jit
-from bertdata.tokenize.kernels.bits import in_ranges64
+from bertdata.tokenize.kernels.bits import decoded, in_ranges64
 from bertdata.tokenize.kernels.tries import child_of, token_of
-
-
-@jit(forceinline=True, _nrt=False)
-def decoded(text, i):
-    """The code point at byte i of valid UTF-8 and its width."""
-    point = int64(text[i])
-    if point < 0x80:
-        return point, 1
-    if point < 0xE0:
-        return (point & 31) << 6 | int64(text[i + 1] & 63), 2
-    if point < 0xF0:
-        return (point & 15) << 12 | int64(text[i + 1] & 63) << 6 | int64(text[i + 2] & 63), 3
-    point = (point & 7) << 18 | int64(text[i + 1] & 63) << 12 | int64(text[i + 2] & 63) << 6 | int64(text[i + 3] & 63)
-    return min(point, 0x10FFFF), 4
 
 
 @jit(_nrt=False)

@@ -6,7 +6,7 @@ from functools import reduce
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -112,3 +112,17 @@ def outside64(text, i, inside):
     if inside == LETTERS:
         return _not_letter64(text, i)
     return _not_print64(text, i) if inside == PRINTED else not_lower64(text, i)
+
+
+@jit(forceinline=True, _nrt=False)
+def decoded(text, i):
+    """The code point at byte i of valid UTF-8 and its width."""
+    point = int64(text[i])
+    if point < 0x80:
+        return point, 1
+    if point < 0xE0:
+        return (point & 31) << 6 | int64(text[i + 1] & 63), 2
+    if point < 0xF0:
+        return (point & 15) << 12 | int64(text[i + 1] & 63) << 6 | int64(text[i + 2] & 63), 3
+    point = (point & 7) << 18 | int64(text[i + 1] & 63) << 12 | int64(text[i + 2] & 63) << 6 | int64(text[i + 3] & 63)
+    return min(point, 0x10FFFF), 4

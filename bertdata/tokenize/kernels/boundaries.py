@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import int64, uint64
 
 from bertdata.jit import jit
-from bertdata.tokenize.kernels.added import decoded
+from bertdata.tokenize.kernels.bits import decoded
 from bertdata.tokenize.kernels.records import (
     BEFORE,
     BLANK,

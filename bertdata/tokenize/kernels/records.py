@@ -18,7 +18,7 @@ SILENT, LETTER, BREAK, ALONE, HARD = (np.uint64(n) for n in range(1, 6))
 # id of a special token
 DONE, UNKNOWN_CODE_POINT, UNKNOWN_PAIR, TOO_MANY_HARD, GIVES_SPECIAL = range(5)
 # Indexes of `Output.state`
-PIECE, BYTE, PLACE, NUM_HARD, CODE_POINT, BEFORE, HAS_BEGUN, REPLACED, LEVEL, LIMITS = range(10)
+PIECE, BYTE, PLACE, NUM_HARD, CODE_POINT, BEFORE, HAS_BEGUN, REPLACED, LEVEL, WORD, LIMITS = range(11)
 MOST_RULES = 8
 NUM_STATES = LIMITS + MOST_RULES
 # A step of WordTables.steps: the next state in the low bits, and flags
@@ -45,6 +45,10 @@ NO_BYTES, LETTERS, PRINTED, LOWER = range(4)
 # next word begins with it; GAP: it is in no word; OWN_WORD: it is a word of its own if a space follows
 NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
 RANGES = 4  # of bytes, in Added
+# ByteTables.rule and ByteTables.classes
+GPT2_WORDS, LLAMA3_WORDS = range(2)
+NOT_KNOWN, IS_LETTER, IS_NUMBER, IS_OTHER, IS_BLANK = (np.uint8(n) for n in range(5))
+WINDOW = 1024  # bytes of text in which words are found before the first of them is looked for
 FOLD = np.uint64(0x2020202020202020)
 
 
@@ -103,6 +107,25 @@ class WordTables(NamedTuple):
     max_chars: int  # WORD_PIECE: a word with more characters is unknown
     special: Any  # bool [vocab_size]: whether text may not give the id
     special_to: int  # id that is written in place of such an id, -1 if there is none
+
+
+class ByteTables(NamedTuple):
+    """What the kernel for byte-level BPE knows about a tokenizer. Some fields are as in WordTables."""
+
+    rule: int  # GPT2_WORDS or LLAMA3_WORDS
+    classes: Any  # uint8 [0x110000]: NOT_KNOWN, IS_LETTER, ... of each code point
+    key_masks: Any  # uint64 [34]: for each length up to 16 the bytes that belong to a key
+    byte_ids: Any  # int64 [256]: id of each byte, -1 if it has none
+    pairs: Any
+    merged: Any
+    whole: int
+    trie: Any
+    special: Any
+    special_to: int
+    bits: Any  # uint64 [6]: scratch memory of one thread, as are the others below
+    carry: Any  # uint64 [NUM_CARRIES]
+    places: Any  # uint16 [WINDOW + 72]
+    keys: Any  # uint64 [4 * (WINDOW + 64)]
 
 
 class RunTables(NamedTuple):

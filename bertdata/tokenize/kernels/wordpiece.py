@@ -6,8 +6,7 @@ from numba import int64, uint64
 
 from bertdata.bits import store64, trailing_zeros
 from bertdata.jit import jit
-from bertdata.tokenize.kernels.added import decoded
-from bertdata.tokenize.kernels.bits import ascii_stops64, stops64
+from bertdata.tokenize.kernels.bits import ascii_stops64, decoded, stops64
 from bertdata.tokenize.kernels.records import (
     ALONE,
     BREAK,

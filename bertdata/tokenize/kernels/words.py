@@ -7,8 +7,7 @@ from numba import int64, uint64
 
 from bertdata.bits import store64, trailing_zeros
 from bertdata.jit import jit
-from bertdata.tokenize.kernels.added import decoded
-from bertdata.tokenize.kernels.bits import not_lower64, outside64
+from bertdata.tokenize.kernels.bits import decoded, not_lower64, outside64
 from bertdata.tokenize.kernels.boundaries import cut_after, is_unstable, word_end
 from bertdata.tokenize.kernels.merges import character_ids, merge_any
 from bertdata.tokenize.kernels.records import (

@@ -1,0 +1,148 @@
+"""The engine of byte-level BPE that cuts text by the rule of GPT-2 or of Llama 3, and does not normalize it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, read_only
+from bertdata.tokenize.forms import Forms, flat
+from bertdata.tokenize.kernels import records
+from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes
+from bertdata.tokenize.kernels.records import ByteTables, Output, RunTables, Text
+from bertdata.tokenize.models import model_tables
+from bertdata.tokenize.rules import Rules, Unsupported, parse
+from bertdata.tokenize.words import GPT2_RULE, inner_tokenizer
+from bertdata.types import SpecialTokens
+
+LLAMA3_RULE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)  # fmt: skip
+RULES = {GPT2_RULE: records.GPT2_WORDS, LLAMA3_RULE: records.LLAMA3_WORDS}
+_MODELS = {  # a character of each class
+    records.IS_LETTER: "é", records.IS_NUMBER: "²", records.IS_OTHER: "€", records.IS_BLANK: "\u00a0"
+}  # fmt: skip
+
+
+class ByteWords(Engine):
+    """For byte-level BPE by a rule of RULES."""
+
+    name = "byte-level BPE"
+    takes_lines = False
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
+        """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
+        forbidden = np.zeros(special.vocab_size, np.bool_)
+        forbidden[list(special.special_ids)] = True
+        if special.unk is not None:
+            forbidden[special.unk] = False
+        super().__init__(tokenizer, forbidden, special.unk)
+        rule = _rule_of(content)
+        if content["model"].get("end_of_word_suffix"):
+            raise Unsupported("its model marks the ends of words")
+        if not Forms(content.get("normalizer")).is_identity:
+            raise Unsupported("it normalizes text")
+        self._rules = Rules([parse(rule)])
+        self._classes = _classes_of_leaves(self._rules)
+        if not np.array_equal(self._entries(0)[:128], _ascii_classes()):
+            raise Unsupported("its rule takes an ASCII character for another kind than the kernel does")
+        self._content = content
+        self._inner: tokenizers.Tokenizer | None = None  # for single words
+        model = model_tables(content["model"], tokenizer.get_vocab(with_added_tokens=False), byte_level=True)
+        masks = [(1 << 8 * length) - 1 for length in range(17)]
+        halves = np.array([half for mask in masks for half in (mask & (1 << 64) - 1, mask >> 64)], np.uint64)
+        self._constants = ByteTables(
+            rule=RULES[rule],
+            classes=None,
+            key_masks=read_only(halves),
+            byte_ids=read_only(model["byte_ids"][0].copy()),
+            pairs=read_only(model["pairs"]),
+            merged=read_only(model["merged"]),
+            whole=model["whole"],
+            trie=read_only(model["trie"]),
+            special=read_only(forbidden),
+            special_to=-1 if special.unk is None else special.unk,
+            bits=None,
+            carry=None,
+            places=None,
+            keys=None,
+        )
+        self._warm()
+
+    def _new_tables(self) -> ByteTables:
+        tables = self._constants._replace(
+            classes=np.zeros(NUM_CODE_POINTS, np.uint8),
+            bits=np.zeros(6, np.uint64),
+            carry=np.zeros(NUM_CARRIES, np.uint64),
+            places=np.zeros(records.WINDOW + 72, np.uint16),
+            keys=np.zeros(4 * (records.WINDOW + 64), np.uint64),
+        )
+        return self._with_page(tables, 0)
+
+    def _with_page(self, tables: ByteTables, number: int) -> ByteTables:
+        with self._probing:
+            tables.classes[number * PAGE : (number + 1) * PAGE] = self._page(number)
+        return tables
+
+    def _entries(self, first: int) -> NDArray[Any]:
+        """The classes of a page of code points: uint8 [PAGE]."""
+        if 0xD800 <= first < 0xE000:  # surrogates occur in no valid UTF-8
+            return np.full(PAGE, records.IS_OTHER)
+        found = self._rules.matches("".join(chr(first + k) for k in range(PAGE)))
+        kinds = [[kind for kind, leaves in self._classes.items() if matches & leaves] for matches in found]
+        if any(len(kind) != 1 for kind in kinds):
+            raise Unsupported("its rule tells more kinds of characters apart than the kernel does")
+        return np.array(kinds, np.uint8).ravel()
+
+    def _run(self, text: Text, tables: ByteTables, runs: RunTables, output: Output) -> int:
+        return encode_bytes(text, tables, runs, output)
+
+    def _encode_hard(self, texts: Sequence[str], where: int) -> list[list[int]]:
+        if where != records.ONE_WORD:
+            return super()._encode_hard(texts, where)
+        with self._probing:
+            if self._inner is None:
+                self._inner = inner_tokenizer(self._content, is_word=True, each_word=False)
+        return [each.ids for each in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _rule_of(content: dict[str, Any]) -> str:
+    """The rule by which a tokenizer cuts text, one of RULES. Raises Unsupported if it is another, or more is done."""
+    parts = flat(content.get("pre_tokenizer"), "pretokenizers")
+    last = parts[-1] if parts else {}
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space", True):
+        raise Unsupported("its words are not bytes, or it puts a space before a text")
+    rules = [GPT2_RULE] if last.get("use_regex", True) else []
+    for part in parts[:-1]:
+        if part["type"] != "Split" or "Regex" not in part["pattern"]:
+            raise Unsupported(
+                f"its pre-tokenizer has a {part['type']}, which the kernel of byte-level BPE does not know"
+            )
+        is_cut = part["behavior"] == "Isolated" or (part["behavior"] == "Removed" and part["invert"])
+        rules.append(part["pattern"]["Regex"] if is_cut else "")
+    if len(rules) != 1 or rules[0] not in RULES:
+        raise Unsupported("the kernel of byte-level BPE does not know its rule")
+    return rules[0]
+
+
+def _classes_of_leaves(rules: Rules) -> dict[np.uint8, int]:
+    """Class → the leaves, as bits, that match its characters and those of no other class."""
+    matches = dict(zip(_MODELS, rules.matches("".join(_MODELS.values())), strict=True))
+    return {
+        kind: own & ~sum(1 << bit for bit in range(64) if any(m >> bit & 1 for k, m in matches.items() if k != kind))
+        for kind, own in matches.items()
+    }
+
+
+def _ascii_classes() -> NDArray[np.uint8]:
+    """uint8 [128]: what the kernel takes each ASCII character for."""
+    kinds = np.full(128, records.IS_OTHER)
+    kinds[[*range(ord("a"), ord("z") + 1), *range(ord("A"), ord("Z") + 1)]] = records.IS_LETTER
+    kinds[[*range(ord("0"), ord("9") + 1)]] = records.IS_NUMBER
+    kinds[[*range(9, 14), ord(" ")]] = records.IS_BLANK
+    return kinds
