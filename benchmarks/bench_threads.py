@@ -1,11 +1,11 @@
 """How much of a build is work that only one thread can do at a time?
 
-    python benchmarks/bench_threads.py corpus.txt tokenizer.json [--megabytes 1024] [--workers 2]
+    python benchmarks/bench_threads.py corpus.txt tokenizer.json [--megabytes 4096] [--workers 2]
 
 Two shares of the CPU time of a build set how many cores it can use: that of the first thread, and the time in which a
 thread holds Python's interpreter lock. With a share of 3 %, about 30 cores are the end.
 
-Regime: files of 64 MB, which repeat the corpus, in the page cache; units of 16 MB; the steady part alone, from the
+Regime: files of 256 MB, which repeat the corpus, in the page cache; units of 128 MB; the steady part alone, from the
 first finished unit of each worker to the last unit but one of each. The lock is seen by a sampler outside the process
 (py-spy --gil, 250 samples a second, no pauses). Where other programs run, a thread may wait for a core while it holds
 the lock, and the share that is found is too large: run nothing else.
@@ -25,13 +25,13 @@ from common import report
 from environments import python_of
 
 RATE = 250  # samples a second
-FILE_BYTES, UNIT_BYTES = 64_000_000, 16_000_000
+FILE_BYTES, UNIT_BYTES = 256_000_000, 128_000_000
 
 
 @click.command()
 @click.argument("corpus", type=Path)
 @click.argument("tokenizer")
-@click.option("--megabytes", default=1024, help="Text to build, in MB.")
+@click.option("--megabytes", default=4096, help="Text to build, in MB.")
 @click.option("--workers", default=2, help="Threads of the build.")
 @click.option("--environments", type=Path, default=Path(".bench"), help="Where the sampler is installed.")
 def main(corpus: Path, tokenizer: str, megabytes: int, workers: int, environments: Path) -> None:
