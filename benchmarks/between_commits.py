@@ -89,12 +89,23 @@ def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, on
         def new() -> str:
             return str(folder / f"out-{next(turn)}")
 
+        def sized(megabytes: int) -> list[str]:
+            """A build of so much text, the corpus again and again, by one worker."""
+            path = folder / f"{megabytes}.txt"
+            if not path.exists():
+                text = Path(corpus).read_bytes().rstrip(b"\n") + b"\n\n"
+                path.write_bytes((text * (megabytes * 1_000_000 // len(text) + 1))[: megabytes * 1_000_000])
+            out = new()
+            return ["-m", "bertdata", "build", str(path), "--tokenizer", tokenizer, "--workers", "1", "--out", out]
+
         def small() -> list[str]:
             return ["-m", "bertdata", "build", str(folder / "small.txt"), "--tokenizer", tokenizer, "--out", new()]
 
         kinds = (("windows", "exact"), ("windows", "whole_word"), ("packed", "exact"), ("pairs", "exact"))
         measurements = {
             "build of the corpus": lambda at: seconds(at, TIMED, *build, new()),
+            "build of 64 MB": lambda at: seconds(at, TIMED, *sized(64)),
+            "build by slope, 64 to 256 MB": lambda at: seconds(at, TIMED, *sized(256)) - seconds(at, TIMED, *sized(64)),
             **{
                 f"batch of {kind}, {policy}": lambda at, given=(kind, policy): seconds(at, LOADER, shards, *given)
                 for kind, policy in kinds
