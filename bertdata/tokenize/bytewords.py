@@ -70,7 +70,6 @@ class ByteWords(Engine):
             bits=None,
             carry=None,
             places=None,
-            keys=None,
         )
         self._warm()
 
@@ -80,7 +79,6 @@ class ByteWords(Engine):
             bits=np.zeros(6, np.uint64),
             carry=np.zeros(NUM_CARRIES, np.uint64),
             places=np.zeros(records.WINDOW + 72, np.uint16),
-            keys=np.zeros(4 * (records.WINDOW + 64), np.uint64),
         )
         return self._with_page(tables, 0)
 

@@ -214,6 +214,7 @@ def new_runs() -> RunTables:
         links=np.empty((2, LANES + 1), np.int64),
         ranks=np.empty((2, WORD_BYTES), np.int64),
         best=np.empty(WORD_BYTES, np.float64),
+        keys=np.empty(4 * (records.WINDOW + 72), np.uint64),
     )
 
 

@@ -338,13 +338,13 @@ def find_words(text, begin, i, end, tables, state):
 
 
 @jit(_nrt=False)
-def _make_keys(text, first, start, count, has_zero, tables, near):
+def _make_keys(text, first, start, count, has_zero, tables, runs):
     """Makes the keys of words, and asks the processor to load their sets. EMPTY: a word has no key.
 
     first: the byte from which the places count. start: where the first word begins. A word of more than 16 bytes, or
     with a zero byte, has no key; a key of zeros would be that of a free slot.
     """
-    places, keys, masks, at = tables.places, tables.keys, tables.key_masks, start
+    places, keys, near, masks, at = tables.places, runs.keys, runs.near, tables.key_masks, start
     for k in range(count):
         stop = first + int64(places[uint64(k)])
         length, q = stop - at, uint64(4 * k)
@@ -428,7 +428,7 @@ def _write_words(text, first, start, count, tables, runs, output, p):
     """
     places, longest, k = tables.places, runs.word.size // 4 - 16, 0
     while True:
-        k, p = _write_known(k, count, tables.keys, runs.near, runs.pool, output.ids, p)
+        k, p = _write_known(k, count, runs.keys, runs.near, runs.pool, output.ids, p)
         if k == count:
             return p
         begin = first + int64(places[uint64(k - 1)]) if k > 0 else start
@@ -467,7 +467,7 @@ def encode_bytes(pieces, tables, runs, output):
             count, i, has_zero, is_known = find_words(text, begin, first, end, tables, state)
             if not is_known:
                 code = UNKNOWN_CODE_POINT
-            _make_keys(text, first, start, count, has_zero, tables, runs.near)
+            _make_keys(text, first, start, count, has_zero, tables, runs)
             p = _write_words(text, first, start, count, tables, runs, output, p)
             if p < 0:
                 return GIVES_SPECIAL

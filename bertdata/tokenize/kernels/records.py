@@ -125,7 +125,6 @@ class ByteTables(NamedTuple):
     bits: Any  # uint64 [6]: scratch memory of one thread, as are the others below
     carry: Any  # uint64 [NUM_CARRIES]
     places: Any  # uint16 [WINDOW + 72]
-    keys: Any  # uint64 [4 * (WINDOW + 64)]
 
 
 class RunTables(NamedTuple):
@@ -148,6 +147,7 @@ class RunTables(NamedTuple):
     links: Any  # int64 [2, LANES + 1]
     ranks: Any  # int64 [2, m]: for BPE of long words the merges; for Unigram where the best token begins, and its id
     best: Any  # float64 [m]: for Unigram the score of the best way to each place
+    keys: Any  # uint64 [4 * (WINDOW + 72)]: of the runs in a window of text, see `_make_keys` and `_find_runs`
 
 
 class Output(NamedTuple):
