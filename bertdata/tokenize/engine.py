@@ -12,7 +12,7 @@ A kernel that meets a code point without an entry returns; then its thread copie
 the kernel again. So no result depends on the order in which a processor's stores become visible.
 
 Memory of a thread: 18 MB of addresses for the table of code points, of which 4 KB for each page in use is memory, and
-16 MB for the tables of runs.
+21 MB for the tables of runs. Up to 24 MB more hold longer runs and those of more than three ids, as they are met.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
-NEAR_SETS, FAR_SETS = 1 << 18, 1 << 14  # of the tables of runs
-SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 21, 1 << 20, 1 << 14
+NEAR_SETS, FAR_SETS = 1 << 18, 1 << 16  # of the tables of runs
+SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them
 
