@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.merges import add_pairs, keep_whole
+from bertdata.tokenize.kernels.merges import Merges, add_pairs, keep_whole, mark_reached
 from bertdata.tokenize.kernels.tries import NO_BYTE, grow_trie
 from bertdata.tokenize.rules import Unsupported
 
@@ -96,6 +96,12 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
         if (byte_ids[:, possible] < 0).any() and (fallback or model.get("unk_token")):
             raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
         number, end = {letter: byte for byte, letter in enumerate(letters)}, "" if ignores_merges else suffix
+        if not suffix:
+            spelled = [bytes(map(number.__getitem__, token)) for token in vocabulary if number.keys() >= set(token)]
+            kept = _reached(spelled, byte_ids[0], pairs, merged)[ranks]
+            pairs = np.full(2 << int(kept.sum()).bit_length(), records.EMPTY)
+            add_pairs(np.array(lefts, np.int64)[kept], np.array(rights, np.int64)[kept], ranks[kept], pairs)
+            fields["pairs"] = pairs
         tokens = [
             (bytes(map(number.__getitem__, token.removesuffix(end))), 0, n)
             for token, n in vocabulary.items()
@@ -118,6 +124,18 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
         ]
     kind = records.BYTE_BPE if byte_level else records.CHARACTER_BPE
     return fields | {"model": kind, "byte_ids": byte_ids, "trie": trie_of(tokens)}
+
+
+def _reached(
+    spelled: list[bytes], byte_ids: NDArray[np.int64], pairs: NDArray[np.uint64], merged: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """Which merges can happen in a word, by their ranks. A smaller table of them stays in the processor's caches."""
+    text = np.frombuffer(b"".join(spelled) or b"\0", np.uint8)
+    bounds = np.append(0, np.cumsum([len(token) for token in spelled], dtype=np.int64))
+    is_reached = np.zeros(merged.size, np.bool_)
+    if not mark_reached(text, bounds, byte_ids, Merges(pairs, merged), is_reached):
+        is_reached[:] = True
+    return is_reached
 
 
 def _whole(

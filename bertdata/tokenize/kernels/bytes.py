@@ -455,7 +455,7 @@ def encode_bytes(pieces, tables, runs, output):
     text, state, p = pieces.data, output.state, output.state[PLACE]
     for piece in range(state[PIECE], pieces.starts.size):
         begin, end = pieces.starts[piece], pieces.stops[piece]
-        i, start, code = state[BYTE], state[WORD], DONE
+        i, start, code, had_zero = state[BYTE], state[WORD], DONE, True
         if state[HAS_BEGUN] == 0:
             i = start = begin
             tables.carry[:] = uint64(0)
@@ -467,7 +467,8 @@ def encode_bytes(pieces, tables, runs, output):
             count, i, has_zero, is_known = find_words(text, begin, first, end, tables, state)
             if not is_known:
                 code = UNKNOWN_CODE_POINT
-            _make_keys(text, first, start, count, has_zero, tables, runs)
+            _make_keys(text, first, start, count, has_zero or had_zero, tables, runs)
+            had_zero = has_zero  # which may be in the word that has not ended
             p = _write_words(text, first, start, count, tables, runs, output, p)
             if p < 0:
                 return GIVES_SPECIAL

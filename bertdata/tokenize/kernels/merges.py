@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import int64, uint64
 
@@ -12,6 +14,7 @@ from bertdata.tokenize.kernels.runs import GOLDEN
 from bertdata.tokenize.kernels.tries import child_of, token_of
 
 NO_RANK = np.int64(1 << 62)
+LONGEST_TOKEN = 1 << 10  # bytes of a token, for `mark_reached`
 LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `_merge_short`; a place takes 5 bits, and `_least32` takes 32 lanes
 
 
@@ -30,11 +33,12 @@ def _rank(pairs, left, right):
 
 @jit(_nrt=False)
 def merge(size, tables, ids, ranks):
-    """Merges ids[:size] in place. Returns how many ids are left.
+    """Merges ids[:size] in place. Returns how many ids are left, and the rank of the last merge, NO_RANK if none was.
 
     Merges the pair of lowest rank first, and the leftmost of equal pairs, until no pair can be merged (Sennrich et al.,
     2016). ranks: int64 [at least size]. Takes time in the square of `size`, with a small factor.
     """
+    last = NO_RANK
     for k in range(size - 1):
         ranks[k] = _rank(tables.pairs, ids[k], ids[k + 1])
     while size > 1:
@@ -45,7 +49,7 @@ def merge(size, tables, ids, ranks):
             break
         while ranks[place] != best:
             place += 1
-        ids[place] = tables.merged[best]
+        ids[place], last = tables.merged[best], best
         size -= 1
         for k in range(place + 1, size):
             ids[k], ranks[k] = ids[k + 1], ranks[k + 1]
@@ -53,7 +57,7 @@ def merge(size, tables, ids, ranks):
             ranks[place - 1] = _rank(tables.pairs, ids[place - 1], ids[place])
         if place < size - 1:
             ranks[place] = _rank(tables.pairs, ids[place], ids[place + 1])
-    return size
+    return size, last
 
 
 @jit(forceinline=True, _nrt=False)
@@ -99,7 +103,38 @@ def merge_any(size, tables, runs):
     """Merges runs.ids[:size] in place. Returns how many ids are left."""
     if size <= LANES:
         return merge_short(size, tables.pairs, tables.merged, runs.ids, runs.lanes, runs.links)
-    return merge(size, tables, runs.ids, runs.ranks[0])
+    return merge(size, tables, runs.ids, runs.ranks[0])[0]
+
+
+class Merges(NamedTuple):
+    """The merges alone, for `merge`."""
+
+    pairs: Any
+    merged: Any
+
+
+@jit()
+def mark_reached(text, bounds, byte_ids, merges, is_reached):
+    """Sets is_reached[r] for each rank of a merge that can happen in a word. Returns False if a token is too long.
+
+    Inside a word, a token is made by the same merges as if its bytes were alone. So no other merge makes it than the
+    last one there. text, bounds: the bytes of all tokens. byte_ids int64 [256]. merges: Merges. is_reached: bool
+    [num_ranks], False.
+    """
+    ids, ranks = np.zeros(LONGEST_TOKEN, np.int64), np.zeros(LONGEST_TOKEN, np.int64)
+    for t in range(bounds.size - 1):
+        size = bounds[t + 1] - bounds[t]
+        if size > LONGEST_TOKEN:
+            return False
+        has_ids = True
+        for k in range(size):
+            ids[k] = byte_ids[text[bounds[t] + k]]
+            has_ids = has_ids and ids[k] >= 0
+        if has_ids and size > 1:
+            count, last = merge(size, merges, ids, ranks)
+            if count == 1:
+                is_reached[last] = True
+    return True
 
 
 @jit()
