@@ -1,6 +1,6 @@
 """How kernels are compiled: at first use, and once on a machine.
 
-What is used here of numba's private interface (the cache of compiled functions) was tried with 0.61 to 0.68.
+What is used here of numba's private interface (the cache of compiled functions) was tried with 0.61.0 and 0.68.1.
 """
 
 from __future__ import annotations

@@ -80,9 +80,17 @@ def as_tsv(rows):
     return as_csv(rows, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_ALL)
 
 
+def array(rows, kind):
+    if not pa.types.is_dictionary(kind):
+        return pa.array(rows, kind)
+    values = list(dict.fromkeys(row for row in rows if row is not None))
+    numbers = [None if row is None else values.index(row) for row in rows]
+    return pa.DictionaryArray.from_arrays(pa.array(numbers, kind.index_type), pa.array(values, kind.value_type))
+
+
 def table(rows, kind=None):
     """kind: type of the text's column, or rows is that column."""
-    column = rows if isinstance(rows, pa.Array) else pa.array(rows, kind or pa.string())
+    column = rows if isinstance(rows, pa.Array) else array(rows, kind or pa.string())
     return pa.table({"n": range(len(rows)), "text": column})
 
 

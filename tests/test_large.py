@@ -186,8 +186,9 @@ def test_it_comes_back_from_a_bucket_as_it_went(bucket, large, tmp_path):
     assert verify(tmp_path / "copy") == []
     assert published(large.path) == published(tmp_path / "copy")
     bucket.put("large/shards.npy", b"no")
-    with pytest.raises(DatasetError, check=lambda error: "large/shards.npy" in str(error)):
+    with pytest.raises(DatasetError) as caught:
         pull(f"{bucket.url}/large", tmp_path / "other")
+    assert "large/shards.npy" in str(caught.value)
     # a dataset with the id of another is not taken for it: a copy in the cache has the name of the id
     bucket.put("large/shards.npy", (large.path / "shards.npy").read_bytes())
     reseal(large.path, lambda record: record.__setitem__("dataset_id", "0" * 64))

@@ -404,7 +404,11 @@ def test_processes_that_compile_at_once_agree_also_where_nothing_can_be_written(
 def unmappable(monkeypatch):
     """unmappable(): from here on no file can be mapped."""
 
-    def refused(*arguments, **options):
+    mmap = arrays.mmap.mmap
+
+    def refused(descriptor, *arguments, **options):
+        if descriptor < 0:  # memory, and no file
+            return mmap(descriptor, *arguments, **options)
         raise OSError(errno.ENODEV, "No such device")
 
     return lambda: monkeypatch.setattr(arrays.mmap, "mmap", refused)
