@@ -70,7 +70,8 @@ def read_vectors(path: str) -> Vectors:
                 if (number == 1 and len(values) == 1) or not WORD.fullmatch(word):
                     continue
                 try:
-                    row = np.array(values, np.float32)
+                    with np.errstate(over="ignore"):  # it becomes infinite, which is refused below
+                        row = np.array(values, np.float32)
                 except ValueError:
                     row = np.array([], np.float32)
                 expected = f"{len(rows[0])} numbers" if rows else "numbers"

@@ -169,6 +169,7 @@ def test_vectors_that_cannot_be_read_are_named(tmp_path):
         (["the 1 2", "of 1"], "bad-row", "line 2"),
         (["the 1 x"], "bad-row", "line 1"),
         (["the 1 nan"], "bad-row", "line 1"),
+        (["the 1 1e39"], "bad-row", "line 1"),  # too large for float32
         (["12 1 2"], "empty", "v.txt"),
     ):
         if lines:
