@@ -16,7 +16,7 @@ from bertdata.bits import load64, store64
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
 from bertdata.sources.kernels import _copy_line, _special64
-from bertdata.tokenize.kernels.bits import ascii_stops64, in_ranges64, outside64, stops64
+from bertdata.tokenize.kernels.bits import ascii_stops64, in_ranges64, outside64
 from bertdata.tokenize.kernels.bytes import _classes64, _contractions64
 from bertdata.tokenize.kernels.records import LETTERS, LOWER, PRINTED
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
@@ -289,7 +289,7 @@ def test_words_are_counted_as_the_reference_counts_them(texts, room):
 def words_at(data, place, ranges):
     """What all operations on 64 bytes at a time find at an offset of an array; most give a bit for each byte."""
     sets = outside64(data, place, LETTERS), outside64(data, place, PRINTED), outside64(data, place, LOWER)
-    stops = stops64(data, place), ascii_stops64(data, place), in_ranges64(data, place, ranges)
+    stops = ascii_stops64(data, place), in_ranges64(data, place, ranges)
     others = load64(data, place), _special64(data, place), _spaces64(data, place), _equal64(data, place, np.uint8(97))
     return sets + stops + others + _classes64(data, place) + _contractions64(data, place, np.uint64(32))
 

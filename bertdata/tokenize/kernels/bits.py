@@ -37,12 +37,6 @@ def least32(typing: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def stops64(typing: Any, array: Any, offset: Any) -> Any:
-    """A bit for each of the 64 bytes at an offset: 1 where the byte is a stop. Compiles to vector instructions."""
-    return types.uint64(array, types.int64), lambda *code: bits64(*code, _is_stop)
-
-
-@intrinsic
 def ascii_stops64(typing: Any, array: Any, offset: Any) -> Any:
     """A bit for each of the 64 bytes at an offset: 1 where the byte is an ASCII character, no letter and no digit."""
 
