@@ -206,8 +206,9 @@ def test_the_width_of_ids_alone_is_guessed_and_said_or_given(tmp_path, take, dty
 def test_a_few_wide_ids_do_not_change_the_guess(tmp_path, dtype):
     ids = [*[10] * 8, 70_000, SEP] * 40
     path = written(tmp_path, "wide", (".bin", np.array(ids, dtype).tobytes()))
-    read = [some.ids.tolist() for some in open_ids(str(path), "nanogpt", SEP).documents()]
-    assert sum(read, []) == ids
+    read = list(open_ids(str(path), "nanogpt", SEP).documents())
+    assert sum((some.ids.tolist() for some in read), []) == ids
+    assert read[-1].bytes_read == path.stat().st_size
 
 
 def test_a_dtype_is_refused_where_a_file_says_it_and_where_it_does_not_fit(tmp_path, vocab, take):

@@ -7,15 +7,22 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numba import njit
 from reference import documents as reference
 from reference import keys
 
 from bertdata import Loader
+from bertdata.bits import load64, store64
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
+from bertdata.sources.kernels import _copy_line, _special64
+from bertdata.tokenize.kernels.bits import ascii_stops64, in_ranges64, outside64, stops64
+from bertdata.tokenize.kernels.bytes import _classes64, _contractions64
+from bertdata.tokenize.kernels.records import LETTERS, LOWER, PRINTED
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
 from bertdata.write import build
 from bertdata.write import kernels as build_kernels
+from bertdata.write.kernels import _equal64, _spaces64
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -276,6 +283,38 @@ def test_words_are_counted_as_the_reference_counts_them(texts, room):
     counts = np.empty(len(texts), np.int64)
     build_kernels.count_words(data, offsets, 1, counts)
     assert counts.tolist() == [reference.num_words(text) for text in texts]
+
+
+@njit
+def words_at(data, place, ranges):
+    """What all operations on 64 bytes at a time find at an offset of an array; most give a bit for each byte."""
+    sets = outside64(data, place, LETTERS), outside64(data, place, PRINTED), outside64(data, place, LOWER)
+    stops = stops64(data, place), ascii_stops64(data, place), in_ranges64(data, place, ranges)
+    others = load64(data, place), _special64(data, place), _spaces64(data, place), _equal64(data, place, np.uint8(97))
+    return sets + stops + others + _classes64(data, place) + _contractions64(data, place, np.uint64(32))
+
+
+@njit
+def copied(source, i, target, p):
+    """Copies 64 bytes, and the first 8 of them once more behind these. Returns which are newlines, and not ASCII."""
+    bits = _copy_line(source, i, target, p)
+    store64(target, p + 64, load64(source, i))
+    return bits
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+def test_offsets_of_bytes_may_be_beyond_4_gb():
+    """As those of a large file that is mapped into memory. Zeros that are not written take no memory."""
+    text = "I'll eat; it's -N, In\tthe Year\n2026 é\0".encode() * 4
+    far, near, ranges = 2**32, np.frombuffer(text, np.uint8), np.array([[97, 3], [48, 9], [10, 0], [65, 25]], np.uint8)
+    data = np.zeros(far + 2 * len(text), np.uint8)
+    data[far : far + len(text)] = near
+    assert words_at(data, far, ranges) == words_at(near, 0, ranges)
+    assert all(words_at(near, 0, ranges))
+    start = far + len(text)
+    expected = tuple(sum(1 << k for k in range(64) if is_set(text[k])) for is_set in (b"\n".__contains__, (127).__lt__))
+    assert copied(near, 0, data, start) == copied(data, far, np.zeros(72, np.uint8), 0) == expected
+    assert data[start : start + 72].tobytes() == text[:64] + text[:8]
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")

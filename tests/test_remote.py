@@ -212,7 +212,8 @@ def test_what_does_not_pass_is_one_sentence_without_secrets(faulty, tmp_path, vo
 def test_names_of_web_files_are_quoted_and_may_be_empty(faulty, tmp_path, vocab):
     urls, _ = faulty
     address = urls["http"].rpartition("/dir/")[0]
-    assert build(f"{address}/my Ärger.txt", tmp_path / "out", tokenizer=vocab).dataset.num_documents == len(ROWS)
+    dataset = build(f"{address}/my Ärger.txt?of=my Ärger", tmp_path / "out", tokenizer=vocab).dataset
+    assert dataset.num_documents == len(ROWS)
     with patch.object(Faulty, "content", b""), refuses("empty", "inputs"):
         build(f"{address}/a.txt", tmp_path / "empty", tokenizer=vocab)
 

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 from conftest import SPECIAL, write_dataset
 from helpers import assert_joined, chi_square, refuses, shard_of, stream_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from reference import keys, rows
 from training import FORKS
@@ -136,6 +136,7 @@ def test_cu_seqlens_are_the_bounds_of_pieces(dataset):
 
 @settings(max_examples=100)
 @given(st.lists(st.integers(3, 40), max_size=60), st.integers(0, 3))
+@example([6, 6, 4, 4], 4)  # two rows have room for 4, and the first is under the second
 def test_pack_equals_its_reference(sizes, more):
     capacity = max(sizes, default=3) + more
     sizes = np.array(sizes, np.int64)

@@ -271,7 +271,7 @@ def test_a_url_that_cannot_hold_a_dataset_is_refused_without_secrets(dataset, tm
             push(dataset.path, url)
     with refuses("bad-url", "url"):
         pull("shards", tmp_path / "copy")
-    for url in ("https://u:secret@host/shards", "https://host/shards?token=secret"):
+    for url in ("https://u:secret@host/shards", "https://host/shards?token=secret", "https://host/shards?secret"):
         with refuses("bad-url", given="https://host/shards") as caught:
             bertdata.open(url)
         assert "secret" not in str(caught.value)
