@@ -39,25 +39,56 @@ LIMIT_S = {FAST: 400, SLOW: 1500}
 KERNEL_TESTS = {
     "bertdata/read": ["kernels", "samples", "loader", "mix", "large", "words", "promises"],
     "bertdata/sources": ["text", "inputs", "split", "import", "kernels"],
-    "bertdata/tokenize": ["engine", "words", "tokens", "text", "kernels", "build"],
+    "bertdata/tokenize/kernels": ["engine", "words", "tokens", "text", "kernels", "build"],
     "bertdata/write": ["kernels", "build", "import", "prepare"],
 }
-"""Package -> the files of its kernels' tests."""
+"""Folder of kernels -> the files of their tests."""
 EQUIVALENT = {
-    "bertdata/read/kernels.py:35 dtype: np.uint64 -> np.uint32":
-        "it has 32 bits, and meets only numbers of 64, which decide the type",
-    "bertdata/sources/kernels.py:38 dtype: types.int64 -> types.int32":
+    ("bertdata/bits.py dtype: types.int64 -> types.int32", "return types.int64(types.uint64), generate"):
         "the number is at most 64, and llvmlite has made a word of 64 bits of it, which it leaves as it is",
-    "bertdata/tokenize/kernels.py:52 dtype: np.uint64 -> np.uint32":
+    ("bertdata/bits.py dtype: types.int64 -> types.int32", "return types.void(array, types.int64), generate"):
+        "asking the processor to load other bytes early changes no value",
+    ("bertdata/read/kernels.py dtype: np.uint64 -> np.uint32", "LOW32 = np.uint64(0xFFFFFFFF)"):
+        "it has 32 bits, and meets only numbers of 64, which decide the type",
+    ("bertdata/read/kernels.py dtype: np.int64 -> np.int32",
+     "starts, stops = np.empty(length, np.int64), np.empty(length, np.int64)"):
+        "they hold places of one row",
+    ("bertdata/tokenize/engine.py dtype: np.int64 -> np.int32",
+     "ids = np.concatenate([np.zeros(0, np.int64), *(encoded[number] for number in kept)])"):
+        "it has no elements, and those of the other arrays decide the type",
+    ("bertdata/tokenize/forms.py bound: 0x1100 -> 4353",
+     "composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800"):
+        "U+1100 begins a syllable: nothing before it changes it, and the letters after it are found themselves",
+    ("bertdata/tokenize/kernels/records.py dtype: np.uint64 -> np.uint32",
+     "SILENT, LETTER, BREAK, ALONE, HARD = (np.uint64(n) for n in range(1, 6))"):
         "the numbers are 1 to 5, and meet only numbers of 64 bits, which decide the type",
-    "bertdata/write/kernels.py:211 dropped term: i < half and j < out.size -> (j < out.size)":
+    ("bertdata/tokenize/kernels/unigram.py bound: 1 -> 2", "unknown_stop = -1"):
+        "any negative number says that nothing is unknown",
+    ("bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
+     "add_pairs(np.array(lefts, np.int64), np.array(rights, np.int64), ranks, pairs)"):
+        "ids have at most 20 bits",
+    ("bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
+     "ids = np.array([token_id for _, _, token_id in ordered], np.int64)"):
+        "ids have at most 20 bits",
+    ("bertdata/write/importing.py sign: -1 -> (1)",
+     "borders = np.append(np.append(-1, np.flatnonzero(self._number_of >= 0)), vocab_size)"):
+        "the range without special ids may lack two ids, which are then counted one by one",
+    ("bertdata/write/kernels.py dropped term: i < half and j < out.size -> (j < out.size)",
+     "if i < half and j < out.size:"):
         "with the first half done fewer than 8 bytes of its last document are left, so the loop behind it does nothing",
-    "bertrain/run.py:60 dropped term: on_gpu or config.compiles(on_gpu=on_gpu) -> (config.compiles(on_gpu=on_gpu))":
+    ("bertrain/objectives/distil.py sign: -1 -> (1)",
+     "losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))"):
+        "the arrays have two axes, so that the last is axis 1",
+    ("bertrain/objectives/distil.py sign: -2 -> (2)",
+     "return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])"):
+        "the array has four axes, so that the last but one is axis 2",
+    ("bertrain/run.py dropped term: on_gpu or config.compiles(on_gpu=on_gpu) -> (config.compiles(on_gpu=on_gpu))",
+     '{"trained": self.spent} | saved["apart_s"], compiles=on_gpu or config.compiles(on_gpu=on_gpu)'):
         "without a GPU both are the same, and with one only what a time is called differs",
-    "bertrain/tables.py:203 bound: 30 -> 31":
+    ("bertrain/tables.py bound: 30 -> 31", "csv.field_size_limit(1 << 30)"):
         "no test makes a cell of 2**30 characters",
 }  # fmt: skip
-"""Mutation, as `run` prints it → why no test can see it."""
+"""Mutation without its line's number, and the text of its line → why no test can see it."""
 
 BOUNDS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 SIGNS = {ast.Add: ast.Sub, ast.Sub: ast.Add}
@@ -74,13 +105,23 @@ class Mutation(NamedTuple):
     kind: str
     file: str  # from the root of the project
     line: int
+    text: str  # of the line, without the indentation
     begin: int  # offsets in the bytes of the file
     end: int
     new: str
     old: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.kind}: {' '.join(self.old.split())} -> {' '.join(self.new.split())}"
+        return f"{self.file}:{self.line} {self._change}"
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What names it in EQUIVALENT; the same for equal changes in equal lines of a file."""
+        return f"{self.file} {self._change}", self.text
+
+    @property
+    def _change(self) -> str:
+        return f"{self.kind}: {' '.join(self.old.split())} -> {' '.join(self.new.split())}"
 
 
 # --- the mutations
@@ -95,7 +136,8 @@ def mutations_of(file: str, source: str) -> Iterator[Mutation]:
     def change(kind: str, node: ast.expr | ast.stmt, new: str) -> Mutation:
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[operator]  # ast.parse sets both
-        return Mutation(kind, file, node.lineno, begin, end, new, content[begin:end].decode())
+        text = content[starts[node.lineno - 1] : starts[node.lineno]].decode().strip()
+        return Mutation(kind, file, node.lineno, text, begin, end, new, content[begin:end].decode())
 
     def text(node: ast.AST) -> str:
         return f"({ast.unparse(node)})"
@@ -152,11 +194,26 @@ def lines_of_kernels(source: str) -> set[int]:
     return {line for node in compiled for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
 
 
+def sources() -> Iterator[tuple[str, str]]:
+    """The files of the product, and what they hold."""
+    for path in sorted([*(ROOT / "bertdata").rglob("*.py"), *(ROOT / "bertrain").rglob("*.py")]):
+        yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def equivalent() -> set[str]:
+    """The mutations that EQUIVALENT names, as `run` prints them. Refuses a name of none."""
+    named = [mutation for file, source in sources() for mutation in mutations_of(file, source)]
+    named = [mutation for mutation in named if mutation.key in EQUIVALENT]
+    if stale := EQUIVALENT.keys() - {mutation.key for mutation in named}:
+        lines = "\n".join(sorted(" in ".join(key) for key in stale))
+        raise click.ClickException(f"EQUIVALENT names what is no mutation of the source; correct it:\n{lines}")
+    return {str(mutation) for mutation in named}
+
+
 def drawn(executed: dict[str, dict[str, list[str]]], count: int, seed: int) -> list[Mutation]:
     """`count` mutations of executed lines, as many of each kind as there are, never two in one line."""
     of_kind: dict[str, list[Mutation]] = {}
-    for path in sorted([*(ROOT / "bertdata").rglob("*.py"), *(ROOT / "bertrain").rglob("*.py")]):
-        file, source = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    for file, source in sources():
         lines = {int(line) for line in executed.get(file, {})} | lines_of_kernels(source)
         for mutation in mutations_of(file, source):
             if mutation.line in lines:
@@ -189,7 +246,19 @@ def copy_of_project(folder: Path) -> Path:
 def passes(copy: Path, marks: str, tests: list[str], *, workers: int) -> bool:
     """Whether tests pass in a copy, all of those with the marks if none is named. Tests that do not end fail."""
     parallel = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marks, *parallel, *tests]
+    # A test of this tool compares the source with EQUIVALENT, and would fail for what it does not execute.
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-m",
+        marks,
+        "--ignore=tests/test_mutate.py",
+        *parallel,
+        *tests,
+    ]
     environment = os.environ | {"PYTHONPATH": str(copy), "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
         command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -272,10 +341,10 @@ def lines(out: str) -> None:
 def run(lines_file: str, out: str, count: int, seed: int, workers: int, minutes: float, fast: bool) -> None:
     """Try mutations of the lines that `lines` found."""
     executed, results, begun = json.loads(Path(lines_file).read_text()), Path(out), time.monotonic()
-    known = results_in(results)
+    known, unseen = results_in(results), equivalent()
     for mutation in drawn(executed, count, seed):
         has_result = str(mutation) in known and (fast or known[str(mutation)] != "not fast")
-        if has_result or str(mutation) in EQUIVALENT or time.monotonic() - begun > 60 * minutes:
+        if has_result or str(mutation) in unseen or time.monotonic() - begun > 60 * minutes:
             continue
         tests = executed.get(mutation.file, {}).get(str(mutation.line))
         if not tests:
@@ -296,10 +365,10 @@ def results_in(path: Path) -> dict[str, str]:
 @click.argument("results_file")
 def table(results_file: str) -> None:
     """Print how many mutations the fast tests and all tests find, and those that none finds."""
-    results = results_in(Path(results_file))
-    counted = {mutation: by for mutation, by in results.items() if mutation not in EQUIVALENT}
+    results, unseen = results_in(Path(results_file)), equivalent()
+    counted = {mutation: by for mutation, by in results.items() if mutation not in unseen}
     num_fast, num_found = (sum(by in kinds for by in counted.values()) for kinds in (["fast"], ["fast", "slow"]))
-    click.echo(f"{len(counted)} mutations, and {len(EQUIVALENT)} that change nothing")
+    click.echo(f"{len(counted)} mutations, and {len(unseen)} that change nothing")
     click.echo(f"fast tests find {num_fast} of {len(counted)}, all tests {num_found}")
     for mutation, by in counted.items():
         if by != "fast":
