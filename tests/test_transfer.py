@@ -429,7 +429,8 @@ def test_killed_at_random_it_ends_in_the_same_bytes(bucket, corpus, vocab, tmp_p
                 stores.remove(f"{bucket.url}/there/{name}")
             if what == "pull":
                 shutil.rmtree(tmp_path / "copy")
-        kills += run(draw.uniform(0, 1) * seconds) is None
+        if run(draw.uniform(0, 1) * seconds) is None:
+            kills, seconds = kills + 1, 1.05 * seconds  # since a machine may have become slower
     else:
         pytest.fail(f"{kills} kills, and no dataset")
 
