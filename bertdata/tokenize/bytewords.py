@@ -37,11 +37,7 @@ class ByteWords(Engine):
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
         """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
-        forbidden = np.zeros(special.vocab_size, np.bool_)
-        forbidden[list(special.special_ids)] = True
-        if special.unk is not None:
-            forbidden[special.unk] = False
-        super().__init__(tokenizer, forbidden, special.unk)
+        super().__init__(tokenizer, special)
         rule = _rule_of(content)
         if content["model"].get("end_of_word_suffix"):
             raise Unsupported("its model marks the ends of words")
@@ -65,7 +61,7 @@ class ByteWords(Engine):
             merged=read_only(model["merged"]),
             whole=model["whole"],
             trie=read_only(model["trie"]),
-            special=read_only(forbidden),
+            special=self._special,
             special_to=-1 if special.unk is None else special.unk,
             bits=None,
             carry=None,

@@ -31,6 +31,7 @@ from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.merges import LANES
 from bertdata.tokenize.kernels.records import Output, RunTables, Text
 from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
+from bertdata.types import SpecialTokens
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
@@ -48,10 +49,9 @@ class Engine:
     takes_lines: bool
     """Whether the ids of a text are the ids of its lines, one after the other."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, special: NDArray[np.bool_], unk: int | None) -> None:
-        """special: bool [vocab_size], the ids that text may not give; `unk` is stored in their place."""
-        self._tokenizer, self._special, self._unk = tokenizer, special, unk
-        self._dtype = np.uint16 if special.size <= 1 << 16 else np.uint32
+    def __init__(self, tokenizer: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+        self._tokenizer, self._special, self._unk = tokenizer, forbidden_ids(special), special.unk
+        self._dtype = np.uint16 if special.vocab_size <= 1 << 16 else np.uint32
         self._pages: dict[int, NDArray[Any]] = {}  # number of a page → entries of its code points, read-only
         self._probing = threading.Lock()  # held while the tokenizer is asked, and while _pages is read or written
         self._of_thread = threading.local()  # .tables, .runs: what the kernel reads and writes in this thread
@@ -196,6 +196,13 @@ class _Insertions:
         piece_of_run = np.searchsorted(starts, rows[:, 0], side="right") - 1
         more = np.bincount(piece_of_run, sizes, bounds.size - 1).astype(np.int64)
         return ids, bounds + np.append(0, np.cumsum(more))
+
+
+def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:
+    """bool [vocab_size], read-only: the ids that text may not give; the unknown id is stored in their place."""
+    forbidden = np.zeros(special.vocab_size, np.bool_)
+    forbidden[list(set(special.special_ids) - {special.unk})] = True
+    return read_only(forbidden)
 
 
 def new_runs() -> RunTables:

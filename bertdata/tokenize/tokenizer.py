@@ -21,7 +21,7 @@ from tokenizers import processors
 from bertdata.errors import TokenizerError, UsageError
 from bertdata.tokenize.added import AddedTokens
 from bertdata.tokenize.bytewords import ByteWords
-from bertdata.tokenize.engine import Engine
+from bertdata.tokenize.engine import Engine, forbidden_ids
 from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels.records import Text
 from bertdata.tokenize.rules import Unsupported
@@ -117,11 +117,7 @@ class Tokenizer:
             TOKENIZER: tokenizer_json.encode() + b"\n",
             TOKENIZER_CONFIG: json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n",
         }
-        forbidden = np.zeros(self.special.vocab_size, np.bool_)
-        forbidden[list(self.special.special_ids)] = True
-        if self.special.unk is not None:
-            forbidden[self.special.unk] = False
-        self._forbidden = forbidden
+        self._forbidden = forbidden_ids(self.special)
         self._preparing = threading.Lock()
         self._engine: Engine | None = None
         self._added: AddedTokens | None = None  # what the engine does not see

@@ -36,16 +36,14 @@ class WordPiece(Engine):
             raise Unsupported("its unknown token is not in the vocabulary")
         if max(vocabulary.values()) >= MOST_IDS:
             raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
-        forbidden = np.zeros(special.vocab_size, np.bool_)
-        forbidden[list(set(special.special_ids) - {special.unk})] = True
-        gives_special = forbidden[vocabulary[model.unk_token]]
+        super().__init__(tokenizer, special)
+        gives_special = self._special[vocabulary[model.unk_token]]
         for token, token_id in vocabulary.items():
             spelling = token.removeprefix(model.continuing_subword_prefix)
             is_one_word = len(spelling) == 1 or not set(spelling) & set(string.punctuation)
-            gives_special |= forbidden[token_id] and is_one_word
+            gives_special |= self._special[token_id] and is_one_word
         if gives_special:
             raise Unsupported("a word of the text may give the id of a special token")
-        super().__init__(tokenizer, forbidden, special.unk)
         names = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
         flags = {name: getattr(tokenizer.normalizer, name) for name in names}
         self._normalizer = normalizers.BertNormalizer(**flags)

@@ -219,11 +219,7 @@ class Words(Engine):
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
         """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
-        forbidden = np.zeros(special.vocab_size, np.bool_)
-        forbidden[list(special.special_ids)] = True
-        if special.unk is not None:
-            forbidden[special.unk] = False
-        super().__init__(tokenizer, forbidden, special.unk)
+        super().__init__(tokenizer, special)
         self.forms = Forms(content.get("normalizer"))
         self._changes = not self.forms.is_identity or self.forms.collapses
         self._cut = cut = cutting(content.get("pre_tokenizer"), self.forms, content["model"])
@@ -265,7 +261,7 @@ class Words(Engine):
             prefix_when=cut.prefix_when,
             prefix_always=int(cut.prefix_always),
             collapses=int(self.forms.collapses),
-            special=read_only(forbidden),
+            special=self._special,
             special_to=-1 if special.unk is None else special.unk,
         )
         if cut.prefix:
