@@ -98,10 +98,7 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
         number, end = {letter: byte for byte, letter in enumerate(letters)}, "" if ignores_merges else suffix
         if not suffix:
             spelled = [bytes(map(number.__getitem__, token)) for token in vocabulary if number.keys() >= set(token)]
-            kept = _reached(spelled, byte_ids[0], pairs, merged)[ranks]
-            pairs = np.full(2 << int(kept.sum()).bit_length(), records.EMPTY)
-            add_pairs(np.array(lefts, np.int64)[kept], np.array(rights, np.int64)[kept], ranks[kept], pairs)
-            fields["pairs"] = pairs
+            fields["pairs"] = pairs = _reached(pairs, merged, spelled, byte_ids[0])
         tokens = [
             (bytes(map(number.__getitem__, token.removesuffix(end))), 0, n)
             for token, n in vocabulary.items()
@@ -127,15 +124,24 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
 
 
 def _reached(
-    spelled: list[bytes], byte_ids: NDArray[np.int64], pairs: NDArray[np.uint64], merged: NDArray[np.int32]
-) -> NDArray[np.bool_]:
-    """Which merges can happen in a word, by their ranks. A smaller table of them stays in the processor's caches."""
+    pairs: NDArray[np.uint64], merged: NDArray[np.int32], spelled: list[bytes], byte_ids: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """The table of the merges that can happen in a word: a smaller one stays in the processor's caches.
+
+    spelled: the bytes of all tokens.
+    """
     text = np.frombuffer(b"".join(spelled) or b"\0", np.uint8)
     bounds = np.append(0, np.cumsum([len(token) for token in spelled], dtype=np.int64))
     is_reached = np.zeros(merged.size, np.bool_)
     if not mark_reached(text, bounds, byte_ids, Merges(pairs, merged), is_reached):
-        is_reached[:] = True
-    return is_reached
+        return pairs
+    entries = pairs[pairs != records.EMPTY]
+    left, right, rank = ((entries >> np.uint64(bit)).astype(np.int64) for bit in (44, 24, 0))
+    right, rank = right & 0xFFFFF, rank & 0xFFFFFF
+    kept = is_reached[rank]
+    table = np.full(2 << int(kept.sum()).bit_length(), records.EMPTY)
+    add_pairs(left[kept], right[kept], rank[kept], table)
+    return table
 
 
 def _whole(
