@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class _Cache(FunctionCache):
 
     def __init__(self, function: Any) -> None:
         super().__init__(function)
-        stamp = [(path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in _files_of(function)]
+        stamp = _stamp(function.__code__.co_filename)
         self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
@@ -43,11 +44,16 @@ class _Cache(FunctionCache):
             super().save_overload(sig, data)
 
 
-def _files_of(function: Any) -> list[Path]:
-    """The files whose change may change a kernel: its own, those beside it in a package of kernels, and _COMMON."""
-    own = Path(function.__code__.co_filename)
+@cache
+def _stamp(file: str) -> list[tuple[str, int, int]]:
+    """Name, time and size of the files whose change may change the kernels of a file.
+
+    They are the file itself, those beside it in a package of kernels, and _COMMON.
+    """
+    own = Path(file)
     beside = sorted(own.parent.glob("*.py")) if own.parent.name == "kernels" else [own]
-    return [path for path in [*beside, *_COMMON] if path.exists()]
+    known = [(path.name, path.stat()) for path in [*beside, *_COMMON] if path.exists()]
+    return [(name, facts.st_mtime_ns, facts.st_size) for name, facts in known]
 
 
 def jit(**options: Any) -> Any:
