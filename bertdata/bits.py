@@ -60,17 +60,20 @@ def store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
     return types.void(array, types.int64, types.uint64), generate
 
 
+def request(builder: Any, place: Any) -> None:
+    """Code that asks the processor to load the 64 bytes at a pointer to bytes."""
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
+    builder.call(function, [place, number(0), number(3), number(1)])
+
+
 @intrinsic
 def prefetch(typing: Any, array: Any, offset: Any) -> Any:
     """Asks the processor to load the 64 bytes at a byte offset, and does not wait."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        )
-        place = pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(8))
-        builder.call(function, [place, number(0), number(3), number(1)])
+        request(builder, pointer_to(context, builder, signature.args[0], args[0], args[1], ir.IntType(8)))
         return context.get_dummy_value()
 
     return types.void(array, types.int64), generate

@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from bertdata import keys
-from bertdata.bits import count_ones, trailing_zeros
+from bertdata.bits import count_ones, request, trailing_zeros
 from bertdata.jit import jit
 from bertdata.types import IGNORE_INDEX
 
@@ -252,10 +252,7 @@ def _prefetch(typing: Any, address: Any) -> Any:
     """Asks the processor to load the 64 bytes at an address, and does not wait. The address may be invalid."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        builder.call(function, [builder.inttoptr(args[0], pointer), number(0), number(3), number(1)])
+        request(builder, builder.inttoptr(args[0], ir.IntType(8).as_pointer()))
         return context.get_dummy_value()
 
     return types.void(address), generate
