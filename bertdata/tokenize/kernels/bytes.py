@@ -49,6 +49,9 @@ ALL, ONE = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(1)
 # contractions; last, how many digits the present group of up to three has.
 LETTERS, NUMBERS, OTHERS, SPACES, BLANKS, INLINE, NEWLINES, TAKEN, TAKING, BEGIN, INSIDE, DIGITS = range(12)
 NUM_CARRIES = 12
+# Indexes of ByteTables.bits after LETTERS, NUMBERS and OTHERS: white space; the bytes that begin no character; and
+# white space that ends a run of it, if it is not ASCII
+WHITE, INNER, LAST = 3, 4, 5
 
 
 @intrinsic
@@ -132,8 +135,8 @@ def _after(bits, carry):
 def _add_others(text, i, begin, end, high, bits, classes):
     """Adds the characters of a block that are not ASCII to its bits, by their code points.
 
-    high: their bytes. bits: uint64 [6], in order: letters, numbers, others, blanks; the bytes that begin no character,
-    and the blanks that end a run of them. Returns whether all classes are known, and a code point whose is not.
+    high: their bytes. bits: uint64 [6], by LETTERS, NUMBERS, OTHERS, WHITE, INNER and LAST. Returns whether all classes
+    are known, and a code point whose is not.
     """
     while high != uint64(0):
         place = i + trailing_zeros(high)
@@ -150,8 +153,8 @@ def _add_others(text, i, begin, end, high, bits, classes):
             if classes[point] == NOT_KNOWN:
                 return False, point
             if classes[point] != IS_BLANK:
-                bits[5] |= ONE << uint64(first)
-        bits[4] |= own & ~(ONE << uint64(first)) if place >= i else own
+                bits[LAST] |= ONE << uint64(first)
+        bits[INNER] |= own & ~(ONE << uint64(first)) if place >= i else own
         high &= ~own
     return True, int64(0)
 
@@ -171,13 +174,13 @@ def _block(text, i, begin, end, tables):
     if not is_followed and blanks >> uint64(63) != uint64(0):
         point = decoded(text, i + 64)[0]
         is_followed, is_known = classes[point] == IS_BLANK, classes[point] != NOT_KNOWN
-    bits[0], bits[1], bits[3] = letters & valid, digits & valid, blanks
-    bits[2] = ~(letters | digits | blanks | high) & valid
-    bits[4] = bits[5] = uint64(0)
+    bits[LETTERS], bits[NUMBERS], bits[WHITE] = letters & valid, digits & valid, blanks
+    bits[OTHERS] = ~(letters | digits | blanks | high) & valid
+    bits[INNER] = bits[LAST] = uint64(0)
     high &= valid
     if high != uint64(0) and is_known:
         is_known, point = _add_others(text, i, begin, end, high, bits, classes)
-    following_blanks = (bits[3] >> ONE) | (uint64(is_followed) << uint64(63))
+    following_blanks = (bits[WHITE] >> ONE) | (uint64(is_followed) << uint64(63))
     last = blanks & valid & ~following_blanks
     return spaces & valid, newlines & valid, apostrophes & valid, (zeros & valid) != uint64(0), last, is_known, point
 
@@ -209,13 +212,13 @@ def _gpt2_begins(text, i, begin, end, tables):
     spaces, _, apostrophes, has_zero, last, is_known, point = _block(text, i, begin, end, tables)
     if not is_known:
         return uint64(0), has_zero, False, point
-    letters, numbers, others, blanks = bits[0], bits[1], bits[2], bits[3]
+    letters, numbers, others, blanks = bits[LETTERS], bits[NUMBERS], bits[OTHERS], bits[WHITE]
     same = letters & _after(letters, carry[LETTERS])
     same |= numbers & _after(numbers, carry[NUMBERS])
     same |= others & _after(others, carry[OTHERS])
     begins = ~blanks & ~same & ~_after(spaces, carry[SPACES])
-    begins |= blanks & (~_after(blanks, carry[BLANKS]) | last | bits[5])
-    begins = _with_contractions(text, i, end - i, begins & ~bits[4], apostrophes, uint64(0), carry)
+    begins |= blanks & (~_after(blanks, carry[BLANKS]) | last | bits[LAST])
+    begins = _with_contractions(text, i, end - i, begins & ~bits[INNER], apostrophes, uint64(0), carry)
     for k in range(4):
         carry[k] = (bits[k] if k < 3 else spaces) >> uint64(63)
     carry[BLANKS] = blanks >> uint64(63)
@@ -272,13 +275,13 @@ def _llama3_begins(text, i, begin, end, tables):
     spaces, newlines, apostrophes, has_zero, last, is_known, point = _block(text, i, begin, end, tables)
     if not is_known:
         return uint64(0), has_zero, False, point
-    letters, others, blanks, inside = bits[0], bits[2], bits[3], bits[4]
+    letters, others, blanks, inside = bits[LETTERS], bits[OTHERS], bits[WHITE], bits[INNER]
     other_before = _after(others, carry[OTHERS])
     taken = newlines & (other_before | carry[TAKEN])  # newlines belong to the punctuation before them
     taken = newlines & ~(newlines + taken)  # the sum carries through a run of newlines
     taken_before = _after(taken, carry[TAKEN])
     after_newline = _after(newlines, carry[NEWLINES]) & blanks & ~newlines & valid
-    blank_begins = (blanks & ~_after(blanks, carry[BLANKS]) & ~taken) | (last & ~newlines) | bits[5]
+    blank_begins = (blanks & ~_after(blanks, carry[BLANKS]) & ~taken) | (last & ~newlines) | bits[LAST]
     blank_begins |= after_newline & taken_before
     rest = after_newline & ~taken_before & ~inside
     while rest != uint64(0):
@@ -294,7 +297,7 @@ def _llama3_begins(text, i, begin, end, tables):
         taking |= (taking << ONE) & inside & others
     inline = blanks & ~newlines
     joined = _after(letters, carry[LETTERS]) | _after(inline, carry[INLINE]) | _after(taking, carry[TAKING])
-    begins = other_begins | blank_begins | (letters & ~joined) | _number_begins(bits[1], inside, carry)
+    begins = other_begins | blank_begins | (letters & ~joined) | _number_begins(bits[NUMBERS], inside, carry)
     begins = _with_contractions(text, i, end - i, begins & ~inside, apostrophes, uint64(0x20), carry)
     for k in range(3):
         carry[k] = bits[k] >> uint64(63)

@@ -15,7 +15,7 @@ from bertdata.tokenize.kernels.tries import child_of, token_of
 
 NO_RANK = np.int64(1 << 62)
 LONGEST_TOKEN = 1 << 10  # bytes of a token, for `mark_reached`
-LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `_merge_short`; a place takes 5 bits, and `_least32` takes 32 lanes
+LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `merge_short`; a place takes 5 bits, and `least32` takes 32 lanes
 
 
 @jit(forceinline=True, _nrt=False)

@@ -130,9 +130,10 @@ class ByteTables(NamedTuple):
 class RunTables(NamedTuple):
     """Hash tables of the runs a thread has met, with the value of each, and scratch memory of that thread.
 
-    Both tables consist of sets of two slots of 32 bytes; a free slot is zeros. A run that is met again moves to the
-    first slot of its set, and a new one takes the place of the run in the second slot. So frequent runs stay. Only when
-    `spelled` or `pool` is full, everything is forgotten.
+    Both tables consist of sets of two slots of 32 bytes; a free slot is zeros. A new run takes the place of the run in
+    the second slot of its set. A run in the second slot that `find_near` or `find_far` finds moves to the first; the
+    loops that look for the runs of a window together leave it where it is. So frequent runs stay. Only when `spelled`
+    or `pool` is full, everything is forgotten.
     """
 
     near: Any  # uint64 [num_sets * 8]: (first 8 bytes, bytes 8 to 15, value, unused), for runs of up to 16 bytes

@@ -1,6 +1,7 @@
 """The cache of runs: the ids of what a thread has met, found by the run's bytes; and of pairs of code points.
 
-A run that is found costs one line of a processor's cache, two if it is in the second slot of its set."""
+A set lies in one line of a processor's cache, and a run of up to 16 bytes that is found costs one such line.
+"""
 
 from __future__ import annotations
 
