@@ -38,7 +38,8 @@ oldest:  ## the quick tests with the oldest versions that pyproject.toml allows
 
 # The kernels once more with their indices checked, which takes them compiled anew.
 bounds: $(VENV)/.dev  ## the tests of the kernels, with every index checked
-	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_text.py tests/test_samples.py tests/test_mix.py tests/test_engine.py
+	NUMBA_BOUNDSCHECK=1 $(PYTEST) tests/test_kernels.py tests/test_text.py tests/test_samples.py tests/test_mix.py tests/test_engine.py \
+	    tests/test_words.py::test_any_text_is_cut_as_by_the_automaton tests/test_words.py::test_a_word_with_a_zero_byte_may_end_in_the_next_window
 	cache=$$(mktemp -d) && trap 'rm -r "$$cache"' EXIT && \
 	    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR="$$cache" $(BIN)/python tools/damage.py flips --every 40
 
