@@ -60,6 +60,50 @@ def store64(typing: Any, array: Any, offset: Any, value: Any) -> Any:
     return types.void(array, types.int64, types.uint64), generate
 
 
+@intrinsic
+def keep_masked(typing: Any, array: Any, offset: Any, masks: Any, row: Any, kept: Any, place: Any) -> Any:
+    """Writes the 16 bytes at a byte offset, and those of a row of masks, to kept[place:]. Returns them as two words.
+
+    masks, kept: uint64; row, place: int64, even numbers of their elements.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pair, number = ir.VectorType(ir.IntType(64), 2), ir.IntType(64)
+
+        def of(which: int, offset: Any) -> Any:
+            return pointer_to(context, builder, signature.args[which], args[which], offset, pair)
+
+        def bytes_of(elements: Any) -> Any:
+            return builder.shl(elements, ir.Constant(number, 3))
+
+        text, mask = builder.load(of(0, args[1])), builder.load(of(2, bytes_of(args[3])))
+        text.align, mask.align = 1, 8
+        key = builder.and_(text, mask)
+        builder.store(key, of(4, bytes_of(args[5]))).align = 8
+        halves = [builder.extract_element(key, ir.Constant(ir.IntType(32), k)) for k in range(2)]
+        return context.make_tuple(builder, signature.return_type, halves)
+
+    kind = types.UniTuple(types.uint64, 2)
+    return kind(array, types.int64, masks, types.int64, kept, types.int64), generate
+
+
+@intrinsic
+def are_equal128(typing: Any, first: Any, i: Any, second: Any, k: Any) -> Any:
+    """Whether first[i : i + 2] and second[k : k + 2] are equal, two arrays of uint64."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pair, number = ir.VectorType(ir.IntType(64), 2), ir.IntType(64)
+        words = []
+        for which in (0, 2):
+            offset = builder.shl(args[which + 1], ir.Constant(number, 3))
+            words.append(builder.load(pointer_to(context, builder, signature.args[which], args[which], offset, pair)))
+            words[-1].align = 8
+        differs = builder.bitcast(builder.icmp_unsigned("!=", *words), ir.IntType(2))
+        return builder.icmp_unsigned("==", differs, ir.Constant(ir.IntType(2), 0))
+
+    return types.boolean(first, types.int64, second, types.int64), generate
+
+
 def request(builder: Any, place: Any) -> None:
     """Code that asks the processor to load the 64 bytes at a pointer to bytes."""
     number = ir.IntType(32)

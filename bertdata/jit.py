@@ -1,6 +1,7 @@
 """How kernels are compiled: at first use, and once on a machine.
 
-What is used here of numba's private interface (the cache of compiled functions) was tried with 0.61.0 and 0.68.1.
+What is used here of numba's private interface (the cache of compiled functions, the features of the processor) was
+tried with 0.61.0 and 0.68.1.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
-from numba.core import event
+from numba.core import config, event
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.codegen import get_host_cpu_features
 
 _COMMON = [Path(__file__).with_name(name) for name in ("bits.py", "jit.py", "keys.py")]  # that kernels import
 
@@ -67,6 +69,16 @@ def jit(**options: Any) -> Any:
         return kernel
 
     return decorate
+
+
+def cpu_has(feature: str) -> bool:
+    """Whether kernels may use a feature of the processor, by LLVM's name of it, such as avx512vbmi2.
+
+    NUMBA_CPU_NAME=generic or NUMBA_CPU_FEATURES can withhold it.
+    """
+    chosen = getattr(config, "CPU_FEATURES", None)
+    features = get_host_cpu_features() if chosen is None else chosen
+    return f"+{feature}" in features.split(",")
 
 
 class _Announcer(event.Listener):

@@ -21,7 +21,8 @@ PACKAGES = {
                           "idfile megatron flat rows indexed mds litdata ids split blocks docstrings"),
     "tokenize": ("",
                  "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "
-                 "kernels.merges kernels.unigram kernels.wordpiece kernels.boundaries kernels.words kernels.bytes "
+                 "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.words "
+                 "kernels.bytes "
                  "rules forms models added engine wordpiece words bytewords tokenizer load spelling train"),
     "write": ("format sources tokenize",
               "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "

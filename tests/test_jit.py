@@ -8,11 +8,14 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from conftest import make_text
 from helpers import python
 from ray import cloudpickle
 
 import bertdata
 from bertdata.jit import announcing_compilation
+from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.tokenize.train import TRAINERS
 
 KERNELS = """
 import numpy as np
@@ -103,3 +106,31 @@ def test_every_global_can_be_pickled(name):
     for key, value in vars(importlib.import_module(name)).items():
         if not (isinstance(value, ModuleType) or key.startswith("__")):
             cloudpickle.dumps(value)
+
+
+ENCODE = """
+import sys
+from pathlib import Path
+from bertdata.tokenize.kernels.bits import write_places
+from bertdata.tokenize.load import load
+text = Path(sys.argv[2]).read_bytes()
+for path in sorted(Path(sys.argv[1]).glob("*.json")):
+    encoded = load(str(path)).encode(text, np.array([0, len(text)]), sentences=False)
+    print(zlib.crc32(encoded.ids.tobytes()), write_places.__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_processor_without_vector_instructions_of_its_own_gives_the_same_ids(tmp_path):
+    """As any processor that LLVM knows, ARM among them, is one without AVX-512."""
+    text = make_text(300) + "don't café 水火 12345 \0 ﬁ e\u0301\n" * 20
+    (tmp_path / "text").write_text(text)
+    for name, train in TRAINERS.items():
+        (tmp_path / f"{name}.json").write_bytes(train([text], 600).files[TOKENIZER])
+    program = "import zlib, numpy as np\n" + ENCODE
+    found = []
+    for features in ({}, {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}):
+        environment = {"NUMBA_CACHE_DIR": str(tmp_path / str(len(features))), **features}
+        found.append(python("-c", program, tmp_path, tmp_path / "text", environment=environment).split())
+    assert found[0][::2] == found[1][::2]
+    assert set(found[1][1::2]) == {"_places_one_by_one"}

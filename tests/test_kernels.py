@@ -12,11 +12,17 @@ from reference import documents as reference
 from reference import keys
 
 from bertdata import Loader
-from bertdata.bits import load64, store64
+from bertdata.bits import are_equal128, keep_masked, load64, store64
 from bertdata.read import kernels, order
 from bertdata.read.masking import Masker
 from bertdata.sources.kernels import _copy_line, _special64
-from bertdata.tokenize.kernels.bits import ascii_stops64, in_ranges64, outside64
+from bertdata.tokenize.kernels.bits import (
+    _places_one_by_one,
+    ascii_stops64,
+    in_ranges64,
+    outside64,
+    write_places,
+)
 from bertdata.tokenize.kernels.bytes import _classes64, _contractions64
 from bertdata.tokenize.kernels.records import LETTERS, LOWER, PRINTED
 from bertdata.types import IGNORE_INDEX, Masking, SpecialTokens
@@ -291,7 +297,8 @@ def words_at(data, place, ranges):
     sets = outside64(data, place, LETTERS), outside64(data, place, PRINTED), outside64(data, place, LOWER)
     stops = ascii_stops64(data, place), in_ranges64(data, place, ranges)
     others = load64(data, place), _special64(data, place), _spaces64(data, place), _equal64(data, place, np.uint8(97))
-    return sets + stops + others + _classes64(data, place) + _contractions64(data, place, np.uint64(32))
+    of_bytes = _classes64(data, place) + _contractions64(data, place, np.uint64(32))
+    return (*sets, *stops, *others, *of_bytes)
 
 
 @njit
@@ -300,6 +307,39 @@ def copied(source, i, target, p):
     bits = _copy_line(source, i, target, p)
     store64(target, p + 64, load64(source, i))
     return bits
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+@pytest.mark.parametrize("write", dict.fromkeys([write_places, _places_one_by_one]), ids=lambda write: write.__name__)
+@given(
+    bits=st.integers(0, 2**64 - 1) | st.just(2**64 - 1), count=st.integers(0, 9), distance=st.integers(0, 2**16 - 64)
+)
+def test_places_of_bits(write, bits, count, distance):
+    places = np.zeros(count + 64, np.uint16)
+    found = njit(lambda *values: write(*values))(places, count, np.uint64(bits), distance)
+    expected = [distance + k for k in range(64) if bits >> k & 1]
+    assert places[count : count + found].tolist() == expected
+    assert not places[:count].any()
+
+
+@njit
+def masked(data, place, masks, kept):
+    words = keep_masked(data, place, masks, 2, kept, 4)
+    return words, are_equal128(kept, 4, kept, 0), are_equal128(kept, 4, kept, 2)
+
+
+@pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
+@given(st.binary(min_size=16, max_size=16), st.binary(min_size=16, max_size=16), st.integers(0, 9), st.integers(0, 127))
+def test_sixteen_bytes_are_masked_kept_and_compared(text, mask, place, bit):
+    data = np.frombuffer(bytes(place) + text, np.uint8)
+    masks = np.frombuffer(bytes(16) + mask, np.uint64)
+    expected = int.from_bytes(text, "little") & int.from_bytes(mask, "little")
+    halves = [expected & 2**64 - 1, expected >> 64]
+    other = expected ^ 1 << bit
+    kept = np.array([*halves, other & 2**64 - 1, other >> 64, 0, 0], np.uint64)
+    words, is_same, is_other = masked(data, place, masks, kept)
+    assert [*words] == kept[4:].tolist() == halves
+    assert (is_same, is_other) == (True, False)
 
 
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")

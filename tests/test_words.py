@@ -21,7 +21,8 @@ from bertdata.tokenize.bytewords import LLAMA3_RULE, ByteWords
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.bytes import find_words
 from bertdata.tokenize.kernels.merges import add_pairs, merge, merge_any
-from bertdata.tokenize.models import trie_of
+from bertdata.tokenize.kernels.splits import cut_word
+from bertdata.tokenize.models import byte_letters, byte_symbols, trie_of
 from bertdata.tokenize.rules import CLASSES, Rules, Unsupported, parse
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import Tokenizer as Ours
@@ -373,6 +374,70 @@ def test_merges(pairs, ids):
     ranks = np.full(found.size + 1, -7)
     assert found[: merge(found.size, tables, found, ranks)[0]].tolist() == merged(ids, merges)
     assert ranks[-1] == -7  # it is no place of its own
+
+
+LETTERS = byte_letters()
+
+
+def bpe_of(choices):
+    """The JSON of a BPE model of all bytes, and its vocabulary. Each pair of numbers chooses two tokens to merge."""
+    tokens, merges = [*"abc"], {}
+    for left, right in choices:
+        pair = tokens[left % len(tokens)], tokens[right % len(tokens)]
+        if pair not in merges and len("".join(pair)) <= 12:
+            merges[pair] = None
+            tokens.append("".join(pair))
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys([*reversed(tokens), *LETTERS]))}
+    return {"type": "BPE", "vocab": vocabulary, "merges": [*merges]}, vocabulary
+
+
+def merged_bytes(word, model, vocabulary):
+    ranks = {pair: rank for rank, pair in enumerate(model["merges"])}
+    merges = {rank: (*(vocabulary[part] for part in pair), vocabulary["".join(pair)]) for pair, rank in ranks.items()}
+    return merged([vocabulary[letter] for letter in word], merges)
+
+
+def cut(word, model, vocabulary):
+    """The ids of a word, None if the kernel leaves it to merging."""
+    fields = byte_symbols(model, vocabulary)
+    chain, dead = np.zeros(len(word) + 1, np.int64), np.zeros(len(word) // 64 + 1, np.uint64)
+    spelled = bytes(map(LETTERS.index, word))
+    text = np.frombuffer(b"c" + spelled + b"a", np.uint8)  # the letters around the word do not count
+    count = cut_word(text, 1, 1 + len(word), namedtuple("Tables", fields)(**fields), chain, dead)
+    return fields["ids"][chain[:count]].tolist() if count else None
+
+
+WORDS_OF_ABC = st.text("abc", min_size=1, max_size=20) | st.text("ab", min_size=60, max_size=140)
+CHOICES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=40)
+
+
+@settings(max_examples=10 * settings().max_examples)
+@given(choices=CHOICES, word=WORDS_OF_ABC, order=st.none() | st.randoms(use_true_random=False))
+@example(choices=[(0, 0), (3, 0), (3, 3)], word="aaaaaaa", order=None)
+@example(choices=[(0, 1), (1, 2), (3, 2), (0, 4)], word="abcabcbc", order=None)
+def test_words_are_cut_where_merging_leaves_them_apart_or_left_to_merging(choices, word, order):
+    model, vocabulary = bpe_of(choices)
+    if order:
+        order.shuffle(model["merges"])
+    found, expected = cut(word, model, vocabulary), merged_bytes(word, model, vocabulary)
+    made = {vocabulary["".join(pair)] for pair in model["merges"]}
+    assert found == expected or (found is None and not made.isdisjoint(expected))
+
+
+def test_no_word_is_left_to_merging_if_tokens_are_made_in_order(kinds):
+    model = json.loads(kinds("GPT-2").files[TOKENIZER])["model"]
+    for word in {"".join(LETTERS[byte] for byte in word.encode()) for word in TEXT.split()}:
+        expected = merged_bytes(word, model | {"merges": [*map(tuple, model["merges"])]}, model["vocab"])
+        assert cut(word, model, model["vocab"]) == expected
+
+
+def test_a_whole_word_that_no_merge_makes_is_its_token_where_merges_are_ignored():
+    model, vocabulary = bpe_of([(0, 1)])
+    vocabulary["abca"] = 500
+    assert cut("abca", model, vocabulary) == [vocabulary["ab"], vocabulary["c"], vocabulary["a"]]
+    model["ignore_merges"] = True
+    assert cut("abca", model, vocabulary) == [500]
+    assert cut("abcab", model, vocabulary) == [vocabulary["ab"], vocabulary["c"], vocabulary["ab"]]
 
 
 SPELLINGS = st.tuples(st.binary(min_size=1, max_size=6) | st.text("ab", min_size=1).map(str.encode), st.integers(0, 1))

@@ -65,7 +65,7 @@ EQUIVALENT = {
     ("bertdata/tokenize/kernels/unigram.py bound: 1 -> 2", "unknown_stop = -1"):
         "any negative number says that nothing is unknown",
     ("bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
-     "add_pairs(np.array(lefts, np.int64), np.array(rights, np.int64), ranks, pairs)"):
+     "is_full = not add_pairs(left.astype(np.int64), right.astype(np.int64), rank.astype(np.int64), table)"):
         "ids have at most 20 bits",
     ("bertdata/tokenize/models.py dtype: np.int64 -> np.int32",
      "ids = np.array([token_id for _, _, token_id in ordered], np.int64)"):

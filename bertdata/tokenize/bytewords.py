@@ -14,7 +14,7 @@ from bertdata.tokenize.forms import Forms, flat
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes
 from bertdata.tokenize.kernels.records import ByteTables, Output, RunTables, Text
-from bertdata.tokenize.models import model_tables
+from bertdata.tokenize.models import byte_symbols
 from bertdata.tokenize.rules import Rules, Unsupported, parse
 from bertdata.tokenize.words import GPT2_RULE, inner_tokenizer
 from bertdata.types import SpecialTokens
@@ -39,8 +39,6 @@ class ByteWords(Engine):
         """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
         super().__init__(tokenizer, special)
         rule = _rule_of(content)
-        if content["model"].get("end_of_word_suffix"):
-            raise Unsupported("its model marks the ends of words")
         if not Forms(content.get("normalizer")).is_identity:
             raise Unsupported("it normalizes text")
         self._rules = Rules([parse(rule)])
@@ -49,23 +47,20 @@ class ByteWords(Engine):
             raise Unsupported("its rule takes an ASCII character for another kind than the kernel does")
         self._content = content
         self._inner: tokenizers.Tokenizer | None = None  # for single words
-        model = model_tables(content["model"], tokenizer.get_vocab(with_added_tokens=False), byte_level=True)
-        masks = [(1 << 8 * length) - 1 for length in range(17)]
+        model = byte_symbols(content["model"], tokenizer.get_vocab(with_added_tokens=False))
+        masks = [(1 << 8 * length) - 1 for length in range(17)] + [0]
         halves = np.array([half for mask in masks for half in (mask & (1 << 64) - 1, mask >> 64)], np.uint64)
         self._constants = ByteTables(
             rule=RULES[rule],
             classes=None,
             key_masks=read_only(halves),
-            byte_ids=read_only(model["byte_ids"][0].copy()),
-            pairs=read_only(model["pairs"]),
-            merged=read_only(model["merged"]),
-            whole=model["whole"],
-            trie=read_only(model["trie"]),
+            **{field: read_only(array) for field, array in model.items()},
             special=self._special,
             special_to=-1 if special.unk is None else special.unk,
             bits=None,
             carry=None,
             places=None,
+            dead=None,
         )
         self._warm()
 
@@ -75,6 +70,7 @@ class ByteWords(Engine):
             bits=np.zeros(6, np.uint64),
             carry=np.zeros(NUM_CARRIES, np.uint64),
             places=np.zeros(records.WINDOW + 72, np.uint16),
+            dead=np.zeros(records.LONGEST_WORD // 64 + 1, np.uint64),
         )
         return self._with_page(tables, 0)
 

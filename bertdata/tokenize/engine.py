@@ -35,7 +35,7 @@ from bertdata.types import SpecialTokens
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
 NUM_CODE_POINTS = 0x110000
-NEAR_SETS, FAR_SETS = 1 << 18, 1 << 16  # of the tables of runs
+NEAR_SETS, FAR_SETS = 1 << 17, 1 << 16  # of the tables of runs
 SPELLED_BYTES, POOLED_IDS, STABLE_SLOTS = 1 << 23, 1 << 22, 1 << 14
 WORD_BYTES = 1 << 14  # of a normalized word, at most; a word of a quarter of it or more is hard
 HARD_RUNS = 1 << 10  # that the kernel finds before `tokenizers` encodes them

@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.merges import Merges, add_pairs, keep_whole, mark_reached
+from bertdata.tokenize.kernels.merges import LONGEST_TOKEN, Merges, add_pairs, keep_whole, mark_reached
+from bertdata.tokenize.kernels.splits import LEFT, LENGTH, NUM_BYTES, RIGHT, fill_shorter, mark_sorted
 from bertdata.tokenize.kernels.tries import NO_BYTE, grow_trie
 from bertdata.tokenize.rules import Unsupported
 
 MOST_IDS = 1 << 20  # a value holds ids of 20 bits
 MOST_ENTRIES = 1 << 24  # an entry of a trie holds places of 24 bits
+_BYTES_OF_UTF8 = [byte for byte in range(256) if byte not in (0xC0, 0xC1) and byte < 0xF5]
 _UNK_PENALTY = 10.0  # an unknown character scores so much less than the least probable token (SentencePiece)
 
 
@@ -34,8 +36,7 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     model: its JSON. vocabulary: token → id. byte_level: whether words reach the model as letters that stand for bytes.
     Raises Unsupported for options that the kernel does not know.
     """
-    if max(vocabulary.values(), default=0) >= MOST_IDS:
-        raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
+    _require_small_ids(vocabulary)
     kinds = {"merges": "BPE", "unk_id": "Unigram", "continuing_subword_prefix": "WordPiece"}  # by a member each has
     kind = model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
     fields: dict[str, Any] = {
@@ -63,7 +64,59 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     return fields | _wordpiece(model, vocabulary)
 
 
-def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
+def byte_symbols(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any]:
+    """The fields of records.ByteTables that a byte-level BPE model decides. The arguments are those of model_tables.
+
+    Raises Unsupported if kernels.splits cannot cut words for it.
+    """
+    _require_small_ids(vocabulary)
+    pairs, merged = _merges(model, vocabulary)
+    if model.get("end_of_word_suffix"):
+        raise Unsupported("its model marks the ends of words")
+    number = {letter: byte for byte, letter in enumerate(byte_letters())}
+    byte_ids = np.array([vocabulary.get(letter, -1) for letter in number], np.int64)
+    if (byte_ids[_BYTES_OF_UTF8] < 0).any():
+        raise Unsupported("its vocabulary lacks bytes")
+    letters = {n: token for token, n in vocabulary.items() if number.keys() >= set(token)}
+    spelled = {n: bytes(map(number.__getitem__, token)) for n, token in letters.items()}
+    if max(map(len, spelled.values())) > LONGEST_TOKEN:
+        raise Unsupported(f"it has a token of more than {LONGEST_TOKEN:,} bytes")
+    left, right, rank = _reached(pairs, merged, [*spelled.values()], byte_ids)
+    order = np.argsort(rank)
+    left, right, ids = left[order], right[order], np.append(byte_ids, merged[rank[order]])
+    symbol_of = np.full(max(vocabulary.values()) + 1, -1, np.int64)
+    symbol_of[ids[NUM_BYTES:]] = NUM_BYTES + np.arange(rank.size)
+    symbol_of[byte_ids[byte_ids >= 0]] = np.flatnonzero(byte_ids >= 0)
+    symbols, is_sorted = np.full((ids.size, 4), -1, np.int32), np.ones(ids.size, np.bool_)
+    symbols[NUM_BYTES:, LEFT], symbols[NUM_BYTES:, RIGHT] = symbol_of[left], symbol_of[right]
+    mark_sorted(symbols, is_sorted)
+    spellings = [bytes([byte]) for byte in range(NUM_BYTES)] + [spelled[n] for n in ids[NUM_BYTES:].tolist()]
+    symbols[:, LENGTH] = [len(spelling) for spelling in spellings]
+    in_trie = [(spelling, 0, k) for k, spelling in enumerate(spellings) if is_sorted[k]]
+    if model.get("ignore_merges"):
+        is_whole = ~np.isin(list(spelled), ids[is_sorted])
+        more = [n for n, whole in zip(spelled, is_whole.tolist(), strict=True) if whole]
+        in_trie += [(spelled[n], 0, ids.size + k) for k, n in enumerate(more)]
+        ids = np.append(ids, np.array(more, np.int64))
+    table = _table(symbol_of[left], symbol_of[right], NUM_BYTES + np.arange(rank.size))
+    trie = trie_of(in_trie)
+    text = np.frombuffer(b"".join(spellings), np.uint8)
+    bounds = np.append(0, np.cumsum([len(spelling) for spelling in spellings], dtype=np.int64))
+    fill_shorter(text, bounds, trie, symbols)
+    merged = np.arange(symbols.shape[0], dtype=np.int32)
+    return {"pairs": table, "merged": merged, "symbols": symbols, "ids": ids.astype(np.int32), "trie": trie}
+
+
+def _require_small_ids(vocabulary: dict[str, int]) -> None:
+    if max(vocabulary.values(), default=0) >= MOST_IDS:
+        raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
+
+
+def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """The table of a BPE model's merges with their ranks, see `add_pairs`, and the id that each rank gives.
+
+    Raises Unsupported for options that no kernel knows.
+    """
     if model.get("dropout"):
         raise Unsupported("its merges are random (dropout)")
     if model.get("continuing_subword_prefix"):
@@ -72,7 +125,6 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
         raise Unsupported("its BPE model gives the bytes of unknown characters, and marks the ends of words")
     if model.get("unk_token") and model["unk_token"] not in vocabulary:
         raise Unsupported("its unknown token is not in the vocabulary")
-    suffix, fallback = model.get("end_of_word_suffix") or "", bool(model.get("byte_fallback"))
     merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
     ranked = {pair: rank for rank, pair in enumerate(merges)}  # of equal merges the last one counts
     if max(vocabulary.values(), default=0) == MOST_IDS - 1:  # all ones mark a free slot of the table of merges
@@ -80,10 +132,14 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
     if len(merges) >= MOST_ENTRIES:
         raise Unsupported(f"it has {MOST_ENTRIES:,} merges or more")
     lefts, rights = [vocabulary[left] for left, _ in ranked], [vocabulary[right] for _, right in ranked]
-    pairs, merged = np.full(2 << len(ranked).bit_length(), records.EMPTY), np.zeros(len(merges) + 1, np.int32)
-    ranks = np.array([*ranked.values()], np.int64)
+    merged, ranks = np.zeros(len(merges) + 1, np.int32), np.array([*ranked.values()], np.int64)
     merged[ranks] = [vocabulary[left + right] for left, right in ranked]
-    add_pairs(np.array(lefts, np.int64), np.array(rights, np.int64), ranks, pairs)
+    return _table(np.array(lefts), np.array(rights), ranks), merged
+
+
+def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
+    pairs, merged = _merges(model, vocabulary)
+    suffix, fallback = model.get("end_of_word_suffix") or "", bool(model.get("byte_fallback"))
     ignores_merges = bool(model.get("ignore_merges"))
     fields: dict[str, Any] = {"pairs": pairs, "merged": merged, "whole": int(byte_level)}
     byte_ids = np.full((2, 256), -1, np.int64)
@@ -92,13 +148,12 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
         letters = byte_letters()
         for row, end in enumerate(("", suffix)):
             byte_ids[row] = [vocabulary.get(letter + end, -1) for letter in letters]
-        possible = [byte for byte in range(256) if byte not in (0xC0, 0xC1) and byte < 0xF5]  # in UTF-8
-        if (byte_ids[:, possible] < 0).any() and (fallback or model.get("unk_token")):
+        if (byte_ids[:, _BYTES_OF_UTF8] < 0).any() and (fallback or model.get("unk_token")):
             raise Unsupported("its vocabulary lacks bytes, and it has a token for unknown ones")
         number, end = {letter: byte for byte, letter in enumerate(letters)}, "" if ignores_merges else suffix
         if not suffix:
             spelled = [bytes(map(number.__getitem__, token)) for token in vocabulary if number.keys() >= set(token)]
-            fields["pairs"] = pairs = _reached(pairs, merged, spelled, byte_ids[0])
+            fields["pairs"] = pairs = _table(*_reached(pairs, merged, spelled, byte_ids[0]))
         tokens = [
             (bytes(map(number.__getitem__, token.removesuffix(end))), 0, n)
             for token, n in vocabulary.items()
@@ -125,8 +180,8 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
 
 def _reached(
     pairs: NDArray[np.uint64], merged: NDArray[np.int32], spelled: list[bytes], byte_ids: NDArray[np.int64]
-) -> NDArray[np.uint64]:
-    """The table of the merges that can happen in a word: a smaller one stays in the processor's caches.
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The merges that can happen in a word, as left ids, right ids and ranks: fewer stay in the processor's caches.
 
     spelled: the bytes of all tokens.
     """
@@ -134,13 +189,21 @@ def _reached(
     bounds = np.append(0, np.cumsum([len(token) for token in spelled], dtype=np.int64))
     is_reached = np.zeros(merged.size, np.bool_)
     if not mark_reached(text, bounds, byte_ids, Merges(pairs, merged), is_reached):
-        return pairs
+        is_reached[:] = True
     entries = pairs[pairs != records.EMPTY]
     left, right, rank = ((entries >> np.uint64(bit)).astype(np.int64) for bit in (44, 24, 0))
     right, rank = right & 0xFFFFF, rank & 0xFFFFFF
     kept = is_reached[rank]
-    table = np.full(2 << int(kept.sum()).bit_length(), records.EMPTY)
-    add_pairs(left[kept], right[kept], rank[kept], table)
+    return left[kept], right[kept], rank[kept]
+
+
+def _table(left: NDArray[Any], right: NDArray[Any], rank: NDArray[Any]) -> NDArray[np.uint64]:
+    """The hash table of merges, see `add_pairs`."""
+    slots, is_full = 2 << rank.size.bit_length(), True
+    while is_full:
+        table = np.full(slots, records.EMPTY)
+        is_full = not add_pairs(left.astype(np.int64), right.astype(np.int64), rank.astype(np.int64), table)
+        slots *= 2
     return table
 
 

@@ -6,12 +6,12 @@ from functools import reduce
 from typing import Any
 
 from llvmlite import ir
-from numba import int64, types
+from numba import int64, types, uint64
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from bertdata.bits import bits64, is_among
-from bertdata.jit import jit
+from bertdata.bits import bits64, count_ones, is_among, pointer_to, trailing_zeros
+from bertdata.jit import cpu_has, jit
 from bertdata.tokenize.kernels.records import LETTERS, PRINTED, RANGES
 
 
@@ -120,3 +120,52 @@ def decoded(text, i):
         return (point & 15) << 12 | int64(text[i + 1] & 63) << 6 | int64(text[i + 2] & 63), 3
     point = (point & 7) << 18 | int64(text[i + 1] & 63) << 12 | int64(text[i + 2] & 63) << 6 | int64(text[i + 3] & 63)
     return min(point, 0x10FFFF), 4
+
+
+@intrinsic
+def _compress64(typing: Any, places: Any, count: Any, bits: Any, distance: Any) -> Any:
+    """Does what `write_places` does, with an instruction of AVX-512 VBMI2."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        places, count, bits, distance = args
+        bytes64, shorts32, number = ir.VectorType(ir.IntType(8), 64), ir.VectorType(ir.IntType(16), 32), ir.IntType(32)
+        mask = ir.VectorType(ir.IntType(1), 64)
+        kind = ir.FunctionType(bytes64, [bytes64, bytes64, mask])
+        compress = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.mask.compress.v64i8")
+        all_places, none = ir.Constant(bytes64, list(range(64))), ir.Constant(bytes64, [0] * 64)
+        found = builder.call(compress, [all_places, none, builder.bitcast(bits, mask)])
+        first = builder.insert_element(
+            ir.Constant(shorts32, ir.Undefined), builder.trunc(distance, ir.IntType(16)), number(0)
+        )
+        first = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(number, 32), [0] * 32))
+
+        def store(half: int) -> None:
+            lanes = ir.Constant(ir.VectorType(number, 32), list(range(32 * half, 32 * half + 32)))
+            values = builder.add(builder.zext(builder.shuffle_vector(found, found, lanes), shorts32), first)
+            offset = builder.mul(builder.add(count, ir.Constant(count.type, 32 * half)), ir.Constant(count.type, 2))
+            place = pointer_to(context, builder, signature.args[0], places, offset, shorts32)
+            builder.store(values, place).align = 1
+
+        store(0)
+        number_of = builder.ctpop(bits)
+        with builder.if_then(builder.icmp_unsigned(">", number_of, ir.Constant(number_of.type, 32)), likely=False):
+            store(1)
+        return number_of
+
+    return types.int64(places, types.int64, types.uint64, types.int64), generate
+
+
+@jit(forceinline=True, _nrt=False)
+def _places_one_by_one(places, count, bits, distance):
+    """Does what `write_places` does, on any processor."""
+    num_places = count_ones(bits)
+    for k in range(count, count + num_places, 8):  # eight at a time; those too many are overwritten
+        for q in range(8):
+            places[uint64(k + q)] = distance + trailing_zeros(bits | (uint64(1) << uint64(63)))
+            bits &= bits - uint64(1)
+    return num_places
+
+
+# Writes the numbers of the bits that are set, each plus `distance`, at places[count:], and returns how many they are.
+# places: uint16 [at least count + 64]. What is behind those written may be overwritten.
+write_places = _compress64 if cpu_has("avx512vbmi2") else _places_one_by_one

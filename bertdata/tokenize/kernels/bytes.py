@@ -15,10 +15,10 @@ from llvmlite import ir
 from numba import int64, types, uint64
 from numba.extending import intrinsic
 
-from bertdata.bits import bits64, count_ones, is_among, is_byte, load64, pointer_to, prefetch, trailing_zeros
+from bertdata.bits import are_equal128, bits64, is_among, is_byte, keep_masked, pointer_to, prefetch, trailing_zeros
 from bertdata.jit import jit
-from bertdata.tokenize.kernels.bits import decoded
-from bertdata.tokenize.kernels.merges import merge_any
+from bertdata.tokenize.kernels.bits import decoded, write_places
+from bertdata.tokenize.kernels.merges import merge
 from bertdata.tokenize.kernels.records import (
     BYTE,
     CODE_POINT,
@@ -29,6 +29,7 @@ from bertdata.tokenize.kernels.records import (
     HAS_BEGUN,
     IS_BLANK,
     IS_LETTER,
+    LONGEST_WORD,
     NOT_KNOWN,
     NUM_HARD,
     ONE_WORD,
@@ -40,8 +41,23 @@ from bertdata.tokenize.kernels.records import (
     WINDOW,
     WORD,
 )
-from bertdata.tokenize.kernels.runs import LONGEST_KEY, emit, find_far, keep_run, near_set
-from bertdata.tokenize.kernels.tries import whole_word
+from bertdata.tokenize.kernels.runs import (
+    LONGEST_KEY,
+    emit,
+    emit_slot,
+    far_set,
+    find_far,
+    hash_of,
+    keep_in_slot,
+    keep_run,
+    most_ids,
+    near_set,
+    num_ids,
+    other_slot,
+    put_ids,
+    put_more,
+)
+from bertdata.tokenize.kernels.splits import cut_word
 
 ALL, ONE = np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(1)
 # Indexes of ByteTables.carry: bits of the bytes of the next block that follow from this one. Of the class of the byte
@@ -307,7 +323,7 @@ def _llama3_begins(text, i, begin, end, tables):
     return begins & valid, has_zero, True, point
 
 
-@jit(_nrt=False)
+@jit(forceinline=True, _nrt=False)
 def find_words(text, begin, i, end, tables, state):
     """Writes the places of words that begin in a window of a piece to tables.places, as distances from byte i.
 
@@ -326,12 +342,7 @@ def find_words(text, begin, i, end, tables, state):
             return count, i, has_zero, False
         has_zero |= is_zero
         begins &= ~uint64(i == begin)  # which ends no word
-        num_begins = count_ones(begins)
-        for k in range(count, count + num_begins, 8):  # eight at a time; those too many are overwritten
-            for q in range(8):
-                places[uint64(k + q)] = i - first + trailing_zeros(begins | (ONE << uint64(63)))
-                begins &= begins - ONE
-        count += num_begins
+        count += write_places(places, count, begins, i - first)
         i += 64
     if i >= end:
         i = end
@@ -340,108 +351,139 @@ def find_words(text, begin, i, end, tables, state):
     return count, i, has_zero, True
 
 
-@jit(_nrt=False)
+@jit(forceinline=True, _nrt=False)
 def _make_keys(text, first, start, count, has_zero, tables, runs):
-    """Makes the keys of words, and asks the processor to load their sets. EMPTY: a word has no key.
+    """Makes the keys of words, and asks the processor to load their sets.
 
-    first: the byte from which the places count. start: where the first word begins. A word of more than 16 bytes, or
-    with a zero byte, has no key; a key of zeros would be that of a free slot.
+    first: the byte from which the places count. start: where the first word begins. The key of a word of more than 16
+    bytes, or with a zero byte, is zeros, as that of a free slot, whose value is 0.
     """
-    places, keys, near, masks, at = tables.places, runs.keys, runs.near, tables.key_masks, start
+    places, keys, near, masks, at, num_long = tables.places, runs.keys, runs.near, tables.key_masks, start, 0
     for k in range(count):
         stop = first + int64(places[uint64(k)])
-        length, q = stop - at, uint64(4 * k)
-        mask = uint64(2 * min(length, 16))
-        key, rest = load64(text, at) & masks[mask], load64(text, at + 8) & masks[mask + ONE]
-        if length > 16:
-            key = EMPTY
-        if has_zero:
-            for byte in range(at, stop):
-                if text[byte] == 0:
-                    key = EMPTY
+        q = uint64(4 * k)
+        key, rest = keep_masked(text, at, masks, 2 * min(stop - at, 17), keys, 4 * k)
         j = near_set(near, key, rest)
         prefetch(near, int64(j << uint64(3)))
-        keys[q], keys[q + ONE], keys[q + uint64(2)] = key, rest, j
+        num_long += stop - at > 16
+        keys[q + uint64(2)] = j
         at = stop
+    if num_long > 0:
+        _hash_long(text, first, start, count, tables, runs)
+    if has_zero:
+        _drop_zeros(text, first, start, count, tables, runs)
 
 
 @jit(_nrt=False)
-def _word_ids(text, start, length, tables, runs):
-    """Writes the ids of the word text[start : start + length] to runs.ids. Returns how many."""
-    ids = runs.ids
-    if tables.whole != 0:
-        found = whole_word(text, start, start + length, tables.trie)
-        if found >= 0:
-            ids[0] = found
-            return 1
-    size = 0
-    for k in range(start, start + length):
-        found = tables.byte_ids[text[k]]
-        ids[size] = found
-        size += found >= 0
-    return merge_any(size, tables, runs)
+def _hash_long(text, first, start, count, tables, runs):
+    """Makes the hashes of words of more than 16 bytes, and asks the processor to load their sets."""
+    for k in range(count):
+        stop = first + int64(tables.places[uint64(k)])
+        if 16 < stop - start <= LONGEST_KEY:
+            run_hash = hash_of(text, start, stop - start)
+            prefetch(runs.far, int64(far_set(runs.far, run_hash) << uint64(3)))
+            runs.keys[uint64(4 * k + 3)] = run_hash
+        start = stop
 
 
 @jit(_nrt=False)
-def _new_word(text, start, length, tables, runs, output, p):
-    """Writes the ids of a word that is not in RunTables.near at place p. Returns how many; -1: a special id."""
-    out = output.ids
+def _drop_zeros(text, first, start, count, tables, runs):
+    """Makes the keys of words with a zero byte zeros."""
+    for k in range(count):
+        stop = first + int64(tables.places[uint64(k)])
+        for byte in range(start, stop):
+            if text[byte] == 0:
+                runs.keys[4 * k : 4 * k + 3] = uint64(0)
+        start = stop
+
+
+@jit(forceinline=True, _nrt=False)
+def _new_word(text, start, length, k, tables, runs, output, p):
+    """Writes the ids of word number k, which RunTables.near does not have, at place p.
+
+    Returns how many they are, -1 if one is of a special token.
+    """
+    out, ids, q = output.ids, runs.ids, uint64(4 * k)
     if 16 < length <= LONGEST_KEY:
-        value = find_far(text, start, length, runs.far, runs.spelled)
+        value = find_far(text, start, length, runs.keys[q + uint64(3)], runs.far, runs.spelled)
         if value != EMPTY:
             return emit(out, p, value, runs.pool)
-    count, num_special = _word_ids(text, start, length, tables, runs), 0
-    for k in range(count):
-        if tables.special[runs.ids[k]]:
+    count, num_special = cut_word(text, start, start + length, tables, ids, tables.dead), 0
+    if count == 0:
+        for i in range(length):
+            ids[i] = text[start + i]
+        count = merge(length, tables, ids, runs.ranks[0])[0]
+    for i in range(count):
+        ids[i] = tables.ids[ids[i]]
+        if tables.special[ids[i]]:
             num_special += 1
-            runs.ids[k] = tables.special_to
-        out[p + k] = runs.ids[k]
-    if num_special > 0 and tables.special_to < 0:
-        return -1
-    output.state[REPLACED] += num_special
-    if num_special == 0 and length <= LONGEST_KEY:
-        keep_run(text, start, length, runs.ids, count, out, runs)
+            ids[i] = tables.special_to
+        out[p + i] = ids[i]
+    if num_special > 0:
+        output.state[REPLACED] += num_special
+        return count if tables.special_to >= 0 else -1
+    key, rest = runs.keys[q], runs.keys[q + ONE]
+    if key != uint64(0) and count <= runs.pool.size:
+        keep_in_slot(runs.keys[q + uint64(2)], key, rest, ids, count, out, runs)
+    elif 16 < length <= LONGEST_KEY:
+        keep_run(text, start, length, ids, count, out, runs)
     return count
 
 
-@jit(_nrt=False)
+@jit(forceinline=True, _nrt=False)
 def _write_known(k, count, keys, near, pool, out, p):
     """Writes the ids of words from number k on, up to the first that RunTables.near does not have, at out[p:].
 
     Returns the number of that word, `count` if there is none, and the place after the ids.
     """
     while k < count:
+        while k < count:
+            q = uint64(4 * k)
+            j = keys[q + uint64(2)]
+            value = near[j + uint64(2)]
+            size = num_ids(out, value)
+            if not are_equal128(near, int64(j), keys, int64(q)) or size - ONE >= most_ids(out):
+                break
+            put_ids(out, p, value)
+            if size > uint64(3):
+                put_more(out, p + 3, near[j + uint64(3)])
+            p += int64(size)
+            k += 1
+        if k == count:
+            break
         q = uint64(4 * k)
         key, rest, j = keys[q], keys[q + ONE], keys[q + uint64(2)]
-        if (near[j] ^ key) | (near[j + ONE] ^ rest) == uint64(0):
-            p += emit(out, p, near[j + uint64(2)], pool)
-        elif (near[j + uint64(4)] ^ key) | (near[j + uint64(5)] ^ rest) == uint64(0):
-            p += emit(out, p, near[j + uint64(6)], pool)
-        else:
+        if (near[j] ^ key) | (near[j + ONE] ^ rest) != uint64(0):
+            slot = other_slot(near, j, key, rest)
+            if slot == j:
+                break
+            j = slot
+        if near[j + uint64(2)] == uint64(0):
             break
+        p += emit_slot(out, p, near, j, pool)
         k += 1
     return k, p
 
 
-@jit(_nrt=False)
+@jit(forceinline=True, _nrt=False)
 def _write_words(text, first, start, count, tables, runs, output, p):
     """Writes the ids of words whose keys are made. Returns the place after them, -1 for a special id.
 
     A word that is too long for the scratch memory is hard; at most one such word ends in a window.
     """
-    places, longest, k = tables.places, runs.word.size // 4 - 16, 0
+    places, k = tables.places, 0
     while True:
         k, p = _write_known(k, count, runs.keys, runs.near, runs.pool, output.ids, p)
         if k == count:
             return p
         begin = first + int64(places[uint64(k - 1)]) if k > 0 else start
         stop = first + int64(places[uint64(k)])
-        if stop - begin > longest:
+        if stop - begin > LONGEST_WORD:
             row = output.hard[output.state[NUM_HARD]]
             row[0], row[1], row[2], row[3] = begin, stop, p, ONE_WORD
             output.state[NUM_HARD] += 1
         else:
-            num_ids = _new_word(text, begin, stop - begin, tables, runs, output, p)
+            num_ids = _new_word(text, begin, stop - begin, k, tables, runs, output, p)
             if num_ids < 0:
                 return int64(-1)
             p += num_ids

@@ -14,21 +14,28 @@ from bertdata.tokenize.kernels.runs import GOLDEN
 from bertdata.tokenize.kernels.tries import child_of, token_of
 
 NO_RANK = np.int64(1 << 62)
+SILVER = np.uint64(0xD6E8FEB86659FD93)
+MOST_MOVES = 1000  # of merges from slot to slot, before a table counts as full
 LONGEST_TOKEN = 1 << 10  # bytes of a token, for `mark_reached`
 LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `merge_short`; a place takes 5 bits, and `least32` takes 32 lanes
 
 
 @jit(forceinline=True, _nrt=False)
-def _rank(pairs, left, right):
-    """The rank of the merge of two ids, NO_RANK if they are not merged."""
-    mask = uint64(pairs.size - 1)
+def _slot(key, factor, pairs):
+    """One of the two slots in which a key may be in a table of merges."""
+    return ((key * factor) >> uint64(40)) & uint64(pairs.size - 1)
+
+
+@jit(forceinline=True, _nrt=False)
+def rank_of(pairs, left, right):
+    """The rank of the merge of two ids, NO_RANK if they are not merged. Without a branch, which no one could foresee.
+
+    pairs: see `add_pairs`.
+    """
     key = (uint64(left) << uint64(20)) | uint64(right)
-    j = ((key * GOLDEN) >> uint64(40)) & mask
-    while pairs[j] >> uint64(24) != key:
-        if pairs[j] == EMPTY:
-            return NO_RANK
-        j = (j + uint64(1)) & mask
-    return int64(pairs[j] & uint64(0xFFFFFF))
+    found, other = pairs[_slot(key, GOLDEN, pairs)], pairs[_slot(key, SILVER, pairs)]
+    found = found if found >> uint64(24) == key else other
+    return int64(found & uint64(0xFFFFFF)) if found >> uint64(24) == key else NO_RANK
 
 
 @jit(_nrt=False)
@@ -40,7 +47,7 @@ def merge(size, tables, ids, ranks):
     """
     last = NO_RANK
     for k in range(size - 1):
-        ranks[k] = _rank(tables.pairs, ids[k], ids[k + 1])
+        ranks[k] = rank_of(tables.pairs, ids[k], ids[k + 1])
     while size > 1:
         best, place = NO_RANK, 0
         for k in range(size - 1):
@@ -54,9 +61,9 @@ def merge(size, tables, ids, ranks):
         for k in range(place + 1, size):
             ids[k], ranks[k] = ids[k + 1], ranks[k + 1]
         if place > 0:
-            ranks[place - 1] = _rank(tables.pairs, ids[place - 1], ids[place])
+            ranks[place - 1] = rank_of(tables.pairs, ids[place - 1], ids[place])
         if place < size - 1:
-            ranks[place] = _rank(tables.pairs, ids[place], ids[place + 1])
+            ranks[place] = rank_of(tables.pairs, ids[place], ids[place + 1])
     return size, last
 
 
@@ -79,16 +86,16 @@ def merge_short(size, pairs, merged, ids, lanes, links):
     for k in range(size):
         after[k], before[k] = k + 1, k - 1
         if k + 1 < size:
-            lanes[k] = _lane(_rank(pairs, ids[k], ids[k + 1]), k)
+            lanes[k] = _lane(rank_of(pairs, ids[k], ids[k + 1]), k)
     best = least32(lanes)
     while best != NO_LANE:
         k = int64(best) & 31
         gone = after[k]
         following, previous = after[gone], before[k]
         ids[k], after[k], before[following], lanes[gone] = merged[best >> 5], following, k, NO_LANE
-        lanes[k] = _lane(_rank(pairs, ids[k], ids[following]), k) if following < size else NO_LANE
+        lanes[k] = _lane(rank_of(pairs, ids[k], ids[following]), k) if following < size else NO_LANE
         if previous >= 0:
-            lanes[previous] = _lane(_rank(pairs, ids[previous], ids[k]), previous)
+            lanes[previous] = _lane(rank_of(pairs, ids[previous], ids[k]), previous)
         best = least32(lanes)
     count, k = 0, 0
     while k < size:
@@ -155,17 +162,23 @@ def keep_whole(text, bounds, byte_ids, ids, pairs, merged, is_whole):
 
 @jit(_nrt=False)
 def add_pairs(lefts, rights, ranks, pairs):
-    """Fills the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r].
+    """Fills the hash table of merges. The merge of rank ranks[r] joins ids lefts[r] and rights[r]. False: it is full.
 
-    pairs: uint64 [power of two], all EMPTY: left in bits 44 to 63, right in bits 24 to 43, rank below.
+    pairs: uint64 [power of two], all EMPTY: left in bits 44 to 63, right in bits 24 to 43, rank below. Each merge is in
+    one of two slots (cuckoo hashing: Pagh and Rodler, 2001).
     """
-    mask = uint64(pairs.size - 1)
     for r in range(lefts.size):
-        key = (uint64(lefts[r]) << uint64(20)) | uint64(rights[r])
-        j = ((key * GOLDEN) >> uint64(40)) & mask
-        while pairs[j] != EMPTY:
-            j = (j + uint64(1)) & mask
-        pairs[j] = (key << uint64(24)) | uint64(ranks[r])
+        entry = (uint64(lefts[r]) << uint64(44)) | (uint64(rights[r]) << uint64(24)) | uint64(ranks[r])
+        j = _slot(entry >> uint64(24), GOLDEN, pairs)
+        for _ in range(MOST_MOVES):
+            entry, pairs[j] = pairs[j], entry
+            if entry == EMPTY:
+                break
+            key = entry >> uint64(24)
+            j ^= _slot(key, GOLDEN, pairs) ^ _slot(key, SILVER, pairs)  # to the other slot of the merge that was there
+        if entry != EMPTY:
+            return False
+    return True
 
 
 @jit(_nrt=False)

@@ -48,7 +48,8 @@ RANGES = 4  # of bytes, in Added
 # ByteTables.rule and ByteTables.classes
 GPT2_WORDS, LLAMA3_WORDS = range(2)
 NOT_KNOWN, IS_LETTER, IS_NUMBER, IS_OTHER, IS_BLANK = (np.uint8(n) for n in range(5))
-WINDOW = 1024  # bytes of text in which words are found before the first of them is looked for
+LONGEST_WORD = 1 << 12  # bytes of a word that is not hard, in byte-level BPE
+WINDOW = 512  # bytes of text in which words are found before the first of them is looked for
 FOLD = np.uint64(0x2020202020202020)
 
 
@@ -115,16 +116,17 @@ class ByteTables(NamedTuple):
     rule: int  # GPT2_WORDS or LLAMA3_WORDS
     classes: Any  # uint8 [0x110000]: NOT_KNOWN, IS_LETTER, ... of each code point
     key_masks: Any  # uint64 [34]: for each length up to 16 the bytes that belong to a key
-    byte_ids: Any  # int64 [256]: id of each byte, -1 if it has none
-    pairs: Any
-    merged: Any
-    whole: int
-    trie: Any
+    pairs: Any  # uint64 [power of two]: as in WordTables, but of symbols; see kernels.splits
+    merged: Any  # int32 [num_symbols]: the symbols
+    symbols: Any  # int32 [num_symbols, 4]: of what two symbols each is made, the longest that it begins with, its bytes
+    ids: Any  # int32 [n]: the id of each symbol; then those of tokens that no merge makes, but whole words may be
+    trie: Any  # uint64 [m]: the spellings of `ids`
     special: Any
     special_to: int
     bits: Any  # uint64 [6]: scratch memory of one thread, as are the others below
     carry: Any  # uint64 [NUM_CARRIES]
     places: Any  # uint16 [WINDOW + 72]
+    dead: Any  # uint64 [LONGEST_WORD / 64 + 1]
 
 
 class RunTables(NamedTuple):

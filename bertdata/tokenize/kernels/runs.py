@@ -30,21 +30,39 @@ def put_ids(out, p, value):
 
 
 @jit(forceinline=True, _nrt=False)
-def _count(out, value):
+def put_more(out, p, more):
+    """Writes the ids of a second value, which ids 3 to 5, or to 6 of two bytes, are in, at out[p:]."""
+    if out.itemsize == 2:
+        store64(out, 2 * p, more)
+    else:
+        put_ids(out, p, more)
+
+
+@jit(forceinline=True, _nrt=False)
+def most_ids(out):
+    """How many ids the two values of a slot hold."""
+    return uint64(7) if out.itemsize == 2 else uint64(6)
+
+
+@jit(forceinline=True, _nrt=False)
+def num_ids(out, value):
     """How many ids a value holds, UNPACKED if they are in the pool."""
     return value >> uint64(48) if out.itemsize == 2 else value >> uint64(60)
 
 
 @jit(forceinline=True, _nrt=False)
-def packed(out, ids, count):
-    """The value of ids[:count]."""
-    bits, top = (uint64(16), uint64(48)) if out.itemsize == 2 else (uint64(20), uint64(60))
-    if count > 3:
-        return UNPACKED << top
-    value = uint64(count) << top
-    for k in range(count):
-        value |= uint64(ids[k]) << (uint64(k) * bits)
+def packed(out, ids, first, stop):
+    """The bits of a value, or of a second one, for ids[first:stop]."""
+    bits, value = uint64(16) if out.itemsize == 2 else uint64(20), uint64(0)
+    for k in range(first, stop):
+        value |= uint64(ids[k]) << (uint64(k - first) * bits)
     return value
+
+
+@jit(forceinline=True, _nrt=False)
+def counted(out, count):
+    """The bits of a value that say how many ids there are."""
+    return uint64(count) << (uint64(48) if out.itemsize == 2 else uint64(60))
 
 
 @jit(_nrt=False)
@@ -71,40 +89,56 @@ def near_key(text, start, length):
 
 @jit(forceinline=True, _nrt=False)
 def near_set(near, key, rest):
-    """Where the set of a run begins in RunTables.near."""
+    """The slot of RunTables.near where the search for a run begins."""
     return (((key ^ (rest * uint64(0xBF58476D1CE4E5B9))) * GOLDEN) >> uint64(42)) & uint64(near.size - 8)
 
 
 @jit(forceinline=True, _nrt=False)
-def _far_set(far, run_hash):
-    """Where the set of a longer run begins in RunTables.far."""
+def far_set(far, run_hash):
+    """The slot of RunTables.far where the search for a longer run begins."""
     return (run_hash >> uint64(42)) & uint64(far.size - 8)
 
 
 @jit(forceinline=True, _nrt=False)
 def find_near(near, j, key, rest):
-    """The value of a run of up to 16 bytes, EMPTY if the table does not have it. j: where its set begins."""
+    """The value of a run of up to 16 bytes, EMPTY if the table does not have it. j: its `near_set`."""
     if near[j] == key and near[j + uint64(1)] == rest:
         return near[j + uint64(2)]
-    if near[j + uint64(4)] != key or near[j + uint64(5)] != rest:
-        return EMPTY
-    return _swapped(near, j)
+    slot = other_slot(near, j, key, rest)
+    return EMPTY if slot == j else _moved_first(near, j, slot)
+
+
+@jit(_nrt=False)
+def other_slot(near, j, key, rest):
+    """The slot of a run of RunTables.near if it is in another slot of its set than j, else j."""
+    for k in range(1, 4):
+        slot = j ^ uint64(4 * k)
+        if near[slot] == key and near[slot + uint64(1)] == rest:
+            return slot
+    return j
 
 
 @jit(forceinline=True, _nrt=False)
-def _swapped(table, j):
-    """Exchanges the slots of the set at j. Returns the value in the first."""
-    for k in range(3):
-        first, second = j + uint64(k), j + uint64(k + 4)
+def _moved_first(table, j, slot):
+    """Exchanges the slots j and `slot` of a set. Returns the value that is in the first then."""
+    for k in range(4):
+        first, second = j + uint64(k), slot + uint64(k)
         table[first], table[second] = table[second], table[first]
     return table[j + uint64(2)]
 
 
 @jit(forceinline=True, _nrt=False)
 def set_run(table, j, first, second, value):
-    """Writes a new run to the set at j."""
-    slot = j if table[j] == uint64(0) else j + uint64(4)
+    """Writes a new run to a slot of the set of slot j, a free one, else the second one. Returns the slot."""
+    slot = j
+    if table[j] != uint64(0):
+        slot = j ^ uint64(4)
+        for k in range(1, 4):
+            if table[j ^ uint64(4 * k)] == uint64(0):
+                slot = j ^ uint64(4 * k)
+                break
     table[slot], table[slot + uint64(1)], table[slot + uint64(2)] = first, second, value
+    return slot
 
 
 @jit(_nrt=False)
@@ -124,7 +158,7 @@ def _has_zero(word):
 
 
 @jit(_nrt=False)
-def _hash(text, start, length):
+def hash_of(text, start, length):
     """The hash of a run of 9 bytes or more."""
     h = uint64(length)
     for k in range(0, length - 8, 8):
@@ -141,7 +175,7 @@ def find_run(text, start, length, near, far, spelled):
     A run of up to 16 bytes that contains a zero byte is never found, as a key does not say where it ends.
     """
     if length > 16:
-        return find_far(text, start, length, far, spelled)
+        return find_far(text, start, length, hash_of(text, start, length), far, spelled)
     key, rest = near_key(text, start, length)
     has_zero = _has_zero(key | ~_first_bytes(~uint64(0), min(length, 8)))
     if has_zero or _has_zero(rest | ~_first_bytes(~uint64(0), max(length, 8) - 8)):
@@ -149,19 +183,25 @@ def find_run(text, start, length, near, far, spelled):
     return find_near(near, near_set(near, key, rest), key, rest)
 
 
+@jit(forceinline=True, _nrt=False)
+def _is_spelled(text, start, length, spelled, place):
+    """Whether a run of 8 bytes or more is what is at a place of RunTables.spelled."""
+    k, last = 0, length - 8
+    while k < last and load64(text, start + k) == load64(spelled, place + k):
+        k += 8
+    return k >= last and load64(text, start + last) == load64(spelled, place + last)
+
+
 @jit(_nrt=False)
-def find_far(text, start, length, far, spelled):
+def find_far(text, start, length, run_hash, far, spelled):
     """The value of a run of 17 to LONGEST_KEY bytes, EMPTY if the table does not have it."""
-    h = _hash(text, start, length)
-    j = _far_set(far, h)
-    for slot in (j, j + uint64(4)):
+    j = far_set(far, run_hash)
+    for k in range(4):
+        slot = j ^ uint64(4 * k)
         where = far[slot + uint64(1)]
-        if far[slot] == h and where & uint64(0xFF) == uint64(length):
-            place, k = int64(where >> uint64(8)), 0
-            while k < length and spelled[place + k] == text[start + k]:
-                k += 1
-            if k == length:
-                return far[slot + uint64(2)] if slot == j else _swapped(far, j)
+        is_alike = far[slot] == run_hash and where & uint64(0xFF) == uint64(length)
+        if is_alike and _is_spelled(text, start, length, spelled, int64(where >> uint64(8))):
+            return far[slot + uint64(2)] if slot == j else _moved_first(far, j, slot)
     return EMPTY
 
 
@@ -178,20 +218,57 @@ def keep_run(text, start, length, ids, count, out, runs):
         for k in range(start, start + length):
             if text[k] == 0:
                 return
-    if used[0] + length > runs.spelled.size or used[1] + count > runs.pool.size:
-        clear_runs(runs)
-    value = packed(out, ids, count)
-    if count > 3:
-        value |= add_to_pool(ids, count, runs)
     if length <= 16:
         key, rest = near_key(text, start, length)
-        set_run(near, near_set(near, key, rest), key, rest, value)
+        keep_near(near_set(near, key, rest), key, rest, ids, count, out, runs)
+        return
+    if used[0] + length > runs.spelled.size:
+        clear_runs(runs)
+    value = value_of(ids, count, out, runs)
+    h = hash_of(text, start, length)
+    for k in range(length):
+        runs.spelled[used[0] + k] = text[start + k]
+    set_run(far, far_set(far, h), h, (uint64(used[0]) << uint64(8)) | uint64(length), value)
+    used[0] += length
+
+
+@jit(forceinline=True, _nrt=False)
+def keep_near(j, key, rest, ids, count, out, runs):
+    """Adds a run of up to 16 bytes with this key and no zero byte, whose search begins at slot j. See `keep_run`."""
+    set_run(runs.near, j, key, rest, value_of(ids, count, out, runs))
+
+
+@jit(forceinline=True, _nrt=False)
+def keep_in_slot(j, key, rest, ids, count, out, runs):
+    """Does what `keep_near` does, for a kernel that reads both values of a slot."""
+    if 3 < count <= most_ids(out):
+        slot = set_run(runs.near, j, key, rest, counted(out, count) | packed(out, ids, 0, 3))
+        runs.near[slot + uint64(3)] = packed(out, ids, 3, count)
     else:
-        h = _hash(text, start, length)
-        for k in range(length):
-            runs.spelled[used[0] + k] = text[start + k]
-        set_run(far, _far_set(far, h), h, (uint64(used[0]) << uint64(8)) | uint64(length), value)
-        used[0] += length
+        keep_near(j, key, rest, ids, count, out, runs)
+
+
+@jit(_nrt=False)
+def emit_slot(out, p, near, slot, pool):
+    """Writes the ids of a slot that `keep_in_slot` has filled at out[p:] and returns how many they are."""
+    value = near[slot + uint64(2)]
+    size = num_ids(out, value)
+    if size == UNPACKED:
+        return _emit_pooled(out, p, value, pool)
+    put_ids(out, p, value)
+    if size > uint64(3):
+        put_more(out, p + 3, near[slot + uint64(3)])
+    return int64(size)
+
+
+@jit(forceinline=True, _nrt=False)
+def value_of(ids, count, out, runs):
+    """The value of ids[:count]."""
+    if count <= 3:
+        return counted(out, count) | packed(out, ids, 0, count)
+    if runs.used[1] + count > runs.pool.size:
+        clear_runs(runs)
+    return counted(out, UNPACKED) | add_to_pool(ids, count, runs)
 
 
 @jit(_nrt=False)
@@ -237,7 +314,7 @@ def keep_pair(before, point, is_stable, runs):
 @jit(forceinline=True, _nrt=False)
 def emit(out, p, value, pool):
     """Writes the ids of a value at out[p:] and returns how many they are."""
-    if _count(out, value) == UNPACKED:
+    if num_ids(out, value) == UNPACKED:
         return _emit_pooled(out, p, value, pool)
     return put_ids(out, p, value)
 

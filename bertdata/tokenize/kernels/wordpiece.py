@@ -28,16 +28,14 @@ from bertdata.tokenize.kernels.records import (
 from bertdata.tokenize.kernels.runs import (
     LONGEST_KEY,
     LOW32,
-    add_to_pool,
-    clear_runs,
     emit,
     find_run,
     keep_run,
     near_key,
     near_set,
-    packed,
     put_ids,
     set_run,
+    value_of,
 )
 from bertdata.tokenize.kernels.tries import child_of, token_of
 
@@ -75,14 +73,11 @@ def longest_matches(word, size, num_chars, tables, ids):
 @jit(_nrt=False)
 def _learn(text, start, length, tables, runs, out):
     """The value of an ASCII run that the tables do not have. Empties the tables if there is no room for its ids."""
-    if runs.used[1] + length > runs.pool.size:
-        clear_runs(runs)
     for k in range(length):
         byte = text[start + k]
         runs.word[k] = byte | ((byte >> 1) & 0x20) if tables.fold != 0 else byte
     count = longest_matches(runs.word, length, length, tables, runs.ids)
-    value = packed(out, runs.ids, count)
-    return value if count <= 3 else value | add_to_pool(runs.ids, count, runs)
+    return value_of(runs.ids, count, out, runs)
 
 
 @jit(forceinline=True, _nrt=False)

@@ -55,6 +55,7 @@ from bertdata.tokenize.kernels.runs import (
     find_far,
     find_near,
     find_run,
+    hash_of,
     keep_run,
     near_key,
     near_set,
@@ -229,7 +230,7 @@ def encode_words(pieces, tables, runs, output):
                     key, rest = near_key(text, i, length)
                     value = find_near(near, near_set(near, key, rest), key, rest)
                 else:
-                    value = find_far(text, i, length, far, spelled)
+                    value = find_far(text, i, length, hash_of(text, i, length), far, spelled)
                 if value == EMPTY:
                     is_quick, word_stop = True, s
                     break

@@ -1,0 +1,113 @@
+"""Byte-pair encoding of a word without merging: it is cut at the longest tokens that no merge would join or undo.
+
+The ids that merging gives are the only way to cut a word into tokens such that no merge would ever cross a cut. Whether
+one would depends on the tokens on both sides alone. So a cut is found from left to right, with a step back where no
+token fits (van Antwerpen and Neubeck, 2024, "So many tokens, so little time"). It takes time in the length of a word,
+where merging takes time in its square.
+
+Tokens are numbered as *symbols*: first the 256 bytes, then the tokens that merges make, in the order of these merges. A
+symbol is *sorted* if the two that it is made of have lower numbers and are sorted; a few of some vocabularies are not,
+and a word that has one is merged. tests/reference/ has merging as the reference implementation.
+"""
+
+from __future__ import annotations
+
+from numba import int64, uint64
+
+from bertdata.jit import jit
+from bertdata.tokenize.kernels.merges import NO_RANK, rank_of
+from bertdata.tokenize.kernels.tries import child_of, token_of
+
+NUM_BYTES = 256
+LEFT, RIGHT, SHORTER, LENGTH = range(4)  # columns of ByteTables.symbols
+
+
+@jit(forceinline=True, _nrt=False)
+def stay_apart(left, right, tables):
+    """Whether merging leaves two symbols side by side as they are.
+
+    It goes back in time, from the two symbols to the bytes at the border, and looks for a merge across the border that
+    comes before the merge that was undone last. Of equal merges the leftmost comes first.
+    """
+    symbols, pairs, limit = tables.symbols, tables.pairs, NO_RANK
+    while rank_of(pairs, left, right) >= limit:
+        is_left = left > right  # the one of them that came last; of equal ones the right one
+        last = max(left, right)
+        if last < NUM_BYTES:
+            return True
+        part = int64(symbols[uint64(last), RIGHT if is_left else LEFT])
+        limit = last if is_left else last + 1
+        left, right = part if is_left else left, right if is_left else part
+    return False
+
+
+@jit(forceinline=True, _nrt=False)
+def cut_word(text, start, stop, tables, chain, dead):
+    """Writes the symbols of the word text[start:stop] to `chain`, and returns how many they are.
+
+    If the word is a token that no merge makes, but ByteTables.trie has it, its number is written. Returns 0 if merging
+    gives a symbol that is not sorted. dead: uint64 [at least (stop - start) / 64 + 1], scratch memory: places from
+    which no cut leads on.
+    """
+    trie, symbols = tables.trie, tables.symbols
+    for k in range(((stop - start) >> 6) + 1):
+        dead[k] = uint64(0)
+    at, count, is_new, symbol = start, 0, True, int64(-1)
+    while at < stop:
+        if is_new:
+            entry, k = trie[0], at
+            while k < stop:
+                entry = child_of(trie, entry, text[k])
+                if entry == uint64(0):
+                    break
+                k += 1
+                found = token_of(entry)
+                if found >= symbols.shape[0]:
+                    if at == start and k == stop:
+                        chain[0] = found
+                        return 1
+                elif found >= 0:
+                    symbol = found
+        while symbol >= 0:
+            place = at + int64(symbols[uint64(symbol), LENGTH]) - start
+            is_dead = (dead[uint64(place >> 6)] >> uint64(place & 63)) & uint64(1) != uint64(0)
+            if not is_dead and (count == 0 or stay_apart(chain[count - 1], symbol, tables)):
+                break
+            symbol = int64(symbols[uint64(symbol), SHORTER])
+        is_new = symbol >= 0
+        if is_new:
+            chain[count] = symbol
+            count += 1
+            at = start + place
+            symbol = int64(-1)
+        else:
+            if count == 0:
+                return 0
+            dead[uint64((at - start) >> 6)] |= uint64(1) << uint64((at - start) & 63)
+            count -= 1
+            at -= int64(symbols[uint64(chain[count]), LENGTH])
+            symbol = int64(symbols[uint64(chain[count]), SHORTER])
+    return count
+
+
+@jit()
+def mark_sorted(symbols, is_sorted):
+    """Fills is_sorted, bool [num_symbols], from the columns LEFT and RIGHT of symbols."""
+    for s in range(NUM_BYTES, symbols.shape[0]):  # a symbol with a lower number is marked before
+        left, right = symbols[s, LEFT], symbols[s, RIGHT]
+        is_sorted[s] = 0 <= left < s and 0 <= right < s and is_sorted[left] and is_sorted[right]
+
+
+@jit()
+def fill_shorter(text, bounds, trie, symbols):
+    """Writes to symbols[:, SHORTER] the longest symbol that each begins with, but is not, -1 if there is none.
+
+    Symbol s is text[bounds[s] : bounds[s + 1]]. trie: as in ByteTables.
+    """
+    for s in range(symbols.shape[0]):
+        entry, shorter = trie[0], int64(-1)
+        for k in range(bounds[s], bounds[s + 1] - 1):
+            entry = child_of(trie, entry, text[k])
+            if 0 <= token_of(entry) < symbols.shape[0]:
+                shorter = token_of(entry)
+        symbols[s, SHORTER] = shorter
