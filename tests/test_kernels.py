@@ -20,6 +20,7 @@ from bertdata.tokenize.kernels.bits import (
     _places_one_by_one,
     ascii_stops64,
     in_ranges64,
+    leads64,
     outside64,
     write_places,
 )
@@ -298,7 +299,7 @@ def words_at(data, place, ranges):
     stops = ascii_stops64(data, place), in_ranges64(data, place, ranges)
     others = load64(data, place), _special64(data, place), _spaces64(data, place), _equal64(data, place, np.uint8(97))
     of_bytes = _classes64(data, place) + _contractions64(data, place, np.uint64(32))
-    return (*sets, *stops, *others, *of_bytes)
+    return (*sets, *stops, leads64(data, place), *others, *of_bytes)
 
 
 @njit

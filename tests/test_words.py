@@ -691,6 +691,12 @@ def test_a_word_with_a_zero_byte_may_end_in_the_next_window(kinds, name):
     assert_exact(kinds(name), ["ab" * (size // 2) + "1" * (size % 2) + word + " b" for size in sizes for word in words])
 
 
+def test_pieces_that_are_not_their_own_normal_form_are_encoded_between_others(kinds):
+    tokenizer, changed, end = kinds("OLMo"), "cafe\u0301 a\u0334\u0345 \u1100\u1161", "<|endoftext|>"
+    assert_exact(tokenizer, ["plain", changed, "é ½", "", f"a {end}{changed} b{end} c {end}", changed + end, "\u0301"])
+    assert isinstance(tokenizer._engine, ByteWords)
+
+
 def test_a_rule_that_takes_a_character_for_another_kind_is_left_to_the_automaton(kinds, monkeypatch):
     monkeypatch.setattr(bytewords, "_ascii_classes", lambda: np.zeros(128, np.uint8))
     tokenizer = Ours(kinds("GPT-2").files[TOKENIZER].decode())

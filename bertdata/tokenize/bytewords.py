@@ -1,4 +1,7 @@
-"""The engine of byte-level BPE that cuts text by the rule of GPT-2 or of Llama 3, and does not normalize it."""
+"""The engine of byte-level BPE that cuts text by the rule of GPT-2 or of Llama 3.
+
+It encodes text that is its own normal form, as most is, and leaves other text to the engine for words.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, read_only
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, padded, read_only
 from bertdata.tokenize.forms import Forms, flat
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes
+from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes, find_changes
 from bertdata.tokenize.kernels.records import ByteTables, Output, RunTables, Text
 from bertdata.tokenize.models import byte_symbols
 from bertdata.tokenize.rules import Rules, Unsupported, parse
-from bertdata.tokenize.words import GPT2_RULE, inner_tokenizer
+from bertdata.tokenize.words import GPT2_RULE, Words, inner_tokenizer
 from bertdata.types import SpecialTokens
 
 LLAMA3_RULE = (
@@ -38,15 +41,18 @@ class ByteWords(Engine):
     def __init__(self, tokenizer: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
         """content: the tokenizer's JSON. Raises Unsupported if the kernel cannot encode for this tokenizer."""
         super().__init__(tokenizer, special)
+        self._roles = special
         rule = _rule_of(content)
-        if not Forms(content.get("normalizer")).is_identity:
-            raise Unsupported("it normalizes text")
+        self._forms = forms = Forms(content.get("normalizer"))
+        if forms.strips or forms.prepended or forms.collapses or forms.clusters:
+            raise Unsupported("its normalizer changes more than single characters and their marks")
         self._rules = Rules([parse(rule)])
         self._classes = _classes_of_leaves(self._rules)
         if not np.array_equal(self._entries(0)[:128], _ascii_classes()):
-            raise Unsupported("its rule takes an ASCII character for another kind than the kernel does")
+            raise Unsupported("it takes an ASCII character for another kind than the kernel does, or changes one")
         self._content = content
         self._inner: tokenizers.Tokenizer | None = None  # for single words
+        self._words: Words | None = None  # for text that is not its own normal form
         model = byte_symbols(content["model"], tokenizer.get_vocab(with_added_tokens=False))
         masks = [(1 << 8 * length) - 1 for length in range(17)] + [0]
         halves = np.array([half for mask in masks for half in (mask & (1 << 64) - 1, mask >> 64)], np.uint64)
@@ -83,11 +89,46 @@ class ByteWords(Engine):
         """The classes of a page of code points: uint8 [PAGE]."""
         if 0xD800 <= first < 0xE000:  # surrogates occur in no valid UTF-8
             return np.full(PAGE, records.IS_OTHER)
-        found = self._rules.matches("".join(chr(first + k) for k in range(PAGE)))
+        points = [chr(first + k) for k in range(PAGE)]
+        forms = self._forms.of_page(points)
+        meets = self._forms.meets(points, forms)
+        found = self._rules.matches("".join(points))
         kinds = [[kind for kind, leaves in self._classes.items() if matches & leaves] for matches in found]
         if any(len(kind) != 1 for kind in kinds):
             raise Unsupported("its rule tells more kinds of characters apart than the kernel does")
-        return np.array(kinds, np.uint8).ravel()
+        changes = [form != point or meet for point, form, meet in zip(points, forms, meets, strict=True)]
+        return np.where(changes, records.MAY_CHANGE, np.array(kinds, np.uint8).ravel())
+
+    def encode(
+        self, text: Text, left_out: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
+        text = padded(text, int(text.stops.max(initial=0)))
+        changes = np.zeros(text.starts.size, np.bool_) if self._forms.is_identity else self._changes(text)
+        if not changes.any():
+            return super().encode(text, left_out)
+        with self._probing:
+            if self._words is None:
+                self._words = Words(self._tokenizer, self._content, self._roles)
+        stops, tails = np.where(changes, text.starts, text.stops), np.where(changes, -1, text.tails)
+        own = super().encode(text._replace(stops=stops, tails=tails), left_out)
+        others = self._words.encode(Text(text.data, *(field[changes] for field in text[1:])))
+        if own is None or others is None:
+            return None
+        sizes = np.diff(own[1])
+        sizes[changes] = np.diff(others[1])
+        is_other = np.repeat(changes, sizes)
+        ids = np.empty(is_other.size, self._dtype)
+        ids[is_other], ids[~is_other] = others[0], own[0]
+        return ids, np.append(0, np.cumsum(sizes)), own[2] + others[2]
+
+    def _changes(self, text: Text) -> NDArray[np.bool_]:
+        """Whether each piece may not be its own normal form: bool [num_pieces]."""
+        tables, found, piece = self._thread().tables, np.zeros(text.starts.size, np.bool_), 0
+        while piece < found.size:
+            piece, point = find_changes(text, tables, piece, found)
+            if piece < found.size:
+                tables = self._with_page(tables, point // PAGE)
+        return found
 
     def _run(self, text: Text, tables: ByteTables, runs: RunTables, output: Output) -> int:
         return encode_bytes(text, tables, runs, output)

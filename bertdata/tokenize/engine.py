@@ -99,17 +99,14 @@ class Engine:
         """
         left_out = np.zeros((0, 3), np.int64) if left_out is None else left_out
         size = int(max(text.stops.max(initial=0), left_out[:, 2].max(initial=0)))
-        if text.data.size < size + records.PADDING:
-            text = text._replace(data=np.concatenate([text.data[:size], np.zeros(records.PADDING, np.uint8)]))
+        text = padded(text, size)
         output = Output(
             ids=np.empty(int((text.stops - text.starts).sum()) + 4 * text.starts.size + 4, self._dtype),
             bounds=np.zeros(text.starts.size + 1, np.int64),
             hard=np.empty((HARD_RUNS, 4), np.int64),
             state=np.zeros(records.NUM_STATES, np.int64),
         )
-        thread = self._of_thread
-        if not hasattr(thread, "tables"):
-            thread.tables, thread.runs = self._new_tables(), new_runs()
+        thread = self._thread()
         inserted = _Insertions(self._dtype)
         code = -1
         while code != records.DONE:
@@ -134,6 +131,13 @@ class Engine:
                 return None
         ids, bounds = inserted.into(output.ids[: output.bounds[-1]], text.starts, output.bounds)
         return ids, bounds, int(output.state[records.REPLACED])
+
+    def _thread(self) -> Any:
+        """What belongs to this thread: .tables and .runs."""
+        thread = self._of_thread
+        if not hasattr(thread, "tables"):
+            thread.tables, thread.runs = self._new_tables(), new_runs()
+        return thread
 
     def _page(self, number: int) -> NDArray[Any]:
         """The entries of 256 code points, which never change. The caller holds the lock."""
@@ -196,6 +200,13 @@ class _Insertions:
         piece_of_run = np.searchsorted(starts, rows[:, 0], side="right") - 1
         more = np.bincount(piece_of_run, sizes, bounds.size - 1).astype(np.int64)
         return ids, bounds + np.append(0, np.cumsum(more))
+
+
+def padded(text: Text, size: int) -> Text:
+    """The text, copied if there are too few bytes after its first `size`."""
+    if text.data.size >= size + records.PADDING:
+        return text
+    return text._replace(data=np.concatenate([text.data[:size], np.zeros(records.PADDING, np.uint8)]))
 
 
 def forbidden_ids(special: SpecialTokens) -> NDArray[np.bool_]:

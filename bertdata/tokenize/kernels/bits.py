@@ -47,6 +47,12 @@ def ascii_stops64(typing: Any, array: Any, offset: Any) -> Any:
 
 
 @intrinsic
+def leads64(typing: Any, array: Any, offset: Any) -> Any:
+    """A bit for each of the 64 bytes at an offset: 1 where a character of several bytes begins."""
+    return types.uint64(array, types.int64), lambda *code: bits64(*code, lambda b, text: is_among(b, text, 0xC0, 64))
+
+
+@intrinsic
 def in_ranges64(typing: Any, array: Any, offset: Any, ranges: Any) -> Any:
     """A bit for each of the 64 bytes at an offset: 1 where the byte is in one of RANGES ranges."""
 

@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from bertdata.bits import are_equal128, bits64, is_among, is_byte, keep_masked, pointer_to, prefetch, trailing_zeros
 from bertdata.jit import jit
-from bertdata.tokenize.kernels.bits import decoded, write_places
+from bertdata.tokenize.kernels.bits import decoded, leads64, write_places
 from bertdata.tokenize.kernels.merges import merge
 from bertdata.tokenize.kernels.records import (
     BYTE,
@@ -30,6 +30,7 @@ from bertdata.tokenize.kernels.records import (
     IS_BLANK,
     IS_LETTER,
     LONGEST_WORD,
+    MAY_CHANGE,
     NOT_KNOWN,
     NUM_HARD,
     ONE_WORD,
@@ -488,6 +489,29 @@ def _write_words(text, first, start, count, tables, runs, output, p):
                 return int64(-1)
             p += num_ids
         k += 1
+
+
+@jit(_nrt=False)
+def find_changes(pieces, tables, first, may_change):
+    """Sets may_change[i] for the pieces, from number `first` on, that may not be their own normal form.
+
+    A piece that consists of code points of other classes than MAY_CHANGE is. Returns a piece with a code point whose
+    class is not known, and the code point; or the number of pieces and 0.
+    """
+    text, classes = pieces.data, tables.classes
+    for piece in range(first, pieces.starts.size):
+        begin, end = pieces.starts[piece], pieces.stops[piece]
+        for i in range(begin, end, 64):
+            leads = leads64(text, i) & _below(end - i)
+            while leads != uint64(0) and not may_change[piece]:
+                point = decoded(text, i + trailing_zeros(leads))[0]
+                if classes[point] == NOT_KNOWN:
+                    return piece, point
+                may_change[piece] = classes[point] == MAY_CHANGE
+                leads &= leads - ONE
+            if may_change[piece]:
+                break
+    return pieces.starts.size, int64(0)
 
 
 @jit(_nrt=False)

@@ -47,7 +47,7 @@ NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
 RANGES = 4  # of bytes, in Added
 # ByteTables.rule and ByteTables.classes
 GPT2_WORDS, LLAMA3_WORDS = range(2)
-NOT_KNOWN, IS_LETTER, IS_NUMBER, IS_OTHER, IS_BLANK = (np.uint8(n) for n in range(5))
+NOT_KNOWN, IS_LETTER, IS_NUMBER, IS_OTHER, IS_BLANK, MAY_CHANGE = (np.uint8(n) for n in range(6))
 LONGEST_WORD = 1 << 12  # bytes of a word that is not hard, in byte-level BPE
 WINDOW = 512  # bytes of text in which words are found before the first of them is looked for
 FOLD = np.uint64(0x2020202020202020)
@@ -114,7 +114,7 @@ class ByteTables(NamedTuple):
     """What the kernel for byte-level BPE knows about a tokenizer. Some fields are as in WordTables."""
 
     rule: int  # GPT2_WORDS or LLAMA3_WORDS
-    classes: Any  # uint8 [0x110000]: NOT_KNOWN, IS_LETTER, ... of each code point
+    classes: Any  # uint8 [0x110000]: NOT_KNOWN, IS_LETTER, ... of each code point; MAY_CHANGE: in a normal form
     key_masks: Any  # uint64 [34]: for each length up to 16 the bytes that belong to a key
     pairs: Any  # uint64 [power of two]: as in WordTables, but of symbols; see kernels.splits
     merged: Any  # int32 [num_symbols]: the symbols
