@@ -23,7 +23,7 @@ PACKAGES = {
                  "kernels.__init__ kernels.records kernels.bits kernels.tries kernels.runs kernels.added "
                  "kernels.merges kernels.splits kernels.unigram kernels.wordpiece kernels.boundaries kernels.words "
                  "kernels.bytes "
-                 "rules forms models added engine wordpiece words bytewords tokenizer load spelling train"),
+                 "rules forms models added engine wordpiece words bytewords encoder tokenizer load spelling train"),
     "write": ("format sources tokenize",
               "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
               "exporting"),

@@ -19,14 +19,8 @@ from numpy.typing import NDArray
 from tokenizers import processors
 
 from bertdata.errors import TokenizerError, UsageError
-from bertdata.tokenize.added import AddedTokens
-from bertdata.tokenize.bytewords import ByteWords
+from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import Engine, forbidden_ids
-from bertdata.tokenize.forms import Forms
-from bertdata.tokenize.kernels.records import Text
-from bertdata.tokenize.rules import Unsupported
-from bertdata.tokenize.wordpiece import WordPiece
-from bertdata.tokenize.words import Words
 from bertdata.types import SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -62,12 +56,6 @@ class Tokenizer:
     special: SpecialTokens
     spellings: tuple[str, ...]
     """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
-    engine: str | None = None
-    """After `prepare`: what kind of tokenizer the engine takes this one for, or None if there is no engine."""
-    engine_refusal: str | None = None
-    """After `prepare`: one clause that says why there is no engine."""
-    engine_gives_lines = False
-    """After `prepare`: whether the engine also finds where sentences begin."""
 
     def __init__(
         self, tokenizer_json: str, roles: dict[str, str] | None = None, input_names: Sequence[str] | None = None
@@ -105,6 +93,7 @@ class Tokenizer:
             special_ids=tuple(sorted(spelled)),
             **{role: vocabulary[name] for role, name in self._roles.items()},
         )
+        self._has_lines = any("\n" in token.content for token in added.values())  # tokens that go across lines
         self.spellings = tuple(spelled[token_id] for token_id in sorted(spelled))
         self._input_names = input_names
         if input_names is None:
@@ -119,9 +108,26 @@ class Tokenizer:
         }
         self._forbidden = forbidden_ids(self.special)
         self._preparing = threading.Lock()
-        self._engine: Engine | None = None
-        self._added: AddedTokens | None = None  # what the engine does not see
-        self._is_prepared = False
+        self._encoder: Encoder | None = None
+
+    @property
+    def _engine(self) -> Engine | None:
+        return self._encoder.engine if self._encoder else None
+
+    @property
+    def engine(self) -> str | None:
+        """After `prepare`: what kind of tokenizer the engine takes this one for, or None if there is no engine."""
+        return self._engine.name if self._engine else None
+
+    @property
+    def engine_refusal(self) -> str | None:
+        """After `prepare`: one clause that says why there is no engine."""
+        return self._encoder.refusal if self._encoder else None
+
+    @property
+    def engine_gives_lines(self) -> bool:
+        """After `prepare`: whether the engine also finds where sentences begin."""
+        return bool(self._engine and self._engine.takes_lines and not self._has_lines)
 
     @property
     def missing_roles(self) -> list[str]:
@@ -183,26 +189,9 @@ class Tokenizer:
         Compiling the kernels takes some seconds, once on a machine. Loading them takes about 0.1 s.
         """
         with self._preparing:
-            if self._is_prepared:
+            if self._encoder:
                 return
-            content = json.loads(self.files[TOKENIZER])
-            content |= _canonical({part: content.get(part) for part in ("normalizer", "pre_tokenizer")})
-            try:
-                for kind in (WordPiece, ByteWords, Words):
-                    try:
-                        self._engine = kind(self._tokenizer, content, self.special)
-                        break
-                    except Unsupported:
-                        if kind is Words:
-                            raise
-                self._added = AddedTokens(self._tokenizer, Forms(content.get("normalizer")))
-                assert self._engine  # noqa: S101
-                self.engine = self._engine.name
-                has_lines = any("\n" in token.content for token in self._tokenizer.get_added_tokens_decoder().values())
-                self.engine_gives_lines = self._engine.takes_lines and not has_lines
-            except Unsupported as refusal:
-                self._engine, self.engine_refusal = None, str(refusal)
-            self._is_prepared = True
+            self._encoder = Encoder(self._tokenizer, json.loads(self.files[TOKENIZER]), self.special)
 
     def encode(self, data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
         """The ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
@@ -212,18 +201,15 @@ class Tokenizer:
         Raises TokenizerError for a text that the tokenizer cannot encode.
         """
         self.prepare()
-        separator, engine = self.special.separator, self._engine
-        if engine and (self.engine_gives_lines or not sentences):
+        separator, encoder = self.special.separator, self._encoder
+        if encoder and encoder.engine and (self.engine_gives_lines or not sentences):
             text, bounds = np.frombuffer(data, np.uint8), offsets
             ends = np.full(offsets.size - 1, separator is not None)  # pieces that a separator follows
             if sentences:
                 line_ends = np.flatnonzero(text[offsets[0] : offsets[-1]] == ord("\n"))
                 bounds = np.append(offsets[0], offsets[0] + line_ends + 1)
                 ends = np.isin(bounds[1:], offsets[1:]) & (separator is not None)
-            try:
-                encoded = self._encode_pieces(engine, text, bounds, np.where(ends, separator or 0, -1))
-            except Unsupported as refusal:  # only this text has shown that the rules are too many for the tables
-                encoded, self._engine, self.engine, self.engine_refusal = None, None, None, str(refusal)
+            encoded = encoder.encode(text, bounds[:-1], bounds[1:] - 1, np.where(ends, separator or 0, -1))
             if encoded:
                 ids, documents, replaced = encoded
                 starts = None
@@ -232,23 +218,6 @@ class Tokenizer:
                     documents = documents[np.searchsorted(bounds, offsets)]
                 return Encoded(ids, documents, starts, replaced)
         return self._encode_by_library(data, offsets, sentences=sentences)
-
-    def _encode_pieces(
-        self, engine: Engine, text: NDArray[np.uint8], bounds: NDArray[np.int64], tails: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
-        """What Engine.encode gives for text[bounds[i] : bounds[i + 1] - 1], with tails[i] after it if it is not -1."""
-        starts, stops, begins = bounds[:-1], bounds[1:] - 1, np.ones(tails.size, np.bool_)
-        if not self._added:
-            return engine.encode(Text(text, starts, stops, tails, begins))
-        cuts = self._added.cut(text, starts, stops, tails)
-        left_out = np.stack(
-            [np.flatnonzero(cuts.left_out), starts[cuts.of[cuts.left_out]], stops[cuts.of[cuts.left_out]]], 1
-        )
-        encoded = engine.encode(Text(text, cuts.starts, cuts.stops, cuts.tails, cuts.begins), left_out)
-        if encoded is None:
-            return None
-        ids, pieces, replaced = encoded
-        return ids, pieces[np.append(np.searchsorted(cuts.of, np.arange(tails.size)), cuts.of.size)], replaced
 
     def word_starts(
         self,
@@ -325,17 +294,6 @@ class Tokenizer:
             ids = np.insert(ids, documents[1:], self.special.separator)
             documents += np.arange(documents.size)
         return Encoded(ids, documents, starts, int(replaced.size))
-
-
-def _canonical(parts: dict[str, Any]) -> dict[str, Any]:
-    """Parts of a tokenizer's JSON as the library writes them today; files of older versions spell some otherwise."""
-    nothing: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    }
-    written = json.loads(tokenizers.Tokenizer.from_str(json.dumps(nothing | parts)).to_str())
-    return {part: written[part] for part in parts}
 
 
 def _gives_type_ids(post_processor: dict[str, Any]) -> bool:

@@ -1,0 +1,95 @@
+"""A tokenizer of `tokenizers` together with the engine that gives its ids, if there is one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from bertdata.tokenize.added import AddedTokens
+from bertdata.tokenize.bytewords import ByteWords
+from bertdata.tokenize.engine import Engine
+from bertdata.tokenize.forms import Forms
+from bertdata.tokenize.kernels.records import Text
+from bertdata.tokenize.rules import Unsupported
+from bertdata.tokenize.wordpiece import WordPiece
+from bertdata.tokenize.words import Words
+from bertdata.types import SpecialTokens
+
+
+class Encoder:
+    """Pieces of text → ids. May be used by several threads at once."""
+
+    engine: Engine | None = None
+    refusal: str | None = None
+    """One clause that says why there is no engine."""
+
+    def __init__(self, library: tokenizers.Tokenizer, content: dict[str, Any], special: SpecialTokens) -> None:
+        """content: the JSON of `library`. special: its special ids are those that text may not give.
+
+        Special tokens in a text are text if library.encode_special_tokens is set. Loading kernels takes about 0.1 s;
+        compiling them takes some seconds, once on a machine.
+        """
+        content = content | _canonical({part: content.get(part) for part in ("normalizer", "pre_tokenizer")})
+        try:
+            for kind in (WordPiece, ByteWords, Words):
+                try:
+                    engine = kind(library, content, special)
+                    break
+                except Unsupported:
+                    if kind is Words:
+                        raise
+            self._added = AddedTokens(library, Forms(content.get("normalizer")))  # which the engine does not see
+            self.engine = engine
+        except Unsupported as refusal:
+            self.refusal = str(refusal)
+
+    def encode(
+        self, text: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDArray[np.int64], tails: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
+        """The ids of the pieces text[starts[i] : stops[i]], their offsets, and how many special ids were replaced.
+
+        text: valid UTF-8. tails: an id that is written after the ids of each piece, -1 for none. None: there is no
+        engine, or the text gives a special id and there is no unknown id to replace it.
+        """
+        if self.engine is None:
+            return None
+        try:
+            return self._encode(self.engine, text, starts, stops, tails)
+        except Unsupported as refusal:  # only this text has shown that the rules are too many for the tables
+            self.engine, self.refusal = None, str(refusal)
+            return None
+
+    def _encode(
+        self,
+        engine: Engine,
+        text: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        tails: NDArray[np.int64],
+    ) -> tuple[NDArray[Any], NDArray[np.int64], int] | None:
+        if not self._added:
+            return engine.encode(Text(text, starts, stops, tails, np.ones(tails.size, np.bool_)))
+        cuts = self._added.cut(text, starts, stops, tails)
+        left_out = np.stack(
+            [np.flatnonzero(cuts.left_out), starts[cuts.of[cuts.left_out]], stops[cuts.of[cuts.left_out]]], 1
+        )
+        encoded = engine.encode(Text(text, cuts.starts, cuts.stops, cuts.tails, cuts.begins), left_out)
+        if encoded is None:
+            return None
+        ids, pieces, replaced = encoded
+        return ids, pieces[np.append(np.searchsorted(cuts.of, np.arange(tails.size)), cuts.of.size)], replaced
+
+
+def _canonical(parts: dict[str, Any]) -> dict[str, Any]:
+    """Parts of a tokenizer's JSON as the library writes them today; files of older versions spell some otherwise."""
+    nothing: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    written = json.loads(tokenizers.Tokenizer.from_str(json.dumps(nothing | parts)).to_str())
+    return {part: written[part] for part in parts}
