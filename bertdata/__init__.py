@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from bertdata.format.dataset import Dataset
     from bertdata.keys import key
     from bertdata.read.loader import Loader
+    from bertdata.tokenize.texts import Tokenizer
     from bertdata.types import IGNORE_INDEX, Batch, Masking, SpecialTokens
     from bertdata.write import BuildReport, TextFormat, build, export, finish, import_ids, train_tokenizer
 
@@ -34,6 +35,7 @@ _HOMES = {
     "Masking": "types",
     "SpecialTokens": "types",
     "TextFormat": "write",
+    "Tokenizer": "tokenize.texts",
     "build": "write",
     "export": "write",
     "finish": "write",
@@ -51,6 +53,7 @@ __all__ = [
     "Masking",
     "SpecialTokens",
     "TextFormat",
+    "Tokenizer",
     "build",
     "export",
     "finish",

@@ -28,6 +28,7 @@ from bertdata.format.verify import verify
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
+from bertdata.tokenize import load as loading
 from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.tokenize.train import train_wordpiece
@@ -513,3 +514,13 @@ def test_training_tells_how_far_it_is(tmp_path, corpus):
     assert len(said) == 1
     assert f"{len(corpus.read_text()) / 1e6:.1f} MB" in said[0]
     assert told[-1] == (size, size)
+
+
+@pytest.mark.parametrize("name", loading.SENTENCEPIECE)
+def test_a_sentencepiece_model_and_its_directory_are_converted(tmp_path, monkeypatch, name):
+    asked = []
+    monkeypatch.setattr(loading, "_convert", asked.append)
+    (tmp_path / name).write_bytes(b"\n\x0e\n\x05<unk>")
+    loading.load(str(tmp_path))
+    loading.load(str(tmp_path / name))
+    assert asked == [str(tmp_path)] * 2

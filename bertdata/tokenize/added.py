@@ -47,6 +47,7 @@ class AddedTokens:
     def __init__(self, tokenizer: tokenizers.Tokenizer, forms: Forms) -> None:
         """Raises Unsupported for tokens whose places in a text the normalizer blurs."""
         added = tokenizer.get_added_tokens_decoder()
+        are_text = tokenizer.encode_special_tokens  # special tokens in a text
         self._forms, self._lock = forms, threading.Lock()
         self._hazards: dict[int, int] = {}
         self._searches: list[tuple[Added, bool]] = []  # and whether other text may have a token as its normal form
@@ -56,19 +57,19 @@ class AddedTokens:
         self._adjacent = np.zeros((256, 256), np.bool_)
         for normalized in (False, True):
             chosen = [(n, token) for n, token in added.items() if token.normalized == normalized and token.content]
-            if all(token.special for _, token in chosen):
+            if all(token.special and are_text for _, token in chosen):
                 continue
             if normalized:
-                contents = [token.content for _, token in chosen if not token.special]
+                contents = [token.content for _, token in chosen if not (token.special and are_text)]
                 self._check(contents)
                 # The numbers of find_hazards, from 3 on; if there are too many characters, many share the last
                 characters = sorted({c for content in contents for c in content})
                 self._numbers = {c: min(number, 255) for number, c in enumerate(characters, 3)}
                 for a, b in (pair for content in contents for pair in pairwise(content)):
                     self._adjacent[self._numbers[a], self._numbers[b]] = True
-            # id; -1: the text stays, as special tokens in a text are text; -2: leave the whole text to `tokenizers`
+            # id; -1: the token stays text; -2: leave the whole text to `tokenizers`
             ids = [
-                -1 if token.special else -2 if token.lstrip or token.rstrip or token.single_word else n
+                -1 if token.special and are_text else -2 if token.lstrip or token.rstrip or token.single_word else n
                 for n, token in chosen
             ]
             begins: NDArray[np.bool_] = np.zeros((256, 256), np.bool_)

@@ -10,14 +10,17 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bertdata.errors import TokenizerError, UsageError, install
-from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, TOKENIZER, TOKENIZER_CONFIG, Tokenizer
+from bertdata.tokenize.tokenizer import ROLE_SPELLINGS, SETTINGS, TOKENIZER, TOKENIZER_CONFIG, Tokenizer
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")  # SentencePiece models
 _HUB_TIMEOUT_S = 5.0  # for the hub's answer to the first question
 
 
 def load(spec: str) -> Tokenizer:
     """Loads a tokenizer. `spec` is a tokenizer.json or vocab.txt of any name, a directory of one, or a hub name.
+
+    A directory with a SentencePiece model and neither of these, or that model, is converted by transformers.
 
     Raises UsageError if `spec` is empty, and TokenizerError, which says what was looked for, if it is none of these.
     """
@@ -32,13 +35,15 @@ def load(spec: str) -> Tokenizer:
     try:
         if path.is_dir():
             return _load_directory(path)
+        if path.name in SENTENCEPIECE and path.exists():
+            return _convert(str(path.parent))
         if path.exists():
             return _load_file(path, {})
     except OSError as error:
         raise TokenizerError(
             f"{spec} cannot be read: {error.strerror}", "unreadable", option="tokenizer", given=spec
         ) from None
-    if spec.startswith((".", "/", "~")) or spec.endswith((".json", ".txt", "/")) or spec.count("/") > 1:
+    if spec.startswith((".", "/", "~")) or spec.endswith((".json", ".txt", ".model", "/")) or spec.count("/") > 1:
         raise TokenizerError(
             f"tokenizer {spec} does not exist; give a tokenizer.json, a vocab.txt or their directory",
             "tokenizer-not-found",
@@ -74,6 +79,8 @@ def _load_directory(path: Path) -> Tokenizer:
     for name in (TOKENIZER, "vocab.txt"):
         if (path / name).is_file():
             return _load_file(path / name, config)
+    if any((path / name).is_file() for name in SENTENCEPIECE):
+        return _convert(str(path))
     raise TokenizerError(
         f"directory {path} has neither a {TOKENIZER} nor a vocab.txt; give one that has",
         "tokenizer-not-found",
@@ -99,13 +106,14 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             roles[role] = token
+    settings = {name: config[name] for name in SETTINGS if config.get(name) is not None}
     try:
         is_json = isinstance(json.loads(text), dict)
     except ValueError:
         is_json = False
     try:
         if is_json:
-            return Tokenizer(text, roles, config.get("model_input_names"))
+            return Tokenizer(text, roles, config.get("model_input_names"), settings)
         lines = [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
         if "[UNK]" in lines and len(set(lines)) == len(lines):
             lower = config.get("do_lower_case")
@@ -113,7 +121,7 @@ def _load_file(path: Path, config: dict[str, Any]) -> Tokenizer:
                 lower = not any(any("A" <= c <= "Z" for c in line) and line[:1] + line[-1:] != "[]" for line in lines)
             wordpiece = {token: number for number, token in enumerate(lines)}
             tokenizer = bert_tokenizer(wordpiece, lowercase=bool(lower))
-            return Tokenizer(tokenizer.to_str(), roles, config.get("model_input_names"))
+            return Tokenizer(tokenizer.to_str(), roles, config.get("model_input_names"), settings)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}", "tokenizer-unreadable", option="tokenizer", given=path) from None
     raise TokenizerError(
@@ -152,13 +160,13 @@ def _from_hub(name: str, *, only_cache: bool) -> Path | None:
 
 
 def _convert(name: str) -> Tokenizer:
-    """A tokenizer whose repository has neither file, as transformers converts it: of SentencePiece, for example."""
+    """A tokenizer whose directory or repository has neither file, as transformers converts it, as of SentencePiece."""
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise TokenizerError(
-            f"tokenizer {name} has no {TOKENIZER} on the hub, and transformers, which could convert it, is not "
-            f"installed; {install('train')}",
+            f"tokenizer {name} has no {TOKENIZER}, and transformers, which could convert it, is not installed; "
+            f"{install('train')}",
             "not-installed",
             option="tokenizer",
             given=name,
@@ -167,7 +175,8 @@ def _convert(name: str) -> Tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds
         raise TokenizerError(
-            f"the hub has {name}, but its tokenizer cannot be loaded: {_first(error)}",
+            f"transformers cannot convert the tokenizer {name}: {_first(error)}; a SentencePiece model needs the "
+            "packages sentencepiece and protobuf",
             "tokenizer-unreadable",
             option="tokenizer",
             given=name,
@@ -181,7 +190,8 @@ def _convert(name: str) -> Tokenizer:
         )
     roles = {role: getattr(tokenizer, f"{role}_token", None) for role in ROLE_SPELLINGS}
     present = {role: token for role, token in roles.items() if token}
-    return Tokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names)
+    settings = {name: getattr(tokenizer, name) for name in SETTINGS}
+    return Tokenizer(tokenizer.backend_tokenizer.to_str(), present, tokenizer.model_input_names, settings)
 
 
 def _require_on_hub(name: str) -> None:

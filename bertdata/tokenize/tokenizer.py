@@ -34,6 +34,7 @@ ROLE_SPELLINGS = {  # role → spellings of its token, in the order in which the
     "eos": ("</s>", "[EOS]", "<|endoftext|>"),
 }
 ROW_ROLES = ("pad", "cls", "sep", "mask")  # what rows of a masked language model are made of, besides text
+SETTINGS = ("padding_side", "truncation_side", "model_max_length")  # of how rows are made, in tokenizer_config.json
 WordSplitter = Callable[[str], Iterable[str]]
 """A text → its words. Joined, the words must be the text."""
 
@@ -57,17 +58,26 @@ class Tokenizer:
     spellings: tuple[str, ...]
     """The special tokens in the order of their ids. Where a text contains one it is plain text, and is counted."""
 
+    settings: dict[str, Any]
+    """Those of SETTINGS that its files give; no part of a dataset."""
+    input_names: tuple[str, ...]
+    """The arguments that AutoTokenizer prepares for a model."""
+
     def __init__(
-        self, tokenizer_json: str, roles: dict[str, str] | None = None, input_names: Sequence[str] | None = None
+        self,
+        tokenizer_json: str,
+        roles: dict[str, str] | None = None,
+        input_names: Sequence[str] | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         """roles: role → special token, such as {"mask": "[MASK]"}; roles that are not given are looked up.
 
-        input_names: the arguments that AutoTokenizer prepares for a model. None: input_ids and attention_mask, and
-        token_type_ids if the post-processor distinguishes the two texts of a pair. Raises TokenizerError for JSON that
-        is not a tokenizer.
+        input_names: None: input_ids and attention_mask, and token_type_ids if the post-processor distinguishes the two
+        texts of a pair. Raises TokenizerError for JSON that is not a tokenizer.
         """
         try:
             content = json.loads(tokenizer_json)
+            self.settings = _settings(content) | (settings or {})
             content["truncation"] = content["padding"] = None  # a dataset holds whole documents
             tokenizer_json = json.dumps(content, ensure_ascii=False, indent=1)
             self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
@@ -95,10 +105,11 @@ class Tokenizer:
         )
         self._has_lines = any("\n" in token.content for token in added.values())  # tokens that go across lines
         self.spellings = tuple(spelled[token_id] for token_id in sorted(spelled))
-        self._input_names = input_names
+        self._given_names = input_names
         if input_names is None:
             has_types = _gives_type_ids(content.get("post_processor") or {})
             input_names = ["input_ids", *(["token_type_ids"] * has_types), "attention_mask"]
+        self.input_names = tuple(input_names)
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         config["model_input_names"] = list(input_names)
         config |= {f"{role}_token": name for role, name in self._roles.items()}
@@ -109,6 +120,10 @@ class Tokenizer:
         self._forbidden = forbidden_ids(self.special)
         self._preparing = threading.Lock()
         self._encoder: Encoder | None = None
+
+    def parts(self) -> tuple[str, dict[str, str], Sequence[str] | None, dict[str, Any]]:
+        """The arguments that make this tokenizer again."""
+        return self.files[TOKENIZER].decode(), self._roles, self._given_names, self.settings
 
     @property
     def _engine(self) -> Engine | None:
@@ -158,7 +173,7 @@ class Tokenizer:
             template = json.loads(library.to_str())["post_processor"]
             content["post_processor"] = {"type": "Sequence", "processors": [*byte_level, template]}
         content["added_tokens"] = json.loads(library.to_str())["added_tokens"]
-        return Tokenizer(json.dumps(content), roles, self._input_names)
+        return Tokenizer(json.dumps(content), roles, self._given_names, self.settings)
 
     @property
     def token_dtype(self) -> str:
@@ -294,6 +309,16 @@ class Tokenizer:
             ids = np.insert(ids, documents[1:], self.special.separator)
             documents += np.arange(documents.size)
         return Encoded(ids, documents, starts, int(replaced.size))
+
+
+def _settings(content: dict[str, Any]) -> dict[str, Any]:
+    """The settings that a tokenizer.json holds."""
+    found: dict[str, Any] = {}
+    if content.get("padding"):
+        found["padding_side"] = content["padding"]["direction"].lower()
+    if content.get("truncation"):
+        found["truncation_side"] = content["truncation"].get("direction", "Right").lower()
+    return found
 
 
 def _gives_type_ids(post_processor: dict[str, Any]) -> bool:

@@ -1,0 +1,177 @@
+"""bertdata.Tokenizer gives what AutoTokenizer gives, and arrays of ids for many texts."""
+
+import json
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import transformers
+from conftest import make_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers, processors
+
+import bertdata
+from bertdata.errors import UsageError
+from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.tokenize.train import TRAINERS
+
+TEXT = make_text(40) + " don't café 水火 12345 e\u0301 ﬁ"
+SPELLED = "[MASK] [SEP]x [CLS][PAD] <mask>"
+TEXTS = st.lists(st.sampled_from([*TEXT.split(), *SPELLED.split(), " ", "\n", "🙂", "\0"]), max_size=30).map(" ".join)
+
+
+def saved(folder, **config):
+    """A directory that AutoTokenizer reads; config: more of its tokenizer_config.json."""
+    loaded = TRAINERS[folder.name]([TEXT], 400)
+    folder.mkdir(exist_ok=True)
+    for name, content in loaded.files.items():
+        (folder / name).write_bytes(content)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return folder
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "bpe", "unigram"])
+def both(request, tmp_path_factory):
+    """The tokenizer of transformers, and ours, of the same files."""
+    sides = {"padding_side": "left", "truncation_side": "left"} if request.param == "bpe" else {}
+    folder = saved(tmp_path_factory.mktemp("kinds") / request.param, model_max_length=20, **sides)
+    return transformers.AutoTokenizer.from_pretrained(folder), bertdata.Tokenizer.load(folder)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "add_special_tokens": st.booleans(),
+        "padding": st.sampled_from([True, False, "longest", "max_length", "do_not_pad"]),
+        "truncation": st.sampled_from([True, False, None, "longest_first", "only_first", "only_second"]),
+        "max_length": st.integers(4, 24),  # with less, transformers cuts nothing, and ours refuses
+        "return_tensors": st.sampled_from(["np", "pt"]),
+    },
+)
+
+
+def outcome(tokenizer, *texts, **options):
+    """The lists or arrays by name with their types, None if the arguments are refused.
+
+    transformers gives arrays of objects for rows of different lengths, and numbers with a point for rows of no ids.
+    """
+    try:
+        found = tokenizer(*texts, **options)
+    except Exception:  # the library raises its own kinds, and bare Exception
+        return None
+    if "return_tensors" not in options:
+        return dict(found)
+    arrays = {name: (type(each), np.asarray(each)) for name, each in found.items()}
+    if any(each.dtype == object for _, each in arrays.values()):
+        return None
+    return {
+        name: (*kind, each.shape, each.size and each.dtype, each.tolist()) for name, (*kind, each) in arrays.items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore:`max_length` is ignored:UserWarning")  # of transformers
+@settings(deadline=None)
+@given(st.data(), OPTIONS)
+def test_calls_give_what_auto_tokenizer_gives(both, data, options):
+    theirs, ours = both
+    is_batch, is_pair = data.draw(st.booleans()), data.draw(st.booleans())
+    count = data.draw(st.integers(1, 4))
+    drawn = st.lists(TEXTS, min_size=count, max_size=count) if is_batch else TEXTS
+    texts = [data.draw(drawn) for _ in range(1 + is_pair)]
+    assert outcome(ours, *texts, **options) == outcome(theirs, *texts, **options)
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS | st.text(max_size=9), max_size=9), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_ids_of_many_texts(both, texts, add_special_tokens, split_special_tokens, workers):
+    theirs, ours = both
+    library = Library.from_str(theirs.backend_tokenizer.to_str())
+    library.no_padding()
+    library.no_truncation()
+    library.encode_special_tokens = split_special_tokens
+    expected = [each.ids for each in library.encode_batch(texts, add_special_tokens=add_special_tokens)]
+    options = {"add_special_tokens": add_special_tokens, "split_special_tokens": split_special_tokens}
+    arrow = pa.chunked_array([pa.array(texts[:2], pa.string()), pa.array(texts[2:], pa.string())])
+    for given_texts in (texts, [text.encode() for text in texts], pa.array(["", *texts], pa.large_string())[1:], arrow):
+        ids, offsets = ours.encode_batch(given_texts, workers=workers, **options)
+        assert [ids[a:b].tolist() for a, b in zip(offsets, offsets[1:], strict=False)] == expected
+        assert (ids.dtype, offsets.dtype) == (np.uint16, np.int64)
+    assert ours.count(texts).tolist() == np.diff(ours.encode_batch(texts)[1]).tolist()
+
+
+def test_a_tokenizer_that_no_engine_takes_says_why_and_gives_the_same(both, tmp_path):
+    content = json.loads(both[1].__reduce__()[1][0])
+    content["pre_tokenizer"] = {"type": "UnicodeScripts"}
+    (tmp_path / TOKENIZER).write_text(json.dumps(content))
+    slow = bertdata.Tokenizer.load(tmp_path)
+    assert slow.engine is None
+    assert "UnicodeScripts" in slow.why_slow
+    expected = Library.from_str(json.dumps(content)).encode(TEXT, add_special_tokens=False).ids
+    assert slow.encode_batch([TEXT, "", TEXT], workers=2)[0].tolist() == expected * 2
+    assert both[1].engine
+    assert both[1].why_slow is None
+
+
+def test_a_tokenizer_can_be_pickled(both):
+    again = pickle.loads(pickle.dumps(both[1]))
+    assert again([TEXT], truncation=True) == both[1]([TEXT], truncation=True)
+    assert again.vocab_size == both[1].vocab_size
+
+
+BAD_TEXTS = {
+    "a text alone": ("abc", "malformed"),
+    "bytes alone": (b"abc", "malformed"),
+    "None": (["a", None], "not-text"),
+    "half of a pair": (["a", "\ud800"], "not-text"),
+    "not UTF-8": ([b"a", b"\xff"], "not-text"),
+    "a character in two texts": (["é".encode()[:1], "é".encode()[1:]], "not-text"),
+    "a null": (pa.array(["a", None]), "wrong-column-type"),
+    "numbers": (pa.array([1, 2]), "wrong-column-type"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TEXTS)
+def test_what_is_no_text_is_refused(both, name):
+    texts, kind = BAD_TEXTS[name]
+    with pytest.raises(UsageError) as caught:
+        both[1].encode_batch(texts)
+    assert (caught.value.kind, caught.value.option) == (kind, "texts")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "kind", "option"),
+    [
+        (["a"], {"padding": "widest"}, "unknown", "padding"),
+        (["a"], {"truncation": "both"}, "unknown", "truncation"),
+        (["a", ["b"]], {}, "malformed", "text_pair"),
+        ([["a"], ["b", "c"]], {}, "malformed", "text_pair"),
+        ([["a", "a b"]], {"return_tensors": "np"}, "needs-option", "padding"),
+        (["a b c", "d"], {"truncation": "only_second", "max_length": 4}, "conflict", "truncation"),
+        (["a"], {"max_length": 1}, "out-of-range", "max_length"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(both, arguments, options, kind, option):
+    with pytest.raises(UsageError) as caught:
+        both[1](*arguments, **options)
+    assert (caught.value.kind, caught.value.option) == (kind, option)
+
+
+def test_what_a_tokenizer_lacks_is_refused(tmp_path):
+    library = Library(models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.post_processor = processors.TemplateProcessing("$A <s> $A", special_tokens=[("<s>", 1)])
+    (tmp_path / TOKENIZER).write_text(library.to_str())
+    tokenizer = bertdata.Tokenizer.load(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        tokenizer("a", padding=True)
+    assert caught.value.option == "padding"
+    with pytest.raises(UsageError) as caught:
+        tokenizer("a")
+    assert caught.value.option == "add_special_tokens"
+    with pytest.raises(UsageError) as caught:
+        tokenizer.encode_batch(["a"], workers=0)
+    assert caught.value.option == "workers"
