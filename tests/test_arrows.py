@@ -27,7 +27,8 @@ PACKAGES = {
     "write": ("format sources tokenize",
               "kernels threads state duplicates units encoding staging cluster publish vocabulary dataset importing "
               "exporting"),
-    "read": ("format", "kernels order stream index windows pieces pairs samples source mix words masking loader"),
+    "read": ("format tokenize",
+             "kernels order stream index windows pieces pairs samples source mix words masking loader"),
     "look": ("format sources tokenize read", "facts show trace page report bench"),
 }  # fmt: skip
 PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import, files) in PACKAGES.items()}

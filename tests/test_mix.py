@@ -247,6 +247,20 @@ def test_what_cannot_be_mixed_is_refused(dataset, others, tmp_path):
         Loader([(dataset, 1), (other, 1)])
 
 
+def test_tokenizers_that_only_are_spelled_otherwise_can_be_mixed(dataset, tmp_path):
+    spelled = json.loads(dataset.tokenizer_file("tokenizer.json"))
+    for number, vocabulary in enumerate((spelled["model"]["vocab"], {"a": 0, "[UNK]": 1})):
+        content = spelled | {"model": spelled["model"] | {"vocab": vocabulary}}
+        made = write_dataset(tmp_path / str(number), [([9, 3], [2], None)], tokenizer=json.dumps(content, indent=3),
+                             special=dataset.special_tokens)  # fmt: skip
+        pair = [(dataset, 1), (bertdata.open(made), 1)]
+        if number == 0:
+            Loader(pair, length=8)
+        else:
+            with refuses("tokenizer-differs", "shards"):
+                Loader(pair, length=8)
+
+
 def test_special_tokens_must_be_the_same(tmp_path):
     made = {}
     for number, unk in enumerate((1, None, 1), 10):

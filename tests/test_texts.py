@@ -15,7 +15,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 import bertdata
 from bertdata.errors import UsageError
-from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertdata.tokenize.train import TRAINERS
 
 TEXT = make_text(40) + " don't café 水火 12345 e\u0301 ﬁ"
@@ -175,3 +175,15 @@ def test_what_a_tokenizer_lacks_is_refused(tmp_path):
     with pytest.raises(UsageError) as caught:
         tokenizer.encode_batch(["a"], workers=0)
     assert caught.value.option == "workers"
+
+
+def test_a_tokenizer_that_transformers_saved_again_is_the_same(both, tmp_path):
+    first = both[1].__reduce__()[1][0].encode()
+    both[0].save_pretrained(tmp_path)
+    again = (tmp_path / TOKENIZER).read_bytes()
+    assert again != first
+    assert give_same_ids(first, again)
+    content = json.loads(again)
+    content["normalizer"] = {"type": "Lowercase"}
+    assert not give_same_ids(first, json.dumps(content).encode())
+    assert not give_same_ids(first, b"{}")

@@ -311,6 +311,22 @@ class Tokenizer:
         return Encoded(ids, documents, starts, int(replaced.size))
 
 
+def give_same_ids(first: bytes, second: bytes) -> bool:
+    """Whether two tokenizer.json give the same ids for every text, as far as what they say shows it.
+
+    transformers spells a file otherwise when it saves it again, and may add a post-processor.
+    """
+
+    def what_gives_ids(spelled: bytes) -> list[Any]:
+        content = json.loads(tokenizers.Tokenizer.from_buffer(spelled).to_str())
+        return [content[part] for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")]
+
+    try:
+        return first == second or what_gives_ids(first) == what_gives_ids(second)
+    except Exception:  # the library raises bare Exception for what is no tokenizer
+        return False
+
+
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
     """The settings that a tokenizer.json holds."""
     found: dict[str, Any] = {}

@@ -33,7 +33,7 @@ from transformers import (
 from bertdata import Dataset, SpecialTokens, key
 from bertdata.errors import DatasetError, TokenizerError, UsageError
 from bertdata.tokenize.load import load as load_tokenizer
-from bertdata.tokenize.tokenizer import TOKENIZER
+from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertrain.models import grow
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import DROPOUTS, PRESETS, family_of, first_position, preset
@@ -390,19 +390,14 @@ def max_length(config: PreTrainedConfig) -> int:
 
 def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -> None:
     """Raises UsageError if a checkpoint was made with another tokenizer than the shards were."""
-    stated = shards.manifest.tokenizer[TOKENIZER]
-    own = Path(directory) / TOKENIZER
-    same = own.is_file() and hashlib.sha256(own.read_bytes()).hexdigest() == stated
-    if not same:
-        try:
-            written = load_tokenizer(str(directory)).files[TOKENIZER]  # as a build would write it
-        except TokenizerError:  # weights alone: only the vocabulary's size can be compared
-            written = None
-        same = written is None or hashlib.sha256(written).hexdigest() == stated
-    if not same:
+    try:
+        own = load_tokenizer(str(directory)).files[TOKENIZER]  # as a build would write it
+    except TokenizerError:  # weights alone: only the vocabulary's size can be compared
+        own = None
+    if own is not None and not give_same_ids(own, shards.tokenizer_file(TOKENIZER)):
         sentence = (
-            f"the tokenizer of {directory} is not the one that {shards.path} was built with (SHA-256 {stated[:16]}…); "
-            f"use shards built with --tokenizer {directory}"
+            f"the tokenizer of {directory} is not the one that {shards.path} was built with; use shards built with "
+            f"--tokenizer {directory}"
         )
         raise UsageError(sentence, "tokenizer-differs", given=str(directory))
     if model.config.vocab_size < shards.special_tokens.vocab_size:
