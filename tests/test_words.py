@@ -372,7 +372,7 @@ def test_merges(pairs, ids):
     runs.ids[: found.size] = found
     assert runs.ids[: merge_any(found.size, tables, runs)].tolist() == merged(ids, merges)
     ranks = np.full(found.size + 1, -7)
-    assert found[: merge(found.size, tables, found, ranks)[0]].tolist() == merged(ids, merges)
+    assert found[: merge(found.size, tables.pairs, tables.merged, found, ranks)[0]].tolist() == merged(ids, merges)
     assert ranks[-1] == -7  # it is no place of its own
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, padded, read_only
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, padded
 from bertdata.tokenize.forms import Forms, flat
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes, find_changes
 from bertdata.tokenize.kernels.records import ByteTables, Output, RunTables, Text
-from bertdata.tokenize.models import byte_symbols
+from bertdata.tokenize.models import byte_symbols, read_only
 from bertdata.tokenize.rules import Rules, Unsupported, parse
 from bertdata.tokenize.words import GPT2_RULE, Words, inner_tokenizer
 from bertdata.types import SpecialTokens

@@ -31,6 +31,7 @@ from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.merges import LANES
 from bertdata.tokenize.kernels.records import Output, RunTables, Text
 from bertdata.tokenize.kernels.runs import keep_pair, keep_runs
+from bertdata.tokenize.models import read_only
 from bertdata.types import SpecialTokens
 
 PAGE = 256  # code points that the tokenizer is asked about at a time
@@ -246,9 +247,3 @@ def _huge_pages(size: int) -> NDArray[np.uint64]:
         with suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint64)
-
-
-def read_only(array: NDArray[Any]) -> NDArray[Any]:
-    """The array, after making it read-only. numba refuses to compile a kernel that writes to such an array."""
-    array.flags.writeable = False
-    return array

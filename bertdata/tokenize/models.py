@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.tokenize.kernels import records
-from bertdata.tokenize.kernels.merges import LONGEST_TOKEN, Merges, add_pairs, keep_whole, mark_reached
+from bertdata.tokenize.kernels.merges import LONGEST_TOKEN, add_pairs, keep_whole, mark_reached
 from bertdata.tokenize.kernels.splits import LEFT, LENGTH, NUM_BYTES, RIGHT, fill_shorter, mark_sorted
 from bertdata.tokenize.kernels.tries import NO_BYTE, grow_trie
 from bertdata.tokenize.rules import Unsupported
@@ -134,7 +134,7 @@ def _merges(model: dict[str, Any], vocabulary: dict[str, int]) -> tuple[NDArray[
     lefts, rights = [vocabulary[left] for left, _ in ranked], [vocabulary[right] for _, right in ranked]
     merged, ranks = np.zeros(len(merges) + 1, np.int32), np.array([*ranked.values()], np.int64)
     merged[ranks] = [vocabulary[left + right] for left, right in ranked]
-    return _table(np.array(lefts), np.array(rights), ranks), merged
+    return _table(np.array(lefts), np.array(rights), ranks), read_only(merged)
 
 
 def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _reached(
     text = np.frombuffer(b"".join(spelled) or b"\0", np.uint8)
     bounds = np.append(0, np.cumsum([len(token) for token in spelled], dtype=np.int64))
     is_reached = np.zeros(merged.size, np.bool_)
-    if not mark_reached(text, bounds, byte_ids, Merges(pairs, merged), is_reached):
+    if not mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
         is_reached[:] = True
     entries = pairs[pairs != records.EMPTY]
     left, right, rank = ((entries >> np.uint64(bit)).astype(np.int64) for bit in (44, 24, 0))
@@ -204,7 +204,7 @@ def _table(left: NDArray[Any], right: NDArray[Any], rank: NDArray[Any]) -> NDArr
         table = np.full(slots, records.EMPTY)
         is_full = not add_pairs(left.astype(np.int64), right.astype(np.int64), rank.astype(np.int64), table)
         slots *= 2
-    return table
+    return read_only(table)
 
 
 def _whole(
@@ -266,4 +266,10 @@ def trie_of(tokens: Iterable[tuple[bytes, int, int]]) -> NDArray[np.uint64]:
             raise Unsupported("its tokens have too many bytes for a table")
         trie = np.full(room, NO_BYTE)
         size, room = int(grow_trie(text, bounds, roots, ids, trie)), 2 * room
-    return trie[:size].copy()
+    return read_only(trie[:size].copy())
+
+
+def read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """The array, after making it read-only. numba refuses to compile a kernel that writes to such an array."""
+    array.flags.writeable = False
+    return array

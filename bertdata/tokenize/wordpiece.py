@@ -10,11 +10,11 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import normalizers, pre_tokenizers
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, read_only
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordPieceTables
 from bertdata.tokenize.kernels.wordpiece import encode_wordpiece
-from bertdata.tokenize.models import MOST_IDS, wordpiece_trie
+from bertdata.tokenize.models import MOST_IDS, read_only, wordpiece_trie
 from bertdata.tokenize.rules import Unsupported
 from bertdata.types import SpecialTokens
 

@@ -20,12 +20,12 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, read_only
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine
 from bertdata.tokenize.forms import SPACE, Forms, flat
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordTables
 from bertdata.tokenize.kernels.words import encode_words
-from bertdata.tokenize.models import model_tables
+from bertdata.tokenize.models import model_tables, read_only
 from bertdata.tokenize.rules import Chain, Choice, Leaf, Node, Repeat, Rules, Unsupported, parse
 from bertdata.types import SpecialTokens
 

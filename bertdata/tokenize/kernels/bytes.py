@@ -413,7 +413,7 @@ def _new_word(text, start, length, k, tables, runs, output, p):
     if count == 0:
         for i in range(length):
             ids[i] = text[start + i]
-        count = merge(length, tables, ids, runs.ranks[0])[0]
+        count = merge(length, tables.pairs, tables.merged, ids, runs.ranks[0])[0]
     for i in range(count):
         ids[i] = tables.ids[ids[i]]
         if tables.special[ids[i]]:
@@ -472,7 +472,7 @@ def _write_words(text, first, start, count, tables, runs, output, p):
 
     A word that is too long for the scratch memory is hard; at most one such word ends in a window.
     """
-    places, k = tables.places, 0
+    places, k = tables.places, int64(0)
     while True:
         k, p = _write_known(k, count, runs.keys, runs.near, runs.pool, output.ids, p)
         if k == count:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import numpy as np
 from numba import int64, uint64
 
@@ -21,9 +19,9 @@ LANES, NO_LANE = 32, np.int32(0x7FFFFFFF)  # of `merge_short`; a place takes 5 b
 
 
 @jit(forceinline=True, _nrt=False)
-def _slot(key, factor, pairs):
-    """One of the two slots in which a key may be in a table of merges."""
-    return ((key * factor) >> uint64(40)) & uint64(pairs.size - 1)
+def _slot(key, factor, slots):
+    """One of the two slots in which a key may be in a table of merges of so many slots, a power of two."""
+    return ((key * factor) >> uint64(40)) & uint64(slots - 1)
 
 
 @jit(forceinline=True, _nrt=False)
@@ -33,21 +31,22 @@ def rank_of(pairs, left, right):
     pairs: see `add_pairs`.
     """
     key = (uint64(left) << uint64(20)) | uint64(right)
-    found, other = pairs[_slot(key, GOLDEN, pairs)], pairs[_slot(key, SILVER, pairs)]
+    found, other = pairs[_slot(key, GOLDEN, pairs.size)], pairs[_slot(key, SILVER, pairs.size)]
     found = found if found >> uint64(24) == key else other
     return int64(found & uint64(0xFFFFFF)) if found >> uint64(24) == key else NO_RANK
 
 
 @jit(_nrt=False)
-def merge(size, tables, ids, ranks):
+def merge(size, pairs, merged, ids, ranks):
     """Merges ids[:size] in place. Returns how many ids are left, and the rank of the last merge, NO_RANK if none was.
 
     Merges the pair of lowest rank first, and the leftmost of equal pairs, until no pair can be merged (Sennrich et al.,
-    2016). ranks: int64 [at least size]. Takes time in the square of `size`, with a small factor.
+    2016). pairs, merged: as in WordTables. ranks: int64 [at least size]. Takes time in the square of `size`, with a
+    small factor.
     """
     last = NO_RANK
     for k in range(size - 1):
-        ranks[k] = rank_of(tables.pairs, ids[k], ids[k + 1])
+        ranks[k] = rank_of(pairs, ids[k], ids[k + 1])
     while size > 1:
         best, place = NO_RANK, 0
         for k in range(size - 1):
@@ -56,14 +55,14 @@ def merge(size, tables, ids, ranks):
             break
         while ranks[place] != best:
             place += 1
-        ids[place], last = tables.merged[best], best
+        ids[place], last = merged[best], best
         size -= 1
         for k in range(place + 1, size):
             ids[k], ranks[k] = ids[k + 1], ranks[k + 1]
         if place > 0:
-            ranks[place - 1] = rank_of(tables.pairs, ids[place - 1], ids[place])
+            ranks[place - 1] = rank_of(pairs, ids[place - 1], ids[place])
         if place < size - 1:
-            ranks[place] = rank_of(tables.pairs, ids[place], ids[place + 1])
+            ranks[place] = rank_of(pairs, ids[place], ids[place + 1])
     return size, last
 
 
@@ -110,23 +109,16 @@ def merge_any(size, tables, runs):
     """Merges runs.ids[:size] in place. Returns how many ids are left."""
     if size <= LANES:
         return merge_short(size, tables.pairs, tables.merged, runs.ids, runs.lanes, runs.links)
-    return merge(size, tables, runs.ids, runs.ranks[0])[0]
-
-
-class Merges(NamedTuple):
-    """The merges alone, for `merge`."""
-
-    pairs: Any
-    merged: Any
+    return merge(size, tables.pairs, tables.merged, runs.ids, runs.ranks[0])[0]
 
 
 @jit()
-def mark_reached(text, bounds, byte_ids, merges, is_reached):
+def mark_reached(text, bounds, byte_ids, pairs, merged, is_reached):
     """Sets is_reached[r] for each rank of a merge that can happen in a word. Returns False if a token is too long.
 
     Inside a word, a token is made by the same merges as if its bytes were alone. So no other merge makes it than the
-    last one there. text, bounds: the bytes of all tokens. byte_ids int64 [256]. merges: Merges. is_reached: bool
-    [num_ranks], False.
+    last one there. text, bounds: the bytes of all tokens. byte_ids int64 [256]. pairs, merged: as in WordTables.
+    is_reached: bool [num_ranks], False.
     """
     ids, ranks = np.zeros(LONGEST_TOKEN, np.int64), np.zeros(LONGEST_TOKEN, np.int64)
     for t in range(bounds.size - 1):
@@ -138,7 +130,7 @@ def mark_reached(text, bounds, byte_ids, merges, is_reached):
             ids[k] = byte_ids[text[bounds[t] + k]]
             has_ids = has_ids and ids[k] >= 0
         if has_ids and size > 1:
-            count, last = merge(size, merges, ids, ranks)
+            count, last = merge(size, pairs, merged, ids, ranks)
             if count == 1:
                 is_reached[last] = True
     return True
@@ -169,13 +161,15 @@ def add_pairs(lefts, rights, ranks, pairs):
     """
     for r in range(lefts.size):
         entry = (uint64(lefts[r]) << uint64(44)) | (uint64(rights[r]) << uint64(24)) | uint64(ranks[r])
-        j = _slot(entry >> uint64(24), GOLDEN, pairs)
+        j = _slot(entry >> uint64(24), GOLDEN, pairs.size)
         for _ in range(MOST_MOVES):
             entry, pairs[j] = pairs[j], entry
             if entry == EMPTY:
                 break
             key = entry >> uint64(24)
-            j ^= _slot(key, GOLDEN, pairs) ^ _slot(key, SILVER, pairs)  # to the other slot of the merge that was there
+            j ^= _slot(key, GOLDEN, pairs.size) ^ _slot(
+                key, SILVER, pairs.size
+            )  # to the other slot of the merge that was there
         if entry != EMPTY:
             return False
     return True

@@ -242,8 +242,8 @@ def keep_near(j, key, rest, ids, count, out, runs):
 def keep_in_slot(j, key, rest, ids, count, out, runs):
     """Does what `keep_near` does, for a kernel that reads both values of a slot."""
     if 3 < count <= most_ids(out):
-        slot = set_run(runs.near, j, key, rest, counted(out, count) | packed(out, ids, 0, 3))
-        runs.near[slot + uint64(3)] = packed(out, ids, 3, count)
+        slot = set_run(runs.near, j, key, rest, counted(out, count) | packed(out, ids, int64(0), int64(3)))
+        runs.near[slot + uint64(3)] = packed(out, ids, int64(3), count)
     else:
         keep_near(j, key, rest, ids, count, out, runs)
 
@@ -265,7 +265,7 @@ def emit_slot(out, p, near, slot, pool):
 def value_of(ids, count, out, runs):
     """The value of ids[:count]."""
     if count <= 3:
-        return counted(out, count) | packed(out, ids, 0, count)
+        return counted(out, count) | packed(out, ids, int64(0), count)
     if runs.used[1] + count > runs.pool.size:
         clear_runs(runs)
     return counted(out, UNPACKED) | add_to_pool(ids, count, runs)

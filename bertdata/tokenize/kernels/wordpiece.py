@@ -279,7 +279,7 @@ def encode_wordpiece(pieces, tables, runs, output):
             if not is_slow:
                 first = i
                 count, i, is_slow = _find_runs(text, i, end, tables, runs)
-                k, p = _write_known(0, count, runs.keys, runs.near, runs.pool, out, p)
+                k, p = _write_known(int64(0), count, runs.keys, runs.near, runs.pool, out, p)
                 if k < count:
                     p, code, place = _write_others(text, first, k, count, end, tables, runs, output, p)
                     if code != DONE:
