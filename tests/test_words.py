@@ -703,3 +703,21 @@ def test_a_rule_that_takes_a_character_for_another_kind_is_left_to_the_automaton
     assert_exact(tokenizer, [TEXT])
     assert tokenizer.engine == "byte-level BPE"
     assert not isinstance(tokenizer._engine, ByteWords)
+
+
+def test_bytes_of_words_for_another_model_than_bpe_are_left_to_the_library():
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "Ġb": 1, "a": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = bytes_of(regex=True)
+    ours = Ours(tokenizer.to_str())
+    assert_exact(ours, ["a b c"])
+    assert ours.engine_refusal == "it gives the bytes of words to a WordLevel model"
+
+
+def test_a_token_of_a_role_that_is_not_marked_as_special_becomes_the_unknown_token():
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_tokens([AddedToken("[MASK]", normalized=False), AddedToken("<tag>", normalized=False)])
+    ours = Ours(tokenizer.to_str())
+    found = ours.encode(*joined(["a [MASK]<tag> b"]), sentences=False)
+    assert (ours.special.mask, ours.engine) == (3, "WordLevel")
+    assert (found.ids.tolist(), found.special_ids_replaced) == ([1, 0, 4, 2], 1)

@@ -44,8 +44,11 @@ class Cuts(NamedTuple):
 class AddedTokens:
     """The added tokens of a tokenizer that text may contain. May be used by several threads at once."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, forms: Forms) -> None:
-        """Raises Unsupported for tokens whose places in a text the normalizer blurs."""
+    def __init__(self, tokenizer: tokenizers.Tokenizer, forms: Forms, forbidden: NDArray[np.bool_]) -> None:
+        """forbidden: bool [vocab_size], ids that text may not give.
+
+        Raises Unsupported for tokens whose places in a text the normalizer blurs.
+        """
         added = tokenizer.get_added_tokens_decoder()
         are_text = tokenizer.encode_special_tokens  # special tokens in a text
         self._forms, self._lock = forms, threading.Lock()
@@ -69,9 +72,10 @@ class AddedTokens:
                     self._adjacent[self._numbers[a], self._numbers[b]] = True
             # id; -1: the token stays text; -2: leave the whole text to `tokenizers`
             ids = [
-                -1 if token.special and are_text else -2 if token.lstrip or token.rstrip or token.single_word else n
+                -1 if token.special and are_text
+                else -2 if token.lstrip or token.rstrip or token.single_word or forbidden[n] else n
                 for n, token in chosen
-            ]
+            ]  # fmt: skip
             begins: NDArray[np.bool_] = np.zeros((256, 256), np.bool_)
             for _, token in chosen:
                 spelling = token.content.encode()

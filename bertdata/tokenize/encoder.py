@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertdata.tokenize.added import AddedTokens
 from bertdata.tokenize.bytewords import ByteWords
-from bertdata.tokenize.engine import Engine
+from bertdata.tokenize.engine import Engine, forbidden_ids
 from bertdata.tokenize.forms import Forms
 from bertdata.tokenize.kernels.records import Text
 from bertdata.tokenize.rules import Unsupported
@@ -42,7 +42,9 @@ class Encoder:
                 except Unsupported:
                     if kind is Words:
                         raise
-            self._added = AddedTokens(library, Forms(content.get("normalizer")))  # which the engine does not see
+            self._added = AddedTokens(
+                library, Forms(content.get("normalizer")), forbidden_ids(special)
+            )  # not seen by the engine
             self.engine = engine
         except Unsupported as refusal:
             self.refusal = str(refusal)

@@ -1,0 +1,186 @@
+"""Compares our ids with those of `tokenizers` for tokenizers put together at random: any parts, in any order.
+
+python tools/any_tokenizer.py --count 2000 --seed 0
+
+Prints how many tokenizers each engine took, and each difference with the JSON that repeats it. Exit code 1 if there is
+one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import numpy as np
+import tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
+
+from bertdata.errors import TokenizerError
+from bertdata.tokenize.bytewords import LLAMA3_RULE
+from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.words import GPT2_RULE
+
+WORDS = [
+    "the", "of", "and", "to", "in", "he", "was", "it", "with", "for", "had", "she", "you", "not", "don't", "we'll",
+    "HELLO", "Café", "naïve", "ſ's", "ﬁn", "e\u0301", "n\u0303", "水火", "한국", "\u1100\u1161\u11a8", "ab\u3099",
+    "``it''", "(x)", "--", "Ωμέγα", "½", "1234", "٣٤", "²", "🙂", "👩\u200d👧", "\u200b", "\u00ad", "\ufeff", "İ", "ß",
+    "\u1e9b\u0323", "K", "\u0f71\u0f72", "x" * 70, "<tag>", "|||", "[MASK]", "</s>", "▁", "Ġ", "\u2028",
+    "a\u0315\u0300", "\u0344", "\u0959", "ｶﾞ", "，", "…", "\u180e", "q",
+]  # fmt: skip
+SPACES = [" ", " ", " ", " ", "  ", "   ", "\n", "\r\n", "\t", "\u00a0", "\u3000", ""]
+SPLITS = [
+    r"\s+", r"\d{1,3}", r"\p{L}+|\p{N}+", r"[^\s\p{L}\p{N}]+", r" ?\p{L}+| ?\p{N}+|\s+", r"\s+(?!\S)|\s+", "[0-9]",
+    "'", r"\w+", GPT2_RULE, LLAMA3_RULE,
+]  # fmt: skip
+BEHAVIORS = ["removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"]
+
+
+def nasty_text(draw: random.Random, most: int = 40) -> str:
+    """A text of words and spaces, many of them unusual."""
+    return "".join(draw.choice(WORDS) + draw.choice(SPACES) for _ in range(draw.randrange(most)))
+
+
+def _normalizer(draw: random.Random) -> Any:
+    texts = [("a", "b"), (" ", "▁"), ("``", '"'), ("é", "e"), ("q", "")]
+    patterns = [" {2,}", r"\s+", "[0-9]", r"\p{P}"]
+    kinds = {
+        "NFC": normalizers.NFC, "NFD": normalizers.NFD, "NFKC": normalizers.NFKC, "NFKD": normalizers.NFKD,
+        "lower": normalizers.Lowercase, "accents": normalizers.StripAccents, "nmt": normalizers.Nmt,
+        "strip": lambda: normalizers.Strip(draw.random() < 0.7, draw.random() < 0.7),
+        "bert": lambda: normalizers.BertNormalizer(*(draw.random() < 0.5 for _ in range(4))),
+        "replace": lambda: normalizers.Replace(*draw.choice(texts)),
+        "regex": lambda: normalizers.Replace(Regex(draw.choice(patterns)), draw.choice(" ▁0")),
+        "prepend": lambda: normalizers.Prepend("▁"),
+    }  # fmt: skip
+    parts = [kinds[draw.choice([*kinds])]() for _ in range(draw.choice([0, 0, 1, 1, 1, 2, 2, 3]))]
+    return normalizers.Sequence(parts) if parts else None
+
+
+def _pre_tokenizer(draw: random.Random) -> Any:
+    def metaspace() -> Any:
+        return pre_tokenizers.Metaspace("▁", draw.choice(["always", "first", "never"]), draw.random() < 0.8)
+
+    def split() -> Any:
+        pattern = draw.choice(SPLITS)
+        return pre_tokenizers.Split(Regex(pattern), draw.choice(BEHAVIORS), draw.random() < 0.3)
+
+    kinds = {
+        "bert": pre_tokenizers.BertPreTokenizer, "words": pre_tokenizers.Whitespace, "metaspace": metaspace,
+        "spaces": pre_tokenizers.WhitespaceSplit, "split": split,
+        "punctuation": lambda: pre_tokenizers.Punctuation(draw.choice(BEHAVIORS)),
+        "digits": lambda: pre_tokenizers.Digits(draw.random() < 0.5),
+    }  # fmt: skip
+    parts = [kinds[draw.choice([*kinds])]() for _ in range(draw.choice([0, 1, 1, 1, 2, 2, 3]))]
+    if draw.random() < 0.4:
+        parts.append(pre_tokenizers.ByteLevel(draw.random() < 0.3, use_regex=draw.random() < 0.5))
+    return pre_tokenizers.Sequence(parts) if parts else None
+
+
+def _trained(draw: random.Random, tokenizer: tokenizers.Tokenizer, texts: list[str], kind: str) -> None:
+    """Trains the vocabulary of a tokenizer whose other parts are set."""
+    letters = pre_tokenizers.ByteLevel.alphabet() if "ByteLevel" in str(tokenizer.pre_tokenizer) else []
+    options: dict[str, Any] = {"vocab_size": len(letters) + draw.randrange(60, 400), "show_progress": False}
+    if kind == "bpe":
+        options |= {"initial_alphabet": letters, "min_frequency": 1, "special_tokens": ["<unk>", "</s>"]}
+        trainer: Any = trainers.BpeTrainer(**options, end_of_word_suffix=draw.choice([None, None, None, "</w>"]))
+    elif kind == "wordpiece":
+        trainer = trainers.WordPieceTrainer(**options, special_tokens=["<unk>", "</s>"])
+    elif kind == "unigram":
+        trainer = trainers.UnigramTrainer(
+            **options, unk_token="<unk>", special_tokens=["<unk>", "</s>"], initial_alphabet=letters
+        )  # fmt: skip
+    else:
+        trainer = trainers.WordLevelTrainer(**options, special_tokens=["<unk>", "</s>"])
+    tokenizer.train_from_iterator(texts, trainer)
+
+
+def _model(draw: random.Random, kind: str) -> Any:
+    if kind == "bpe":
+        has_unk = draw.random() < 0.6
+        return models.BPE(unk_token="<unk>" if has_unk else None, fuse_unk=draw.random() < 0.3)  # noqa: S106
+    if kind == "wordpiece":
+        return models.WordPiece(unk_token="<unk>", max_input_chars_per_word=draw.choice([5, 20, 100]))  # noqa: S106
+    return models.Unigram() if kind == "unigram" else models.WordLevel(unk_token="<unk>")  # noqa: S106
+
+
+def made(draw: random.Random) -> str | None:
+    """The JSON of a tokenizer, None if its parts cannot be trained together."""
+    kind = draw.choice(["bpe", "bpe", "wordpiece", "unigram", "wordlevel"])
+    tokenizer = tokenizers.Tokenizer(_model(draw, kind))
+    if normalizer := _normalizer(draw):
+        tokenizer.normalizer = normalizer
+    if pre_tokenizer := _pre_tokenizer(draw):
+        tokenizer.pre_tokenizer = pre_tokenizer
+    try:
+        _trained(draw, tokenizer, [nasty_text(draw) for _ in range(30)], kind)
+        tokenizers.Tokenizer.from_str(tokenizer.to_str())  # a score may be no number
+    except Exception:  # noqa: BLE001  (what the library raises)
+        return None
+    added = [
+        AddedToken(
+            draw.choice(["<tag>", "|||", "[MASK]", "  ", "x x", "Café", "ab", "the"]), single_word=draw.random() < 0.1,
+            lstrip=draw.random() < 0.1, rstrip=draw.random() < 0.1, normalized=draw.random() < 0.4,
+        )
+        for _ in range(draw.choice([0, 0, 0, 1, 2]))
+    ]  # fmt: skip
+    tokenizer.add_tokens(added)
+    tokenizer.add_special_tokens([AddedToken("[MASK]", lstrip=draw.random() < 0.3)] if draw.random() < 0.5 else [])
+    content = json.loads(tokenizer.to_str())
+    if kind == "bpe" and draw.random() < 0.2:
+        content["model"]["ignore_merges"] = True
+    return json.dumps(content)
+
+
+def differences(spelled: str, texts: list[str]) -> Iterator[tuple[str, list[int], list[int]]]:
+    """The texts for which our ids are others, with ours and those of the library."""
+    ours = Tokenizer(spelled)
+    library = tokenizers.Tokenizer.from_str(spelled)
+    library.encode_special_tokens = True
+    encoded = [text.encode() for text in texts]
+    offsets = np.append(0, np.cumsum([len(text) + 1 for text in encoded]))
+    forbidden, unk = set(ours.special.special_ids) - {ours.special.unk}, ours.special.unk
+    wanted = [each.ids for each in library.encode_batch_fast(texts, add_special_tokens=False)]
+    wanted = [[unk if i in forbidden else i for i in ids] for ids in wanted]
+    try:
+        found = ours.encode(b"".join(text + b"\n" for text in encoded), offsets, sentences=False)
+    except TokenizerError:  # a special id, and no unknown one
+        assert any(None in ids for ids in wanted)  # noqa: S101
+        return
+    has_separator = ours.special.separator is not None
+    bounds = found.documents.tolist()
+    for text, ids, start, stop in zip(texts, wanted, bounds, bounds[1:], strict=False):
+        if found.ids[start : stop - has_separator].tolist() != ids:
+            yield text, found.ids[start : stop - has_separator].tolist(), ids
+
+
+@click.command()
+@click.option("--count", type=int, default=2000, show_default=True, help="Of tokenizers.")
+@click.option("--seed", type=int, default=0, show_default=True, help="What is drawn.")
+@click.option("--texts", type=int, default=40, show_default=True, help="For each tokenizer.")
+def main(count: int, seed: int, texts: int) -> None:
+    """Compares our ids with those of `tokenizers` for tokenizers put together at random."""
+    engines: Counter[str] = Counter()
+    wrong = 0
+    for number in range(count):
+        draw = random.Random(f"{seed} {number}")  # noqa: S311
+        spelled = made(draw)
+        if spelled is None:
+            engines["cannot be trained"] += 1
+            continue
+        found = next(differences(spelled, [nasty_text(draw) for _ in range(texts)]), None)
+        ours = Tokenizer(spelled)
+        ours.prepare()
+        engines[ours.engine or "none"] += 1
+        if found:
+            wrong += 1
+            click.echo(f"seed {seed} number {number}: {found[0]!r} ours {found[1]} theirs {found[2]}\n{spelled[:600]}")
+    click.echo(f"{dict(engines)}; {wrong} differ")
+    raise SystemExit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
