@@ -7,6 +7,7 @@ import random
 import unicodedata
 from pathlib import Path
 from typing import ClassVar
+from unittest import mock
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -165,6 +166,17 @@ def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():
     ours = word_level([*SPECIALS, "hello"], unk_token="<none>")
     with refuses("tokenizer-failed"):
         encode(ours, ["hello nobody"])
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_tokenizer_and_an_interrupt_is_not(monkeypatch):
+    """Its Rust code panics for some added tokens beside white space of several bytes."""
+    ours = word_level([*SPECIALS, "hello"])
+    for error, expected in ((type("PanicException", (BaseException,), {}), TokenizerError), (KeyboardInterrupt,) * 2):
+        library = mock.Mock(encode_batch_fast=mock.Mock(side_effect=error("not a char boundary")))
+        monkeypatch.setattr(ours, "_tokenizer", library)
+        monkeypatch.setattr(ours, "_encoder", mock.Mock(engine=None))
+        with pytest.raises(expected):
+            encode(ours, ["hello"])
 
 
 # -------------------------------------------------------------------------------------------------------- where from

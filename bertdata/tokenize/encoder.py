@@ -42,9 +42,8 @@ class Encoder:
                 except Unsupported:
                     if kind is Words:
                         raise
-            self._added = AddedTokens(
-                library, Forms(content.get("normalizer")), forbidden_ids(special)
-            )  # not seen by the engine
+            # What the engine does not see
+            self._added = AddedTokens(library, Forms(content.get("normalizer")), forbidden_ids(special))
             self.engine = engine
         except Unsupported as refusal:
             self.refusal = str(refusal)

@@ -27,6 +27,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from bertdata.errors import TokenizerError
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.merges import LANES
 from bertdata.tokenize.kernels.records import Output, RunTables, Text
@@ -82,7 +83,7 @@ class Engine:
     def _encode_hard(self, texts: Sequence[str], where: int) -> list[list[int]]:
         """The ids of hard runs. where: the last column of records.Output.hard."""
         del where
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [encoding.ids for encoding in encoded_by(self._tokenizer, texts)]
 
     def _warm(self) -> None:
         """Loads the kernel from numba's cache, or compiles it."""
@@ -201,6 +202,22 @@ class _Insertions:
         piece_of_run = np.searchsorted(starts, rows[:, 0], side="right") - 1
         more = np.bincount(piece_of_run, sizes, bounds.size - 1).astype(np.int64)
         return ids, bounds + np.append(0, np.cumsum(more))
+
+
+def encoded_by(
+    library: tokenizers.Tokenizer, texts: Sequence[str], *, with_places: bool = False
+) -> list[tokenizers.Encoding]:
+    """What the library gives for texts. Raises TokenizerError if it fails, as for a panic of its Rust code.
+
+    with_places: also the places of tokens in the text, which takes longer.
+    """
+    encode = library.encode_batch if with_places else library.encode_batch_fast
+    try:
+        return encode(texts, add_special_tokens=False)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # such as KeyboardInterrupt
+        raise TokenizerError(f"the tokenizer fails on this text: {error}", "tokenizer-failed") from None
 
 
 def padded(text: Text, size: int) -> Text:

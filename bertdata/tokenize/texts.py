@@ -14,8 +14,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.errors import TokenizerError, UsageError
+from bertdata.errors import UsageError
 from bertdata.tokenize.encoder import Encoder
+from bertdata.tokenize.engine import encoded_by
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load
 from bertdata.tokenize.rows import Part, Template, as_lists, padded_rows, truncated
@@ -248,10 +249,7 @@ class Tokenizer:
         split: bool,  # noqa: FBT001
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         texts = [str(data[start:stop].data, "utf-8") for start, stop in pairwise(bounds.tolist())]
-        try:
-            encoded = self._libraries[split].encode_batch_fast(texts, add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"the tokenizer fails on these texts: {error}", "tokenizer-failed") from None
+        encoded = encoded_by(self._libraries[split], texts)
         counts = np.array([len(each) for each in encoded], np.int64)
         ids = np.fromiter(chain.from_iterable(each.ids for each in encoded), self._loaded.token_dtype, counts.sum())
         return ids, np.append(0, np.cumsum(counts))

@@ -20,7 +20,7 @@ from tokenizers import processors
 
 from bertdata.errors import TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
-from bertdata.tokenize.engine import Engine, forbidden_ids
+from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids
 from bertdata.types import SpecialTokens
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -279,11 +279,7 @@ class Tokenizer:
         self, data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64], *, sentences: bool
     ) -> Encoded:
         texts = _texts(data, offsets)
-        encode = self._tokenizer.encode_batch if sentences else self._tokenizer.encode_batch_fast  # without places
-        try:
-            encodings = encode(texts, add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exception
-            raise TokenizerError(f"the tokenizer fails on this text: {error}", "tokenizer-failed") from None
+        encodings = encoded_by(self._tokenizer, texts, with_places=sentences)
         documents = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(encoding) for encoding in encodings], out=documents[1:])
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), self.token_dtype, int(documents[-1]))
