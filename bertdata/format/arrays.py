@@ -32,9 +32,13 @@ def npy_header(dtype: str, length: int) -> bytes:
     return b"\x93NUMPY\x01\x00\x76\x00" + fields.encode().ljust(117) + b"\n"
 
 
-def array_path(directory: Path, shard: str, array: str) -> Path:
+def array_name(shard: str, array: str) -> str:
     """The file of an array, such as train-00000.tokens.npy."""
-    return directory / f"{shard}.{array}.npy"
+    return f"{shard}.{array}.npy"
+
+
+def array_path(directory: Path, shard: str, array: str) -> Path:
+    return directory / array_name(shard, array)
 
 
 def digest(path: Path) -> tuple[str, list[int]]:

@@ -96,21 +96,22 @@ class Manifest:
 
     def computed_id(self) -> str:
         """The same from the digests of all arrays."""
-        arrays = [
-            [split, array, entry["dtype"], entry["length"], entry["sha256"]]
-            for split, shards in self.splits.items()
-            for shard in shards.shards
-            for array, entry in sorted(shard.arrays.items())
-        ]
         identity = {
             "format_version": FORMAT_VERSION,
             "token_dtype": self.token_dtype,
             "separator_id": self.special_tokens.separator,
             "tokenizer": dict(self.tokenizer),
             "settings": dict(self.settings),
-            "arrays": arrays,
         }
-        return hashlib.sha256(canonical(identity)).hexdigest()
+        # One shard at a time is in memory. "arrays" comes first, because names are sorted.
+        sha256, comma = hashlib.sha256(b'{"arrays":['), b""
+        for split, shards in self.splits.items():
+            for shard in shards.shards:
+                for array, entry in sorted(shard.arrays.items()):
+                    sha256.update(comma + canonical([split, array, entry["dtype"], entry["length"], entry["sha256"]]))
+                    comma = b","
+        sha256.update(b"]," + canonical(identity)[1:])
+        return sha256.hexdigest()
 
     @property
     def is_imported(self) -> bool:
@@ -120,8 +121,9 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Writes manifest.json, which publishes the dataset."""
         special = self.special_tokens
-        shards = [shard for split in self.splits.values() for shard in split.shards]
-        has_many = len(shards) > MOST_LISTED and fits_tables(shards)
+        num_shards = sum(len(split.shards) for split in self.splits.values())
+        every = (shard for split in self.splits.values() for shard in split.shards)
+        has_many = num_shards > MOST_LISTED and fits_tables(every)
         record = {
             "format": "bertdata",
             "format_version": MANY_SHARDS_VERSION if has_many else FORMAT_VERSION,

@@ -37,7 +37,7 @@ from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.encoding import TextEncoder, make_text_units
 from bertdata.write.staging import ATTEMPTS
-from bertdata.write.state import UnitRecord, unit_name
+from bertdata.write.state import FinishedUnits, UnitRecord, unit_name
 from bertdata.write.units import Shares, UnitWriter
 
 _RETRIES = 3  # of a task whose process, node or disk fails
@@ -110,15 +110,14 @@ def encode_on_cluster(
     job: Job,
     tokenizer: Tokenizer,
     *,
-    units: dict[int, UnitRecord],
+    units: FinishedUnits,
     workers: int | None,
     progress: Callable[[int], None],
 ) -> None:
     """Makes the units of a plan by tasks, in a `connected` context.
 
-    units: number → record of the finished units, which are not made again; the new ones are added. workers: how many
-    tasks at the same time; None: as many as the cluster takes. progress: called with the bytes of input whose
-    units are finished.
+    units: those that are finished, which are not made again; the new ones are added. workers: how many tasks at the
+    same time; None: as many as the cluster takes. progress: called with the bytes of input whose units are finished.
 
     Raises what the first task raises that fails in the order of the text, and BuildError if Ray gives a task up.
     """
@@ -138,7 +137,7 @@ def encode_on_cluster(
     for name, content in tokenizer.files.items():
         write_file(attempts / name, content)
     every = job.plan.tasks(max(1, _cpus()))
-    waiting = deque(task for task in every if not units.keys() >= set(task.units))
+    waiting = deque(task for task in every if not units.numbers.issuperset(task.units))
     done = sum(task.size for task in every) - sum(task.size for task in waiting)
     running: dict[Any, Task] = {}
     failed: dict[int, BaseException] = {}  # by the first unit of the task
@@ -146,7 +145,7 @@ def encode_on_cluster(
         while waiting or running:
             while waiting and len(running) < (workers or max(2 * _cpus(), 1)):
                 task = waiting.popleft()
-                missing = [unit for unit in task.units if unit not in units]
+                missing = [unit for unit in task.units if unit not in units.numbers]
                 running[make.remote([common], attempts, missing)] = task
             (ready, *_), _ = ray.wait(list(running))
             task = running.pop(ready)
@@ -159,7 +158,8 @@ def encode_on_cluster(
                 waiting.clear()  # all tasks before this one are running or done, and one of them may fail too
                 running = {ref: other for ref, other in running.items() if other.units.start < task.units.start}
             else:
-                units.update(records)
+                for record in records.values():
+                    units.add(record)
                 done += task.size
                 progress(int(done))
         if failed:
@@ -258,8 +258,9 @@ def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int
             word_splitter=function_of(job.words, "--words") if job.words else None,
         )  # fmt: skip
         make_text_units(
-            plan, encoder, lambda: _AttemptWriter(directory, plan.form.shard_size), units=records,
-            is_wanted=frozenset(units).__contains__, workers=1,
+            plan, encoder, lambda: _AttemptWriter(directory, plan.form.shard_size), workers=1,
+            is_missing=(frozenset(units) - records.keys()).__contains__,
+            keep=lambda record: records.update({record.unit: record}),
         )  # fmt: skip
     finally:
         shutil.rmtree(directory, ignore_errors=True)

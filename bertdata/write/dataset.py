@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,7 +51,7 @@ from bertdata.write.staging import (
     staging_directory,
     write_tokenizer,
 )
-from bertdata.write.state import PLAN, BuildPlan, UnitRecord, finished_units
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 from bertdata.write.units import Shares, UnitWriter
 from bertdata.write.vocabulary import require_type, trained_tokenizer
 
@@ -320,7 +320,7 @@ class _Work:
         with staging_directory(directory, overwrite=overwrite, part=part) as staging:
             tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams, say=say)
             units = kept_units(staging, say if part is None else lambda line: None)
-            reused, duplicates = len(units), None
+            reused, duplicates = len(units.numbers), None
             if self.stored.dedup:
                 duplicates = find_duplicates(
                     staging, units_of, workers=self.means.threads, progress=lambda done: progress(done, passes), say=say
@@ -342,7 +342,7 @@ class _Work:
             # each plan for a URL has its own directory
             require_unchanged(files, "run again" if self.is_for_url else "run again with --overwrite")
             if part is not None:
-                made = sorted(unit for unit in units if units_of.section(unit) % part[1] == part[0])
+                made = sorted(unit for unit in units.numbers if units_of.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
                 return None
             _publish(directory, staging, units, tokenizer, self.plan)
@@ -366,7 +366,7 @@ class _Work:
         encoder: TextEncoder,
         staging: Path,
         units_of: Plan,
-        units: dict[int, UnitRecord],
+        units: FinishedUnits,
         say: Callable[[str], None],
         progress: Callable[[int], None],
     ) -> None:
@@ -382,9 +382,9 @@ class _Work:
             return
         number, parts = self.means.part or (0, 1)
         make_text_units(
-            units_of, encoder, lambda: UnitWriter(staging, self.form.shard_size), units=units,
-            is_wanted=lambda unit: units_of.section(unit) % parts == number, workers=self.means.threads,
-            progress=progress, say=say,
+            units_of, encoder, lambda: UnitWriter(staging, self.form.shard_size),
+            is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
+            keep=units.add, workers=self.means.threads, progress=progress, say=say,
         )  # fmt: skip
 
 
@@ -400,20 +400,18 @@ def _require_few_units(plan: Plan) -> None:
         raise UsageError(sentence, "out-of-range", option="shard_size", given=size)
 
 
-def _what_is_kept(units: Mapping[int, UnitRecord], *, is_pipe: bool) -> str:
+def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
     """What an interrupted build says. units: those that are finished."""
     if is_pipe:
         return "nothing is kept, because a pipe can be read only once"
-    if not units:
+    if not units.numbers:
         return "no unit is finished, so the same command begins anew"
-    size = sum(record.tally.counts["text_bytes"] for record in units.values())
-    amount = f"{counted(len(units), 'finished unit')} ({size / 1e6:,.1f} MB of text) kept"
+    size = units.tally.counts["text_bytes"]
+    amount = f"{counted(len(units.numbers), 'finished unit')} ({size / 1e6:,.1f} MB of text) kept"
     return f"{amount}; run the same command again to continue"
 
 
-def _publish(
-    directory: Path, staging: Path, units: Mapping[int, UnitRecord], tokenizer: Tokenizer, plan: BuildPlan
-) -> None:
+def _publish(directory: Path, staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan) -> None:
     """Raises InputError if there is no document."""
     noted = staging / _NAME
     name = json.loads(noted.read_bytes()) if noted.exists() else None  # one that the build trained has none
@@ -447,7 +445,7 @@ def finish(out: str | Path) -> BuildReport:
     with staging_directory(directory, overwrite=True):
         units = finished_units(staging)
         records = [read_record(staging / part_name(number, total)) for number in range(total)]
-        lost = sorted({unit for record in records for unit in record["units"]} - units.keys())
+        lost = sorted({unit for record in records for unit in record["units"]} - units.numbers)
         if lost:
             sentence = (
                 f"the records of units {', '.join(map(str, lost))} are missing in {staging}; make the parts again"
@@ -465,12 +463,8 @@ def finish(out: str | Path) -> BuildReport:
     return _report(directory, units, plan, form, 0)
 
 
-def _report(
-    directory: Path, units: Mapping[int, UnitRecord], plan: BuildPlan, form: TextFormat, reused: int
-) -> BuildReport:
-    files, in_order = plan.inputs, [record.tally for _, record in sorted(units.items())]
-    replaced = next((tally.first_replaced for tally in in_order if tally.first_replaced), None)
-    skipped = next((tally.first_skipped for tally in in_order if tally.first_skipped), None)
+def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, form: TextFormat, reused: int) -> BuildReport:
+    files, replaced, skipped = plan.inputs, units.tally.first_replaced, units.tally.first_skipped
     return BuildReport(
         dataset=Dataset(directory),
         first_replaced=_named(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,

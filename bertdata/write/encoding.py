@@ -101,17 +101,17 @@ def make_text_units(
     encoder: TextEncoder,
     new_writer: Callable[[], UnitWriter],
     *,
-    units: dict[int, UnitRecord],
-    is_wanted: Callable[[int], bool] = lambda unit: True,
+    is_missing: Callable[[int], bool],
+    keep: Callable[[UnitRecord], None],
     workers: int,
     progress: Callable[[int], None] = lambda done: None,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """`make_units` of a plan. say: called with a line where `tokenizers` encodes the text, 100 times slower."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads here are enough
-    tasks, finished = plan.tasks(workers), frozenset(units)
+    tasks = plan.tasks(workers)
     firsts = frozenset(stretch.first for stretch in plan.stretches)
-    todo = sum(task.size for task in tasks if any(is_wanted(unit) and unit not in finished for unit in task.units))
+    todo = sum(task.size for task in tasks if any(map(is_missing, task.units)))
     reasons = iter([encoder.why_slow] if encoder.why_slow else [])  # what is said once
 
     def encode(raw: FoundBlock) -> EncodedDocuments:
@@ -126,7 +126,7 @@ def make_text_units(
         tasks, lambda task, is_missing: find_blocks(
             plan.narrowed(task.units), lambda unit: unit in task.units and is_missing(unit)
         ),
-        encode, new_writer, units=units, is_wanted=is_wanted, workers=workers, progress=progress,
+        encode, new_writer, is_missing=is_missing, keep=keep, workers=workers, progress=progress,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from bertdata.write.staging import (
     staging_directory,
     write_tokenizer,
 )
-from bertdata.write.state import BuildPlan, Tally, UnitRecord, splits_of, tally_of
+from bertdata.write.state import BuildPlan, FinishedUnits, Tally
 from bertdata.write.units import SPLIT_COUNTS, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
 
 
@@ -109,7 +109,8 @@ def import_ids(
                 lambda task, is_missing: found_ids(files, itemsize, shard_size, is_missing),
                 encoder.encode,
                 lambda: UnitWriter(staging, shard_size, keeps_empty=not shares.divide),
-                units=units,
+                is_missing=lambda unit: unit not in units.numbers,
+                keep=units.add,
                 workers=len(os.sched_getaffinity(0)),
                 progress=lambda done: progress(done, total),
             )
@@ -259,7 +260,7 @@ class IdsEncoder:
 
 
 def _manifest(
-    units: dict[int, UnitRecord],
+    units: FinishedUnits,
     tokenizer: Tokenizer,
     plan: BuildPlan,
     tokenizer_name: str | None,
@@ -267,7 +268,7 @@ def _manifest(
 ) -> Manifest:
     """The manifest of an import. The separator is the special id with which every document ends, if there is one."""
     special, separator = tokenizer.special, None
-    tally = tally_of(units)
+    tally = units.tally
     counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     counts |= {name: tally.counts.get(name, 0) for name in (*SPLIT_COUNTS, "ids_bytes")}
     spelled = zip(tokenizer.spellings, special.special_ids, strict=True)
@@ -287,7 +288,7 @@ def _manifest(
         special_tokens=replace(special, separator=separator),
         tokenizer=file_digests(tokenizer),
         settings=plan.published,
-        splits=splits_of(units),
+        splits=units.splits(),
         counts=counts,
         tokenizer_name=tokenizer_name,
     )

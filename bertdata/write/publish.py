@@ -6,18 +6,19 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
 from bertdata.errors import BuildError, InputError
 from bertdata.files import fsync_directory
-from bertdata.format.arrays import array_path
+from bertdata.format.arrays import array_name
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest
-from bertdata.format.origins import NamedInput, array_name, prepare_directory, write_origins
+from bertdata.format.origins import ORIGINS, NamedInput, prepare_directory, write_origins
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
-from bertdata.write.state import PLAN, BuildPlan, UnitRecord, splits_of, tally_of
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits
 from bertdata.write.units import SPLIT_COUNTS
 
 COUNTS = (*SPLIT_COUNTS, "special_ids_replaced", "skipped_rows", "text_bytes")
@@ -26,16 +27,15 @@ _SHARD_FILE = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}\.(?:json|[a-z_]+\
 
 
 def manifest_of_text(
-    units: Mapping[int, UnitRecord], tokenizer: Tokenizer, plan: BuildPlan, tokenizer_name: str | None
+    units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan, tokenizer_name: str | None
 ) -> Manifest:
     """The manifest of a build. units: all of them."""
-    tally = tally_of(units)
+    tally, splits = units.tally, units.splits()
     names = [*COUNTS, *(name for name, setting in OPTION_COUNTS.items() if setting in plan.published)]
     counts: dict[str, Any] = {name: tally.counts.get(name, 0) for name in names}
     counts["special_literals"] = {
         token: tally.special[token] for token in tokenizer.spellings if token in tally.special
     }
-    splits = splits_of(units)
     counts["words"] = {split: tally.counts[f"{split}_words"] for split in splits}
     return Manifest(
         token_dtype=tokenizer.token_dtype,
@@ -62,31 +62,25 @@ def no_documents(counts: Mapping[str, int]) -> InputError:
     return InputError(f"{nothing}; give a file with text in it", "empty", option="inputs", given=dropped + skipped)
 
 
-def publish(
-    directory: Path, staging: Path, units: Mapping[int, UnitRecord], plan: BuildPlan, manifest: Manifest
-) -> None:
+def publish(directory: Path, staging: Path, units: FinishedUnits, plan: BuildPlan, manifest: Manifest) -> None:
     """Moves all files that a manifest names from `staging` to `directory`, and writes the manifest last.
 
     If it is interrupted, running it again gives the same result. Raises BuildError if a file is not there.
     """
-    files = list(manifest.tokenizer)
-    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
-        files += [*(array_path(Path(), shard.name, array).name for array in shard.arrays), f"{shard.name}.json"]
-    for name in files:
-        if not (staging / name).exists() and not (directory / name).exists():  # where an interrupted run moved it
+    for name in _file_names(manifest):
+        if not (exists(f"{staging}/{name}") or exists(f"{directory}/{name}")):  # where an interrupted run moved it
             raise _lost(directory, name)
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)
     for table in (TABLE, DIGESTS):
         (directory / table).unlink(missing_ok=True)
-    named = set(files)
-    for old in directory.iterdir():
-        if _SHARD_FILE.fullmatch(old.name) and old.name not in named:
-            old.unlink()
-    for name in files:
-        if (staging / name).exists():
-            os.replace(staging / name, directory / name)
+    if old := {name for name in os.listdir(directory) if _SHARD_FILE.fullmatch(name)}:
+        for name in old.difference(_file_names(manifest)):
+            (directory / name).unlink()
+    for name in _file_names(manifest):
+        if exists(f"{staging}/{name}"):
+            os.replace(f"{staging}/{name}", f"{directory}/{name}")
     _publish_origins(directory, staging, units, plan, manifest)
     fsync_directory(directory)
     manifest.write(directory)
@@ -96,21 +90,26 @@ def publish(
     fsync_directory(directory)
 
 
-def _publish_origins(
-    directory: Path, staging: Path, units: Mapping[int, UnitRecord], plan: BuildPlan, manifest: Manifest
-) -> None:
+def _file_names(manifest: Manifest) -> Iterator[str]:
+    """All files that a manifest names."""
+    yield from manifest.tokenizer
+    for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+        yield from (array_name(shard.name, array) for array in shard.arrays)
+        yield f"{shard.name}.json"
+
+
+def _publish_origins(directory: Path, staging: Path, units: FinishedUnits, plan: BuildPlan, manifest: Manifest) -> None:
     """Moves the origins; an import has none."""
-    digests = {name: sha256 for unit in units.values() for name, sha256 in unit.origins.items()}
-    names = [shard.name for split in manifest.splits.values() for shard in split.shards] if digests else []
-    shards = {name: digests[name] for name in names}
+    shards = units.origins()
     prepare_directory(directory, shards)
     if not shards:
         return
     for name in shards:
-        if (made := array_path(staging, name, "origins")).exists():
-            os.replace(made, directory / array_name(name))
-        elif not (directory / array_name(name)).exists():
-            raise _lost(directory, made.name)
+        made = array_name(name, "origins")
+        if exists(f"{staging}/{made}"):
+            os.replace(f"{staging}/{made}", f"{directory}/{ORIGINS}/{name}.npy")
+        elif not exists(f"{directory}/{ORIGINS}/{name}.npy"):
+            raise _lost(directory, made)
     write_origins(
         directory, manifest.dataset_id, [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
         input_format=plan.settings["format"], text_key=plan.settings["text_key"], shards=shards,

@@ -15,7 +15,7 @@ from bertdata.files import locked, make_directory, naming, open_plain, write_fil
 from bertdata.format.manifest import MANIFEST, Manifest
 from bertdata.sources.inputs import Input, now
 from bertdata.tokenize.tokenizer import Tokenizer
-from bertdata.write.state import PLAN, BuildPlan, UnitRecord, finished_units
+from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 
 Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
@@ -133,11 +133,11 @@ def write_tokenizer(staging: Path, tokenizer: Tokenizer, say: Callable[[str], No
         say(missing_roles_warning(tokenizer.missing_roles))
 
 
-def kept_units(staging: Path, say: Callable[[str], None]) -> dict[int, UnitRecord]:
+def kept_units(staging: Path, say: Callable[[str], None]) -> FinishedUnits:
     """The units that an earlier run finished. Says how many there are."""
     units = finished_units(staging)
-    if units:
-        say(f"continuing: keeping {counted(len(units), 'finished unit')} of an earlier run")
+    if units.numbers:
+        say(f"continuing: keeping {counted(len(units.numbers), 'finished unit')} of an earlier run")
     return units
 
 

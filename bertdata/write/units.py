@@ -56,8 +56,8 @@ def make_units(
     encode: Callable[[_Block], EncodedDocuments],
     new_writer: Callable[[], UnitWriter],
     *,
-    units: dict[int, UnitRecord],
-    is_wanted: Callable[[int], bool] = lambda unit: True,
+    is_missing: Callable[[int], bool],
+    keep: Callable[[UnitRecord], None],
     workers: int,
     progress: Callable[[int], None] = lambda done: None,
 ) -> None:
@@ -67,12 +67,11 @@ def make_units(
     task encode blocks of the others' tasks, at most two each at a time.
 
     tasks: in order. find: gives the blocks of those units of a task for which its second argument is true, in order.
-    encode: may be called by several threads at once. new_writer: gives a writer for one thread. units: the finished
-    ones, which are not made again; the new ones are added. is_wanted: whether to make a unit. progress: called with the
-    bytes of input that are read.
+    encode: may be called by several threads at once. new_writer: gives a writer for one thread. is_missing: whether to
+    make a unit. keep: called with the record of each, by several threads at once. progress: called with the bytes of
+    input that are read.
     """
-    finished, crew = frozenset(units), Crew[Task](workers)
-    is_missing = lambda unit: is_wanted(unit) and unit not in finished  # noqa: E731
+    crew = Crew[Task](workers)
     missing = [task for task in tasks if any(map(is_missing, task.units))]
     done = _Sum(progress, sum(task.size for task in tasks) - sum(task.size for task in missing))
 
@@ -83,21 +82,17 @@ def make_units(
             with closing(share.in_order(encode, find(task, is_missing))) as blocks:
                 for documents in blocks:
                     if writer.unit not in (None, documents.unit):
-                        commit(writer)
+                        keep(writer.commit())
                     writer.append(documents)
                     step: float = documents.bytes_read - read if read >= 0 else 0
                     step = max(0, min(step, task.size - given))
                     read, given = documents.bytes_read, given + step
                     done.add(step)
             if writer.unit is not None:
-                commit(writer)
+                keep(writer.commit())
         finally:
             writer.discard()
         done.add(task.size - given)
-
-    def commit(writer: UnitWriter) -> None:
-        record = writer.commit()
-        units[record.unit] = record
 
     crew.run(make, missing)
 
