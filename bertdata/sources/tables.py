@@ -19,7 +19,8 @@ from bertdata.sources.streams import opened
 from bertdata.sources.texts import BadRow, Decoded, Documents, offsets_of
 
 TABLE_KINDS = ("parquet", "arrow", *SEPARATORS)
-_ROWS = 1024  # of a Parquet file that are decoded at a time
+_MOST_ROWS = 1 << 10  # of a Parquet file that are decoded at a time
+_BUFFER_BYTES = 1 << 20  # of a column of Parquet that are read at a time
 
 
 class Rows(NamedTuple):
@@ -63,22 +64,20 @@ class TableFile:
 
     def _columns_with(self, wanted: NDArray[np.int64]) -> Iterator[tuple[int, Any]]:
         """Pieces of the text's column that hold at least the wanted rows, with the number of the first row of each."""
-        import pyarrow.parquet as pq
-
         first = 1
         if self.kind != "parquet":
             for column, _ in self._batches():
                 yield first, column
                 first += len(column)
             return
-        with pq.ParquetFile(_for_pyarrow(self.file)) as table:
+        with self._parquet() as table:
             _check_column(self.file, table.schema_arrow, self.form.text_key)
             for group in range(table.num_row_groups):
                 stop = first + table.metadata.row_group(group).num_rows
                 if ((wanted >= first) & (wanted < stop)).any():
-                    for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[self.form.text_key]):
-                        yield first, _text_column(batch, self.form.text_key)
-                        first += batch.num_rows
+                    for column in self._columns_of(table, group):
+                        yield first, column
+                        first += len(column)
                 first = stop
 
     def decoded(self, piece: Rows) -> Decoded:
@@ -99,22 +98,34 @@ class TableFile:
 
     def _of_groups(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
         """Rows of Parquet. A unit has complete row groups; those of others are not read."""
-        import pyarrow.parquet as pq
-
         size, row = self.file.size or 0, 0
-        with pq.ParquetFile(_for_pyarrow(self.file)) as table:
+        with self._parquet() as table:
             meta = table.metadata
             units = enumerate(_group_units(meta, self.form))
             for unit, numbered in groupby(units, key=lambda pair: pair[1]):
                 groups = [number for number, _ in numbered]
                 stop = row + sum(meta.row_group(number).num_rows for number in groups)
                 for group in groups if is_wanted(unit) else ():
-                    for batch in table.iter_batches(_ROWS, row_groups=[group], columns=[self.form.text_key]):
-                        self.bytes_read = size * (row + batch.num_rows) // max(1, meta.num_rows)
-                        for rows in _cut(_binary(_text_column(batch, self.form.text_key)), row + 1):
+                    for column in self._columns_of(table, group):
+                        self.bytes_read = size * (row + len(column)) // max(1, meta.num_rows)
+                        for rows in _cut(_binary(column), row + 1):
                             yield unit, rows
-                        row += batch.num_rows
+                        row += len(column)
                 row, self.bytes_read = stop, size * stop // max(1, meta.num_rows)
+
+    def _parquet(self) -> Any:
+        """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory."""
+        import pyarrow.parquet as pq
+
+        return pq.ParquetFile(_for_pyarrow(self.file), pre_buffer=False, buffer_size=_BUFFER_BYTES)
+
+    def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
+        """The text's column of a row group in pieces of a block at most, more or less."""
+        meta, key = table.metadata.row_group(group), self.form.text_key
+        size = meta.column(_leaf(table.metadata, key)).total_uncompressed_size
+        rows = documents.BLOCK_BYTES * meta.num_rows // max(1, size)
+        for batch in table.iter_batches(min(max(rows, 1), _MOST_ROWS), row_groups=[group], columns=[key]):
+            yield _text_column(batch, key)
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
         """Rows of any other table. A row belongs to the unit in which its text begins."""
@@ -183,16 +194,18 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
 
 def _group_units(meta: Any, form: TextFormat) -> list[int]:
     """A group begins a unit where the bytes of the text's column before it pass a multiple of the size of a unit."""
-    passed, done, column = list[int](), 0, None
+    passed, done, column = list[int](), 0, _leaf(meta, form.text_key)
     for number in range(meta.num_row_groups):
-        group = meta.row_group(number)
-        if column is None:
-            leaves = [meta.schema.column(each) for each in range(group.num_columns)]
-            fits = [each for each, leaf in enumerate(leaves) if leaf.path == form.text_key]
-            column = next((each for each in fits if leaves[each].name == form.text_key), fits[0])
         passed.append(done // form.shard_size)
-        done += group.column(column).total_uncompressed_size
+        done += meta.row_group(number).column(column).total_uncompressed_size
     return [0, *np.cumsum(np.diff(passed) > 0).tolist()][: len(passed)]
+
+
+def _leaf(meta: Any, key: str) -> int:
+    """The number of the text's column in a row group."""
+    leaves = [meta.schema.column(each) for each in range(meta.num_columns)]
+    fits = [each for each, leaf in enumerate(leaves) if leaf.path == key]
+    return next((each for each in fits if leaves[each].name == key), fits[0])
 
 
 def _for_pyarrow(file: Input) -> Any:
