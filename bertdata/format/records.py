@@ -20,10 +20,10 @@ def canonical(record: Any) -> bytes:
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
 
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Writes a JSON object with its checksum, completely or not at all."""
+def write_record(path: Path, record: dict[str, Any], *, indent: int | None = 1) -> None:
+    """Writes a JSON object with its checksum, completely or not at all. indent None: in one line, which is faster."""
     sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
-    write_file(path, json.dumps(sealed, indent=1).encode() + b"\n")
+    write_file(path, json.dumps(sealed, indent=indent).encode() + b"\n")
 
 
 def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:

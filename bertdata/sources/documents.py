@@ -28,6 +28,7 @@ LONGEST_DOCUMENT = 1 << 30  # bytes; a longer one comes from a wrong --documents
 JUNK_SHARE = 0.3  # a file is not text if a larger share of its first _JUDGED bytes is invalid or NUL
 _FEWEST_JUDGED, _JUDGED = 1 << 10, 1 << 20
 _HEAD = 256  # bytes in which JSON begins
+_MARGIN = 1 << 12  # bytes that are read before and after a range for the documents that its ends cut
 _NOTHING = np.zeros(0, np.uint8)
 _LONGEST_READ = 1 << 26  # bytes that are read at a time where a document is longer than a block
 
@@ -200,8 +201,10 @@ class TextFile:
         scratch = _kept.pop() if _kept else _Scratch.of(BLOCK_BYTES + BLOCK_BYTES // 4)
         try:
             while not is_end:
-                # A document that is not complete is looked at again with at least as many bytes more.
-                size = filled + max(BLOCK_BYTES, min(filled, _LONGEST_READ))
+                # A document that is not complete is looked at again with at least as many bytes more. At the start of
+                # a file all of a block is read, because its first bytes are judged.
+                wanted = BLOCK_BYTES if stop is None or begin == 0 else min(BLOCK_BYTES, stop - begin + _MARGIN)
+                size = filled + max(wanted, min(filled, _LONGEST_READ))
                 if scratch.capacity < size:
                     scratch = _Scratch.of(max(size, 2 * scratch.capacity), scratch.buffer[:filled])
                 buffer = scratch.buffer
@@ -266,7 +269,7 @@ class TextFile:
         """Moves the stream to the last byte before `offset` that is not white space, or to byte 0. Returns where."""
         stop = offset
         while stop > 0:
-            start = max(0, stop - BLOCK_BYTES)
+            start = max(0, stop - min(BLOCK_BYTES, _MARGIN))
             stream.seek(start)
             length = len(stream.read(stop - start).rstrip(b" \t\r\n"))
             if length:
