@@ -91,6 +91,47 @@ class ShardTable(Sequence[Shard]):
         return (self[number] for number in range(len(self)))
 
 
+class ShardRows:
+    """Shards of a split that come in any order: 0.1 KB each in place of 2 KB."""
+
+    def __init__(self, split: str) -> None:
+        self._split = split
+        self._first: Shard | None = None
+        self._numbers, self._digests = array("Q"), bytearray()
+        self._others = list[Shard]()  # those that tables cannot hold
+
+    def append(self, shard: Shard) -> None:
+        self._first = self._first or shard
+        if fits_tables((self._first, shard)):
+            self._numbers.extend(_row(self._split, shard))
+            self._digests += _digests_of(shard, self._first.arrays)
+        else:
+            self._others.append(shard)
+
+    def ordered(self) -> Sequence[Shard]:
+        """The shards in the order of their names' numbers."""
+        if self._first is None:
+            return ()
+        arrays, numbers = self._first.arrays, np.array(self._numbers, np.int64).reshape(-1, _COLUMNS)
+        order = np.argsort(numbers[:, 0])
+        digests = np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, len(arrays), _DIGEST_BYTES)[order]
+        token_dtype = arrays["tokens"]["dtype"]
+        table = ShardTable(self._split, numbers[order], list(arrays), token_dtype, lambda: digests)
+        if not self._others:
+            return table
+        return sorted((*table, *self._others), key=lambda shard: _row(self._split, shard))
+
+
+def _row(split: str, shard: Shard) -> tuple[int, ...]:
+    """That of TABLE."""
+    unit = int(shard.name.removeprefix(f"{split}-"))
+    return unit, shard.num_documents, shard.num_tokens, shard.num_sentences or 0
+
+
+def _digests_of(shard: Shard, arrays: Iterable[str]) -> bytes:
+    return bytes.fromhex("".join(shard.arrays[name]["sha256"] for name in arrays))
+
+
 def shard_name(split: str, unit: int) -> str:
     return f"{split}-{unit:05d}"
 
@@ -107,10 +148,8 @@ def write_tables(directory: Path, splits: Mapping[str, Sequence[Shard]]) -> dict
     for split, shards in splits.items():
         for shard in shards:
             arrays = arrays or sorted(shard.arrays)
-            unit = int(shard.name.removeprefix(f"{split}-"))
-            numbers.extend((unit, shard.num_documents, shard.num_tokens, shard.num_sentences or 0))
-            for name in arrays:
-                digests += bytes.fromhex(shard.arrays[name]["sha256"])
+            numbers.extend(_row(split, shard))
+            digests += _digests_of(shard, arrays)
     tables = {}
     for name, values in ((TABLE, np.frombuffer(numbers, np.uint64)), (DIGESTS, np.frombuffer(digests, np.uint8))):
         writer = ArrayWriter(directory / name, DTYPES[name])

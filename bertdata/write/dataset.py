@@ -46,7 +46,6 @@ from bertdata.write.staging import (
     kept_units,
     part_name,
     planning,
-    require_documents,
     require_unchanged,
     staging_directory,
     write_tokenizer,
@@ -346,7 +345,7 @@ class _Work:
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
                 return None
             _publish(directory, staging, units, tokenizer, self.plan)
-        return _report(directory, units, self.plan, self.form, reused)
+        return _report(directory, units, self.plan, reused)
 
     def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool, say: Callable[[str], None]) -> Tokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
@@ -416,8 +415,7 @@ def _publish(directory: Path, staging: Path, units: FinishedUnits, tokenizer: To
     noted = staging / _NAME
     name = json.loads(noted.read_bytes()) if noted.exists() else None  # one that the build trained has none
     manifest = manifest_of_text(units, tokenizer, plan, name)
-    require_documents(staging, manifest, no_documents(manifest.counts))
-    publish(directory, staging, units, plan, manifest)
+    publish(directory, staging, units, plan, manifest, no_documents(manifest.counts))
 
 
 def finish(out: str | Path) -> BuildReport:
@@ -458,12 +456,11 @@ def finish(out: str | Path) -> BuildReport:
             raise BuildError(sentence, "parts-missing", option="out", given=path)
         plan.require_rule(directory)
         _publish(directory, staging, units, load(str(staging)), plan)
-    settings = plan.settings
-    form = TextFormat(kind=settings["format"], encoding=settings.get("encoding", UTF_8))
-    return _report(directory, units, plan, form, 0)
+    return _report(directory, units, plan, 0)
 
 
-def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, form: TextFormat, reused: int) -> BuildReport:
+def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int) -> BuildReport:
+    form = TextFormat(kind=plan.settings["format"], encoding=plan.settings.get("encoding", UTF_8))
     files, replaced, skipped = plan.inputs, units.tally.first_replaced, units.tally.first_skipped
     return BuildReport(
         dataset=Dataset(directory),

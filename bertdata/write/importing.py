@@ -36,7 +36,6 @@ from bertdata.write.staging import (
     Progress,
     continue_or_start,
     kept_units,
-    require_documents,
     require_unchanged,
     staging_directory,
     write_tokenizer,
@@ -72,12 +71,7 @@ def import_ids(
     """
     names = [str(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
     shares = Shares(float(validation), float(test))
-    if shard_size < 1:
-        sentence = f"shard_size is {shard_size}; give at least 1, in bytes of ids"
-        raise UsageError(sentence, "out-of-range", option="shard_size", given=shard_size)
-    if dtype not in (None, *IDS_DTYPES):
-        sentence = f"dtype is {dtype!r}; give one of {', '.join(IDS_DTYPES)}"
-        raise UsageError(sentence, "unknown", option="dtype", given=dtype)
+    _require_possible(shard_size, dtype)
     require_directory(str(out))
     kind, loaded = _format_of(names, format), load(tokenizer)
     if special_tokens:
@@ -118,9 +112,18 @@ def import_ids(
         require_unchanged(read, "run again with --overwrite")
         manifest = _manifest(units, loaded, plan, name_of(tokenizer), sum(file.empty_sentences for file in files))
         nothing = f"no document to import: there is no id in {', '.join(names)}; give files with ids"
-        require_documents(staging, manifest, InputError(nothing, "empty", option="inputs"))
-        publish(directory, staging, units, plan, manifest)
+        publish(directory, staging, units, plan, manifest, InputError(nothing, "empty", option="inputs"))
     return Dataset(directory)
+
+
+def _require_possible(shard_size: int, dtype: str | None) -> None:
+    """Raises UsageError for values that are not possible."""
+    if shard_size < 1:
+        sentence = f"shard_size is {shard_size}; give at least 1, in bytes of ids"
+        raise UsageError(sentence, "out-of-range", option="shard_size", given=shard_size)
+    if dtype not in (None, *IDS_DTYPES):
+        sentence = f"dtype is {dtype!r}; give one of {', '.join(IDS_DTYPES)}"
+        raise UsageError(sentence, "unknown", option="dtype", given=dtype)
 
 
 def _format_of(names: Sequence[str], format: str) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os.path import exists
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from bertdata.errors import BuildError, InputError
 from bertdata.files import fsync_directory
 from bertdata.format.arrays import array_name
 from bertdata.format.manifest import MANIFEST, REPLACED, SPLITS, Manifest
-from bertdata.format.origins import ORIGINS, NamedInput, prepare_directory, write_origins
+from bertdata.format.origins import NamedInput, prepare_directory, write_origins
+from bertdata.format.origins import array_name as origins_name
 from bertdata.format.table import DIGESTS, TABLE
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits
@@ -62,26 +63,39 @@ def no_documents(counts: Mapping[str, int]) -> InputError:
     return InputError(f"{nothing}; give a file with text in it", "empty", option="inputs", given=dropped + skipped)
 
 
-def publish(directory: Path, staging: Path, units: FinishedUnits, plan: BuildPlan, manifest: Manifest) -> None:
+def publish(
+    directory: Path, staging: Path, units: FinishedUnits, plan: BuildPlan, manifest: Manifest, if_none: InputError
+) -> None:
     """Moves all files that a manifest names from `staging` to `directory`, and writes the manifest last.
 
-    If it is interrupted, running it again gives the same result. Raises BuildError if a file is not there.
+    If it is interrupted, running it again gives the same result. Raises BuildError if a file is not there, and
+    `if_none` for a manifest without a shard.
     """
-    for name in _file_names(manifest):
-        if not (exists(f"{staging}/{name}") or exists(f"{directory}/{name}")):  # where an interrupted run moved it
-            raise _lost(directory, name)
+    if not manifest.splits:
+        for path in staging.glob("unit-*"):  # they say nothing
+            path.unlink()
+        raise if_none
+    origins = _origins(units, manifest)
+    for made, name in _files(manifest, origins):
+        if not (exists(f"{staging}/{made}") or exists(f"{directory}/{name}")):  # where an interrupted run moved it
+            raise _lost(directory, made)
     if (directory / MANIFEST).exists():
         os.replace(directory / MANIFEST, directory / REPLACED)
         fsync_directory(directory)
     for table in (TABLE, DIGESTS):
         (directory / table).unlink(missing_ok=True)
     if old := {name for name in os.listdir(directory) if _SHARD_FILE.fullmatch(name)}:
-        for name in old.difference(_file_names(manifest)):
+        for name in old.difference(name for _, name in _files(manifest, origins)):
             (directory / name).unlink()
-    for name in _file_names(manifest):
-        if exists(f"{staging}/{name}"):
-            os.replace(f"{staging}/{name}", f"{directory}/{name}")
-    _publish_origins(directory, staging, units, plan, manifest)
+    prepare_directory(directory, origins)
+    for made, name in _files(manifest, origins):
+        if exists(f"{staging}/{made}"):
+            os.replace(f"{staging}/{made}", f"{directory}/{name}")
+    if origins:
+        write_origins(
+            directory, manifest.dataset_id, [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
+            input_format=plan.settings["format"], text_key=plan.settings["text_key"], shards=origins,
+        )  # fmt: skip
     fsync_directory(directory)
     manifest.write(directory)
     (directory / REPLACED).unlink(missing_ok=True)  # for which readers wait
@@ -90,30 +104,19 @@ def publish(directory: Path, staging: Path, units: FinishedUnits, plan: BuildPla
     fsync_directory(directory)
 
 
-def _file_names(manifest: Manifest) -> Iterator[str]:
-    """All files that a manifest names."""
-    yield from manifest.tokenizer
+def _origins(units: FinishedUnits, manifest: Manifest) -> dict[str, str]:
+    """Name of each shard → SHA-256 of the origins of its documents; imports have none."""
+    names = [shard.name for split in manifest.splits.values() for shard in split.shards] if units.origins else []
+    return {name: units.origins[name].hex() for name in names}
+
+
+def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The name in `staging` and in the dataset of each file that is published, the manifest and its tables excepted."""
+    yield from ((name, name) for name in manifest.tokenizer)
     for shard in (shard for split in manifest.splits.values() for shard in split.shards):
-        yield from (array_name(shard.name, array) for array in shard.arrays)
-        yield f"{shard.name}.json"
-
-
-def _publish_origins(directory: Path, staging: Path, units: FinishedUnits, plan: BuildPlan, manifest: Manifest) -> None:
-    """Moves the origins; an import has none."""
-    shards = units.origins()
-    prepare_directory(directory, shards)
-    if not shards:
-        return
-    for name in shards:
-        made = array_name(name, "origins")
-        if exists(f"{staging}/{made}"):
-            os.replace(f"{staging}/{made}", f"{directory}/{ORIGINS}/{name}.npy")
-        elif not exists(f"{directory}/{ORIGINS}/{name}.npy"):
-            raise _lost(directory, made)
-    write_origins(
-        directory, manifest.dataset_id, [NamedInput(each.name, each.size, each.version) for each in plan.inputs],
-        input_format=plan.settings["format"], text_key=plan.settings["text_key"], shards=shards,
-    )  # fmt: skip
+        for name in (*(array_name(shard.name, array) for array in shard.arrays), f"{shard.name}.json"):
+            yield name, name
+    yield from ((array_name(shard, "origins"), origins_name(shard)) for shard in origins)
 
 
 def _lost(directory: Path, name: str) -> BuildError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bertdata.errors import BuildError, InputError, counted
 from bertdata.files import locked, make_directory, naming, open_plain, write_file
-from bertdata.format.manifest import MANIFEST, Manifest
+from bertdata.format.manifest import MANIFEST
 from bertdata.sources.inputs import Input, now
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
@@ -151,14 +151,6 @@ def missing_roles_warning(roles: Sequence[str]) -> str:
         f"warning: the tokenizer has no {names}, so the Loader will refuse this dataset for masked language modelling; "
         "--special-tokens adds what is missing"
     )
-
-
-def require_documents(staging: Path, manifest: Manifest, if_none: InputError) -> None:
-    """Raises `if_none` for a manifest without a shard, and removes the records of units, which say nothing."""
-    if not manifest.splits:
-        for path in staging.glob("unit-*"):
-            path.unlink()
-        raise if_none
 
 
 def require_unchanged(files: Sequence[Input], advice: str) -> None:
