@@ -111,8 +111,10 @@ def disk(*, writes=None, error=0):
     Disk.left, Disk.error = itertools.repeat(True) if writes is None else iter([True] * writes), error
 
     def opened(path, mode, opener):
-        raw = Disk(path, mode, opener=opener) if mode == "wb" else None
-        return io.BufferedWriter(raw, 2000) if raw else open(path, mode, opener=opener)
+        if mode not in ("wb", "w+b"):
+            return open(path, mode, opener=opener)
+        buffered = io.BufferedWriter if mode == "wb" else io.BufferedRandom
+        return buffered(Disk(path, mode, opener=opener), 2000)
 
     with patch.object(files, "open", opened, create=True):
         yield
