@@ -37,9 +37,7 @@ class Block:
     first_replaced: tuple[int, int] | None  # the first of them: number of the input, offset or row in it
     bytes_read: int  # of all inputs on disk, up to the end of this block
     skipped: int = 0  # rows without text before or between these documents
-    first_skipped: tuple[int, int, str] | None = (
-        None  # the first of them: number of the input, offset or row in it, reason
-    )
+    first_skipped: tuple[int, int, str] | None = None  # the first: number of the input, offset or row, reason
     num_removed: int = 0  # documents before or between these that --map left out
     num_duplicates: int = 0  # documents that `without` left out
 

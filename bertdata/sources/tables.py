@@ -203,9 +203,8 @@ def _group_units(meta: Any, form: TextFormat) -> list[int]:
 
 def _leaf(meta: Any, key: str) -> int:
     """The number of the text's column in a row group."""
-    leaves = [meta.schema.column(each) for each in range(meta.num_columns)]
-    fits = [each for each, leaf in enumerate(leaves) if leaf.path == key]
-    return next((each for each in fits if leaves[each].name == key), fits[0])
+    fits = [each for each in range(meta.num_columns) if meta.schema.column(each).path == key]
+    return next((each for each in fits if meta.schema.column(each).name == key), fits[0])
 
 
 def _for_pyarrow(file: Input) -> Any:

@@ -277,9 +277,8 @@ def _manifest(
     spelled = zip(tokenizer.spellings, special.special_ids, strict=True)
     special_counts = {token: tally.special.get(spelling, 0) for spelling, token in spelled}
     is_special = tally.last_ids <= special_counts.keys() - {special.unk}
-    if (
-        len(tally.last_ids) == 1 and is_special and not tally.counts["bare"]
-    ):  # of one id, or with a last sentence of one
+    # bare: documents of one id, or with a last sentence of one
+    if len(tally.last_ids) == 1 and is_special and not tally.counts["bare"]:
         (separator,) = tally.last_ids
         special_counts[separator] -= counts["documents"]
     inside = {

@@ -96,7 +96,7 @@ class UnitRecord:
         """Writes the record to a file, completely or not at all."""
         tally = vars(self.tally) | {"last_ids": sorted(self.tally.last_ids)}
         shards = {split: vars(shard) for split, shard in self.shards.items()}
-        record = vars(self) | {"format_version": FORMAT_VERSION, "tally": tally, "shards": shards}
+        record = {**vars(self), "format_version": FORMAT_VERSION, "tally": tally, "shards": shards}
         write_record(path, record, indent=None)
 
     @classmethod
