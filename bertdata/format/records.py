@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,15 @@ def canonical(record: Any) -> bytes:
 def write_record(path: Path, record: dict[str, Any], *, indent: int | None = 1) -> None:
     """Writes a JSON object with its checksum, completely or not at all. indent None: in one line, which is faster."""
     sealed = record | {"checksum": hashlib.sha256(canonical(record)).hexdigest()}
-    write_file(path, json.dumps(sealed, indent=indent).encode() + b"\n")
+    content = io.BytesIO()
+    text = io.TextIOWrapper(content, encoding="ascii", newline="")
+    if indent is None:
+        text.write(json.dumps(sealed))  # compiled, in contrast to json.dump
+    else:
+        json.dump(sealed, text, indent=indent)  # by pieces: all of them take more memory than the text
+    text.write("\n")
+    text.flush()
+    write_file(path, content.getvalue())
 
 
 def read_record(path: Path, *, versions: Sequence[int] = (FORMAT_VERSION,)) -> dict[str, Any]:

@@ -106,8 +106,8 @@ def publish(
 
 def _origins(units: FinishedUnits, manifest: Manifest) -> dict[str, str]:
     """Name of each shard → SHA-256 of the origins of its documents; imports have none."""
-    names = [shard.name for split in manifest.splits.values() for shard in split.shards] if units.origins else []
-    return {name: units.origins[name].hex() for name in names}
+    names = (shard.name for split in manifest.splits.values() for shard in split.shards)
+    return {name: units.origins[name] for name in names} if units.origins else {}
 
 
 def _files(manifest: Manifest, origins: Iterable[str]) -> Iterator[tuple[str, str]]:

@@ -124,7 +124,7 @@ class FinishedUnits:
 
     def __init__(self, records: Iterable[UnitRecord] = ()) -> None:
         self.numbers, self.tally = set[int](), Tally()
-        self.origins = dict[str, bytes]()  # name of a shard → SHA-256 of the origins of its documents
+        self.origins = dict[str, str]()  # name of a shard → SHA-256 of the origins of its documents
         self._shards = {split: ShardRows(split) for split in SPLITS}
         self._lock = threading.Lock()
         for record in records:
@@ -135,7 +135,7 @@ class FinishedUnits:
         with self._lock:
             for split, shard in record.shards.items():
                 self._shards[split].append(shard)
-            self.origins |= {name: bytes.fromhex(sha256) for name, sha256 in record.origins.items()}
+            self.origins |= record.origins
             self.tally += record.tally
             self.numbers.add(record.unit)
 
