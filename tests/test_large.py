@@ -102,6 +102,18 @@ def test_tables_hold_shards_of_more_than_2_31_tokens(kept, tmp_path):
     assert (shard.num_documents, shard.num_tokens, shard.num_sentences) == (3 << 40, 5 << 40, 4 << 40)
 
 
+@pytest.mark.parametrize("has_empty", [False, True])
+def test_rows_give_the_shards_that_came_in_any_order(listed, has_empty):
+    shards = list(listed.splits["train"].shards)
+    if has_empty:  # an array whose length tables do not have
+        shards[1] = replace(shards[1], arrays={**shards[1].arrays, "empty": shards[1].arrays["documents"]})
+    rows = table.ShardRows("train")
+    for each in (*shards[2:], *shards[:2]):
+        rows.append(each)
+    assert list(rows.ordered()) == shards
+    assert [list(each.arrays) for each in rows.ordered()] == [list(each.arrays) for each in shards]
+
+
 def test_a_build_of_many_shards_writes_the_tables(kept, corpus, vocab, tmp_path, monkeypatch):
     monkeypatch.setattr(manifest, "MOST_LISTED", 5)
     built = build(corpus, tmp_path / "built", tokenizer=vocab, **SMALL).dataset
