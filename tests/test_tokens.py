@@ -31,7 +31,7 @@ from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
 from bertdata.tokenize import load as loading
 from bertdata.tokenize.load import load
-from bertdata.tokenize.tokenizer import Tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertdata.tokenize.train import train_wordpiece
 from bertdata.write import build, train_tokenizer, vocabulary
 
@@ -160,6 +160,16 @@ def test_a_tokenizer_without_an_unknown_token_says_so():
     assert ids_of(ours, ["hello hello"]) == [[0, 0]]
     with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]"):
         encode(ours, ["hello [MASK]"])
+
+
+def test_a_build_names_where_such_text_is(tmp_path):
+    ours = word_level(["hello", "[MASK]"])
+    (tmp_path / "tokenizer.json").write_bytes(ours.files[TOKENIZER])
+    write = tmp_path / "text.txt"
+    write.write_text("hello\n\nhello hello\n\nhello\n[MASK]\n")
+    with refuses("tokenizer-lacks-token", "tokenizer", given="[MASK]") as refused:
+        build([write], tmp_path / "out", tokenizer=str(tmp_path / "tokenizer.json"))
+    assert f"{write}, line 5" in str(refused.value)
 
 
 def test_text_that_a_tokenizer_fails_on_is_an_error_of_the_tokenizer():

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import InputError
+from bertdata.errors import BertdataError, InputError
 from bertdata.sources import documents
 from bertdata.sources.documents import TextFile, TextFormat
 from bertdata.sources.inputs import Input
@@ -219,6 +219,14 @@ def _first(source: TextFile | TableFile, content: Documents | Rows, most: int) -
 def source_of(file: Input, form: TextFormat) -> TextFile | TableFile:
     kind = form.kind or file.kind
     return TableFile(file, kind, form) if kind in TABLE_KINDS else TextFile(file, kind, form)
+
+
+def place_in(file: Input, form: TextFormat, what: Literal["place", "invalid_place"], offset: int) -> str:
+    """'file, line n', or 'file, byte n' if the file cannot be read any more."""
+    try:
+        return str(getattr(source_of(file, form), what)(offset))
+    except BertdataError:
+        return f"{file}, byte {offset}"
 
 
 def _every_unit(unit: int) -> bool:

@@ -208,11 +208,19 @@ class Tokenizer:
                 return
             self._encoder = Encoder(self._tokenizer, json.loads(self.files[TOKENIZER]), self.special)
 
-    def encode(self, data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64], *, sentences: bool) -> Encoded:
+    def encode(
+        self,
+        data: bytes | NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        *,
+        sentences: bool,
+        name: Callable[[int], str] = "document {}".format,
+    ) -> Encoded:
         """The ids of documents. Document i is data[offsets[i] : offsets[i + 1] - 1], and a newline follows it.
 
         data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
-        line of its document. May be called from several threads at once; it releases the GIL for most of the time.
+        line of its document. name: what an error calls a document. May be called from several threads at once; it
+        releases the GIL for most of the time.
         Raises TokenizerError for a text that the tokenizer cannot encode.
         """
         self.prepare()
@@ -232,7 +240,7 @@ class Tokenizer:
                     starts = documents[:-1][np.diff(documents) > ends]
                     documents = documents[np.searchsorted(bounds, offsets)]
                 return Encoded(ids, documents, starts, replaced)
-        return self._encode_by_library(data, offsets, sentences=sentences)
+        return self._encode_by_library(data, offsets, sentences=sentences, name=name)
 
     def word_starts(
         self,
@@ -276,7 +284,12 @@ class Tokenizer:
         return begins_word
 
     def _encode_by_library(
-        self, data: bytes | NDArray[np.uint8], offsets: NDArray[np.int64], *, sentences: bool
+        self,
+        data: bytes | NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        *,
+        sentences: bool,
+        name: Callable[[int], str] = "document {}".format,
     ) -> Encoded:
         texts = _texts(data, offsets)
         encodings = encoded_by(self._tokenizer, texts, with_places=sentences)
@@ -291,9 +304,10 @@ class Tokenizer:
         if replaced.size:
             if self.special.unk is None:
                 token = self._tokenizer.id_to_token(int(ids[replaced[0]]))
+                document = int(np.searchsorted(documents, replaced[0], side="right")) - 1
                 raise TokenizerError(
-                    f"the text contains the special token {token!r}, and this tokenizer has no unknown token to store "
-                    "in its place; remove it from the text",
+                    f"{name(document)} contains the special token {token!r}, and this tokenizer has no unknown token "
+                    "to store in its place; remove it from the text",
                     "tokenizer-lacks-token",
                     option="tokenizer",
                     given=token,

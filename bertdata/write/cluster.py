@@ -254,7 +254,7 @@ def _attempt(job: Job, tokenizer: Tokenizer, attempts: Path, units: Sequence[int
     directory.mkdir()
     try:
         encoder = TextEncoder(
-            tokenizer, job.shares, num_inputs=len(plan.files), sentences=job.sentences,
+            tokenizer, job.shares, files=plan.files, form=plan.form, sentences=job.sentences,
             word_splitter=function_of(job.words, "--words") if job.words else None,
         )  # fmt: skip
         make_text_units(

@@ -16,18 +16,17 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from bertdata.errors import BertdataError, BuildError, UsageError, counted
+from bertdata.errors import BuildError, UsageError, counted
 from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
-from bertdata.sources.blocks import Block, source_of
+from bertdata.sources.blocks import Block, place_in
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
-from bertdata.sources.inputs import Input
 from bertdata.sources.maps import code_of, function_of
 from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
@@ -325,7 +324,7 @@ class _Work:
                     staging, units_of, workers=self.means.threads, progress=lambda done: progress(done, passes), say=say
                 )
             encoder = TextEncoder(
-                tokenizer, self.shares, num_inputs=len(files), sentences=self.stored.sentences == "line",
+                tokenizer, self.shares, files=files, form=self.form, sentences=self.stored.sentences == "line",
                 word_splitter=self.stored.word_splitter, duplicates=duplicates,
             )  # fmt: skip
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
@@ -464,15 +463,7 @@ def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int)
     files, replaced, skipped = plan.inputs, units.tally.first_replaced, units.tally.first_skipped
     return BuildReport(
         dataset=Dataset(directory),
-        first_replaced=_named(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,
-        first_skipped=f"{_named(files[skipped[0]], form, 'place', skipped[1])}: {skipped[2]}" if skipped else None,
+        first_replaced=place_in(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,
+        first_skipped=f"{place_in(files[skipped[0]], form, 'place', skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )
-
-
-def _named(file: Input, form: TextFormat, what: Literal["place", "invalid_place"], offset: int) -> str:
-    """'file, line n', or 'file, byte n' if the file cannot be read any more."""
-    try:
-        return str(getattr(source_of(file, form), what)(offset))
-    except BertdataError:
-        return f"{file}, byte {offset}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from bertdata.errors import counted
 from bertdata.format.origins import origins_of
-from bertdata.sources.blocks import Block, FoundBlock, find_blocks
+from bertdata.sources.blocks import Block, FoundBlock, find_blocks, place_in
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.inputs import Input
 from bertdata.sources.split import Plan
 from bertdata.tokenize.tokenizer import Tokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
@@ -29,17 +31,21 @@ class TextEncoder:
         tokenizer: Tokenizer,
         shares: Shares,
         *,
-        num_inputs: int,
+        files: Sequence[Input],
+        form: TextFormat,
         sentences: bool,
         word_splitter: WordSplitter | None = None,
         duplicates: NDArray[np.uint64] | None = None,
     ) -> None:
-        """word_splitter: a text → its words; None: do not store where words begin.
+        """files, form: of the documents, by which an error names their place.
+
+        word_splitter: a text → its words; None: do not store where words begin.
 
         duplicates: origins of documents to leave out, ascending.
         """
         self.tokenizer, self.sentences, self.word_splitter = tokenizer, sentences, word_splitter
-        self.num_inputs, self.duplicates = num_inputs, duplicates
+        self.num_inputs, self.duplicates = len(files), duplicates
+        self._files, self._form = files, form
         self._shares, self._spellings = shares, literals(tokenizer.spellings)
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
 
@@ -52,7 +58,9 @@ class TextEncoder:
 
     def encode(self, block: Block) -> EncodedDocuments:
         """The same for a block whose documents are known."""
-        encoded = self.tokenizer.encode(block.data, block.offsets, sentences=self.sentences)
+        encoded = self.tokenizer.encode(
+            block.data, block.offsets, sentences=self.sentences, name=lambda number: self._place(block, number)
+        )
         word_starts = None
         if self.word_splitter:
             word_starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
@@ -82,6 +90,9 @@ class TextEncoder:
             tally=Tally(counts, by_spelling(self.tokenizer, spelled), block.first_replaced, block.first_skipped),
             bytes_read=block.bytes_read,
         )
+
+    def _place(self, block: Block, document: int) -> str:
+        return place_in(self._files[block.inputs[document]], self._form, "place", int(block.places[document]))
 
     @property
     def why_slow(self) -> str | None:
