@@ -320,6 +320,13 @@ def test_a_code_point_met_for_the_first_time_behind_what_begins_a_text():
         assert_exact(Ours(content), [text, "x", text])
 
 
+@pytest.mark.parametrize("name", ["T5", "XLM-R"])
+def test_marks_of_a_newer_unicode_go_with_the_letter_before(kinds, name):
+    marks = ["\u1acf", "\u1ae0", "\u1aeb", "\U00010efa", "\U00011b60", "\U0001e6e3"]
+    prefixed = [f"{mark}\u00a0a" for mark in ["\u0600", "\U00011a3a"]]
+    assert_exact(kinds(name), [f"a{c}{mark} b" for c in ["\u00a0", "½", "ﬁ", "\u00ad"] for mark in marks] + prefixed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_code_points_alone_and_among_others(kinds, name):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import normalizers
 
@@ -84,7 +85,7 @@ class Forms:
         self._normalizer = _normalizer(kept)
         self.replaces_spaces = " " not in self.normal(" ")
         self._is_mark = normalizers.Replace(tokenizers.Regex(r"\p{M}"), "\uf8ff")
-        self._cluster = normalizers.Replace(tokenizers.Regex(r"\X"), "*")
+        self._cluster = normalizers.Precompiled(_cluster_rules())
         self._strip = normalizers.Strip()
 
     def _replace(self, part: dict[str, Any], kept: list[dict[str, Any]]) -> None:
@@ -166,6 +167,18 @@ def flat(part: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
     if part["type"] != "Sequence":
         return [part]
     return [each for member in part[members] for each in flat(member, members)]
+
+
+def _cluster_rules() -> bytes:
+    """The rules of a Precompiled normalizer that replaces each character and the marks after it, together, by "*".
+
+    So it says which code points such a normalizer takes together, which depends on its version of Unicode. The rules
+    are a trie of Darts (Yata, 2008), in which every first byte is a key, and the text of all keys.
+    """
+    units = np.full(512, 1 << 31, "<u4")
+    units[:256] = np.arange(256) | 1 << 8 | 256 << 10
+    units[0] = 0
+    return np.uint32(units.nbytes).tobytes() + units.tobytes() + b"*\0"
 
 
 def _normalizer(parts: list[dict[str, Any]]) -> Any:
