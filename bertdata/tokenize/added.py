@@ -98,10 +98,13 @@ class AddedTokens:
             raise Unsupported("it searches the normal form of a text for added tokens")
         for content in contents:
             last = content[-1]
-            made = {c for pair, by in forms.pairs for c in by}
+            made = {c for _, by, _ in forms.strings for c in by}
+            replaced = [string for string, _, _ in forms.strings]
             if forms.composes:
                 made |= {c for c in content if normalizers.NFD().normalize_str(c) != c}
-            if not made.isdisjoint(content) or any(last == pair[0] or content[0] == pair[1] for pair, _ in forms.pairs):
+            if not made.isdisjoint(content) or any(
+                last in string[:-1] or content[0] in string[1:] for string in replaced
+            ):
                 raise Unsupported(f"its normalizer may make the added token {content!r} of other text")
             if any(forms.normal(c) != c for c in content) or forms.normal(content) != content:
                 raise Unsupported(f"its normalizer changes the added token {content!r}")

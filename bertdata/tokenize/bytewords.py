@@ -58,15 +58,11 @@ class ByteWords(Engine):
         halves = np.array([half for mask in masks for half in (mask & (1 << 64) - 1, mask >> 64)], np.uint64)
         self._constants = ByteTables(
             rule=RULES[rule],
-            classes=None,
+            **dict.fromkeys(("classes", "bits", "carry", "places", "dead")),
             key_masks=read_only(halves),
             **{field: read_only(array) for field, array in model.items()},
             special=self._special,
             special_to=-1 if special.unk is None else special.unk,
-            bits=None,
-            carry=None,
-            places=None,
-            dead=None,
         )
         self._warm()
 
@@ -90,13 +86,12 @@ class ByteWords(Engine):
         if 0xD800 <= first < 0xE000:  # surrogates occur in no valid UTF-8
             return np.full(PAGE, records.IS_OTHER)
         points = [chr(first + k) for k in range(PAGE)]
-        forms = self._forms.of_page(points)
-        meets = self._forms.meets(points, forms)
+        forms = [self._forms.normal(point) for point in points]
         found = self._rules.matches("".join(points))
         kinds = [[kind for kind, leaves in self._classes.items() if matches & leaves] for matches in found]
         if any(len(kind) != 1 for kind in kinds):
             raise Unsupported("its rule tells more kinds of characters apart than the kernel does")
-        changes = [form != point or meet for point, form, meet in zip(points, forms, meets, strict=True)]
+        changes = [form != point or self._forms.meets(point, form) for point, form in zip(points, forms, strict=True)]
         return np.where(changes, records.MAY_CHANGE, np.array(kinds, np.uint8).ravel())
 
     def encode(
@@ -138,7 +133,7 @@ class ByteWords(Engine):
             return super()._encode_hard(texts, where)
         with self._probing:
             if self._inner is None:
-                self._inner = inner_tokenizer(self._content, is_word=True, each_word=False)
+                self._inner = inner_tokenizer(self._content, where=where, each_word=False)
         return [each.ids for each in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
 
 
@@ -151,9 +146,7 @@ def _rule_of(content: dict[str, Any]) -> str:
     rules = [GPT2_RULE] if last.get("use_regex", True) else []
     for part in parts[:-1]:
         if part["type"] != "Split" or "Regex" not in part["pattern"]:
-            raise Unsupported(
-                f"its pre-tokenizer has a {part['type']}, which the kernel of byte-level BPE does not know"
-            )
+            raise Unsupported("the kernel of byte-level BPE does not know its pre-tokenizer")
         is_cut = part["behavior"] == "Isolated" or (part["behavior"] == "Removed" and part["invert"])
         rules.append(part["pattern"]["Regex"] if is_cut else "")
     if len(rules) != 1 or rules[0] not in RULES:

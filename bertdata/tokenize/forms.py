@@ -9,12 +9,15 @@ letter and the accent after it, which become one character), the pair is asked a
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import normalizers
 
+from bertdata.tokenize.kernels.records import STRIPS_LATE, STRIPS_LEFT, STRIPS_RIGHT
 from bertdata.tokenize.rules import Leaf, Unsupported, parse
 
 SPACE = "\u2581"  # the character that stands for a space in vocabularies of SentencePiece
@@ -22,23 +25,29 @@ SPACE = "\u2581"  # the character that stands for a space in vocabularies of Sen
 _COMPOSING = ("NFC", "NFKC", "Precompiled")
 _REORDERING = ("NFD", "NFKD", "BertNormalizer", *_COMPOSING)
 _SIMPLE = ("Lowercase", "StripAccents", "Nmt")
+# Regular expressions, and what replaces them, that leave one space of several. _OF_SPACES change nothing else.
+_OF_SPACES = (" {2,}", " +")
+_COLLAPSING = [(spaces, content) for spaces in _OF_SPACES for content in (" ", SPACE)]
+_COLLAPSING += [(r"\s+", " "), (r"\s{2,}|[\n\r\t]", " ")]
+
+
+Normalizing = Callable[[str], str]
 
 
 class Forms:
     """The normal forms that a tokenizer's normalizer gives."""
 
-    strips = False
-    """Whether blank characters at both ends of a text are removed."""
+    strips = 0
+    """The ends of a text at which blank characters are removed: STRIPS_LEFT, STRIPS_RIGHT, or both. STRIPS_LATE as well
+    if text has changed before that."""
     prepended = ""
     """What is put before every text, in its normal form."""
     collapses = False
     """Whether one space is left of several."""
     collapses_to = " "
     """What is left of several spaces."""
-    collapses_last = False
-    """Whether that is the last change, so that no other change makes spaces afterwards."""
-    replaces_spaces = False
-    """Whether no space is left: each has become another character."""
+    normal: Normalizing
+    """The normal form of a text, without what is stripped, prepended or collapsed."""
     is_identity: bool
     """Whether every text is its own normal form."""
     clusters: bool
@@ -54,110 +63,116 @@ class Forms:
         Raises Unsupported if the result for a text does not follow from the results for pairs of its code points.
         """
         kept: list[dict[str, Any]] = []
-        self.pairs: list[tuple[str, str]] = []  # pairs of characters that are replaced, and by what
-        self._followers: set[str] = set()  # the second characters of the pairs that are replaced
-        for number, part in enumerate(flat(normalizer, "normalizers")):
-            kind, self.collapses_last = part["type"], False
+        # Whether text may be cut between two characters, whatever stands around them
+        self.may_cut: Callable[[str, str], bool] = lambda _before, _after: True
+        # Strings of several characters that are replaced, by what, and the normal form that they are of
+        self.strings: list[tuple[str, str, Normalizing]] = []
+        parts = flat(normalizer, "normalizers")
+        for number, part in enumerate(parts):
+            kind = part["type"]
             if kind == "Strip":
-                if number > 0 or not part["strip_left"] or not part["strip_right"]:
-                    raise Unsupported("its normalizer strips text in an unusual place")
-                self.strips = True
+                self._strip(part, kept)
             elif kind == "Prepend":
-                later = flat(normalizer, "normalizers")[number + 1 :]
+                later = parts[number + 1 :]
                 if kept or any(part["type"] != "Replace" or not part["content"] for part in later):
                     raise Unsupported("its normalizer prepends text in an unusual place")
-                self.prepended = _normalizer(later).normalize_str(part["prepend"]) if later else part["prepend"]
+                self.prepended = _normalizing(later)(part["prepend"])
             elif kind == "Replace":
                 self._replace(part, kept)
             elif kind in _REORDERING or kind in _SIMPLE:
                 kept.append(part)
             else:
                 raise Unsupported(f"its normalizer has a {kind}")
+        kinds = {part["type"] for part in kept}
         self.is_identity = not kept
-        self.clusters = any(part["type"] == "Precompiled" for part in kept)
-        self.composes = any(part["type"] in _COMPOSING for part in kept)
-        self.reorders = any(part["type"] in _REORDERING for part in kept)
-        for number, part in enumerate(kept):
-            pair = part["pattern"].get("String", "") if part["type"] == "Replace" else ""
-            later = _normalizer(kept[number + 1 :])
-            if len(pair) == 2 and later and later.normalize_str(pair[1]) != pair[1]:
-                raise Unsupported(f"its normalizer replaces {pair!r}, and later {pair[1]!r}")
-        self._normalizer = _normalizer(kept)
-        self.replaces_spaces = " " not in self.normal(" ")
-        self._is_mark = normalizers.Replace(tokenizers.Regex(r"\p{M}"), "\uf8ff")
-        self._cluster = normalizers.Precompiled(_cluster_rules())
-        self._strip = normalizers.Strip()
+        self.clusters = "Precompiled" in kinds
+        self.composes = not kinds.isdisjoint(_COMPOSING)
+        self.reorders = not kinds.isdisjoint(_REORDERING)
+        self.normal = _normalizing(kept)
+        self._kept = kept
+        if self.collapses and self.normal(" ") != " ":
+            raise Unsupported("its normalizer joins spaces, and then replaces them")
+        self._without_mark = normalizers.Replace(tokenizers.Regex(r"\p{M}"), "").normalize_str
+        self._cluster = normalizers.Precompiled(_cluster_rules()).normalize_str
+
+    def _strip(self, part: dict[str, Any], kept: list[dict[str, Any]]) -> None:
+        ends = STRIPS_LEFT * part["strip_left"] | STRIPS_RIGHT * part["strip_right"]
+        if not ends:
+            return
+        if self.strips or self.prepended or self.collapses_to != " ":
+            raise Unsupported("its normalizer strips text in an unusual place")
+        self.strips = ends | STRIPS_LATE * bool(kept)
+        self._before_strip = _normalizing(kept)
+        self._stripped = _normalizing([*kept, part | {"strip_left": True, "strip_right": True}])
 
     def _replace(self, part: dict[str, Any], kept: list[dict[str, Any]]) -> None:
         pattern, content = part["pattern"], part["content"]
         if "String" in pattern:
-            if len(pattern["String"]) > 2:
-                raise Unsupported(f"its normalizer replaces {pattern['String']!r}, which is longer than two characters")
-            if len(pattern["String"]) == 2:
-                self.pairs.append((pattern["String"], content))
-            self._followers.update(pattern["String"][1:])
+            if len(pattern["String"]) > 1:
+                self.strings.append((pattern["String"], content, _normalizing(kept)))
             kept.append(part)
-        elif (pattern["Regex"] in (" {2,}", " +") and content in (" ", SPACE)) or (pattern["Regex"], content) == (
-            r"\s+",
-            " ",
-        ):
-            self.collapses, self.collapses_last, self.collapses_to = True, True, content
-            if pattern["Regex"] == r"\s+":
-                kept.append(part)
+        elif (pattern["Regex"], content) in _COLLAPSING:
+            self.collapses, self.collapses_to = True, content
+            kept += [part] * (pattern["Regex"] not in _OF_SPACES)
+            self._with_spaces = _normalizing(kept)
         elif isinstance(parse(pattern["Regex"]), Leaf):
             kept.append(part)
         else:
             raise Unsupported(f"its normalizer replaces the regular expression {pattern['Regex']!r}")
 
-    def normal(self, text: str) -> str:
-        """The normal form of a text, without what is stripped, prepended or collapsed."""
-        return self._normalizer.normalize_str(text) if self._normalizer and text else text
+    def removes(self, string: str) -> bool:
+        """Whether no normal form contains a string: it is replaced, and no part makes its characters."""
+        replaced = {part["pattern"].get("String") for part in self._kept if part["type"] == "Replace"}
+        return string in replaced and all(set(string).isdisjoint(part.get("content", string)) for part in self._kept)
 
-    def of_page(self, points: list[str]) -> list[str]:
-        """The normal form of each code point. A page that contains "|" takes longer."""
-        if self._normalizer is None:
-            return points
-        if "|" not in points:
-            forms = self.normal("|".join(points)).split("|")
-            if len(forms) == len(points):
-                return forms
-        return [self.normal(point) for point in points]
-
-    def meets(self, points: list[str], forms: list[str]) -> list[bool]:
-        """Whether each code point may change the one before it, or be changed with it."""
-        found = [not self._followers.isdisjoint(form) for form in forms]
+    def meets(self, point: str, form: str) -> bool:
+        """Whether a code point may change the one before it, or be changed with it. form: its normal form."""
+        for string, _, before in self.strings:
+            ends = {string[0], string[1], string[-1]}
+            if not ends.union(b for a, b in pairwise(string) if self.may_cut(a, b)).isdisjoint(before(point)):
+                return True
         if not self.reorders:
-            return found
-        marks = self._is_mark.normalize_str("".join(points))
-        for place, (point, form) in enumerate(zip(points, forms, strict=True)):
-            # Hangul letters compose. Future versions of Unicode may add marks to the planes that are little in use.
-            rare = 0x10000 <= ord(point) < 0x1F000 or ord(point) >= 0x40000
-            composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800
-            starts_with_mark = form != point and self._is_mark.normalize_str(form[:1]) == "\uf8ff"
-            found[place] |= rare or composed or marks[place] == "\uf8ff" or point == "\uf8ff" or starts_with_mark
-            if self.clusters and point == "\n" and self.normal("\r\n") != self.normal("\r") + form:
-                found[place] = True
-            if self.clusters and not found[place]:
-                found[place] = self._cluster.normalize_str("a" + point) == "*"
-        return found
+            return False
+        # Hangul letters compose. Future versions of Unicode may add marks to the planes that are little in use.
+        rare = 0x10000 <= ord(point) < 0x1F000 or ord(point) >= 0x40000
+        composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800
+        if rare or composed or not all(map(self._without_mark, point + form[:1])):
+            return True
+        return self.clusters and (
+            any(self._cluster("a" + c) == "*" for c in point + form[:1])
+            or (point == "\n" and self.normal("\r\n") != self.normal("\r") + form)
+        )
 
-    def attracts(self, point: str) -> bool:
-        """Whether a code point may change the one after it."""
-        return self.clusters and self._cluster.normalize_str(point + "a") == "*"
+    def is_hard(self, point: str, form: str) -> bool:
+        """Whether what a code point becomes may depend on more than the one before it. form: its normal form."""
+        if self.clusters and self._cluster(point + "a") == "*":
+            return True
+        if any(a + b in before(point) != point for string, _, before in self.strings for a, b in pairwise(string)):
+            return True  # it is made of several characters of a string that is replaced
+        if self.strips & STRIPS_LATE and self._stripped(point) not in ("", self._before_strip(point)):
+            return True  # it is stripped in part
+        if not self.collapses:
+            return False
+        # A space that is not joined with others, or what stands between two of them when they are joined
+        is_late = (not form or " " in form) and self._with_spaces(point) != form
+        return is_late or (form != " " and self.normal(point + " ") != form + " ")
 
     def are_stable(self, before: str, point: str, *, ignore_spaces: bool) -> bool:
         """Whether two code points side by side have the normal forms that they have alone.
 
         ignore_spaces: whether the number of spaces side by side makes no difference.
         """
+        for string, _, earlier in self.strings:
+            if len(string) > 2 and string[0] in earlier(before) and string[1] in earlier(point):
+                return False
         forms = self.normal(before), self.normal(point)
         if ignore_spaces and not "".join(forms).strip(" "):
             return True
         return self.normal(before + point) == "".join(forms)
 
     def is_blank(self, point: str) -> bool:
-        """Whether a code point is removed at the ends of a text, if the normalizer strips it."""
-        return self.strips and self._strip.normalize_str(point) == ""
+        """Whether a code point is removed at an end of a text that is stripped."""
+        return bool(self.strips) and self._stripped(point) == ""
 
 
 def flat(part: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
@@ -181,12 +196,19 @@ def _cluster_rules() -> bytes:
     return np.uint32(units.nbytes).tobytes() + units.tobytes() + b"*\0"
 
 
-def _normalizer(parts: list[dict[str, Any]]) -> Any:
-    """The library's normalizer of these parts, None if there are none."""
+def _normalizing(parts: list[dict[str, Any]]) -> Normalizing:
+    """What the library's normalizer of these parts makes of a text."""
     if not parts:
-        return None
+        return str
+    normalizer = library_tokenizer(normalizer={"type": "Sequence", "normalizers": parts}).normalizer
+    return lambda text: normalizer.normalize_str(text) if text else text
+
+
+def library_tokenizer(**parts: dict[str, Any]) -> Any:
+    """A tokenizer of the library with these parts, given as JSON, and without a vocabulary."""
     content: dict[str, Any] = {
-               "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "pre_tokenizer": None,
-               "normalizer": {"type": "Sequence", "normalizers": parts}, "post_processor": None, "decoder": None,
-               "model": {"type": "BPE", "vocab": {}, "merges": []}}  # fmt: skip
-    return tokenizers.Tokenizer.from_str(json.dumps(content)).normalizer
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    return tokenizers.Tokenizer.from_str(json.dumps(content | parts))

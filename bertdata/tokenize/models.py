@@ -36,7 +36,7 @@ def model_tables(model: dict[str, Any], vocabulary: dict[str, int], *, byte_leve
     model: its JSON. vocabulary: token → id. byte_level: whether words reach the model as letters that stand for bytes.
     Raises Unsupported for options that the kernel does not know.
     """
-    _require_small_ids(vocabulary)
+    require_small_ids(vocabulary)
     kind = _kind_of(model)
     fields: dict[str, Any] = {
         "byte_ids": np.full((2, 256), -1, np.int64),
@@ -68,7 +68,7 @@ def byte_symbols(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str,
 
     Raises Unsupported if kernels.splits cannot cut words for it.
     """
-    _require_small_ids(vocabulary)
+    require_small_ids(vocabulary)
     if _kind_of(model) != "BPE":
         raise Unsupported(f"it gives the bytes of words to a {_kind_of(model)} model")
     pairs, merged = _merges(model, vocabulary)
@@ -113,7 +113,8 @@ def _kind_of(model: dict[str, Any]) -> str:
     return model.get("type") or next((kind for member, kind in kinds.items() if member in model), "WordLevel")
 
 
-def _require_small_ids(vocabulary: dict[str, int]) -> None:
+def require_small_ids(vocabulary: dict[str, int]) -> None:
+    """Raises Unsupported if an id has more bits than the tables have room for."""
     if max(vocabulary.values(), default=0) >= MOST_IDS:
         raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
 
@@ -169,9 +170,7 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
             tokens = _whole(tokens, byte_ids, pairs, merged)
     else:
         if fallback:
-            byte_ids[:] = [vocabulary.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
-            if (byte_ids < 0).any():
-                raise Unsupported("its vocabulary lacks tokens of bytes")
+            byte_ids[:] = _fallback_ids(vocabulary)
         if ignores_merges:
             raise Unsupported("its BPE model of characters looks up whole words first")
         tokens = [(token.encode(), 0, n) for token, n in vocabulary.items() if len(token) == 1]
@@ -182,6 +181,14 @@ def _bpe(model: dict[str, Any], vocabulary: dict[str, int], *, byte_level: bool)
         ]
     kind = records.BYTE_BPE if byte_level else records.CHARACTER_BPE
     return fields | {"model": kind, "byte_ids": byte_ids, "trie": trie_of(tokens)}
+
+
+def _fallback_ids(vocabulary: dict[str, int]) -> list[int]:
+    """The ids of the bytes of unknown characters."""
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    if not vocabulary.keys() >= set(names):
+        raise Unsupported("its vocabulary lacks tokens of bytes")
+    return [vocabulary[name] for name in names]
 
 
 def _reached(
@@ -233,9 +240,7 @@ def _unigram(model: dict[str, Any], vocabulary: dict[str, int]) -> dict[str, Any
     scores = np.array([score for _, score in model["vocab"]], np.float64)
     byte_ids = np.full((2, 256), -1, np.int64)
     if model.get("byte_fallback"):
-        byte_ids[:] = [vocabulary.get(f"<0x{byte:02X}>", -1) for byte in range(256)]
-        if (byte_ids < 0).any():
-            raise Unsupported("its vocabulary lacks tokens of bytes")
+        byte_ids[:] = _fallback_ids(vocabulary)
     return {
         "model": records.UNIGRAM,
         "byte_ids": byte_ids,

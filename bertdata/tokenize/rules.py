@@ -247,6 +247,14 @@ class _Program:
         return tuple(found)
 
 
+def _matcher(leaf: Matcher) -> Callable[[str], list[bool]]:
+    """The function that says which characters of a text a leaf matches."""
+    if callable(leaf):
+        return lambda characters: [leaf(character) for character in characters]
+    first, second = (normalizers.Replace(tokenizers.Regex(leaf), mark).normalize_str for mark in "xy")
+    return lambda characters: [a != b for a, b in zip(first(characters), second(characters), strict=True)]
+
+
 class Rules:
     """Rules that are applied one inside the other: the second one cuts what the first one left whole, and so on.
 
@@ -270,27 +278,15 @@ class Rules:
         self._first = [self._program.reach(self._program.add(node, match)) for node in nodes]
         if any(map(_may_be_empty, nodes)):
             raise Unsupported("its regular expression matches the empty text")
-        self._replacers = [
-            None if callable(leaf) else [normalizers.Replace(tokenizers.Regex(leaf), mark) for mark in "\uf8ffx"]
-            for leaf in self.leaves
-        ]
+        self._matchers = [_matcher(leaf) for leaf in self.leaves]
         self.class_keys: dict[tuple[int, int], int] = {}  # (leaves that match, as bits, flags) → class, from 1
         self._build()
 
     def matches(self, characters: str) -> list[int]:
         """Which leaves match each character: bit n for leaf n."""
         bits = [0] * len(characters)
-        for number, (leaf, replacers) in enumerate(zip(self.leaves, self._replacers, strict=True)):
-            if replacers is None:
-                assert callable(leaf)  # noqa: S101
-                hits = [leaf(character) for character in characters]
-            else:
-                text = replacers[0].normalize_str(characters)
-                hits = [a != b for a, b in zip(characters, text, strict=True)]
-                if "\uf8ff" in characters:
-                    other = replacers[1].normalize_str("\uf8ff") != "\uf8ff"
-                    hits = [other if c == "\uf8ff" else hit for c, hit in zip(characters, hits, strict=True)]
-            for place, hit in enumerate(hits):
+        for number, matcher in enumerate(self._matchers):
+            for place, hit in enumerate(matcher(characters)):
                 bits[place] |= hit << number
         return bits
 
@@ -321,10 +317,10 @@ class Rules:
             int(steps[state, number]) & int(STATES) == state and (steps[state, :used] & ENDED).all() for state in after
         )
 
-    def covers(self, rule: int, number: int) -> bool:
-        """Whether a word of a rule begins with every character of a class, whatever follows."""
+    def covers(self, number: int) -> bool:
+        """Whether a word of the first rule begins with every character of a class, whatever follows."""
         steps = self.steps.reshape(-1, CLASSES)[:, : len(self.class_keys) + 1]
-        states = [int(steps[self.starts[rule], number]) & int(STATES)]
+        states = [int(steps[self.starts[0], number]) & int(STATES)]
         for state in states:  # grows while it is read
             if state == 0:
                 return False

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import normalizers
 
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordPieceTables
 from bertdata.tokenize.kernels.wordpiece import encode_wordpiece
-from bertdata.tokenize.models import MOST_IDS, read_only, wordpiece_trie
+from bertdata.tokenize.models import read_only, require_small_ids, wordpiece_trie
 from bertdata.tokenize.rules import Unsupported
 from bertdata.types import SpecialTokens
 
@@ -34,8 +34,7 @@ class WordPiece(Engine):
             raise Unsupported("it is not BERT's kind of WordPiece")
         if model.unk_token not in vocabulary:
             raise Unsupported("its unknown token is not in the vocabulary")
-        if max(vocabulary.values()) >= MOST_IDS:
-            raise Unsupported(f"its vocabulary has ids of {MOST_IDS:,} or more")
+        require_small_ids(vocabulary)
         super().__init__(tokenizer, special)
         gives_special = self._special[vocabulary[model.unk_token]]
         for token, token_id in vocabulary.items():
@@ -44,17 +43,14 @@ class WordPiece(Engine):
             gives_special |= self._special[token_id] and is_one_word
         if gives_special:
             raise Unsupported("a word of the text may give the id of a special token")
-        names = ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase")
-        flags = {name: getattr(tokenizer.normalizer, name) for name in names}
-        self._normalizer = normalizers.BertNormalizer(**flags)
-        self._pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._normalizer, self._pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
         self._model = model
-        strip = flags["strip_accents"]
-        self._reorders = flags["lowercase"] if strip is None else strip  # BERT uses NFD only to strip accents
+        strip = normalizer["strip_accents"]
+        self._reorders = normalizer["lowercase"] if strip is None else strip  # BERT uses NFD only to strip accents
         self._constants = WordPieceTables(
             points=None,
             stop_values=read_only(self._stop_values()),
-            fold=records.FOLD if flags["lowercase"] else np.uint64(0),
+            fold=records.FOLD if normalizer["lowercase"] else np.uint64(0),
             max_chars=min(model.max_input_chars_per_word, 1 << 62),
             unk=vocabulary[model.unk_token],
             trie=read_only(wordpiece_trie(vocabulary, model.continuing_subword_prefix)),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,18 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine
-from bertdata.tokenize.forms import SPACE, Forms, flat
+from bertdata.tokenize.forms import SPACE, Forms, flat, library_tokenizer
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordTables
 from bertdata.tokenize.kernels.words import encode_words
-from bertdata.tokenize.models import model_tables, read_only
+from bertdata.tokenize.models import byte_letters, model_tables, read_only
 from bertdata.tokenize.rules import Chain, Choice, Leaf, Node, Repeat, Rules, Unsupported, parse
 from bertdata.types import SpecialTokens
 
 GPT2_RULE = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 NEVER, EACH_PIECE, FIRST_PIECE, EACH_WORD = range(4)  # when a prefix is put before text
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LETTERS_OF_BYTES = byte_letters()
 FORM_BYTES = 12  # that an entry has room for
 _SILENT = -1  # in place of the leaves that match: the code point has an empty normal form
 
@@ -44,10 +45,13 @@ class Cutting:
         self.drops: list[bool] = []  # of each rule, whether text between its words is left out
         self.prefix, self.prefix_when, self.prefix_always = "", NEVER, False
         self.byte_level = False  # whether words reach the model as letters that stand for bytes
+        self.cut_bytes: list[Node] = []  # of the rules that cut words of such letters: what cuts
         self.marks_spaces = False  # whether a space reaches the model as SPACE
         self.joins_spaces = False  # whether several spaces are one
 
-    def add(self, node: Node, *, drops: bool = False) -> None:
+    def add(self, node: Node, *, drops: bool = False, cutting: Node | None = None) -> None:
+        """cutting: the part of the rule that decides where words end, if not all of it."""
+        self.cut_bytes += [cutting or node] * self.byte_level
         self.nodes.append(node)
         self.drops.append(drops)
 
@@ -57,8 +61,8 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
     cut = Cutting()
     parts = flat(pre_tokenizer, "pretokenizers")
     kinds = [part["type"] for part in parts]
-    if forms.replaces_spaces and kinds == ["Split"] and parts[0]["pattern"] == {"String": " "}:
-        parts, kinds = [], []  # there is no space left to split at
+    if kinds == ["Split"] and forms.removes(parts[0]["pattern"].get("String")):
+        parts, kinds = [], []  # there is nothing left to split at
     splits_nothing = kinds == ["Metaspace"] and not parts[0].get("split", True)
     adds_prefix = any(part["type"] == "Metaspace" or part.get("add_prefix_space") for part in parts)
     if forms.prepended and adds_prefix:
@@ -74,8 +78,9 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
         return cut
     for number, part in enumerate(parts):
         kind = part["type"]
-        if kind == "ByteLevel" and number == len(parts) - 1:
-            cut.byte_level = True
+        if cut.byte_level and kind not in ("Digits", "Punctuation", "Split"):
+            raise Unsupported(f"its pre-tokenizer has a {kind} after ByteLevel")
+        if kind == "ByteLevel":
             if part.get("add_prefix_space", True):
                 if number > 0:
                     raise Unsupported("it puts a space before each part of a text")
@@ -84,6 +89,7 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
                 cut.add(parse(GPT2_RULE))
             elif number == 0:
                 raise Unsupported("nothing cuts text into words")
+            cut.byte_level = True
         elif kind == "Metaspace" and kinds[:number] in ([], ["WhitespaceSplit"]) and number == len(parts) - 1:
             _metaspace(part, cut)
             _add_metaspace(cut, forms, splits_whitespace=number == 1)
@@ -91,16 +97,14 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
             continue
         elif kind == "Split":
             _add_split(part, cut)
-        elif kind in _SPLITTERS:
-            _SPLITTERS[kind](part, cut)
+        elif kind in ("BertPreTokenizer", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"):
+            _add_kinds(part, cut)
         else:
             raise Unsupported(f"its pre-tokenizer has a {kind}, which no engine knows here")
-    if cut.prefix_when == FIRST_PIECE and forms.strips:
-        raise Unsupported("it strips a text and treats its first word in another way")
     if forms.collapses and forms.collapses_to != " " and not cut.marks_spaces:
         raise Unsupported("its normalizer puts another character in place of several spaces")
     has_spaces = bool(Rules(cut.nodes[:1]).matches(" ")[0])
-    if forms.collapses and has_spaces and not (cut.joins_spaces and forms.collapses_last):
+    if forms.collapses and has_spaces and not cut.joins_spaces:
         raise Unsupported("its normalizer joins spaces that its rules tell apart")
     return cut
 
@@ -146,9 +150,7 @@ def _uncut_words(model: dict[str, Any], spaces: str) -> Node:
     if model.get("fuse_unk") and not model.get("byte_fallback") and SPACE not in model["vocab"]:
         raise Unsupported("nothing cuts text into words, and unknown characters side by side are one token")
     merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
-    beside: set[tuple[str, str]] = set()
-    for left, right in merges:
-        beside.add((left[-1], right[0]))
+    beside = {(left[-1], right[0]) for left, right in merges}
     if any(after == SPACE != before for before, after in beside):
         raise Unsupported("nothing cuts text into words, and its tokens reach across spaces")
     joined = {c for pair in beside if pair[0] != pair[1] for c in pair} - {*spaces}
@@ -160,11 +162,7 @@ def _uncut_words(model: dict[str, Any], spaces: str) -> Node:
 
 
 def _add_split(part: dict[str, Any], cut: Cutting) -> None:
-    pattern = part["pattern"]
-    if "Regex" in pattern:
-        node = parse(pattern["Regex"])
-    else:
-        node = parse("".join(f"\\{c}" if c in r"\.[]{}()*+?^$|-/" else c for c in pattern["String"]))
+    node = parse(part["pattern"].get("Regex") or re.escape(part["pattern"]["String"]))
     if part["behavior"] == "Isolated" or (part["behavior"] == "Removed" and part["invert"]):
         cut.add(node, drops=part["behavior"] == "Removed")
     else:
@@ -175,43 +173,19 @@ def _is_space(character: str) -> bool:
     return not pre_tokenizers.WhitespaceSplit().pre_tokenize_str(character)
 
 
-def _kind(pre_tokenizer: Any) -> Callable[[str], str]:
-    """A function that says what a pre-tokenizer does with a character between letters: drop it, cut around it, keep."""
+def _add_kinds(part: dict[str, Any], cut: Cutting) -> None:
+    """A rule for a pre-tokenizer that drops a character, cuts around it, or keeps it, whatever its neighbours are."""
+    if part.get("behavior", "").startswith("Merged"):
+        raise Unsupported(f"its pre-tokenizer splits punctuation with the behavior {part['behavior']}")
+    pieces = library_tokenizer(pre_tokenizer=part).pre_tokenizer.pre_tokenize_str
 
     def kind(character: str) -> str:
-        pieces = pre_tokenizer.pre_tokenize_str(f"x{character}x")
-        return {1: "keep", 2: "drop"}.get(len(pieces), "cut")
+        return {1: "keep", 2: "drop"}.get(len(pieces(f"x{character}x")), "cut")
 
-    return kind
-
-
-def _add_kinds(cut: Cutting, pre_tokenizer: Any, *, joins: bool) -> None:
-    """A rule for pre-tokenizers that decide character by character. joins: whether cut out characters stay together."""
-    kind = _kind(pre_tokenizer)
-    alone = Leaf(lambda c: kind(c) == "cut")
-    cut.add(
-        Choice((Repeat(alone, 1, None) if joins else alone, Repeat(Leaf(lambda c: kind(c) == "keep"), 1, None))),
-        drops=True,
-    )
-
-
-def _add_digits(part: dict[str, Any], cut: Cutting) -> None:
-    _add_kinds(cut, pre_tokenizers.Digits(individual_digits=True), joins=not part["individual_digits"])
-
-
-def _add_punctuation(part: dict[str, Any], cut: Cutting) -> None:
-    if part.get("behavior", "Isolated") != "Isolated":
-        raise Unsupported(f"its pre-tokenizer splits punctuation with the behavior {part['behavior']}")
-    _add_kinds(cut, pre_tokenizers.Punctuation(), joins=False)
-
-
-_SPLITTERS: dict[str, Callable[[dict[str, Any], Cutting], None]] = {
-    "Digits": _add_digits,
-    "Punctuation": _add_punctuation,
-    "BertPreTokenizer": lambda _, cut: _add_kinds(cut, pre_tokenizers.BertPreTokenizer(), joins=False),
-    "Whitespace": lambda _, cut: _add_kinds(cut, pre_tokenizers.Whitespace(), joins=True),
-    "WhitespaceSplit": lambda _, cut: cut.add(Repeat(Leaf(lambda c: not _is_space(c)), 1, None), drops=True),
-}
+    joins = any(kind(c) == "cut" and len(pieces(c + c)) == 1 for c in "!1")
+    alone, kept = Leaf(lambda c: kind(c) == "cut"), Leaf(lambda c: kind(c) == "keep")
+    rule = Choice((Repeat(alone, 1, None) if joins else alone, Repeat(kept, 1, None)))
+    cut.add(rule, drops=True, cutting=alone)
 
 
 class Words(Engine):
@@ -223,6 +197,7 @@ class Words(Engine):
         self.forms = Forms(content.get("normalizer"))
         self._changes = not self.forms.is_identity or self.forms.collapses
         self._cut = cut = cutting(content.get("pre_tokenizer"), self.forms, content["model"])
+        self._looks = self._changes or bool(cut.cut_bytes)  # whether code points may be hard
         vocabulary = tokenizer.get_vocab(with_added_tokens=False)
         if "unk_id" in content["model"]:  # the library reads scores from JSON with an error in the last bit
             content["model"] = json.loads(tokenizer.to_str())["model"]
@@ -230,33 +205,26 @@ class Words(Engine):
         if len(cut.nodes) > records.MOST_RULES:
             raise Unsupported("its pre-tokenizer has too many parts")
         self._rules = Rules(cut.nodes)
+        self._cut_bytes = Rules(cut.cut_bytes)
+        self.forms.may_cut = self._may_cut
         self._content = content
         self._vocabulary = vocabulary
         self._of_rules: dict[str, Any] = {}  # fields of the kernel's tables that follow from the rules
-        self._inner: dict[bool, tokenizers.Tokenizer] = {}  # for hard runs inside a text, and for single words
+        self._inner: dict[int, tokenizers.Tokenizer] = {}  # for hard runs inside a text, and for single words
         self._prefix = prefix = cut.prefix
         if len(prefix) > 1:
             raise Unsupported("it puts more than one character before a text")
         if prefix and len(cut.nodes) > 1:
             raise Unsupported("it puts a character before a text that several rules cut")
-        spelled = np.array([*self._prefix.encode()], np.uint8)
         constants: dict[str, Any] = {n: read_only(v) if isinstance(v, np.ndarray) else v for n, v in model.items()}
+        constants |= dict.fromkeys(("points", "ascii", "quick", "after", "letters", "steps", "skips", "starts", "cuts"))
         self._constants = WordTables(
             **constants,
-            points=None,
-            ascii=None,
-            quick=None,
-            after=None,
             inside=records.NO_BYTES,
-            letters=None,
-            steps=None,
-            skips=None,
-            starts=None,
             keeps_gaps=read_only(np.array([not drops for drops in cut.drops])),
-            cuts=None,
-            meets=int(self._changes),
-            strips=int(self.forms.strips),
-            prefix=read_only(spelled),
+            meets=int(self._looks),
+            strips=self.forms.strips,
+            prefix=read_only(np.array([*prefix.encode()], np.uint8)),
             prefix_class=0,
             prefix_when=cut.prefix_when,
             prefix_always=int(cut.prefix_always),
@@ -383,17 +351,19 @@ class Words(Engine):
         if is_word:
             texts = [self._spelled(text) for text in texts]
         if where == records.WITH_PREFIX:
-            texts = [
-                self._prefix + text if cut.prefix_always or not text.startswith(self._prefix) else text
-                for text in texts
-            ]
+            has_it = self._prefix if not cut.prefix_always else None
+            texts = [text if has_it and text.startswith(has_it) else self._prefix + text for text in texts]
+        kind = records.ONE_WORD if is_word else where
         with self._probing:
-            if is_word not in self._inner:
-                self._inner[is_word] = inner_tokenizer(
-                    self._content, is_word=is_word, each_word=cut.prefix_when == EACH_WORD
-                )
-        encodings = self._inner[is_word].encode_batch_fast(texts, add_special_tokens=False)
+            if kind not in self._inner:
+                self._inner[kind] = inner_tokenizer(self._content, where=kind, each_word=cut.prefix_when == EACH_WORD)
+        encodings = self._inner[kind].encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+    def _may_cut(self, before: str, after: str) -> bool:
+        forms = self.forms.normal(before), self.forms.normal(after)
+        a, b = self._rules.classes([(matches, 0) for matches in self._rules.matches("".join(forms))][:2])
+        return forms != (before, after) or bool(self._rules.cuts[a * records.CLASSES + b])
 
     def _spelled(self, text: str) -> str:
         """A text as it reaches the model."""
@@ -408,28 +378,23 @@ class Words(Engine):
             entries[:, 0] = self._rules.classes([(_SILENT, 0)])[0] | int(records.SILENT_FORM)
             return entries
         points = [chr(first + k) for k in range(PAGE)]
-        forms = self.forms.of_page(points)
-        meets = self.forms.meets(points, forms) if self._changes else [False] * PAGE
+        forms = [self.forms.normal(point) for point in points]
+        meets = [self.forms.meets(point, form) for point, form in zip(points, forms, strict=True)]
         characters = "".join(sorted(set("".join(forms))))
         matches = dict(zip(characters, self._rules.matches(characters), strict=True))
-        step = [int(records.MEETS_STEP) if meet else 0 for meet in meets]
-        keys = []
-        for k, form in enumerate(forms):
-            kinds = {matches[c] for c in form}
-            if not form:
-                keys.append((_SILENT, step[k]))
-            elif self._is_hard(points[k], form, kinds):
-                keys.append((0, step[k] | int(records.HARD_STEP)))
+        hard, keys = int(records.HARD_STEP), []
+        for point, form, meet in zip(points, forms, meets, strict=True):
+            kinds, step = {matches[c] for c in form}, meet * int(records.MEETS_STEP)
+            if self._is_hard(point, form, kinds):
+                keys.append((0, step | hard))
             else:
-                keys.append((kinds.pop(), step[k]))
+                keys.append((kinds.pop() if form else _SILENT, step))
         classes = self._rules.classes(keys)
-        hard = int(records.HARD_STEP)
-        uncovered = self._changes and {  # text between words would have to be looked at together with its neighbours
+        uncovered = {  # text between words would have to be looked at together with its neighbours
             key
             for key, number in dict(zip(keys, classes, strict=True)).items()
-            if key[0] != _SILENT and not key[1] & hard
-            for rule, drops in enumerate(self._cut.drops)
-            if not drops and not self._rules.covers(rule, number)
+            if self._looks and not self._cut.drops[0] and key[0] != _SILENT and not key[1] & hard
+            if not self._rules.covers(number)
         }
         if uncovered:
             keys = [(0, key[1] | hard) if key in uncovered else key for key in keys]
@@ -439,10 +404,13 @@ class Words(Engine):
         return entries
 
     def _is_hard(self, point: str, form: str, kinds: set[int]) -> bool:
-        """Whether a normal form that is not empty fits no entry. kinds: the leaves that match its characters."""
+        """Whether a normal form fits no entry. kinds: the leaves that match its characters."""
         longer = len(form.encode()) > len(point.encode())  # the room for ids is counted in bytes of text
         several = len(kinds) > 1 or (len(form) > 1 and not self._rules.repeatable(min(kinds)))
-        return (longer and form != SPACE) or len(form.encode()) > FORM_BYTES or several or self.forms.attracts(point)
+        if (longer and form != SPACE) or len(form.encode()) > FORM_BYTES or several or self.forms.is_hard(point, form):
+            return True
+        letters = "".join(map(LETTERS_OF_BYTES.__getitem__, form.encode()))
+        return letters != form and any(self._cut_bytes.matches(form + letters))
 
     def _entry(self, point: str, form: str, number: int, meets: bool, is_hard: bool) -> tuple[int, int]:  # noqa: FBT001
         """The entry of a code point, two uint64.
@@ -451,7 +419,7 @@ class Words(Engine):
         bits 16 to 23; records.MEETS and so on from bit 24; bytes 8 to 11 in bits 32 to 63. Second: bytes 0 to 7.
         """
         spelled = form.replace(" ", SPACE) if self._cut.marks_spaces else form
-        flags = [(meets, records.MEETS), (is_hard, records.HARD_FORM), (not form, records.SILENT_FORM),
+        flags = [(meets, records.MEETS), (is_hard, records.HARD_FORM), (not form and not is_hard, records.SILENT_FORM),
                  (form == " ", records.SPACE_FORM), (self.forms.is_blank(point), records.BLANK),
                  (bool(self._prefix) and spelled.startswith(self._prefix), records.PREFIXED)]  # fmt: skip
         entry = number | sum(int(flag) for is_set, flag in flags if is_set)
@@ -462,15 +430,16 @@ class Words(Engine):
         return entry | int.from_bytes(encoded[8:], "little") << 32, int.from_bytes(encoded[:8], "little")
 
 
-def inner_tokenizer(content: dict[str, Any], *, is_word: bool, each_word: bool) -> tokenizers.Tokenizer:
-    """The tokenizer for text from the middle of a piece: it strips nothing and puts nothing before it.
+def inner_tokenizer(content: dict[str, Any], *, where: int, each_word: bool) -> tokenizers.Tokenizer:
+    """The tokenizer for text that does not begin a text: it puts nothing before it.
 
-    is_word: for a single word as it reaches the model; it does not normalize and cut it either. each_word: whether a
-    prefix is put before each word; then it stays.
+    where: IN_MIDDLE: it strips nothing. LATER_PIECE: it strips. ONE_WORD: for a single word as it reaches the model; it
+    does not normalize and cut it either. each_word: whether a prefix is put before each word; then it stays.
     """
     content = json.loads(json.dumps(content))
+    is_word, left_out = where == records.ONE_WORD, ["Prepend", *["Strip"] * (where == records.IN_MIDDLE)]
     parts = flat(content.get("normalizer"), "normalizers")
-    parts = [part for part in parts if part["type"] not in ("Strip", "Prepend") and not is_word]
+    parts = [part for part in parts if part["type"] not in left_out and not is_word]
     content["normalizer"] = {"type": "Sequence", "normalizers": parts} if parts else None
     if is_word:
         content["added_tokens"] = []
@@ -478,11 +447,9 @@ def inner_tokenizer(content: dict[str, Any], *, is_word: bool, each_word: bool) 
     for part in flat(content.get("pre_tokenizer"), "pretokenizers"):
         if part["type"] == "ByteLevel":
             kept.append(part | {"add_prefix_space": False} | ({"use_regex": False} if is_word else {}))
-        elif part["type"] == "Metaspace" and not is_word:
-            part.pop("add_prefix_space", None)
-            kept.append(part if each_word else part | {"prepend_scheme": "never"})
         elif not is_word:
-            kept.append(part)
+            is_prefixed = part["type"] == "Metaspace" and not each_word
+            kept.append(part | ({"prepend_scheme": "never"} if is_prefixed else {}))
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": kept} if kept else None
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
     tokenizer.encode_special_tokens = True

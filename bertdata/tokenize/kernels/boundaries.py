@@ -11,17 +11,72 @@ from bertdata.tokenize.kernels.records import (
     BLANK,
     CLASSES,
     CODE_POINT,
+    DONE,
     ENDED,
     HARD_FORM,
     MEETS,
     SILENT_FORM,
     STATES,
+    STRIPS_LATE,
+    STRIPS_LEFT,
+    STRIPS_RIGHT,
     UNKNOWN_CODE_POINT,
     UNKNOWN_PAIR,
 )
 from bertdata.tokenize.kernels.runs import stable_place
 
+MAY_DIFFER = -1
 MOST_FOLLOWERS = 8  # code points in a row that may change others; more are left to `tokenizers`
+
+
+@jit(_nrt=False)
+def strip(text, start, stop, strips, points, state):
+    """What is left of text[start:stop] if blank code points at its ends are removed: its start, its stop, and a code.
+
+    strips: of WordTables. The code is UNKNOWN_CODE_POINT if an entry is missing. It is MAY_DIFFER if neighbours may
+    change what is removed, as a mark after a blank does.
+    """
+    begin, place, code, has_marks = start, stop, DONE, False
+    while start < stop and strips & STRIPS_LEFT != 0:
+        entry, width = _entry(text, start, points, state)
+        if entry == uint64(0):
+            return start, stop, UNKNOWN_CODE_POINT
+        if entry & BLANK == uint64(0):
+            if entry & HARD_FORM != uint64(0) or (entry & MEETS != uint64(0) and start > begin):
+                code = MAY_DIFFER
+            break
+        start += width
+    while start < place and strips & STRIPS_RIGHT != 0:
+        place = _before(text, start, place)
+        entry, width = _entry(text, place, points, state)
+        if entry == uint64(0):
+            return start, stop, UNKNOWN_CODE_POINT
+        if entry & BLANK != uint64(0) and not has_marks:
+            stop = place
+        elif entry & (MEETS | HARD_FORM) == MEETS:
+            has_marks = True
+        else:
+            if entry & (BLANK | HARD_FORM) != uint64(0):
+                code = MAY_DIFFER
+            break
+    return start, stop, code if strips & STRIPS_LATE != 0 else DONE
+
+
+@jit(_nrt=False)
+def _entry(text, i, points, state):
+    """The entry of the code point at byte i, and its width. The code point is noted in case the entry is missing."""
+    point, width = decoded(text, i)
+    state[CODE_POINT] = point
+    return points[point, 0], width
+
+
+@jit(_nrt=False)
+def _before(text, begin, i):
+    """Where the code point before byte i begins; i is after byte `begin`."""
+    i -= 1
+    while i > begin and text[i] & 0xC0 == 0x80:
+        i -= 1
+    return i
 
 
 @jit(_nrt=False)
@@ -33,9 +88,7 @@ def is_unstable(text, begin, start, stop, points, stable, state):
     """
     i = start
     while i > begin:  # back to a code point that changes none
-        i -= 1
-        while i > begin and text[i] & 0xC0 == 0x80:
-            i -= 1
+        i = _before(text, begin, i)
         point, width = decoded(text, i)
         if points[point, 0] & (MEETS | SILENT_FORM) == uint64(0):
             break
@@ -79,10 +132,8 @@ def cut_after(text, i, stop, points, cuts, state):
     """
     previous = uint64(0)  # class of the code point before, 0 if it may change something
     while i < stop:
-        point, width = decoded(text, i)
-        entry = points[point, 0]
+        entry, width = _entry(text, i, points, state)
         if entry == uint64(0):
-            state[CODE_POINT] = point
             return -1
         kind = entry & uint64(0xFF)
         if entry & (MEETS | HARD_FORM | SILENT_FORM) != uint64(0):
@@ -90,9 +141,8 @@ def cut_after(text, i, stop, points, cuts, state):
         if previous != uint64(0) and kind != uint64(0) and cuts[previous * uint64(CLASSES) + kind]:
             if i + width >= stop:
                 return i
-            following = points[decoded(text, i + width)[0], 0]
+            following = _entry(text, i + width, points, state)[0]
             if following == uint64(0):
-                state[CODE_POINT] = decoded(text, i + width)[0]
                 return -1
             if following & (MEETS | HARD_FORM | SILENT_FORM) == uint64(0):
                 return i

@@ -37,13 +37,15 @@ ENDED = np.uint16(0x8000)  # a word ends before the character
 MEETS, HARD_FORM, SILENT_FORM, SPACE_FORM, BLANK, PREFIXED = (np.uint64(1 << n) for n in range(24, 30))
 # WordTables.model
 BYTE_BPE, CHARACTER_BPE, UNIGRAM, WORD_PIECE, WHOLE_WORD = range(5)
-# Output.hard, last column: where a hard run stands, or that it is one word, to which the prefix is added or not
-IN_MIDDLE, AT_BEGIN, ONE_WORD, WITH_PREFIX = range(4)
+# Output.hard, last column: where a hard run stands (LATER_PIECE: a whole piece, but not the one that begins the text),
+# or that it is one word, to which the prefix is added or not
+IN_MIDDLE, AT_BEGIN, LATER_PIECE, ONE_WORD, WITH_PREFIX = range(5)
 # WordTables.inside: the sets of bytes of which a quick word consists
 NO_BYTES, LETTERS, PRINTED, LOWER = range(4)
 # WordTables.after: what a byte is that follows a quick word. NOT_QUICK: the automaton must be asked; NEXT_BEGINS: the
 # next word begins with it; GAP: it is in no word; OWN_WORD: it is a word of its own if a space follows
 NOT_QUICK, NEXT_BEGINS, GAP, OWN_WORD = range(4)
+STRIPS_LEFT, STRIPS_RIGHT, STRIPS_LATE = 1, 2, 4  # bits of WordTables.strips; late: after text has changed
 RANGES = 4  # of bytes, in Added
 # ByteTables.rule and ByteTables.classes
 GPT2_WORDS, LLAMA3_WORDS = range(2)
@@ -88,7 +90,7 @@ class WordTables(NamedTuple):
     keeps_gaps: Any  # bool [num_rules]: whether text between the words of a rule is a word too
     cuts: Any  # bool [CLASSES * CLASSES]
     meets: int  # 1 if a code point may change the one before it, else 0
-    strips: int  # 1 if blank characters at both ends of a piece are removed, else 0
+    strips: int  # the ends of a piece at which blank characters are removed: STRIPS_LEFT, ...
     prefix: Any  # uint8 [k]: text put before a piece
     prefix_class: int  # class of the prefix
     prefix_when: int  # 0: never; 1: before each piece; 2: before the piece that begins a document; 3: before each word

@@ -8,11 +8,10 @@ from numba import int64, uint64
 from bertdata.bits import store64, trailing_zeros
 from bertdata.jit import jit
 from bertdata.tokenize.kernels.bits import decoded, not_lower64, outside64
-from bertdata.tokenize.kernels.boundaries import cut_after, is_unstable, word_end
+from bertdata.tokenize.kernels.boundaries import MAY_DIFFER, cut_after, is_unstable, strip, word_end
 from bertdata.tokenize.kernels.merges import character_ids, merge_any
 from bertdata.tokenize.kernels.records import (
     AT_BEGIN,
-    BLANK,
     BYTE,
     BYTE_BPE,
     CHARACTER_BPE,
@@ -26,6 +25,7 @@ from bertdata.tokenize.kernels.records import (
     HARD_STEP,
     HAS_BEGUN,
     IN_MIDDLE,
+    LATER_PIECE,
     LEVEL,
     LIMITS,
     MEETS,
@@ -63,6 +63,13 @@ from bertdata.tokenize.kernels.runs import (
 from bertdata.tokenize.kernels.tries import whole_word
 from bertdata.tokenize.kernels.unigram import most_probable
 from bertdata.tokenize.kernels.wordpiece import longest_matches
+
+
+@jit(_nrt=False)
+def _put_hard(hard, number, start, stop, place, where):
+    """Writes row `number` of Output.hard. Returns the number of the next one."""
+    hard[number, 0], hard[number, 1], hard[number, 2], hard[number, 3] = start, stop, place, where
+    return number + 1
 
 
 @jit(forceinline=True, _nrt=False)
@@ -162,28 +169,20 @@ def encode_words(pieces, tables, runs, output):
     longest = runs.word.size // 4 - 16
     i, p, num_hard, has_begun = state[BYTE], state[PLACE], state[NUM_HARD], state[HAS_BEGUN]
     for piece in range(state[PIECE], starts.size):
-        begin, end, code, level = starts[piece], stops[piece], DONE, state[LEVEL]
-        i = max(i, begin)
-        if tables.strips != 0:
-            while i < end and has_begun == 0:
-                point, width = decoded(text, i)
-                if points[point, 0] == uint64(0):
-                    code, state[CODE_POINT] = UNKNOWN_CODE_POINT, point
-                    break
-                if points[point, 0] & BLANK == uint64(0):
-                    break
-                i += width
-            while i < end and code == DONE:
-                last = end - 1
-                while text[last] & 0xC0 == 0x80:
-                    last -= 1
-                point, width = decoded(text, last)
-                if points[point, 0] == uint64(0):
-                    code, state[CODE_POINT] = UNKNOWN_CODE_POINT, point
-                if points[point, 0] & BLANK == uint64(0):
-                    break
-                end = last
+        begin, end, level = starts[piece], stops[piece], state[LEVEL]
+        i, code = max(i, begin), DONE if num_hard < hard.shape[0] else TOO_MANY_HARD
+        if tables.strips != 0 and code == DONE:
+            start, end, code = strip(text, begin, end, tables.strips, points, state)
+            i = max(i, start)
+            if code == MAY_DIFFER:
+                code = DONE
+                if has_begun == 0:
+                    where = AT_BEGIN if pieces.begins[piece] or tables.prefix_when != 2 else LATER_PIECE
+                    num_hard, i = _put_hard(hard, num_hard, begin, stops[piece], p, where), end
         while i < end and code == DONE:
+            if num_hard == hard.shape[0]:
+                code = TOO_MANY_HARD
+                break
             automaton, prefixed, is_first = first_state, tables.prefix_when == 3, False
             if has_begun == 0 and (tables.prefix_when == 1 or (tables.prefix_when == 2 and pieces.begins[piece])):
                 entry, width = SILENT_FORM, 0
@@ -195,11 +194,7 @@ def encode_words(pieces, tables, runs, output):
                     code, state[CODE_POINT] = UNKNOWN_CODE_POINT, point
                     break
                 if tables.prefix_when == 2 and i > begin:  # what begins the text has no normal form; is there a prefix?
-                    if num_hard == hard.shape[0]:
-                        code = TOO_MANY_HARD
-                        break
-                    hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2], hard[num_hard, 3] = begin, end, p, AT_BEGIN
-                    num_hard += 1
+                    num_hard = _put_hard(hard, num_hard, begin, end, p, AT_BEGIN)
                     i, has_begun = end, 1
                     continue
                 if entry & SILENT_FORM != uint64(0):
@@ -319,15 +314,10 @@ def encode_words(pieces, tables, runs, output):
                         value = find_run(text, i, region_stop - i, near, far, spelled)
                     if value != EMPTY:
                         p += emit(out, p, value, pool)
-                    elif num_hard == hard.shape[0]:
-                        code = TOO_MANY_HARD
-                        break
+                    elif is_first:  # with what was passed over, as it may keep a blank from being stripped
+                        num_hard = _put_hard(hard, num_hard, begin, region_stop, p, AT_BEGIN)
                     else:
-                        hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2] = i, region_stop, p
-                        hard[num_hard, 3] = IN_MIDDLE
-                        if is_first:  # with what was passed over, as it may keep a blank from being stripped
-                            hard[num_hard, 0], hard[num_hard, 3] = begin, AT_BEGIN
-                        num_hard += 1
+                        num_hard = _put_hard(hard, num_hard, i, region_stop, p, IN_MIDDLE)
                     i, has_begun = region_stop, 1
                     continue
             if num_rules > 1 and (level > 0 or word_stop > i):
@@ -344,12 +334,7 @@ def encode_words(pieces, tables, runs, output):
             if word_stop < i or (word_stop == i and not prefixed):  # no word begins here
                 i += decoded(text, i)[1]
             elif word_stop - i > longest:
-                if num_hard == hard.shape[0]:
-                    code = TOO_MANY_HARD
-                    break
-                hard[num_hard, 0], hard[num_hard, 1], hard[num_hard, 2] = i, word_stop, p
-                hard[num_hard, 3] = WITH_PREFIX if prefixed else ONE_WORD
-                num_hard += 1
+                num_hard = _put_hard(hard, num_hard, i, word_stop, p, WITH_PREFIX if prefixed else ONE_WORD)
                 i, has_begun = word_stop, 1
             else:
                 length = word_stop - i
