@@ -108,8 +108,7 @@ class Forms:
     def _replace(self, part: dict[str, Any], kept: list[dict[str, Any]]) -> None:
         pattern, content = part["pattern"], part["content"]
         if "String" in pattern:
-            if len(pattern["String"]) > 1:
-                self.strings.append((pattern["String"], content, _normalizing(kept)))
+            self.strings += [(pattern["String"], content, _normalizing(kept))] * (len(pattern["String"]) > 1)
             kept.append(part)
         elif (pattern["Regex"], content) in _COLLAPSING:
             self.collapses, self.collapses_to = True, content
@@ -121,9 +120,10 @@ class Forms:
             raise Unsupported(f"its normalizer replaces the regular expression {pattern['Regex']!r}")
 
     def removes(self, string: str) -> bool:
-        """Whether no normal form contains a string: it is replaced, and no part makes its characters."""
-        replaced = {part["pattern"].get("String") for part in self._kept if part["type"] == "Replace"}
-        return string in replaced and all(set(string).isdisjoint(part.get("content", string)) for part in self._kept)
+        """Whether no normal form contains a string: it is replaced, and no later part makes its characters."""
+        patterns = [part.get("pattern", {}).get("String") for part in self._kept]
+        later = self._kept[patterns.index(string) :] if string in patterns else [{}]
+        return all(set(string).isdisjoint(part.get("content", string)) for part in later)
 
     def meets(self, point: str, form: str) -> bool:
         """Whether a code point may change the one before it, or be changed with it. form: its normal form."""

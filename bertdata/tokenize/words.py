@@ -103,8 +103,8 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
             raise Unsupported(f"its pre-tokenizer has a {kind}, which no engine knows here")
     if forms.collapses and forms.collapses_to != " " and not cut.marks_spaces:
         raise Unsupported("its normalizer puts another character in place of several spaces")
-    has_spaces = bool(Rules(cut.nodes[:1]).matches(" ")[0])
-    if forms.collapses and has_spaces and not cut.joins_spaces:
+    forms.collapses &= bool(Rules(cut.nodes[:1]).matches(" ")[0])  # else no word has a space
+    if forms.collapses and not cut.joins_spaces:
         raise Unsupported("its normalizer joins spaces that its rules tell apart")
     return cut
 
