@@ -781,3 +781,12 @@ def test_a_token_of_a_role_that_is_not_marked_as_special_becomes_the_unknown_tok
     found = ours.encode(*joined(["a [MASK]<tag> b"]), sentences=False)
     assert (ours.special.mask, ours.engine) == (3, "WordLevel")
     assert (found.ids.tolist(), found.special_ids_replaced) == ([1, 0, 4, 2], 1)
+
+
+def test_a_mark_that_a_later_normalizer_removes_may_have_changed_the_letter_before_it():
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "\u30ab": 1, "\u30ac": 2}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.StripAccents()])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ours = Ours(tokenizer.to_str())
+    assert_exact(ours, ["\uff76\uff9e", "\uff76", "\uff76 \uff9e"])
+    assert ours.engine == "WordLevel"

@@ -32,6 +32,7 @@ _COLLAPSING += [(r"\s+", " "), (r"\s{2,}|[\n\r\t]", " ")]
 
 
 Normalizing = Callable[[str], str]
+_DECOMPOSES = normalizers.NFKD()
 
 
 class Forms:
@@ -136,7 +137,9 @@ class Forms:
         # Hangul letters compose. Future versions of Unicode may add marks to the planes that are little in use.
         rare = 0x10000 <= ord(point) < 0x1F000 or ord(point) >= 0x40000
         composed = any(0x1100 <= ord(c) < 0x1200 for c in form) or 0xD7B0 <= ord(point) < 0xD800
-        if rare or composed or not all(map(self._without_mark, point + form[:1])):
+        # A later part of the normalizer may remove the mark that a code point becomes, as it does if it stands alone.
+        firsts = point + form[:1] + _DECOMPOSES.normalize_str(point)[:1]
+        if rare or composed or not all(map(self._without_mark, firsts)):
             return True
         return self.clusters and (
             any(self._cluster("a" + c) == "*" for c in point + form[:1])
