@@ -790,3 +790,19 @@ def test_a_mark_that_a_later_normalizer_removes_may_have_changed_the_letter_befo
     ours = Ours(tokenizer.to_str())
     assert_exact(ours, ["\uff76\uff9e", "\uff76", "\uff76 \uff9e"])
     assert ours.engine == "WordLevel"
+
+
+def test_a_split_by_a_regular_expression_alone_after_a_normalizer():
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "12": 2}, unk_token="<unk>"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.NFC(), isolated(r"\p{N}+")[0]
+    ours = Ours(tokenizer.to_str())
+    assert_exact(ours, ["a12a", "12", "a e\u0301"])
+    assert ours.engine == "WordLevel"
+
+
+def test_a_character_before_a_text_that_is_cut_after_it_is_left_to_the_library():
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "1": 1, "▁": 2}, unk_token="<unk>"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Prepend("▁"), isolated(r"\p{N}+")[0]
+    ours = Ours(tokenizer.to_str())
+    assert_exact(ours, ["1", "a1"])
+    assert ours.engine is None

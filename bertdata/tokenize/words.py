@@ -61,7 +61,7 @@ def cutting(pre_tokenizer: dict[str, Any] | None, forms: Forms, model: dict[str,
     cut = Cutting()
     parts = flat(pre_tokenizer, "pretokenizers")
     kinds = [part["type"] for part in parts]
-    if kinds == ["Split"] and forms.removes(parts[0]["pattern"].get("String")):
+    if kinds == ["Split"] and "String" in parts[0]["pattern"] and forms.removes(parts[0]["pattern"]["String"]):
         parts, kinds = [], []  # there is nothing left to split at
     splits_nothing = kinds == ["Metaspace"] and not parts[0].get("split", True)
     adds_prefix = any(part["type"] == "Metaspace" or part.get("add_prefix_space") for part in parts)
@@ -214,6 +214,8 @@ class Words(Engine):
         self._prefix = prefix = cut.prefix
         if len(prefix) > 1:
             raise Unsupported("it puts more than one character before a text")
+        if self.forms.prepended and flat(content.get("pre_tokenizer"), "pretokenizers"):
+            raise Unsupported("its normalizer puts a character before a text, and its pre-tokenizer cuts the text")
         if prefix and len(cut.nodes) > 1:
             raise Unsupported("it puts a character before a text that several rules cut")
         constants: dict[str, Any] = {n: read_only(v) if isinstance(v, np.ndarray) else v for n, v in model.items()}
