@@ -1,6 +1,7 @@
 """Every kernel equals its slow reference implementation, and hostile arguments do no harm."""
 
 import os
+from functools import cache
 
 import hypothesis
 import numpy as np
@@ -310,6 +311,12 @@ def copied(source, i, target, p):
     return bits
 
 
+@cache
+def called(write):
+    """A compiled function that calls another one, which cannot be called from Python."""
+    return njit(lambda *values: write(*values))
+
+
 @pytest.mark.skipif(os.environ.get("NUMBA_DISABLE_JIT") == "1", reason="nothing is compiled")
 @pytest.mark.parametrize("write", dict.fromkeys([write_places, _places_one_by_one]), ids=lambda write: write.__name__)
 @given(
@@ -317,7 +324,7 @@ def copied(source, i, target, p):
 )
 def test_places_of_bits(write, bits, count, distance):
     places = np.zeros(count + 64, np.uint16)
-    found = njit(lambda *values: write(*values))(places, count, np.uint64(bits), distance)
+    found = called(write)(places, count, np.uint64(bits), distance)
     expected = [distance + k for k in range(64) if bits >> k & 1]
     assert places[count : count + found].tolist() == expected
     assert not places[:count].any()

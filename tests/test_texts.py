@@ -119,7 +119,6 @@ def test_a_tokenizer_that_no_engine_takes_says_why_and_gives_the_same(both, tmp_
 def test_a_tokenizer_can_be_pickled(both):
     again = pickle.loads(pickle.dumps(both[1]))
     assert again([TEXT], truncation=True) == both[1]([TEXT], truncation=True)
-    assert again.vocab_size == both[1].vocab_size
 
 
 BAD_TEXTS = {

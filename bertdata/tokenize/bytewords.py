@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, padded
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, encoded_by, padded
 from bertdata.tokenize.forms import Forms, flat
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.bytes import NUM_CARRIES, encode_bytes, find_changes
@@ -134,7 +134,7 @@ class ByteWords(Engine):
         with self._probing:
             if self._inner is None:
                 self._inner = inner_tokenizer(self._content, where=where, each_word=False)
-        return [each.ids for each in self._inner.encode_batch_fast(texts, add_special_tokens=False)]
+        return [each.ids for each in encoded_by(self._inner, texts)]
 
 
 def _rule_of(content: dict[str, Any]) -> str:

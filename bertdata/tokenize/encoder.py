@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bertdata.tokenize.added import AddedTokens
 from bertdata.tokenize.bytewords import ByteWords
 from bertdata.tokenize.engine import Engine, forbidden_ids
-from bertdata.tokenize.forms import Forms
+from bertdata.tokenize.forms import Forms, library_tokenizer
 from bertdata.tokenize.kernels.records import Text
 from bertdata.tokenize.rules import Unsupported
 from bertdata.tokenize.wordpiece import WordPiece
@@ -87,10 +87,5 @@ class Encoder:
 
 def _canonical(parts: dict[str, Any]) -> dict[str, Any]:
     """Parts of a tokenizer's JSON as the library writes them today; files of older versions spell some otherwise."""
-    nothing: dict[str, Any] = {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    }
-    written = json.loads(tokenizers.Tokenizer.from_str(json.dumps(nothing | parts)).to_str())
+    written = json.loads(library_tokenizer(**parts).to_str())
     return {part: written[part] for part in parts}

@@ -68,11 +68,6 @@ class Tokenizer:
         """One clause that says why there is no engine for this tokenizer; None if there is one."""
         return self._encoder(False).refusal
 
-    @property
-    def vocab_size(self) -> int:
-        """The largest id plus one."""
-        return self._loaded.special.vocab_size
-
     def encode_batch(
         self,
         texts: Texts,
@@ -150,18 +145,13 @@ class Tokenizer:
         if pads_to is None and return_tensors is None:
             lists = {name: as_lists(rows[name], bounds) for name in names}
             return {name: each[0] for name, each in lists.items()} if is_single else lists
-        pad = self._loaded.special.pad if pads_to is not None else 0
-        sizes = np.diff(bounds)
-        if pads_to is None and sizes.size and (sizes != sizes[0]).any():
+        if pads_to is None and len({*np.diff(bounds).tolist()}) > 1:
             raise UsageError(
                 "the texts have different numbers of tokens, which make no tensor; give padding=True",
                 "needs-option",
                 option="padding",
             )
-        width = max(pads_to or 0, int(sizes.max(initial=0)))
-        fill = {"input_ids": pad or 0, "token_type_ids": 0, "attention_mask": 0}
-        left = self._loaded.settings.get("padding_side", "right") == "left"
-        arrays = {name: padded_rows(rows[name], bounds, width, fill[name], left=left) for name in names}
+        arrays = self._padded({name: rows[name] for name in names}, bounds, pads_to or 0)
         if return_tensors is None:
             return {name: each.tolist()[0] if is_single else each.tolist() for name, each in arrays.items()}
         if return_tensors == "pt":
@@ -169,6 +159,15 @@ class Tokenizer:
 
             return {name: torch.from_numpy(each) for name, each in arrays.items()}
         return arrays
+
+    def _padded(
+        self, rows: dict[str, NDArray[Any]], bounds: NDArray[np.int64], least: int
+    ) -> dict[str, NDArray[np.int64]]:
+        """Rows of different sizes as arrays [num_rows, width of the longest, or `least`]."""
+        width = max(least, int(np.diff(bounds).max(initial=0)))
+        fill = {"input_ids": self._loaded.special.pad or 0, "token_type_ids": 0, "attention_mask": 0}
+        left = self._loaded.settings.get("padding_side", "right") == "left"
+        return {name: padded_rows(values, bounds, width, fill[name], left=left) for name, values in rows.items()}
 
     def _limits(
         self, padding: bool | str, truncation: bool | str | None, max_length: int | None

@@ -20,7 +20,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine
+from bertdata.tokenize.engine import NUM_CODE_POINTS, PAGE, Engine, encoded_by
 from bertdata.tokenize.forms import SPACE, Forms, flat, library_tokenizer
 from bertdata.tokenize.kernels import records
 from bertdata.tokenize.kernels.records import Output, RunTables, Text, WordTables
@@ -359,7 +359,7 @@ class Words(Engine):
         with self._probing:
             if kind not in self._inner:
                 self._inner[kind] = inner_tokenizer(self._content, where=kind, each_word=cut.prefix_when == EACH_WORD)
-        encodings = self._inner[kind].encode_batch_fast(texts, add_special_tokens=False)
+        encodings = encoded_by(self._inner[kind], texts)
         return [encoding.ids for encoding in encodings]
 
     def _may_cut(self, before: str, after: str) -> bool:

@@ -390,11 +390,16 @@ def max_length(config: PreTrainedConfig) -> int:
 
 def check_fits(directory: Path | str, shards: Dataset, model: PreTrainedModel) -> None:
     """Raises UsageError if a checkpoint was made with another tokenizer than the shards were."""
-    try:
-        own = load_tokenizer(str(directory)).files[TOKENIZER]  # as a build would write it
-    except TokenizerError:  # weights alone: only the vocabulary's size can be compared
-        own = None
-    if own is not None and not give_same_ids(own, shards.tokenizer_file(TOKENIZER)):
+    path = Path(directory) / TOKENIZER
+    stated = shards.manifest.tokenizer[TOKENIZER]
+    same = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == stated
+    if not same:
+        try:
+            own = load_tokenizer(str(directory)).files[TOKENIZER]  # as a build would write it
+            same = give_same_ids(own, shards.tokenizer_file(TOKENIZER))
+        except TokenizerError:  # weights alone: only the vocabulary's size can be compared
+            same = True
+    if not same:
         sentence = (
             f"the tokenizer of {directory} is not the one that {shards.path} was built with; use shards built with "
             f"--tokenizer {directory}"

@@ -495,8 +495,8 @@ def _write_words(text, first, start, count, tables, runs, output, p):
 def find_changes(pieces, tables, first, may_change):
     """Sets may_change[i] for the pieces, from number `first` on, that may not be their own normal form.
 
-    A piece that consists of code points of other classes than MAY_CHANGE is. Returns a piece with a code point whose
-    class is not known, and the code point; or the number of pieces and 0.
+    A piece without a code point of class MAY_CHANGE is its own normal form. Returns the number of a piece with a code
+    point whose class is not known, and the code point; or how many pieces there are, and 0.
     """
     text, classes = pieces.data, tables.classes
     for piece in range(first, pieces.starts.size):

@@ -26,7 +26,8 @@ def _slot(key, factor, slots):
 
 @jit(forceinline=True, _nrt=False)
 def rank_of(pairs, left, right):
-    """The rank of the merge of two ids, NO_RANK if they are not merged. Without a branch, which no one could foresee.
+    """The rank of the merge of two ids, NO_RANK if they are not merged. It has no branch, as no processor could
+    predict it.
 
     pairs: see `add_pairs`.
     """
@@ -167,9 +168,7 @@ def add_pairs(lefts, rights, ranks, pairs):
             if entry == EMPTY:
                 break
             key = entry >> uint64(24)
-            j ^= _slot(key, GOLDEN, pairs.size) ^ _slot(
-                key, SILVER, pairs.size
-            )  # to the other slot of the merge that was there
+            j ^= _slot(key, GOLDEN, pairs.size) ^ _slot(key, SILVER, pairs.size)  # the other slot of what was there
         if entry != EMPTY:
             return False
     return True

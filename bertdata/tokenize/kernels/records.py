@@ -117,9 +117,9 @@ class ByteTables(NamedTuple):
 
     rule: int  # GPT2_WORDS or LLAMA3_WORDS
     classes: Any  # uint8 [0x110000]: NOT_KNOWN, IS_LETTER, ... of each code point; MAY_CHANGE: in a normal form
-    key_masks: Any  # uint64 [34]: for each length up to 16 the bytes that belong to a key
+    key_masks: Any  # uint64 [36]: for each length up to 16 the bytes that belong to a key; for longer words none
     pairs: Any  # uint64 [power of two]: as in WordTables, but of symbols; see kernels.splits
-    merged: Any  # int32 [num_symbols]: the symbols
+    merged: Any  # int32 [num_symbols]: 0, 1, ..., as the ranks in `pairs` are symbols themselves
     symbols: Any  # int32 [num_symbols, 4]: of what two symbols each is made, the longest that it begins with, its bytes
     ids: Any  # int32 [n]: the id of each symbol; then those of tokens that no merge makes, but whole words may be
     trie: Any  # uint64 [m]: the spellings of `ids`
@@ -134,13 +134,13 @@ class ByteTables(NamedTuple):
 class RunTables(NamedTuple):
     """Hash tables of the runs a thread has met, with the value of each, and scratch memory of that thread.
 
-    Both tables consist of sets of two slots of 32 bytes; a free slot is zeros. A new run takes the place of the run in
-    the second slot of its set. A run in the second slot that `find_near` or `find_far` finds moves to the first; the
-    loops that look for the runs of a window together leave it where it is. So frequent runs stay. Only when `spelled`
-    or `pool` is full, everything is forgotten.
+    Both tables consist of sets of four slots of 32 bytes; a free slot is zeros. The hash of a run says in which of two
+    slots its search begins. A new run takes a free slot, or else the place of the run in the second slot. A run that
+    `find_near` or `find_far` finds in another slot moves to the first; the loops that look for the runs of a window
+    together leave it where it is. So frequent runs stay. Only when `spelled` or `pool` is full, all is forgotten.
     """
 
-    near: Any  # uint64 [num_sets * 8]: (first 8 bytes, bytes 8 to 15, value, unused), for runs of up to 16 bytes
+    near: Any  # uint64 [num_sets * 8]: (first 8 bytes, bytes 8 to 15, value, second value), for runs of up to 16 bytes
     far: Any  # uint64 [num_sets * 8]: (hash, place in `spelled` and length, value, unused), for longer runs
     used: Any  # int64 [2]: bytes of `spelled` and ids of `pool` in use
     spelled: Any  # uint8 [n]: the runs of `far`

@@ -1,6 +1,6 @@
 """The cache of runs: the ids of what a thread has met, found by the run's bytes; and of pairs of code points.
 
-A set lies in one line of a processor's cache, and a run of up to 16 bytes that is found costs one such line.
+A set lies in two lines of a processor's cache. Most runs of up to 16 bytes are in the line where their search begins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def put_ids(out, p, value):
 
 @jit(forceinline=True, _nrt=False)
 def put_more(out, p, more):
-    """Writes the ids of a second value, which ids 3 to 5, or to 6 of two bytes, are in, at out[p:]."""
+    """Writes the ids of the second value of a slot at out[p:]: three, or four of two bytes each."""
     if out.itemsize == 2:
         store64(out, 2 * p, more)
     else:
