@@ -38,8 +38,12 @@ class _Cache(FunctionCache):
         from numba.core.runtime import rtsys
 
         rtsys.initialize(target_context)  # kernels make arrays
-        with self._guard_against_spurious_io_errors():
+        try:
             return self._load_overload(sig, target_context)
+        except (AttributeError, ImportError):  # numba reads the records' classes of another version before its stamp
+            with suppress(OSError):
+                self._cache_file.flush()
+            return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(OSError):  # a full disk; then each process compiles for itself
