@@ -57,7 +57,8 @@ OPTIONS = st.fixed_dictionaries(
 def outcome(tokenizer, *texts, **options):
     """The lists or arrays by name with their types, None if the arguments are refused.
 
-    transformers gives arrays of objects for rows of different lengths, and numbers with a point for rows of no ids.
+    For rows of different lengths transformers gives arrays of objects, or tensors of none if the first row is empty,
+    and numbers with a point for rows of no ids.
     """
     try:
         found = tokenizer(*texts, **options)
@@ -66,7 +67,8 @@ def outcome(tokenizer, *texts, **options):
     if "return_tensors" not in options:
         return dict(found)
     arrays = {name: (type(each), np.asarray(each)) for name, each in found.items()}
-    if any(each.dtype == object for _, each in arrays.values()):
+    rows = tokenizer(*texts, **options | {"return_tensors": None})["input_ids"]
+    if isinstance(texts[0], list) and len({len(row) for row in rows}) > 1:
         return None
     return {
         name: (*kind, each.shape, each.size and each.dtype, each.tolist()) for name, (*kind, each) in arrays.items()
@@ -83,6 +85,14 @@ def test_calls_give_what_auto_tokenizer_gives(both, data, options):
     drawn = st.lists(TEXTS, min_size=count, max_size=count) if is_batch else TEXTS
     texts = [data.draw(drawn) for _ in range(1 + is_pair)]
     assert outcome(ours, *texts, **options) == outcome(theirs, *texts, **options)
+
+
+@pytest.mark.parametrize("tensors", [{}, {"return_tensors": "np"}])
+def test_a_row_longer_than_the_padding_stays_and_the_others_do_not_follow_it(both, tensors):
+    theirs, ours = both
+    options = {"padding": "max_length", "truncation": False, "max_length": 4, **tensors}
+    for texts in (["", "the"], ["", "don't café 水火 12345"], ["don't café 水火 12345"] * 2):
+        assert outcome(ours, texts, **options) == outcome(theirs, texts, **options)
 
 
 @settings(deadline=None)

@@ -95,9 +95,9 @@ def truncated(parts: list[Part], length: int, strategy: str, side: str) -> list[
     else:
         number = int(strategy == "only_second")
         longest = sizes[number] if number < len(parts) else 0
-        if (longest < rest).any():
+        if ((longest <= rest) & (rest > 0)).any():
             raise UsageError(
-                f"truncation is {strategy!r}, and that text is shorter than what must go; give True, or a larger "
+                f"truncation is {strategy!r}, and that text is not longer than what must go; give True, or a larger "
                 "max_length",
                 "conflict",
                 option="truncation",
@@ -126,15 +126,14 @@ def _cut(part: Part, sizes: NDArray[np.int64], *, at_left: bool) -> Part:
     return ids[_spread(starts, sizes)], np.append(0, np.cumsum(sizes))
 
 
-def padded_rows(
-    values: NDArray[Any], bounds: NDArray[np.int64], width: int, fill: int, *, left: bool
+def padded(
+    values: NDArray[np.int64], bounds: NDArray[np.int64], edges: NDArray[np.int64], fill: int, *, left: bool
 ) -> NDArray[np.int64]:
-    """Rows of different sizes as int64 [num_rows, width], with `fill` behind them, or before them."""
+    """Rows at `edges`, each as wide as its row of `values` at `bounds` or wider, with `fill` behind or before it."""
     sizes = np.diff(bounds)
-    table = np.full((sizes.size, width), fill, np.int64)
-    starts = np.arange(sizes.size) * width + (width - sizes if left else 0)
-    table.reshape(-1)[_spread(starts, sizes)] = values
-    return table
+    flat = np.full(edges[-1], fill, np.int64)
+    flat[_spread(edges[:-1] + (np.diff(edges) - sizes if left else 0), sizes)] = values
+    return flat
 
 
 def as_lists(values: NDArray[Any], bounds: NDArray[np.int64]) -> list[list[int]]:

@@ -19,7 +19,7 @@ from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import encoded_by
 from bertdata.tokenize.kernels.records import PADDING
 from bertdata.tokenize.load import load
-from bertdata.tokenize.rows import Part, Template, as_lists, padded_rows, truncated
+from bertdata.tokenize.rows import Part, Template, as_lists, padded, truncated
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertdata.tokenize.tokenizer import Tokenizer as Loaded
 
@@ -142,39 +142,36 @@ class Tokenizer:
         ids, bounds, kinds = template.rows(parts, np.int64)
         rows = {"input_ids": ids, "token_type_ids": kinds, "attention_mask": np.ones_like(ids)}
         names = [name for name in rows if name in self._loaded.input_names]
-        if pads_to is None and return_tensors is None:
-            lists = {name: as_lists(rows[name], bounds) for name in names}
-            return {name: each[0] for name, each in lists.items()} if is_single else lists
-        if pads_to is None and len({*np.diff(bounds).tolist()}) > 1:
+        widths = np.diff(bounds)
+        if pads_to is not None:
+            widths = np.maximum(widths, pads_to or widths.max(initial=0))
+        if return_tensors is not None and len({*widths.tolist()}) > 1:
             raise UsageError(
                 "the texts have different numbers of tokens, which make no tensor; give padding=True",
                 "needs-option",
                 option="padding",
             )
-        arrays = self._padded({name: rows[name] for name in names}, bounds, pads_to or 0)
+        fill = {"input_ids": self._loaded.special.pad or 0, "token_type_ids": 0, "attention_mask": 0}
+        left = self._loaded.settings.get("padding_side", "right") == "left"
+        edges = np.append(0, np.cumsum(widths))
+        flat = {name: padded(rows[name], bounds, edges, fill[name], left=left) for name in names}
         if return_tensors is None:
-            return {name: each.tolist()[0] if is_single else each.tolist() for name, each in arrays.items()}
+            lists = {name: as_lists(each, edges) for name, each in flat.items()}
+            return {name: each[0] for name, each in lists.items()} if is_single else lists
+        arrays = {name: each.reshape(widths.size, widths.max(initial=0)) for name, each in flat.items()}
         if return_tensors == "pt":
             import torch
 
             return {name: torch.from_numpy(each) for name, each in arrays.items()}
         return arrays
 
-    def _padded(
-        self, rows: dict[str, NDArray[Any]], bounds: NDArray[np.int64], least: int
-    ) -> dict[str, NDArray[np.int64]]:
-        """Rows of different sizes as arrays [num_rows, width of the longest, or `least`]."""
-        width = max(least, int(np.diff(bounds).max(initial=0)))
-        fill = {"input_ids": self._loaded.special.pad or 0, "token_type_ids": 0, "attention_mask": 0}
-        left = self._loaded.settings.get("padding_side", "right") == "left"
-        return {name: padded_rows(values, bounds, width, fill[name], left=left) for name, values in rows.items()}
-
     def _limits(
         self, padding: bool | str, truncation: bool | str | None, max_length: int | None
     ) -> tuple[int | None, int, str | None]:
-        """The least width of rows (None: no padding; 0: of the longest), the longest row, how texts are cut, or None.
+        """The width that shorter rows get (None: none; 0: that of the longest), the longest row, and how texts are cut.
 
-        The rules are those of transformers: max_length alone cuts; without it, model_max_length is taken.
+        The last is None if they are not cut. The rules are those of transformers: max_length alone cuts; without it,
+        model_max_length is taken.
         """
         if max_length is not None and padding is False and truncation is None:
             truncation = "longest_first"
