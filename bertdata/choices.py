@@ -13,4 +13,4 @@ TOKENIZER_TYPES = ("wordpiece", "bpe", "unigram")  # of a vocabulary that is tra
 IDS_FORMATS = ("megatron", "nanogpt", "datatrove", "mds", "litdata", "rows")  # of files of ids that others wrote
 IDS_DTYPES = ("uint16", "uint32", "int32", "int64")  # of ids in a file that does not say it
 EXPORT_FORMATS = ("megatron", "parquet")
-ON_ERROR = ("fail", "skip")  # for rows without text: fail, or skip and count them
+ON_ERROR = ("fail", "skip")  # for rows that cannot be used: fail, or skip and count them

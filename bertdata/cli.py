@@ -263,7 +263,8 @@ _on_error = click.option(
     "--on-error",
     type=click.Choice(ON_ERROR),
     default="fail",
-    help="For rows without text: fail, or skip and count them.",
+    help="For a row that cannot be used, because it has no text or spells a special token that the tokenizer cannot "
+    "store as text: fail, or skip and count it.",
 )
 
 
@@ -427,7 +428,7 @@ def _warnings(report: Any) -> Iterator[str]:
         )
     if counts["skipped_rows"]:
         first = f", the first: {report.first_skipped}" if report.first_skipped else ""
-        yield f"skipped: {counted(counts['skipped_rows'], 'row')} without text{first}"
+        yield f"skipped: {counted(counts['skipped_rows'], 'row')} that cannot be used{first}"
     if counts["special_ids_replaced"]:
         words = counted(counts["special_ids_replaced"], "word")
         yield f"replaced by the unknown id: {words} for which the tokenizer gave a special id"

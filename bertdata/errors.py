@@ -118,6 +118,12 @@ class TokenizerError(BertdataError):
     """A tokenizer cannot be found, read or used."""
 
 
+class SpecialTextError(TokenizerError):
+    """Texts give special ids, and the tokenizer has no unknown token to store in their place."""
+
+    documents: tuple[int, ...] = ()  # the numbers of the texts in their block, ascending
+
+
 class BuildError(BertdataError):
     """The output directory is in the way of a build or cannot be written, or a cluster fails."""
 

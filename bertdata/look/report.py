@@ -92,7 +92,7 @@ def _replaced(counts: dict[str, Any]) -> Iterator[str]:
     if size := counts.get("ids_bytes", 0):
         yield f"Ids of {size:,} bytes were imported."
     if skipped := counts.get("skipped_rows", 0):
-        yield f"{skipped:,} rows without text were skipped."
+        yield f"{skipped:,} rows that cannot be used were skipped."
     if replaced := counts.get("replaced_characters", 0):
         yield f"{replaced:,} invalid UTF-8 sequences were replaced by U+FFFD."
     if replaced := counts.get("special_ids_replaced", 0):
@@ -313,7 +313,7 @@ def _warnings(data: dict[str, Any]) -> list[str]:
         if number > 0.1 * flow["read"]:
             found.append(f"{number / flow['read']:.0%} of the documents were left out: {name}.")
     if skipped := counts.get("skipped_rows", 0):
-        found.append(f"{skipped:,} rows without text were skipped.")
+        found.append(f"{skipped:,} rows that cannot be used were skipped.")
     spelled = sum(counts.get("special_literals", {}).values())
     if spelled:
         found.append(f"The text spells special tokens {_times(spelled)}; they were kept as ordinary text.")

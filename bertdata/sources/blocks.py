@@ -36,10 +36,10 @@ class Block:
     replaced: NDArray[np.int64]  # [num_documents] how many invalid byte sequences became U+FFFD
     first_replaced: tuple[int, int] | None  # the first of them: number of the input, offset or row in it
     bytes_read: int  # of all inputs on disk, up to the end of this block
-    skipped: int = 0  # rows without text before or between these documents
+    skipped: int = 0  # rows that cannot be used, before or between these documents
     first_skipped: tuple[int, int, str] | None = None  # the first: number of the input, offset or row, reason
     num_removed: int = 0  # documents before or between these that --map left out
-    num_duplicates: int = 0  # documents that `without` left out
+    num_duplicates: int = 0  # documents left out because their text came before
 
     @classmethod
     def empty(cls) -> Block:
@@ -55,7 +55,7 @@ class Block:
         return replace(
             self, data=joined([self.data[:0], *(self.data[start:stop] for start, stop in bounds)]),
             offsets=np.append(0, np.cumsum(np.diff(self.offsets)[kept])), inputs=self.inputs[kept],
-            places=self.places[kept], replaced=self.replaced[kept], num_duplicates=int(gone.sum()),
+            places=self.places[kept], replaced=self.replaced[kept],
         )  # fmt: skip
 
     @property

@@ -42,7 +42,7 @@ class TextFormat:
     text_key: str = "text"  # name of the JSON key, or of the column of a table, that holds the text
     encoding: str = UTF_8  # of all but Parquet and Arrow; any text encoding that Python knows
     strict: bool = False  # whether an invalid byte is an error; else it becomes U+FFFD and is counted
-    on_error: str = "fail"  # one of ON_ERROR: whether a row without text is an error, or is skipped and counted
+    on_error: str = "fail"  # one of ON_ERROR: whether a row that cannot be used is an error, or is skipped
     shard_size: int = 1 << 30  # bytes of text in a unit, of Parquet up to the end of a row group
     max_documents: int | None = None  # None: no limit
     maps: tuple[str, ...] = ()  # functions from a text to a text or None, as sources.maps takes them

@@ -18,7 +18,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tokenizers import processors
 
-from bertdata.errors import TokenizerError, UsageError
+from bertdata.errors import SpecialTextError, TokenizerError, UsageError
 from bertdata.tokenize.encoder import Encoder
 from bertdata.tokenize.engine import Engine, encoded_by, forbidden_ids
 from bertdata.types import SpecialTokens
@@ -221,7 +221,8 @@ class Tokenizer:
         data: valid UTF-8. sentences: whether to find where sentences begin: at the first id whose text starts in a new
         line of its document. name: what an error calls a document. May be called from several threads at once; it
         releases the GIL for most of the time.
-        Raises TokenizerError for a text that the tokenizer cannot encode.
+        Raises TokenizerError for a text that the tokenizer cannot encode; SpecialTextError if it has no unknown token
+        for texts that give special ids.
         """
         self.prepare()
         separator, encoder = self.special.separator, self._encoder
@@ -304,14 +305,16 @@ class Tokenizer:
         if replaced.size:
             if self.special.unk is None:
                 token = self._tokenizer.id_to_token(int(ids[replaced[0]]))
-                document = int(np.searchsorted(documents, replaced[0], side="right")) - 1
-                raise TokenizerError(
-                    f"{name(document)} contains the special token {token!r}, and this tokenizer has no unknown token "
-                    "to store in its place; remove it from the text",
+                numbers = np.unique(np.searchsorted(documents, replaced, side="right") - 1).tolist()
+                error = SpecialTextError(
+                    f"{name(numbers[0])} contains the special token {token!r}, and this tokenizer has no unknown token "
+                    "to store in its place; remove it from the text, or use --on-error skip",
                     "tokenizer-lacks-token",
                     option="tokenizer",
                     given=token,
                 )
+                error.documents = tuple(numbers)
+                raise error
             ids[replaced] = self.special.unk
         if self.special.separator is not None:
             if starts is not None:

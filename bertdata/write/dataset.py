@@ -63,7 +63,7 @@ class BuildReport:
 
     dataset: Dataset
     first_replaced: str | None = None  # 'file, byte n': the first invalid byte sequence that was replaced
-    first_skipped: str | None = None  # 'file, line n: reason': the first row without text that was skipped
+    first_skipped: str | None = None  # 'file, line n: reason': the first row that was skipped
     reused_units: int = 0  # how many units an earlier, interrupted run had finished
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
@@ -48,7 +49,8 @@ def without_duplicates(block: Block, duplicates: NDArray[np.uint64], num_inputs:
     """A block without the documents whose origins are `duplicates`, ascending; they are counted."""
     origins = origins_of(block.inputs, block.places, num_inputs)
     indices = np.searchsorted(duplicates, origins)
-    return block.without(duplicates[np.minimum(indices, duplicates.size - 1)] == origins) if duplicates.size else block
+    gone = duplicates[np.minimum(indices, duplicates.size - 1)] == origins if duplicates.size else origins < 0
+    return replace(block.without(gone), num_duplicates=int(gone.sum()))
 
 
 def _hash_file(staging: Path, number: int) -> Path:

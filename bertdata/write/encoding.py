@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import counted
+from bertdata.errors import SpecialTextError, counted
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import Block, FoundBlock, find_blocks, place_in
 from bertdata.sources.documents import TextFormat
@@ -57,10 +57,15 @@ class TextEncoder:
         return self.encode(block)
 
     def encode(self, block: Block) -> EncodedDocuments:
-        """The same for a block whose documents are known."""
-        encoded = self.tokenizer.encode(
-            block.data, block.offsets, sentences=self.sentences, name=lambda number: self._place(block, number)
-        )
+        """The same for a block whose documents are known. Raises TokenizerError for a text that cannot be encoded."""
+        try:
+            encoded = self.tokenizer.encode(
+                block.data, block.offsets, sentences=self.sentences, name=lambda number: self._place(block, number)
+            )
+        except SpecialTextError as error:
+            if self._form.on_error == "fail":
+                raise
+            return self.encode(_without_special(block, error))
         word_starts = None
         if self.word_splitter:
             word_starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
@@ -105,6 +110,18 @@ class TextEncoder:
         if self.sentences and not tokenizer.engine_gives_lines:
             return f"the engine for {tokenizer.engine} does not find sentences (--sentences line)"
         return None
+
+
+def _without_special(block: Block, error: SpecialTextError) -> Block:
+    """A block without the documents that the error names, which are counted as skipped rows."""
+    first, gone = error.documents[0], np.isin(np.arange(block.num_documents), error.documents)
+    reason = f"text spells the special token {error.given!r}, and the tokenizer has no unknown token"
+    skipped = int(block.inputs[first]), int(block.places[first]), reason
+    return replace(
+        block.without(gone),
+        skipped=block.skipped + len(error.documents),
+        first_skipped=min(filter(None, (block.first_skipped, skipped))),
+    )
 
 
 def make_text_units(

@@ -66,7 +66,7 @@ class Tally:
     counts: Mapping[str, int] = field(default_factory=dict)  # name → number; one that is not there is 0
     special: Mapping[str, int] = field(default_factory=dict)  # special token → how often text spells it, or ids have it
     first_replaced: tuple[int, int] | None = None  # invalid bytes: number of the input, offset or row in it
-    first_skipped: tuple[int, int, str] | None = None  # row without text: the same, and the reason
+    first_skipped: tuple[int, int, str] | None = None  # skipped row: the same, and the reason
     last_ids: frozenset[int] = frozenset()  # of imports: ids with which documents end; one if all end with the same
 
     def __add__(self, other: Tally) -> Tally:
