@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 import bertdata
-from bertdata.errors import BertdataError, counted
+from bertdata.errors import BertdataError, DatasetError, counted
 from bertdata.format.verify import verify
 from bertrain import assemble, optim
 from bertrain.batches import Batches
@@ -181,9 +181,12 @@ def _run(config: Config, batches: Batches, shards: bertdata.Dataset, learner: Le
         return FAIL, f"--out {run} is a file; give a directory"
     if not os.access(parent := _existing(run), os.W_OK | os.X_OK):
         return FAIL, f"--out {run} cannot be written, as {parent} gives no permission; give another --out"
-    newest, damaged = checkpoint.newest(run) if run.exists() else (None, [])
+    try:
+        newest, damaged = checkpoint.newest(run)
+    except DatasetError as error:
+        return FAIL, str(error)
     if damaged:
-        return WARN, damaged[0]
+        return WARN if newest else FAIL, damaged[0]
     if not newest:
         return PASS, f"{run} is new"
     if config.resume == "no":

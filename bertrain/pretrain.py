@@ -16,15 +16,19 @@ import gc
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bertdata.cli import one_sentence
 from bertrain import feed
 from bertrain.config import Config, command, default_out
+from bertrain.objectives import Learner
 from bertrain.run import Run
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import COMPILES_S, SILENT_S, Readings, world
@@ -37,9 +41,10 @@ def pretrain(config: Config) -> None:
     with one_sentence(), world() as ranks, contextlib.ExitStack() as stack:
         out = Path(ranks.from_first(lambda: config.out or default_out(config)))
         config = replace(config, out=str(out))
-        ranks.on_first(lambda: stack.enter_context(checkpoint.locked(out)))
-        choice = ranks.from_first(lambda: checkpoint.choose(out))
-        run = ranks.together(lambda: Run(config, ranks, choice))
+        lock = checkpoint.Lock(out)
+        ranks.on_first(lambda: stack.enter_context(lock))
+        choice = ranks.from_first(lambda: checkpoint.choose(out, lambda line: click.echo(f"warning: {line}")))
+        run = ranks.together(lambda: Run(config, ranks, choice, lock))
         with run.watch, Signals() as signals:
             run.begin()
             try:
@@ -66,10 +71,7 @@ def pretrain(config: Config) -> None:
 def train(run: Run, signals: Signals) -> None:
     """Takes steps until all are taken, the time is up, the model has to grow, or a signal comes to any rank."""
     config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
-    module: torch.nn.Module = learner
-    if ranks.world_size > 1:
-        unused = learner.leaves_unused
-        module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
+    module = _over_ranks(learner) if ranks.world_size > 1 else learner
     rates, readings, is_first = Rates(learner.model, ranks.device, run.precision), Readings(), True
     gc.unfreeze()  # what was before a growth
     gc.collect()
@@ -93,12 +95,14 @@ def train(run: Run, signals: Signals) -> None:
         run.sums.add_counts(shared[: len(own)])
         counts, signals_and_time = ranks.sum(shared).split([len(own), 2])
 
-        # DistributedDataParallel divides the sum of the ranks' gradients by their number. This factor multiplies by it
-        # again, and divides by what all ranks count.
-        scale = (ranks.world_size / counts.clamp(min=1)).float()
-        run.begin_step()
+        scale = (1 / counts.clamp(min=1)).float()  # the gradients of all ranks are summed, not averaged
         size, count = plan.micro_batches(run.loader.length, run.loader.global_batch_size)
-        for number, piece in enumerate(feed.micro_batches(batch, size=size, count=count, device=ranks.device), 1):
+        pieces = partial(feed.micro_batches, batch, size=size, count=count, device=ranks.device)
+        if is_first and ranks.world_size > 1:
+            run.begin_step()
+            _lay_buckets(run, module, next(pieces()), scale)
+        run.begin_step()
+        for number, piece in enumerate(pieces(), 1):
             with _without_all_reduce(module, number < count), run.autocast():
                 losses = module(**learner.prepare(piece))
                 run.scaler.scale(learner.total(losses, scale)).backward()
@@ -123,6 +127,32 @@ def train(run: Run, signals: Signals) -> None:
             run.save(required=run.is_done or bool(signals.stopped))
         if signals.stopped:
             return
+
+
+def _over_ranks(learner: Learner) -> DistributedDataParallel:
+    """A learner whose gradients are those of all ranks together, added up. (By itself, the class takes their mean.)"""
+
+    def add(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  (torch refuses annotations as text)
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    unused = learner.leaves_unused
+    module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
+    module.register_comm_hook(None, add)
+    return module
+
+
+def _lay_buckets(run: Run, module: torch.nn.Module, piece: dict[str, Any], scale: torch.Tensor) -> None:
+    """Takes a forward and a backward pass without a use of the gradients.
+
+    After the first backward pass of a process DistributedDataParallel lays its buckets of gradients anew, and the order
+    in which three or more ranks are added follows them. So the first step that counts is not the first one: a run that
+    was stopped adds in the same order as one that was not.
+    """
+    with run.autocast():
+        losses = module(**run.learner.prepare(piece))
+        run.learner.total(losses, scale).backward()
+    run.optimizer.zero_grad()
 
 
 @contextlib.contextmanager

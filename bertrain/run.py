@@ -35,8 +35,9 @@ EVALUATED_SAMPLES = 2048  # of the validation split, during a run
 class Run:
     """Everything a run needs, on this rank. Making it fails on all ranks if it fails on one."""
 
-    def __init__(self, config: Config, ranks: World, choice: checkpoint.Choice) -> None:
-        """choice: the checkpoint to resume from, as rank 0 chose it."""
+    def __init__(self, config: Config, ranks: World, choice: checkpoint.Choice, lock: checkpoint.Lock) -> None:
+        """choice: the checkpoint to resume from, as rank 0 chose it. lock: of --out, which rank 0 holds."""
+        self._lock = lock
         self.config, self.out, self.ranks = config, Path(config.out), ranks
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
         choice.check()
@@ -266,6 +267,8 @@ class Run:
         }
 
         def show() -> None:
+            if self.ranks.rank == 0:
+                self._lock.require()
             self.watch.entry(entry, done=is_last)
             self.writer.poll()
 
@@ -351,6 +354,7 @@ class Run:
         self._take_last()
 
         def write() -> None:
+            self._lock.require()
             self.writer.wait()
             if self.saved_step != self.step:
                 self.writer.save(self.learner.model, self._contents(), required=required)

@@ -1,5 +1,6 @@
 """Runs of two processes: the same losses as one, resumed to the same bits, and never a hang or an orphan."""
 
+import functools
 import json
 import os
 import shutil
@@ -9,9 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import built
 from helpers import json_of, waited
-from training import assert_near, entries, flags, launch, losses, on_ranks, remove_after, train
+from training import TINY, assert_near, entries, flags, last_checkpoint, launch, losses, on_ranks, remove_after, train
 
 from bertrain import evaluate
 from bertrain.runtime import checkpoint
@@ -47,6 +49,38 @@ def test_two_processes_resume_to_the_same_bits(two, dataset, tmp_path):
     remove_after(out, 2)
     assert losses(train(dataset.path, out, ranks=2, **SEVEN)) == losses(entries(two))
     assert resumed_from(out) == "step-00000002"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 1}, {"grow": "1,2", "grow_at": "0.5", "model": TINY}])
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_more_processes_resume_to_the_same_bits(dataset, tmp_path, ranks, options):
+    """From three on, the order in which numbers are added is not the same for all of them."""
+    given = SEVEN | {"steps": 6, "save_every": 1, "keep": 6} | options
+    out = tmp_path / "run"
+    undisturbed = losses(train(dataset.path, out, ranks=ranks, **given))
+    weights = (out / "step-00000006" / "model.safetensors").read_bytes()
+    for step in (4, 1):
+        remove_after(out, step)
+        assert losses(train(dataset.path, out, ranks=ranks, **given)) == undisturbed
+        assert (out / "step-00000006" / "model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.slow
+def test_more_processes_overflow_no_sooner(dataset, tmp_path, monkeypatch):
+    """The loss of a rank has no factor that grows with their number: fp16 has no numbers above 65,504."""
+    given, scaler = {"model": TINY, "steps": 1, "global_batch_size": 8, "eval_every": 0}, torch.amp.GradScaler
+
+    def overflows(exponent, **ranks):
+        """Whether a run of one step overflows that begins with this scale, and so halves it."""
+        begins = functools.partial(scaler, init_scale=2.0**exponent)
+        monkeypatch.setattr(torch.amp, "GradScaler", begins)
+        out = tmp_path / f"{exponent}-{len(ranks)}"
+        train(dataset.path, out, precision="fp16", **given, **ranks)
+        return json.loads((last_checkpoint(out) / "trainer.json").read_text())["scaler"]["scale"] < 2.0**exponent
+
+    least = next(exponent for exponent in range(14, 40) if overflows(exponent))
+    assert not overflows(least - 1, ranks=4)
 
 
 @pytest.mark.slow
@@ -119,7 +153,7 @@ def test_a_killed_job_leaves_no_process_and_a_checkpoint_to_go_on_from(dataset, 
     assert process.returncode != 0
     waited(lambda: not any(alive(pid) for pid in ranks))
     assert checkpoint.newest(out)[0] is not None
-    with checkpoint.locked(out):
+    with checkpoint.Lock(out):
         pass
 
 

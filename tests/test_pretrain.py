@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_entries_over_several_steps_are_the_same_after_a_stop_between_them(datas
     assert [entry["step"] for entry in complete if "loss" in entry] == [3, 6, 7]
 
 
-def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finished, dataset, copied):
+def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finished, dataset, copied, capsys):
     weights = copied / "step-00000006" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
@@ -104,15 +105,57 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
     assert [name in line for name, line in zip(damaged, warnings, strict=True)] == [True] * 4
     assert losses(train(dataset.path, copied, steps=6)) == losses(entries(finished))
     assert checkpoint.newest(copied)[1] == []
+    out = capsys.readouterr().out
+    assert all(
+        f"warning: {copied / name}, a damaged checkpoint" in out for name in ("damaged-00000003", "damaged-00000004")
+    )
+    assert (copied / "damaged-00000006" / "model.safetensors").read_bytes() == content
+    assert sorted(path.name for path in copied.glob("damaged-*")) == ["damaged-00000005", "damaged-00000006"]
 
 
 def test_a_damaged_newer_checkpoint_does_not_push_out_a_complete_one(dataset, tmp_path):
     out, options = tmp_path / "run", {"keep": 1, "model": TINY, "eval_every": 0}
-    train(dataset.path, out, steps=3, **options)
-    (out / "step-00000003" / "model.safetensors").write_bytes(b"")
+    train(dataset.path, out, steps=2, **options | {"keep": 2})
+    for _ in range(2):
+        train(dataset.path, out, steps=3, **options | {"keep": 2})
+        (out / "step-00000003" / "model.safetensors").write_bytes(b"")
     train(dataset.path, out, steps=2, **options)
     assert checkpoint.newest(out) == (out / "step-00000002", [])
     assert names(out) == ["step-00000002"]
+    assert sorted(path.name for path in out.glob("damaged-*")) == ["damaged-00000003", "damaged-00000003-2"]
+
+
+def test_a_run_never_begins_anew_beside_checkpoints(dataset, tmp_path):
+    out = tmp_path / "run"
+    train(dataset.path, out, steps=2, **QUIET | {"save_every": 1})
+    log = (out / "log.jsonl").read_bytes()
+    for step in (1, 2):
+        (out / f"step-0000000{step}" / "checkpoint.json").write_text('{"files": {}}')
+    refused(pretrain_main, *flags(dataset.path, out, steps=2, **QUIET), kind="damaged", option="out")
+    assert names(out) == ["step-00000001", "step-00000002"]
+    assert (out / "log.jsonl").read_bytes() == log
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("name", ["checkpoint.json", "optimizer.pt"])
+def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(dataset, copied, monkeypatch, number, name):
+    """A run takes such a checkpoint for no damaged one, and goes on from it once it can be read."""
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    read, digest = Path.read_bytes, checkpoint.digest
+
+    def failing(do):
+        def call(path, *arguments):
+            if path == copied / "step-00000006" / name:
+                raise OSError(number, os.strerror(number), str(path))
+            return do(path, *arguments)
+
+        return call
+
+    monkeypatch.setattr(Path, "read_bytes", failing(read))
+    monkeypatch.setattr(checkpoint, "digest", failing(digest))
+    refused(pretrain_main, *flags(dataset.path, copied, steps=6), kind="unreadable")
+    monkeypatch.undo()
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
 
 
 def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):
@@ -222,14 +265,16 @@ def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shar
 
 
 def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied):
-    trainer = copied / "step-00000006" / "trainer.json"
-    (copied / "step-00000006" / "checkpoint.json").write_text('{"files": {}}')
+    trainer, index = copied / "step-00000006" / "trainer.json", copied / "step-00000006" / "checkpoint.json"
     trainer.write_text(json.dumps({k: v for k, v in json.loads(trainer.read_text()).items() if k != "stage"}))
+    files = json.loads(index.read_text())["files"]
+    files["trainer.json"] = {"bytes": trainer.stat().st_size, "sha256": checkpoint.digest(trainer)[0]}
+    index.write_text(json.dumps({"files": files}))
     assert "stage" in refused_run(dataset.path, copied, steps=9, kind="other-version").sentence
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):
-    with checkpoint.locked(tmp_path / "run"):
+    with checkpoint.Lock(tmp_path / "run"):
         assert invoke(pretrain_main, *flags(dataset.path, tmp_path / "run")).exit_code == 1
     refused_run(dataset.path, corpus, kind="out-exists", option="out")
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -93,7 +94,7 @@ def test_a_checkpoint_that_was_begun_before_the_evaluation_is_there_after_its_er
 
 def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, monkeypatch):
     monkeypatch.setattr(checkpoint, "STALE_S", 0)
-    choice = checkpoint.choose(bert_run)
+    choice = checkpoint.choose(bert_run, print)
     choice.check()
     for other in (choice._replace(index_sha256="0" * 64), choice._replace(path=bert_run / "step-00000003")):
         with refuses("other-stream", "out"):
@@ -102,7 +103,7 @@ def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_refused(bert_run, mo
 
 def test_a_checkpoint_that_another_machine_sees_late_is_waited_for(bert_run, tmp_path, monkeypatch):
     """As on a network file system, whose clients remember for up to a minute that a name does not exist."""
-    choice = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"))
+    choice = checkpoint.choose(shutil.copytree(bert_run, tmp_path / "run"), print)
     choice.path.rename(tmp_path / "later")
     appear = lambda seconds: (tmp_path / "later").rename(choice.path)  # noqa: E731
     monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=time.monotonic, sleep=appear))
@@ -138,6 +139,24 @@ def test_a_removed_run_directory_is_made_again_with_all_that_was_in_the_log(data
     assert checkpoint.newest(out)[0].name == "step-00000005"
     assert json.loads((out / "run.json").read_text())["config"]["steps"] == 5
     assert f"warning: {out} " in capsys.readouterr().out
+
+
+def test_a_run_whose_directory_another_run_has_taken_ends_with_a_sentence(dataset, tmp_path, monkeypatch):
+    """Nothing of it is written among the files of the other."""
+    out, other = tmp_path / "run", ExitStack()
+
+    def taken():
+        waited((out / "step-00000002").exists)
+        shutil.rmtree(out)
+        other.enter_context(checkpoint.Lock(out))
+        (out / "log.jsonl").write_text("mine")
+
+    at_step(monkeypatch, "next_batch", 2, taken)
+    options = {"steps": 4, "eval_every": 0, "save_every": 1, "model": "bert-tiny"}
+    with other:
+        refused_run(dataset.path, out, kind="busy", **options)
+    assert {path.name for path in out.iterdir()} == {".lock", "log.jsonl"}
+    assert (out / "log.jsonl").read_text() == "mine"
 
 
 def test_a_resumed_run_says_what_changed_and_keeps_the_history(dataset, tmp_path, capsys):

@@ -210,6 +210,21 @@ def test_a_log_that_lost_its_end_is_cut_there(tmp_path):
             assert (log.last_step, path.read_bytes()) == (1, entry)
 
 
+def test_a_bad_line_of_a_log_takes_no_other_with_it(tmp_path):
+    path, lines = tmp_path / "log.jsonl", [b'{"step": %d, "loss": 2.0}\n' % step for step in (1, 2, 3)]
+    bad = [b"\xff\xfe\n", b'{"step": null}\n', b"[1]\n", b'{"loss": 1.0}\n', b"[" * 99_999 + b"\n"]
+    path.write_bytes(b"".join([lines[0], *bad, lines[1], lines[2], b'{"step": 4, "lo']))
+    with run_log.Log(path, after_step=2) as log:
+        assert (log.last_step, log.bad_lines, path.read_bytes()) == (3, [2, 3, 4, 5, 6], lines[0] + lines[1])
+
+
+def test_a_new_run_keeps_no_entry_of_one_that_saved_nothing(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 0, "stream": {"length": 64}}\n')
+    with run_log.Log(path, after_step=0):
+        assert path.read_bytes() == b""
+
+
 def test_a_log_on_a_full_disk_is_written_when_the_disk_has_space(dataset, finished, tmp_path, capsys):
     """Files may not grow beyond 300 bytes for a while, which is less than two entries."""
     flush, calls, hard = run_log.Log._flush, [], resource.getrlimit(resource.RLIMIT_FSIZE)[1]

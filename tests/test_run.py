@@ -276,7 +276,7 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
     )  # fmt: skip
 
     def start():
-        run = Run(config, training.ALONE, checkpoint.choose(tmp_path / "run"))
+        run = training.run_of(config)
         with run.watch:  # which closes its log
             run.watch.stream = lambda step, loader: None
             return run
@@ -319,7 +319,7 @@ def test_a_run_that_gets_longer_keeps_the_masks_that_it_has_had(dataset, tmp_pat
     train(dataset.path, tmp_path / "run", **options, **first)
     remove_after(tmp_path / "run", 4)
     config = Config(data=str(dataset.path), out=str(tmp_path / "run"), **SMALL | options | then)
-    run = Run(config, training.ALONE, checkpoint.choose(tmp_path / "run"))
+    run = training.run_of(config)
     with run.watch:
         run.spent = 0.0
         run.next_batch()
@@ -327,7 +327,7 @@ def test_a_run_that_gets_longer_keeps_the_masks_that_it_has_had(dataset, tmp_pat
         assert run.loader.position == 30
         assert [list(pair) for pair in run.loader.masking.later] == later
         run.save(required=True)
-        again = Run(config, training.ALONE, checkpoint.choose(tmp_path / "run"))
+        again = training.run_of(config)
         with again.watch:
             assert again.loader.state_dict() == run.loader.state_dict()
 

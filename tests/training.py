@@ -18,6 +18,8 @@ from helpers import refused
 from bertrain.config import Config
 from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.pretrain import main, pretrain
+from bertrain.run import Run
+from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads
@@ -56,6 +58,12 @@ def train_twice(data, out, *steps, **options):
         assert losses(train(data, out, **options)) == losses(log)
         assert (last_checkpoint(out) / "model.safetensors").read_bytes() == weights
     return log
+
+
+def run_of(config):
+    """The state of a run in this process, from its newest checkpoint."""
+    out = Path(config.out)
+    return Run(config, ALONE, checkpoint.choose(out, print), checkpoint.Lock(out))
 
 
 def flags(data, out, **options):

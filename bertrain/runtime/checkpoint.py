@@ -12,7 +12,9 @@
     run/average-00000020/           with --average, at the end of a run: the mean, without optimizer.pt
 
 A checkpoint is written under a temporary name, fsynced and renamed; `writer` does it beside training. A run resumes
-from the newest one whose files are what its checkpoint.json says; damaged ones are skipped, and a warning names them.
+from the newest one whose files are what its checkpoint.json says. Newer ones are damaged: they become damaged-XXXXXXXX,
+of which the newest two are kept. An error of reading that may pass, such as one of a network file system, ends the run
+instead, and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,8 +41,7 @@ from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import BuildError, DatasetError, UsageError
-from bertdata.files import fsync_directory, make_directory, write_file
-from bertdata.files import locked as hold
+from bertdata.files import fsync_directory, locked, make_directory, write_file
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.config import Config
@@ -52,6 +55,7 @@ from bertrain.runtime import card
 INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
 AVERAGE_FILE, AVERAGE = "average.pt", "average-"
+DAMAGED, KEPT_DAMAGED = "damaged-", 2  # what a directory that cannot be used is called; how many of them stay
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
 BEGINNING: dict[str, Any] = {
     "step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}, "optimizer": "adamw",
@@ -63,16 +67,36 @@ OTHERS = {"model", "teacher", "base", "loader", "earlier_tokens"}
 """What trainer.json says besides."""
 
 
-def locked(run: Path) -> AbstractContextManager[None]:
-    """Keeps a second job out of a run directory for as long as this process lives."""
-    try:
-        if run.exists() and not run.is_dir():
-            raise FileExistsError
-        make_directory(run)
-    except (FileExistsError, NotADirectoryError):
-        sentence = f"--out {run} cannot be made, because a file has this name; give another --out"
-        raise UsageError(sentence, "out-exists", option="out", given=str(run)) from None
-    return hold(run / ".lock", f"{run} is in use", "give another --out")
+class Lock:
+    """Keeps a second job out of a run directory, from entering until leaving, for as long as this process lives."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._held = run, ExitStack()
+        self._file: os.stat_result | None = None
+
+    def __enter__(self) -> Lock:
+        run = self._run
+        try:
+            if run.exists() and not run.is_dir():
+                raise FileExistsError
+            make_directory(run)
+        except (FileExistsError, NotADirectoryError):
+            sentence = f"--out {run} cannot be made, because a file has this name; give another --out"
+            raise UsageError(sentence, "out-exists", option="out", given=str(run)) from None
+        self._held.enter_context(locked(run / ".lock", f"{run} is in use", "give another --out"))
+        self._file = (run / ".lock").stat()
+        return self
+
+    def require(self) -> None:
+        """Takes the lock again if somebody removed its file. Raises BuildError if another job has taken it since."""
+        with suppress(FileNotFoundError):
+            if self._file and os.path.samestat((self._run / ".lock").stat(), self._file):
+                return
+        self._held.close()
+        self.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.close()
 
 
 class Content(NamedTuple):
@@ -128,7 +152,7 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
             torch.save(saved, temporary / name)
         for name, data in content.files.items():
             (temporary / name).write_bytes(data)
-        if card.is_changed(target):  # of a damaged checkpoint of the same step
+        if card.is_changed(target):  # of the mean of an earlier run to this step
             shutil.copyfile(target / card.CARD, temporary / card.CARD)
         files = {}
         mode = (temporary / "config.json").stat().st_mode  # safetensors writes for its owner alone
@@ -145,7 +169,7 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
                 fsync_directory(path)
         write_file(temporary / INDEX, json.dumps({"files": files}, indent=1).encode())
         _raise_if(leaving)
-        shutil.rmtree(target, ignore_errors=True)  # a damaged one of the same step
+        shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
         fsync_directory(target.parent)
     except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
@@ -167,14 +191,13 @@ def _raise_if(leaving: threading.Event) -> None:
 
 
 def remove_others(target: Path, *, keep: int) -> None:
-    """Removes all but the newest `keep` directories of the same kind as `target`, which is the newest complete one.
+    """Removes all but the newest `keep` directories of the same kind as `target`, which stays.
 
     Raises the first OSError, after it has tried all.
     """
     others = [path for path in _numbered(target.parent, target.name[:-8]) if path != target]
-    newer = [path for path in others if path.name > target.name]  # all damaged, or the run would have resumed from them
     failures = []
-    for old in newer + others[len(newer) + keep - 1 :]:
+    for old in others[keep - 1 :]:
         try:
             shutil.rmtree(old)
         except OSError as error:
@@ -194,31 +217,49 @@ def versions() -> dict[str, str]:
 
 
 def _numbered(run: Path, kind: str) -> list[Path]:
-    """The directories of a run named `kind` and a step, the newest first."""
-    return sorted((path for path in run.glob(kind + "[0-9]" * 8) if path.is_dir()), reverse=True)
+    """The directories of a run named `kind` and a step, the newest first. Raises OSError if they cannot be listed."""
+    try:
+        names = os.listdir(run)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [run / name for name in names if re.fullmatch(kind + r"\d{8}", name)]
+    return sorted((path for path in found if path.is_dir()), reverse=True)
 
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest complete checkpoint of a run, if there is one, and a warning for each newer one that is damaged."""
+    """The newest complete checkpoint of a run, if there is one, and a warning for each newer one that is damaged.
+
+    Raises DatasetError if one cannot be read now, and OSError if the directory cannot be listed.
+    """
     warnings: list[str] = []
     for path in _numbered(run, STEP):
         fault = _fault(path)
         if fault is None:
             return path, warnings
-        warnings.append(f"checkpoint {path} is damaged and skipped: {fault}")
+        warnings.append(f"checkpoint {path} is damaged: {fault}")
     return None, warnings
 
 
 def _fault(path: Path) -> str | None:
+    """What is wrong with a checkpoint. Raises DatasetError for an error that says nothing of what is on disk."""
     try:
         files = json.loads((path / INDEX).read_bytes())["files"]
+        if "config.json" not in files or not any(name.endswith(".safetensors") for name in files):
+            return f"{INDEX} names no weights"
         for name, stated in files.items():
             if (path / name).stat().st_size != stated["bytes"] or digest(path / name)[0] != stated["sha256"]:
                 return f"{name} is not what {INDEX} says"
     except DatasetError as error:  # a link, or no ordinary file
         return str(error)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        return f"{Path(error.filename).name}: {error.strerror}"
     except OSError as error:
-        return f"{Path(error.filename).name if error.filename else path.name}: {error.strerror}"
+        raise DatasetError(
+            f"checkpoint {path} cannot be read: {error.strerror}; nothing was changed, so run the same command again "
+            "when it can be read",
+            "unreadable",
+            given=str(path),
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{INDEX} is not readable"
     return None
@@ -366,9 +407,32 @@ class Choice(NamedTuple):
             return str(error.strerror)
 
 
-def choose(run: Path) -> Choice:
-    """The newest complete checkpoint of a run. Reads every byte of it."""
+def choose(run: Path, say: Callable[[str], None]) -> Choice:
+    """The newest complete checkpoint of a run, whose lock is held. Reads every byte of it.
+
+    Newer ones, which are damaged, get another name. say: is told of those that are removed, before. Raises DatasetError
+    if no checkpoint is complete, or one cannot be read now: a run never starts anew beside checkpoints.
+    """
     path, warnings = newest(run)
+    if warnings and path is None:
+        raise DatasetError(
+            f"{warnings[0]}, and --out has no other that is complete; move its step-* directories away to begin again, "
+            "or give another --out",
+            "damaged",
+            option="out",
+            given=str(run),
+        )
+    for damaged in _numbered(run, STEP)[: len(warnings)]:
+        step = damaged.name.removeprefix(STEP)
+        names = (f"{DAMAGED}{step}" if number == 1 else f"{DAMAGED}{step}-{number}" for number in count(1))
+        os.rename(damaged, run / next(name for name in names if not (run / name).exists()))
+    warnings = [f"{warning}; it is now called {DAMAGED}*" for warning in warnings]
+    if warnings:
+        fsync_directory(run)
+        kept = sorted(run.glob(f"{DAMAGED}*"), key=lambda path: [int(part) for part in path.name.split("-")[1:]])
+        for old in kept[:-KEPT_DAMAGED]:
+            say(f"{old}, a damaged checkpoint, is removed; the newest {KEPT_DAMAGED} stay")
+            shutil.rmtree(old)
     index = hashlib.sha256((path / INDEX).read_bytes()).hexdigest() if path else ""
     return Choice(path, index, tuple(warnings))
 

@@ -65,7 +65,7 @@ class World:
             dist.all_gather_object(values, value)
         return values
 
-    def on_first(self, action: Callable[[], None]) -> None:
+    def on_first(self, action: Callable[[], object]) -> None:
         """Runs `action` on rank 0 while the others wait; its failure ends all."""
         self.together(action if self.rank == 0 else lambda: None)
 

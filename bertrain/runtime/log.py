@@ -22,28 +22,39 @@ Sources = Sequence[tuple[Dataset, float]]
 """The datasets of --data, with their weights."""
 
 
+def _entry(line: str) -> dict[str, Any] | None:
+    """A line of log.jsonl; None if it is not an object with a step."""
+    try:
+        entry = json.loads(line)
+        return entry if isinstance(entry["step"], int) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 class Log:
     """Appends one JSON object a line to log.jsonl. A resumed run first drops the entries after its checkpoint.
+
+    A new run drops them all.
 
     An entry that a full disk refuses is kept, and written with the next one or at the end. A file that somebody
     removed is written again.
     """
 
     def __init__(self, path: Path, *, after_step: int) -> None:
-        kept, is_kept = [], True
+        kept, is_kept = [], after_step > 0
         self.last_evaluation: dict[str, Any] = {}
         """The entry of the last evaluation in the log; empty if there is none."""
         self.last_step = 0
         """The last step that the file had before it was cut; 0 if there was none."""
+        self.bad_lines: list[int] = []
+        """The numbers of lines that are no entries and were left out, from 1; not of the last, which a kill may cut."""
         if path.exists():
-            for line in path.read_text(errors="replace").splitlines():
-                try:
-                    entry = json.loads(line)
-                except ValueError:  # cut off as the process died
-                    break
-                if not isinstance(entry, dict):
-                    break
-                self.last_step = entry.get("step", 0)
+            lines = path.read_text(errors="replace").splitlines()
+            for number, line in enumerate(lines, 1):
+                if (entry := _entry(line)) is None:
+                    self.bad_lines += [number] * (number < len(lines))
+                    continue
+                self.last_step = entry["step"]
                 if self.last_step + ("layers_before" in entry) > after_step:  # a growth is after its step
                     is_kept = False
                 if not is_kept:

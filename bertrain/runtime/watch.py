@@ -98,6 +98,9 @@ class Watch(contextlib.ExitStack):
         history = self._history(facts["step"]) if facts["resumed_from"] else []
         self._run_json: dict[str, Any] = {"config": asdict(config), "resolved": resolved, "history": history}
         self._write_run_json()
+        if self._log and self._log.bad_lines:
+            numbers = ", ".join(map(str, self._log.bad_lines))
+            warnings = [*warnings, f"log.jsonl had lines that are no entries, which were left out: {numbers}"]
         for warning in warnings:
             self.warn(warning)
         resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
