@@ -129,7 +129,13 @@ def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
     options = {"length": LENGTH, "global_batch_size": rows, "steps": steps, "lr": 1e-3, "log_every": 5}
     pretrain(
         Config(
-            data=data, out=out, model=f"{out}/../config.json", warmup=2, eval_every=0, precision=precision, **options
+            data=data,
+            out=out,
+            model=f"{out}/../config.json",
+            warmup_steps=2,
+            eval_every=0,
+            precision=precision,
+            **options,
         )
     )
     if os.environ["RANK"] == "0":

@@ -51,7 +51,15 @@ flags = ["--data", sys.argv[1], "--out", sys.argv[2], "--model", sys.argv[3], "-
          "--global-batch-size", "32", "--steps", "40", "--eval-every", "0", "--save-every", "10000"]
 with contextlib.redirect_stdout(io.StringIO()):
     bertrain.pretrain.main(flags, standalone_mode=False)
-print(statistics.median(b - a for a, b in zip(marks[5:], marks[6:])))
+if os.environ.get("RANK", "0") == "0":
+    print(statistics.median(b - a for a, b in zip(marks[5:], marks[6:])))
+"""
+RANKS = """
+import pathlib, subprocess, sys
+code = pathlib.Path(sys.argv[1]).with_suffix(".py")
+code.write_text(sys.argv[2])
+command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", code, *sys.argv[3:]]
+print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 """
 TIMED = """
 import subprocess, sys, time
@@ -112,6 +120,8 @@ def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, on
             },
             **{f"step of {model}": lambda at, model=model: seconds(at, STEP, shards, new(), model)
                for model in ("bert-tiny", "modernbert-tiny")},
+            "step of bert-tiny, two ranks":
+                lambda at: seconds(at, RANKS, new(), STEP, shards, new(), "bert-tiny"),
             "start: bertdata --help": lambda at: seconds(at, TIMED, "-m", "bertdata", "--help"),
             "start: build of 1 KB": lambda at: seconds(at, TIMED, *small()),
             "start: bertrain.pretrain --help": lambda at: seconds(at, TIMED, "-m", "bertrain.pretrain", "--help"),

@@ -236,7 +236,7 @@ def main(
             budget = f" --budget {60 * minutes - found['ours']['until training']:.0f}s"
             runs = {"ours": ours(scratch, "ours", RECIPE + budget, ranks, seed, eager, eval_every)}
             if not alone:
-                same = f"{SAME} --global-batch-size {rows} --steps {fits[how]} --warmup {warmup_of(fits[how])}"
+                same = f"{SAME} --global-batch-size {rows} --steps {fits[how]} --warmup-steps {warmup_of(fits[how])}"
                 runs["ours, same recipe"] = ours(scratch, "same", same, ranks, seed, eager, 0)
                 model, seconds = script(python, scratch, rows, ranks, fits[how], how, tokenizer, seed)
                 trained = json.loads(Path(model, "trained.json").read_text())

@@ -6,23 +6,22 @@ import json
 import math
 import os
 import re
-from collections import deque
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
 from bertdata.cli import OneSentence, one_sentence
-from bertdata.errors import UsageError
-from bertrain.recipes import RECIPES, recipe
+from bertdata.errors import UsageError, counted
+from bertrain import recipes
 
 METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 GROWTH = ("stack", "fresh")
-_WEIGHT = "\x1f"  # between the value of a --data and its weight
 TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 MICRO_BATCH_SIZE = 64  # the default is at most this
@@ -32,7 +31,39 @@ DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 DISTILLATION, HARDWARE, CHECKPOINTS = "Distillation", "Speed and memory", "Checkpoints and log"
 
 
+class Bounds(NamedTuple):
+    """Which values an option may have."""
+
+    expected: str  # what to give, for errors
+    hold: Callable[[Any], bool]
+
+
+class Needs(NamedTuple):
+    """What an option means nothing without."""
+
+    expected: str  # what to give, for errors
+    is_given: Callable[[Config], bool]
+
+
+COUNT = Bounds("at least 1", lambda value: value >= 1)
+ABOVE_0 = Bounds("a number above 0", lambda value: 0 < value < math.inf)
+FROM_0 = Bounds("0 or a number above it", lambda value: 0 <= value < math.inf)
+BETWEEN = Bounds("a share between 0 and 1, such as 0.1", lambda value: 0 < value < 1)
+DECAY = Bounds("a number from 0 to below 1, such as 0.9", lambda value: 0 <= value < 1)
+PART = Bounds("a share of the run from 0 to below 1, such as 0.1", lambda value: 0 <= value < 1)
+WARMUP = Bounds("a share of the run below 1, such as 0.06, or --warmup-steps", PART.hold)
+SHARE = Bounds("a share above 0 and at most 1, such as 0.2", lambda value: 0 < value <= 1)
+WEIGHT = Bounds("a weight from 0 to 1", lambda value: 0 <= value <= 1)
+WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
+MUON = Needs("--optimizer muon", lambda config: config.optimizer != "adamw")
+GROW = Needs("--grow", lambda config: bool(config.grow))
+ELASTIC = Needs("--elastic", lambda config: bool(config.elastic))
+INIT = Needs("--init: the weights to freeze", lambda config: bool(config.init))
+TEACHER = Needs("a --teacher-cache or a --teacher", lambda config: bool(config.distil_method))
+
+
 def _option(group: str, default: Any, help: str, **more: Any) -> Any:
+    """A field of Config. more: `bounds` of each of its values, what it `needs`; the rest is for click."""
     return field(default=default, metadata={"group": group, "help": help} | more)
 
 
@@ -44,68 +75,92 @@ class Config:
     can add their own.
     """
 
-    data: str | list[list[Any]] = _option(
-        DATA, "",
-        "Dataset of bertdata build: a directory or a URL. Several datasets are mixed, each followed by its weight: "
-        "--data a/ 0.7 --data b/ 0.3.  [required]", mixed=True,
-    )  # fmt: skip
+    data: str | tuple[str, ...] = _option(
+        DATA,
+        (),
+        "Dataset of bertdata build: a directory or a URL. May be repeated; several datasets are mixed by --weights.  "
+        "[required]",
+        many=True,
+    )
+    weights: str | tuple[float, ...] = _option(
+        DATA,
+        (),
+        "Share of each --data in the rows, in their order, with commas between: --data a/ --data b/ --weights 0.7,0.3.",
+        numbers=True,
+        bounds=ABOVE_0,
+    )
     out: str = _option(
         CHECKPOINTS,
         "",
         "Directory of the run: checkpoints, log.jsonl and run.json. Default: runs/MODEL-DATE, of today.",
     )
     model: str = _option(
-        MODEL, "modernbert-tiny",
+        MODEL,
+        "modernbert-tiny",
         "Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, "
         "-small, -base), or any masked language model of transformers: a config.json, its directory, or a name on the "
-        "Hugging Face hub. Vocabulary size and positions are fitted to the data. modernbert-tiny and -small "
-        "have their own defaults (docs/recipes.md), which the run prints.",
-    )  # fmt: skip
+        "Hugging Face hub. Vocabulary size and positions are fitted to the data.",
+    )
     init: str = _option(
         MODEL,
         "",
         "Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub.",
     )
     lora: str = _option(
-        MODEL, "",
+        MODEL,
+        "",
         "Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r). "
         "bits=4 and target=PATTERN may follow (docs/adapters.md).",
-    )  # fmt: skip
+        needs=INIT,
+    )
     objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
     grow: str = _option(
-        MODEL, "",
+        MODEL,
+        "",
         "Numbers of layers, such as 3,6,12: the run begins with the first number, and the model grows to the others "
         "during the run. The last number must be that of --model (docs/growing.md).",
-    )  # fmt: skip
-    grow_at: str = _option(MODEL, "", "Shares of the run at which the model grows, such as 0.2,0.5.")
+    )
+    grow_at: str = _option(MODEL, "", "Shares of the run at which the model grows, such as 0.2,0.5.", needs=GROW)
     grow_by: str = _option(
-        MODEL, "stack", "Weights of new layers. stack: copies of the layers below. fresh: random weights.",
+        MODEL,
+        "stack",
+        "Weights of new layers. stack: copies of the layers below. fresh: random weights.",
         type=click.Choice(GROWTH),
-    )  # fmt: skip
+        needs=GROW,
+    )
     freeze_trunk: bool = _option(
-        MODEL, False, "After a growth, train only the new layers and the modules above them, until the next growth."
+        MODEL,
+        False,
+        "After a growth, train only the new layers and the modules above them, until the next growth.",
+        needs=GROW,
     )
     elastic: str = _option(
-        MODEL, "",
+        MODEL,
+        "",
         "Train sub-networks that share the model's weights, for bertrain search: their sizes, such as layers=2:6,"
         "width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).",
-    )  # fmt: skip
-    sub_networks: int = _option(MODEL, 2, "Number of sub-networks in a step with --elastic.")
+    )
+    sub_networks: int = _option(
+        MODEL, 2, "Number of sub-networks in a step with --elastic.", bounds=COUNT, needs=ELASTIC
+    )
     side_channel: str = _option(
-        MODEL, "",
+        MODEL,
+        "",
         "File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. "
         "The word embeddings of tokens with a common name learn together (docs/side-channels.md).",
-    )  # fmt: skip
+    )
     length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")
     long_length: int | None = _option(
         DATA, None, "Row length in the last part of the run, such as 512. Default: --length throughout.", type=int
     )
-    long_share: float = _option(DATA, 0.1, "Share of the run, at its end, that uses --long-length.")
+    long_share: float = _option(DATA, 0.1, "Share of the run, at its end, that uses --long-length.", bounds=BETWEEN)
     isolate_documents: bool = _option(
         DATA, False, "Pack several documents into a row; no token attends to another document."
     )
-    steps: int | None = _option(SCHEDULE, None, "Number of optimizer steps. Default: one epoch.", type=int)
-    epochs: float | None = _option(SCHEDULE, None, "Number of epochs, instead of --steps.", type=float)
+    steps: int | None = _option(
+        SCHEDULE, None, "Number of optimizer steps. Default: one epoch.", type=int, bounds=ABOVE_0
+    )
+    epochs: float | None = _option(SCHEDULE, None, "Number of epochs, instead of --steps.", type=float, bounds=ABOVE_0)
     budget: str = _option(
         SCHEDULE,
         "",
@@ -113,17 +168,24 @@ class Config:
         "checkpoints do not count.",
     )
     global_batch_size: int | str = _option(
-        SCHEDULE, 256,
+        SCHEDULE,
+        256,
         "Rows in one optimizer step, over all ranks. 64:128 uses 64 in the first half of the run, then 128. 64:128@0.8 "
-        "changes after 80 % of the run.", staged=int,
-    )  # fmt: skip
+        "changes after 80 % of the run.",
+        staged=int,
+        bounds=COUNT,
+    )
     micro_batch_size: int | None = _option(
-        HARDWARE, None,
-        f"Rows in one forward pass of a rank. Default: its share of a step, at most {MICRO_BATCH_SIZE}.", type=int,
-    )  # fmt: skip
-    lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.")
-    warmup: float = _option(
-        SCHEDULE, 0.06, "Length of the linear warm-up: a number of steps, or a share of the run if below 1."
+        HARDWARE,
+        None,
+        f"Rows in one forward pass of a rank. Default: its share of a step, at most {MICRO_BATCH_SIZE}.",
+        type=int,
+        bounds=ABOVE_0,
+    )
+    lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.", bounds=ABOVE_0)
+    warmup: float = _option(SCHEDULE, 0.06, "Length of the linear warm-up, as a share of the run.", bounds=WARMUP)
+    warmup_steps: int | None = _option(
+        SCHEDULE, None, "Length of the linear warm-up in steps, instead of --warmup.", type=int, bounds=FROM_0
     )
     schedule: str = _option(
         SCHEDULE,
@@ -131,36 +193,52 @@ class Config:
         "Learning rate after the warm-up: linear, cosine, or wsd, which stays at the peak and falls at the end.",
     )
     decay_share: float = _option(
-        SCHEDULE, 0.2, "Share of the run, at its end, in which the learning rate of --schedule wsd falls."
+        SCHEDULE,
+        0.2,
+        "Share of the run, at its end, in which the learning rate of --schedule wsd falls.",
+        bounds=SHARE,
+        needs=WSD,
     )
     optimizer: str = _option(
         SCHEDULE,
         "adamw",
         "Optimizer: adamw, or muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others.",
     )
-    muon_rate: float = _option(SCHEDULE, 4.0, "Learning rate of Muon's matrices, as a multiple of --lr.")
-    muon_momentum: float = _option(SCHEDULE, 0.95, "Decay rate of Muon's mean of gradients.")
+    muon_rate: float = _option(
+        SCHEDULE, 4.0, "Learning rate of Muon's matrices, as a multiple of --lr.", bounds=ABOVE_0, needs=MUON
+    )
+    muon_momentum: float = _option(SCHEDULE, 0.95, "Decay rate of Muon's mean of gradients.", bounds=DECAY, needs=MUON)
     lr_scale: tuple[str, ...] = _option(
-        SCHEDULE, (),
+        SCHEDULE,
+        (),
         "PATTERN=FACTOR: scale the learning rate of parameters whose name contains a match of PATTERN, a regular "
         "expression, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.",
         many=True,
-    )  # fmt: skip
-    weight_decay: float = _option(SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.")
-    beta1: float = _option(SCHEDULE, 0.9, "Decay rate of the optimizer's mean of gradients.")
-    beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.")
-    epsilon: float = _option(SCHEDULE, 1e-6, "Number that the optimizer adds to its denominator.")
-    clip_norm: float = _option(SCHEDULE, 1.0, "Largest norm of the gradient; larger gradients are scaled down.")
+    )
+    weight_decay: float = _option(
+        SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.", bounds=FROM_0
+    )
+    beta1: float = _option(SCHEDULE, 0.9, "Decay rate of the optimizer's mean of gradients.", bounds=DECAY)
+    beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.", bounds=DECAY)
+    epsilon: float = _option(SCHEDULE, 1e-6, "Number that the optimizer adds to its denominator.", bounds=ABOVE_0)
+    clip_norm: float = _option(
+        SCHEDULE, 1.0, "Largest norm of the gradient; larger gradients are scaled down.", bounds=ABOVE_0
+    )
     mlm_probability: float | str = _option(
-        DATA, 0.15,
+        DATA,
+        0.15,
         "Share of a row's tokens to mask and predict. 0.3:0.15 changes it after half of the run's rows, 0.3:0.15@0.8 "
-        "after 80 % of them.", staged=float,
-    )  # fmt: skip
+        "after 80 % of them.",
+        staged=float,
+        bounds=SHARE,
+    )
     average: float = _option(
-        SCHEDULE, 0.0,
+        SCHEDULE,
+        0.0,
         "Share of the run, at its end, over which weights are averaged. The mean is evaluated, and saved as "
         "a separate checkpoint, OUT/average-XXXXXXXX.",
-    )  # fmt: skip
+        bounds=PART,
+    )
     masking: MaskingPolicy = _option(
         DATA,
         "exact",
@@ -169,9 +247,11 @@ class Config:
         type=click.Choice(MASKING_POLICIES),
     )
     shuffle: str = _option(
-        DATA, "full", "Order of an epoch: full, or blocks of 64 MiB for data larger than memory.",
+        DATA,
+        "full",
+        "Order of an epoch: full, or blocks of 64 MiB for data larger than memory.",
         type=click.Choice(SHUFFLES),
-    )  # fmt: skip
+    )
     seed: int = _option(
         SCHEDULE, 0, "Random seed for initial weights and dropout, and for the data without --data-seed."
     )
@@ -183,104 +263,131 @@ class Config:
     )
     teacher: str = _option(DISTILLATION, "", "Directory of a teacher that runs during training: a run or a checkpoint.")
     distil: str = _option(
-        DISTILLATION, "auto",
+        DISTILLATION,
+        "auto",
         "What to learn from a teacher: its logits (Hinton, 2015), the relations of its queries, keys and values "
         "(MiniLMv2), or its hidden states and attention (TinyBERT). auto: logits with --teacher-cache, relations with "
         "--teacher.",
         type=click.Choice(METHODS),
-    )  # fmt: skip
+        needs=TEACHER,
+    )
     distil_layers: str = _option(
-        DISTILLATION, "uniform",
+        DISTILLATION,
+        "uniform",
         "Layers that --distil hidden compares. uniform: every layer of the student with evenly spaced layers of the "
-        "teacher. last: only the last.", type=click.Choice(LAYERS),
-    )  # fmt: skip
+        "teacher. last: only the last.",
+        type=click.Choice(LAYERS),
+        needs=TEACHER,
+    )
     alpha: float = _option(
-        DISTILLATION, 0.5, "Weight of the teacher's loss; the loss on the text has the weight 1 - alpha."
+        DISTILLATION,
+        0.5,
+        "Weight of the teacher's loss; the loss on the text has the weight 1 - alpha.",
+        bounds=WEIGHT,
+        needs=TEACHER,
     )
     temperature: float = _option(
-        DISTILLATION, 1.0, "Temperature of the teacher's and the student's logits, for --distil logits."
+        DISTILLATION,
+        1.0,
+        "Temperature of the teacher's and the student's logits, for --distil logits.",
+        bounds=ABOVE_0,
+        needs=TEACHER,
     )
     precision: str = _option(
-        HARDWARE, "auto", "Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on "
-        "CPUs.", type=click.Choice(PRECISIONS),
-    )  # fmt: skip
+        HARDWARE,
+        "auto",
+        "Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs.",
+        type=click.Choice(PRECISIONS),
+    )
     compile: str = _option(
         HARDWARE, "auto", "Use torch.compile. auto: on GPUs.", type=click.Choice(["auto", "on", "off"])
     )
     gradient_checkpointing: bool = _option(HARDWARE, False, "Save memory: recompute activations in the backward pass.")
-    save_every: int = _option(CHECKPOINTS, 1000, "Steps between checkpoints; the last step always has one.")
-    keep: int = _option(CHECKPOINTS, 3, "Number of checkpoints to keep.")
+    save_every: int = _option(
+        CHECKPOINTS, 1000, "Steps between checkpoints; the last step always has one.", bounds=COUNT
+    )
+    keep: int = _option(CHECKPOINTS, 3, "Number of checkpoints to keep.", bounds=COUNT)
     resume: str = _option(
-        CHECKPOINTS, "auto", "auto: continue from the newest complete checkpoint in --out. no: refuse if there is one.",
+        CHECKPOINTS,
+        "auto",
+        "auto: continue from the newest complete checkpoint in --out. no: refuse if there is one.",
         type=click.Choice(["auto", "no"]),
-    )  # fmt: skip
+    )
     eval_every: int = _option(
         CHECKPOINTS,
         500,
         "Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end.",
+        bounds=FROM_0,
     )
-    log_every: int = _option(CHECKPOINTS, 10, "Steps between entries of log.jsonl.")
+    log_every: int = _option(CHECKPOINTS, 10, "Steps between entries of log.jsonl.", bounds=COUNT)
     log_to: tuple[str, ...] = _option(
-        CHECKPOINTS, (),
+        CHECKPOINTS,
+        (),
         "Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio "
         "(docs/trackers.md). May be repeated.",
-        many=True, type=click.Choice(TRACKERS),
-    )  # fmt: skip
+        many=True,
+        type=click.Choice(TRACKERS),
+    )
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            value, kind = getattr(self, option.name), _kind(option)
-            if value is None and option.default is None:
-                continue
-            if option.metadata.get("mixed"):
-                object.__setattr__(self, option.name, _mixed(value))
-                continue
-            if option.metadata.get("many"):
-                if not isinstance(value, list | tuple) or not all(isinstance(part, str) for part in value):
-                    sentence = f"{_flag(option.name)} is {value!r}, which is not a list of texts"
-                    raise UsageError(sentence, "malformed", option=option.name, given=value)
-                object.__setattr__(self, option.name, tuple(value))
-                continue
-            if staged := option.metadata.get("staged"):
-                values = stages(option.name, value, staged)
-                if len(values) == 1:  # the command line gives a text
-                    object.__setattr__(self, option.name, values[0][1])
-                continue
-            wrong = not isinstance(value, (int, float) if kind is float else kind)
-            if wrong or isinstance(value, bool) != (kind is bool):
-                sentence = f"{_flag(option.name)} is {value!r}, which is not {_KINDS[kind]}"
-                raise UsageError(sentence, "malformed", option=option.name, given=value)
+            object.__setattr__(self, option.name, self._parsed(option))
         for name in self.log_to:
             if name not in TRACKERS:
                 sentence = f"--log-to {name} is unknown; give one of {', '.join(TRACKERS)}"
                 raise UsageError(sentence, "unknown", option="log_to", given=name)
         if not self.data:
             raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
-        for name in ("save_every", "keep", "log_every", "sub_networks"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("steps", "epochs", "micro_batch_size", "lr", "muon_rate", "clip_norm", "epsilon"):
-            value = getattr(self, name)
-            self._require(name, value is None or 0 < value < math.inf, "a number above 0")
-        for name in ("warmup", "eval_every", "weight_decay"):
-            self._require(name, 0 <= getattr(self, name) < math.inf, "0 or a number above it")
-        for name in ("beta1", "beta2", "muon_momentum"):
-            self._require(name, 0 <= getattr(self, name) < 1, "a number from 0 to below 1, such as 0.9")
-        is_share = all(0 < share <= 1 for _, share in self.mask_shares)
-        self._require("mlm_probability", is_share, "shares above 0 and at most 1")
-        self._require("global_batch_size", all(rows >= 1 for _, rows in self.batch_sizes), "at least 1")
-        self._require("long_share", 0 < self.long_share < 1, "a share between 0 and 1")
-        self._require("decay_share", 0 < self.decay_share <= 1, "a share above 0, such as 0.2")
-        self._require("average", 0 <= self.average < 1, "a share of the run below 1, such as 0.15")
+        for option in fields(self):
+            self._check_bounds(option)
         is_longer = self.long_length is None or self.long_length > self.length
         self._require("long_length", is_longer, f"more than --length {self.length}")
+        self._check_weights()
         self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
-        self._check_defaults(self.schedule == "wsd", ("decay_share",), "--schedule wsd")
-        self._check_defaults(self.optimizer != "adamw", ("muon_rate", "muon_momentum"), "--optimizer muon")
+        for option in fields(self):
+            self._check_needs(option)
         self._check_adapter()
         self._check_growth()
         self._check_elastic()
         self._check_duration()
         self._check_distillation()
+
+    def _parsed(self, option: Field[Any]) -> Any:
+        """The value of an option, from Python, a file or the command line. Raises UsageError for another type."""
+        value, kind, meta = getattr(self, option.name), _kind(option), option.metadata
+        if value is None and option.default is None:
+            return None
+        if meta.get("numbers"):
+            numbers = _numbers(value, float) if isinstance(value, str) and value else value or ()
+            is_right = isinstance(numbers, list | tuple) and all(isinstance(each, int | float) for each in numbers)
+            if is_right and (numbers or not value):
+                return tuple(numbers)
+            expected = "numbers with commas between"
+        elif meta.get("many"):
+            texts = [value] * bool(value) if option.name == "data" and isinstance(value, str) else value
+            if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+                return tuple(texts)
+            expected = "a list of texts"
+        elif staged := meta.get("staged"):
+            values = stages(option.name, value, staged)
+            return values[0][1] if len(values) == 1 else value  # the command line gives a text
+        else:
+            is_kind = isinstance(value, (int, float) if kind is float else kind)
+            if is_kind and isinstance(value, bool) == (kind is bool):
+                return value
+            expected = _KINDS[kind]
+        sentence = f"{_flag(option.name)} is {value!r}, which is not {expected}"
+        raise UsageError(sentence, "malformed", option=option.name, given=value)
+
+    def _check_bounds(self, option: Field[Any]) -> None:
+        bounds, value = option.metadata.get("bounds"), getattr(self, option.name)
+        if bounds is None or value is None:
+            return
+        staged = option.metadata.get("staged")
+        values = [part for _, part in stages(option.name, value, staged)] if staged else [value]
+        self._require(
+            option.name, all(map(bounds.hold, value if isinstance(value, tuple) else values)), bounds.expected
+        )
 
     def _require(self, name: str, is_right: bool, expected: str) -> None:
         """Raises UsageError for an option out of its range. expected: what to give instead."""
@@ -288,15 +395,24 @@ class Config:
         if not is_right:
             raise UsageError(f"{_flag(name)} is {value}; give {expected}", "out-of-range", option=name, given=value)
 
-    def _check_defaults(self, are_used: bool, names: tuple[str, ...], needed: str) -> None:
-        """Raises UsageError for options that are given and not used."""
-        defaults = {option.name: option.default for option in fields(self)}
-        for name in names:
-            if not are_used and getattr(self, name) != defaults[name]:
-                sentence = (
-                    f"{_flag(name)} {getattr(self, name)} needs {needed}; give that too, or leave {_flag(name)} out"
-                )
-                raise UsageError(sentence, "needs-option", option=name, given=getattr(self, name))
+    def _check_needs(self, option: Field[Any]) -> None:
+        """Raises UsageError for an option that is given and means nothing."""
+        needs, value = option.metadata.get("needs"), getattr(self, option.name)
+        if needs and value != option.default and not needs.is_given(self):
+            flag = _flag(option.name)
+            sentence = f"{flag} {value} needs {needs.expected}; give that too, or leave {flag} out"
+            raise UsageError(sentence, "needs-option", option=option.name, given=value)
+
+    def _check_weights(self) -> None:
+        number = len(self.data)
+        if len(self.weights) != (number if number > 1 else 0):
+            sentence = (
+                f"{counted(number, 'dataset')} and {counted(len(self.weights), 'weight')} were given; give --weights a "
+                "number for each --data: --data a/ --data b/ --weights 0.7,0.3"
+                if number > 1
+                else "--weights was given, and there is one --data; give several, or leave --weights out"
+            )
+            raise UsageError(sentence, "conflict", option="weights", given=list(self.weights))
 
     def _check_adapter(self) -> None:
         if self.lora and self.grow:
@@ -308,10 +424,8 @@ class Config:
                 "beside an adapter, so give one of them"
             )
             raise UsageError(sentence, "conflict", option="lora")
-        self._check_defaults(bool(self.init), ("lora",), "--init: the weights to freeze")
 
     def _check_growth(self) -> None:
-        self._check_defaults(bool(self.grow), ("grow_at", "grow_by", "freeze_trunk"), "--grow")
         if not self.grow:
             return
         begins = [begin for begin, _ in self.depths]
@@ -333,7 +447,6 @@ class Config:
             raise UsageError(sentence, "out-of-range", option="average", given=self.average)
 
     def _check_elastic(self) -> None:
-        self._check_defaults(bool(self.elastic), ("sub_networks",), "--elastic")
         if not self.elastic:
             return
         if self.grow:
@@ -359,18 +472,18 @@ class Config:
             raise UsageError(sentence, "conflict", option="distil_layers", given=self.distil_layers)
 
     def _check_duration(self) -> None:
+        if self.warmup_steps is not None and self.warmup != Config.warmup:
+            sentence = f"--warmup {self.warmup} and --warmup-steps {self.warmup_steps} were given; give one of them"
+            raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
         durations = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
         given = [f"{flag} {value}" for flag, value in durations.items() if value is not None]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} were given; give one of them", "conflict", option="steps")
         if self.budget:
             self.seconds  # noqa: B018  (refuses what is no time)
-            if self.warmup >= 1:
-                sentence = (
-                    f"--warmup {self.warmup:.0f} is a number of steps, and a run with --budget has none; give a share "
-                    "below 1"
-                )
-                raise UsageError(sentence, "conflict", option="warmup", given=self.warmup)
+            if self.warmup_steps is not None:
+                sentence = "--warmup-steps and --budget were given; give --warmup, a share of the time"
+                raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
             if self.teacher_cache and len(self.mask_shares) > 1:
                 sentence = (
                     f"--mlm-probability {self.mlm_probability} changes with the time of a --budget, and "
@@ -379,8 +492,6 @@ class Config:
                 raise UsageError(sentence, "conflict", option="budget", given=self.budget)
 
     def _check_distillation(self) -> None:
-        self._require("alpha", 0 <= self.alpha <= 1, "the weight of the teacher's loss, from 0 to 1")
-        self._require("temperature", 0 < self.temperature < math.inf, "a number above 0, such as 2")
         if self.teacher and self.teacher_cache:
             raise UsageError(
                 "--teacher and --teacher-cache were given; give one of them", "conflict", option="teacher_cache"
@@ -400,8 +511,6 @@ class Config:
                 "of them out"
             )
             raise UsageError(sentence, "conflict", option="teacher_cache")
-        teaching = ("distil", "distil_layers", "alpha", "temperature")
-        self._check_defaults(bool(self.distil_method), teaching, "a --teacher-cache or a --teacher")
         if self.compile == "on" and self._recomputes_tapped_layers:
             sentence = (
                 f"--compile on does not go with --gradient-checkpointing and --distil {self.distil_method}, which "
@@ -420,9 +529,8 @@ class Config:
 
     @property
     def sources(self) -> tuple[tuple[str, float], ...]:
-        """--data as (directory or URL, weight); one without a weight has 1."""
-        pairs: list[list[Any]] = [[self.data, 1.0]] if isinstance(self.data, str) else self.data
-        return tuple((path, weight) for path, weight in pairs)
+        """--data as (directory or URL, weight); a single one has the weight 1."""
+        return tuple(zip(self.data, map(float, self.weights or (1,)), strict=True))
 
     @property
     def distil_method(self) -> str | None:
@@ -535,45 +643,6 @@ def stages(name: str, given: float | str, kind: Callable[[str], Any]) -> tuple[t
     return tuple(values)
 
 
-def _mixed(given: Any) -> str | list[list[Any]]:
-    """--data as run.json has it: a text, or a list of [text, weight]. Raises UsageError for anything else."""
-    if isinstance(given, str):
-        return given
-    try:
-        pairs = [[path, float(weight)] for path, weight in given]
-        if not pairs or not all(isinstance(path, str) and path and 0 < weight < math.inf for path, weight in pairs):
-            raise ValueError
-    except (TypeError, ValueError):
-        sentence = (
-            f"--data is {given!r}; give a directory, or several, each with a weight above 0: --data a/ 0.7 --data b/ "
-            "0.3"
-        )
-        raise UsageError(sentence, "malformed", option="data", given=given) from None
-    return pairs[0][0] if len(pairs) == 1 else pairs
-
-
-def _joined(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with each number directly after the value of a --data joined to that value."""
-    joined, rest = list[str](), deque(words)
-    while rest:
-        joined.append(rest.popleft())
-        is_data = joined[-1] == "--data"
-        if is_data and rest:
-            joined.append(rest.popleft())
-        if (is_data or joined[-1].startswith("--data=")) and rest and len(_numbers(rest[0], float)) == 1:
-            joined[-1] += _WEIGHT + rest.popleft()
-    return joined
-
-
-def _with_weights(data: tuple[str, ...]) -> Any:
-    """The values of --data, as `_joined` leaves them: a text, or a list of [text, weight]; None without any."""
-    pairs = [value.split(_WEIGHT) for value in data]
-    if len(pairs) > 1 and (lacking := [pair[0] for pair in pairs if len(pair) == 1]):
-        sentence = f"--data {lacking[0]} has no weight; give each one its weight: --data a/ 0.7 --data b/ 0.3"
-        raise UsageError(sentence, "missing", option="data", given=lacking[0])
-    return None if not pairs else pairs[0][0] if len(pairs[0]) == 1 else pairs
-
-
 def _numbers(given: str, kind: Callable[[str], Any]) -> list[Any]:
     """Numbers with commas between; nothing for any other text."""
     try:
@@ -605,10 +674,7 @@ class _GroupedOption(click.Option):
 
 
 class _GroupedCommand(OneSentence):
-    """A command whose --help lists its options under headings, and whose --data may have a weight behind it."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _joined(args))
+    """A command whose --help lists its options under headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {
@@ -624,72 +690,90 @@ class _GroupedCommand(OneSentence):
 
 
 _REPLACED = {
-    "model": ["init"], "optimizer": ["muon_rate", "muon_momentum"], "schedule": ["decay_share"],
+    "model": ["init"], "optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"],
+    "data": ["weights"], "warmup": ["warmup_steps"], "warmup_steps": ["warmup"],
     "steps": ["epochs", "budget"], "epochs": ["steps", "budget"], "budget": ["steps", "epochs"],
 }  # fmt: skip
-"""An option on the command line → options of a --config file that belong to another choice."""
+"""An option whose value on the command line is another than in a file → options of the file that belong to that."""
 
 
 def command(run: Callable[[Config], None]) -> click.Command:
-    """A click command with a flag for every option of Config, and --config."""
+    """A click command with a flag for every option of Config, --recipe and --config."""
 
-    def main(file: str | None, **flags: Any) -> None:
+    def main(file: str | None, recipe: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
-            flags["data"] = _with_weights(flags["data"] or ())
             given = {name: value for name, value in flags.items() if value not in (None, ())}
-            if file:
-                replaced = {other for name in given for other in _REPLACED.get(name, ())}
-                values = {name: value for name, value in read_options(Path(file)).items() if name not in replaced}
-            else:
-                values = recipe({"model": Config.model} | given)
+            if file and recipe:
+                sentence = "--config and --recipe were given; both have options of a whole run, so give one of them"
+                raise UsageError(sentence, "conflict", option="recipe", given=recipe)
+            if not file and not recipe and not recipes.CHOICES & given.keys():
+                recipe = recipes.DEFAULT
+            path = recipes.file_of(recipe) if recipe else Path(file) if file else None
+            read = read_options(path) if path else {}
+            changed = {name for name, value in given.items() if read.get(name) != value}
+            replaced = changed.union(*(_REPLACED.get(name, ()) for name in changed))
+            values = {name: value for name, value in read.items() if name not in replaced}
             config = Config(**values | given)
         if os.environ.get("RANK", "0") == "0":
             if not config.out:
                 config = replace(config, out=default_out(config))
                 click.echo(f"--out {config.out}")
-            if defaults := {} if file else {name: value for name, value in values.items() if name not in given}:
-                options = " ".join(f"{_flag(name)} {value}" for name, value in defaults.items())
-                click.echo(f"Defaults of {config.model}: {options}. With --optimizer adamw they do not apply.")
+            if recipe:
+                click.echo(" ".join([f"--recipe {recipe}:", *(f"{_flag(name)} {values[name]}" for name in values)]))
         run(config)
 
     parameters: list[click.Parameter] = []
     for option in fields(Config):
         meta = dict(option.metadata)
         group, text = meta.pop("group"), meta.pop("help")
+        for name in ("bounds", "needs"):
+            meta.pop(name, None)
         many = meta.pop("many", False)
-        if meta.pop("staged", None) or many:
+        if meta.pop("staged", None) or meta.pop("numbers", None) or many:
             meta.setdefault("type", str)
-        more: dict[str, Any] = {"multiple": True, "metavar": "TEXT [WEIGHT]"} if meta.pop("mixed", None) else {}
-        if many:
-            more["multiple"] = True
+        more: dict[str, Any] = {"multiple": True} if many else {}
         default = "off" if option.default is False else option.default
-        of_presets = [f"; {name}: {values[option.name]}" for name, values in RECIPES.items() if option.name in values]
-        shown = f"{text}  [default: {default}{''.join(of_presets)}]" if option.default not in (None, "", ()) else text
+        shown = f"{text}  [default: {default}]" if option.default not in (None, "", ()) else text
         flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}
         if option.default is False:
             flag, kind = f"{flag}/--no-{flag[2:]}", {}
         parameters.append(_GroupedOption([flag, option.name], group=group, default=None, help=shown, **kind, **more))
-    parameters.append(
+    parameters += [
         click.Option(
-            ["--config", "file"], help="Read options from this run.json. Options on the command line override them."
-        )
-    )
+            ["--recipe"],
+            help=f"Options that belong together (docs/recipes.md): {', '.join(recipes.NAMES)}. Options on the command "
+            f"line override them. Default: {recipes.DEFAULT}; none beside --config, "
+            f"{', '.join(sorted(map(_flag, recipes.CHOICES)))}.",
+        ),
+        click.Option(
+            ["--config", "file"],
+            help="Read options from this run.json, or from a TOML file of option = value. Options on the command line "
+            "override them.",
+        ),
+    ]
     settings = {"help_option_names": ["-h", "--help"]}
     return _GroupedCommand("pretrain", callback=main, params=parameters, help=run.__doc__, context_settings=settings)
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options in a run.json. Raises UsageError if the file is not a run.json, or has unknown options."""
+    """The options in a run.json, or in a TOML file. Raises UsageError if it is neither, or has unknown options."""
     try:
-        saved = dict(json.loads(path.read_bytes())["config"])
+        content = path.read_bytes()
+        saved = tomllib.loads(content.decode()) if path.suffix == ".toml" else dict(json.loads(content)["config"])
     except FileNotFoundError:
         sentence = f"--config {path} does not exist; give the run.json of a run"
         raise UsageError(sentence, "not-found", option="config", given=str(path)) from None
     except OSError as error:
         sentence = f"--config {path} cannot be read: {error.strerror}; give the run.json of a run"
         raise UsageError(sentence, "unreadable", option="config", given=str(path)) from None
+    except tomllib.TOMLDecodeError as error:
+        sentence = f"--config {path} is not TOML: {error}; write lines such as lr = 1e-3"
+        raise UsageError(sentence, "malformed", option="config", given=str(path)) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        sentence = f"--config {path} is not a run.json that bertrain pretrain wrote; give one, or leave --config out"
+        sentence = (
+            f"--config {path} is not a run.json that bertrain pretrain wrote, nor a .toml file of options; give one "
+            "of them"
+        )
         raise UsageError(sentence, "not-a-run", option="config", given=str(path)) from None
     if unknown := sorted(saved.keys() - {option.name for option in fields(Config)}):
         sentence = (

@@ -96,10 +96,11 @@ class Plan:
         largest = max(rows for _, rows in sizes)
         share = -(-largest // world_size)  # rows of the fullest rank
         micro = min(share, config.micro_batch_size or MICRO_BATCH_SIZE)
-        warmup = round(config.warmup * steps) if config.warmup < 1 else round(config.warmup)
+        warmup = round(config.warmup * steps) if config.warmup_steps is None else config.warmup_steps
         if warmup > steps:
             clamped = max(1, steps // 10)
-            warnings.append(f"--warmup {warmup} is longer than the run of {counted(steps, 'step')}; using {clamped}")
+            length = counted(steps, "step")
+            warnings.append(f"--warmup-steps {warmup} is longer than the run of {length}; using {clamped}")
             warmup = clamped
         if largest > num_samples:
             warnings.append(

@@ -34,7 +34,7 @@ PACKAGES = {
 PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import, files) in PACKAGES.items()}
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
 _LISTED = """
-recipes config feed reading tables models.families models.isolation models.encoder models.taps models.grow
+recipes.__init__ config feed reading tables models.families models.isolation models.encoder models.taps models.grow
 models.elastic models.build models.adapters models.__init__ objectives.losses objectives.base objectives.mlm
 objectives.nsp objectives.__init__ objectives.distil objectives.elastic optim.schedules optim.average
 optim.side_channel optim.muon optim.optimizers optim.__init__ plan runtime.dist runtime.stop runtime.clock

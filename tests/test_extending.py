@@ -48,7 +48,7 @@ def add(*names):
 )
 def test_an_example_trains_and_resumes(dataset, tmp_path, name, option):
     add(name)
-    options = {option: name, "warmup": 1}
+    options = {option: name, "warmup_steps": 1}
     log = run(dataset, tmp_path / "run", **options, steps=2)
     assert [entry["step"] for entry in log] == [1, 2]
     assert all(0 < entry["loss"] < 10 for entry in log)

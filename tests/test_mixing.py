@@ -10,7 +10,7 @@ import torch
 from conftest import built, make_text
 from helpers import invoke, json_of, refused, refuses, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training import entries, flags, losses, on_ranks, remove_after, train
+from training import entries, flags, losses, mixing, on_ranks, remove_after, train
 
 import bertdata
 from bertdata.errors import UsageError
@@ -49,10 +49,6 @@ def mixed(once, mix):
 def finished(mixed, tmp_path):
     """A copy of `mixed`."""
     return shutil.copytree(mixed, tmp_path / "run")
-
-
-def words(mix):
-    return [str(word) for path, weight in mix for word in ("--data", path, weight)]
 
 
 def test_losses_by_source_make_up_the_loss(mix, mixed, dataset, other):
@@ -137,7 +133,7 @@ def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
 
 def test_run_json_repeats_a_mix_and_a_stopped_run_goes_on_to_the_same_bits(mix, mixed, finished):
     written = json.loads((mixed / "run.json").read_text())
-    assert written["config"]["data"] == mix
+    assert [*zip(written["config"]["data"], written["config"]["weights"], strict=True)] == [tuple(each) for each in mix]
     assert written["resolved"]["dataset_id"] == [bertdata.open(path).dataset_id for path, _ in mix]
     remove_after(finished, 2)
     succeeds(pretraining.main, "--config", mixed / "run.json", "--out", finished)
@@ -150,17 +146,17 @@ def test_another_mix_does_not_resume(mix, finished):
     remove_after(finished, 5)
     (first, _), (second, _) = mix
     for changed in ([[first, 0.6], [second, 0.4]], [[second, 0.3], [first, 0.7]], [[first, 1]]):
-        given = [*words(changed), *flags("", finished, **STEPS)[2:]]
+        given = flags(changed, finished, **STEPS)
         refused(pretraining.main, *given, kind="other-settings", option="out", says=", 7], [")
     train([[first, 7], [second, 3]], finished, **STEPS)
     (change,) = json.loads((finished / "run.json").read_text())["history"]
-    assert change["changed"] == {"data": [mix, [[first, 7], [second, 3]]]}
+    assert change["changed"] == {"weights": [[0.7, 0.3], [7, 3]]}
 
 
 @pytest.mark.dist
 @pytest.mark.slow
 def test_two_ranks_have_the_losses_of_one(mix, mixed, tmp_path):
-    on_ranks(2, "bertrain.pretrain", [*words(mix), *flags("", tmp_path / "two", **STEPS)[2:]])
+    on_ranks(2, "bertrain.pretrain", flags(mix, tmp_path / "two", **STEPS))
     for ours, theirs in zip(entries(mixed), entries(tmp_path / "two"), strict=True):
         for name, part in ours.get("sources", {}).items():
             assert theirs["sources"][name] == pytest.approx(part, rel=2e-5)
@@ -202,8 +198,8 @@ def test_the_loss_by_frequency_is_that_of_the_mix(dataset, other, mixed):
 
 def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_path):
     loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32)
-    arguments = ["--length", 32, "--global-batch-size", 10, "--steps", 100, "--model", "bert-tiny"]
-    lines = invoke(doctor.main, *words(mix), "--out", tmp_path / "run", *arguments).stdout.splitlines()
+    options = {"length": 32, "global_batch_size": 10, "steps": 100, "model": "bert-tiny"}
+    lines = invoke(doctor.main, *flags(mix, tmp_path / "run", **options)).stdout.splitlines()
     for number, ((path, weight), count, source) in enumerate(zip(mix, (700, 300), loader.sources, strict=True)):
         line = [line for line in lines if line.startswith("PASS  mix ")][number]
         for value in (f"{path}: ", f" {weight} ", f"{source.num_samples:,} ", f" {count / source.num_samples:.2g} "):
@@ -211,32 +207,39 @@ def test_the_doctor_says_how_often_each_source_is_read(mix, dataset, other, tmp_
         assert [line for line in lines if line.startswith("PASS  shards ")][number].split()[2] == f"{path}:"
 
 
-def test_what_is_no_mix_is_refused():
-    for arguments, kind, given in (
-        ("A --data B", "missing", "A"), ("A 0.7 --data B", "missing", "B"),
-        ("A 0 --data B 1", "malformed", [["A", "0"], ["B", "1"]]),
-        ("A nan --data B 1", "malformed", [["A", "nan"], ["B", "1"]]),
-    ):  # fmt: skip
-        arguments = ["--data", *arguments.split(), "--out", "nowhere"]
-        assert refused(pretraining.main, *arguments, kind=kind, option="data").given == given
-    for arguments in ("A", "--data A x", "--data A --global-batch-size 64 128", "--data B 0.3 --grow-at 0.2 0.5"):
-        *_, stray = given = arguments.split()  # a word that follows no --data
-        result = invoke(pretraining.main, *given, "--out", "nowhere")
-        assert result.exit_code == 2
-        assert f"({stray})" in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        ("--data A --data B", "conflict"), ("--data A --data B --weights 1", "conflict"),
+        ("--data A --weights 0.7", "conflict"), ("--data A --data B --weights 1,2,3", "conflict"),
+        ("--data A --data B --weights 0,1", "out-of-range"), ("--data A --data B --weights nan,1", "out-of-range"),
+        ("--data A --data B --weights x,1", "malformed"), ("--data A --data B --weights ,", "malformed"),
+    ],
+)  # fmt: skip
+def test_what_is_no_mix_is_refused(arguments, kind):
+    refused(pretraining.main, *arguments.split(), "--out", "nowhere", kind=kind, option="weights")
 
 
-def test_a_weight_follows_its_data():
-    for first in (["--data", "A", "0.7"], ["--data=A", "0.7"]):
-        with patch.object(pretraining, "pretrain") as run:
-            succeeds(config.command(run), *first, "--out", "x", "--data", "B", ".3", "--lr", "1e-3")
-        assert run.call_args.args[0].data == [["A", 0.7], ["B", 0.3]]
+def test_a_word_behind_a_dataset_is_refused():
+    result = invoke(pretraining.main, "--data", "A", "0.7", "--out", "nowhere")
+    assert result.exit_code == 2
+    assert "(0.7)" in result.stderr
+
+
+def test_weights_are_in_the_order_of_the_datasets():
+    with patch.object(pretraining, "pretrain") as run:
+        words = ["--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3"]
+        succeeds(config.command(run), *words)
+    assert run.call_args.args[0].sources == (("A", 0.7), ("B", 0.3))
 
 
 def test_a_run_json_with_anything_else_for_data_or_a_teachers_cache_is_refused(mix):
     with refuses("conflict", "teacher_cache"):
-        Config(data=mix, teacher_cache="answers")
-    for data in ([], 3, [["a"]], [["a", 1], "b"], [["", 1]], {"a": 1}):
+        Config(**mixing(mix), teacher_cache="answers")
+    for data in (3, [["a", 1]], {"a": 1}):
         with refuses("malformed", "data"):
             Config(data=data)
-    assert Config(data=[["a", 7]]).data == "a"  # one dataset with a weight is an ordinary run
+    for weights in (3, {"a": 1}, [1, "b"]):
+        with refuses("malformed", "weights"):
+            Config(data=["a", "b"], weights=weights)
+    assert Config(data="a").sources == Config(data=["a"]).sources == (("a", 1),)

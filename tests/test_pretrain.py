@@ -208,8 +208,8 @@ def test_a_configuration_that_cannot_be_used_is_one_sentence(tmp_path):
 
 
 def test_warm_up_longer_than_the_run_is_clamped_with_a_warning(dataset, tmp_path, capsys):
-    log = train(dataset.path, tmp_path / "run", steps=3, warmup=10000, **QUIET)
-    assert "warning: --warmup 10000 " in capsys.readouterr().out
+    log = train(dataset.path, tmp_path / "run", steps=3, warmup_steps=10000, **QUIET)
+    assert "warning: --warmup-steps 10000 " in capsys.readouterr().out
     assert [e["lr"] for e in log if "loss" in e] == pytest.approx([1.5e-3, 3e-3, 1.5e-3])
 
 

@@ -1,12 +1,14 @@
-"""Presets have defaults; what is given wins, and where they do not belong they do not apply."""
+"""A recipe is a file of options: it is taken by name, it is printed, and what is given wins."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
-from helpers import succeeds
+from helpers import refused, succeeds
 
+from bertrain import recipes
 from bertrain.config import Config, command
-from bertrain.recipes import RECIPES, recipe
 
 
 @pytest.fixture
@@ -20,18 +22,20 @@ def options_of():
     return call
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_preset_has_its_recipe_and_says_so(options_of, name):
-    said, config = options_of("--model", name)
-    Config(data="d", **RECIPES[name])
-    assert {option: getattr(config, option) for option in RECIPES[name]} == RECIPES[name]
-    for option, value in RECIPES[name].items():
+def options_in(name):
+    return tomllib.loads(recipes.file_of(name).read_text())
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
+    said, config = options_of("--recipe", name)
+    assert config == Config(data="d", out="o", **options_in(name))
+    for option, value in options_in(name).items():
         assert f"--{option.replace('_', '-')} {value}" in said
 
 
-def test_the_default_model_has_its_recipe_too_and_what_is_given_wins(options_of):
-    assert options_of()[1].optimizer == RECIPES[Config.model]["optimizer"]
-    assert recipe({"model": "none of these"}) == {}
+def test_the_default_recipe_is_taken_where_nothing_chooses_another(options_of):
+    assert options_of() == options_of("--recipe", "tiny")
     said, config = options_of("--lr", 1e-3, "--mlm-probability", "0.2")
     assert (config.lr, config.mlm_probability, config.optimizer) == (1e-3, 0.2, "muon")
     assert "--lr" not in said
@@ -40,29 +44,46 @@ def test_the_default_model_has_its_recipe_too_and_what_is_given_wins(options_of)
 
 @pytest.mark.parametrize(
     "given",
-    [("--optimizer", "adamw"), ("--init", "run"), ("--teacher", "run"), ("--teacher-cache", "answers"),
-     ("--model", "bert-tiny"), ("--model", "modernbert-base")],
-)  # fmt: skip
-def test_without_it_the_defaults_are_those_of_every_model(options_of, given):
+    [("--optimizer", "adamw"), ("--init", "run"), ("--teacher-cache", "answers"), ("--model", "modernbert-tiny")],
+)
+def test_model_init_optimizer_and_a_cache_change_nothing_else(options_of, given):
     said, config = options_of(*given)
     assert said == ""
-    plain = Config(data="d")
-    for name in ("optimizer", "lr", "mlm_probability", "global_batch_size"):
-        assert getattr(config, name) == getattr(plain, name)
+    option = given[0][2:].replace("-", "_")
+    assert config == Config(data="d", out="o", **{option: given[1]})
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_help_says_which_presets_have_other_defaults(name):
-    options = {option.name: option.help for option in command(lambda config: None).params}
-    for option, value in RECIPES[name].items():
-        assert f"{name}: {value}" in options[option]
+def test_another_model_or_optimizer_beside_a_recipe(options_of):
+    _, config = options_of("--recipe", "tiny", "--model", "bert-tiny")
+    assert config == Config(data="d", out="o", **options_in("tiny") | {"model": "bert-tiny"})
+    _, config = options_of("--recipe", "tiny", "--optimizer", "adamw")
+    assert (config.lr, config.muon_rate, config.global_batch_size) == (Config.lr, Config.muon_rate, 64)
+    _, config = options_of("--recipe", "tiny", "--optimizer", "muon")
+    assert config == options_of("--recipe", "tiny")[1]
 
 
-def test_a_recipe_in_a_file_of_options_is_not_mixed_with_that_of_the_model(options_of, tmp_path):
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps({"config": {"model": "modernbert-small", "optimizer": "adamw", "lr": 0.5}}))
-    said, config = options_of("--config", file)
-    assert (config.optimizer, config.lr, said) == ("adamw", 0.5, "")
+def test_a_file_of_options_is_read_alone(options_of, tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"model": "modernbert-small", "lr": 0.5}}))
+    (tmp_path / "mine.toml").write_text('model = "modernbert-small"\nlr = 0.5\n')
+    for name in ("run.json", "mine.toml"):
+        said, config = options_of("--config", tmp_path / name)
+        assert (config.optimizer, config.lr, said) == ("adamw", 0.5, "")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "option"),
+    [("lr = ", "malformed", "config"), ("lrr = 1", "other-version", "config"), ('lr = "x"', "malformed", "lr"),
+     ("\xff", "not-a-run", "config")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_used_is_one_sentence(tmp_path, content, kind, option):
+    (tmp_path / "mine.toml").write_bytes(content.encode("latin-1"))
+    refused(command(print), "--data", "d", "--config", tmp_path / "mine.toml", kind=kind, option=option)
+
+
+def test_a_recipe_is_named_alone_and_by_its_name(tmp_path):
+    refused(command(print), "--recipe", "huge", kind="unknown", option="recipe", given="huge")
+    file = Path(__file__)
+    refused(command(print), "--recipe", "tiny", "--config", file, kind="conflict", option="recipe", given="tiny")
 
 
 def test_only_the_first_rank_says_it(options_of, monkeypatch):

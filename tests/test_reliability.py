@@ -504,7 +504,7 @@ def test_names_that_are_not_ascii_in_a_plain_locale_without_a_terminal_or_a_home
     program += "    main([command, sys.argv[1]], standalone_mode=False)"
     run(program, out, environment=environment)
     train(out, folder / "ein Lauf", steps=1)
-    assert json.loads((folder / "ein Lauf" / "run.json").read_text())["config"]["data"] == str(out)
+    assert json.loads((folder / "ein Lauf" / "run.json").read_text())["config"]["data"] == [str(out)]
 
 
 @pytest.mark.slow

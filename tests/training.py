@@ -33,11 +33,11 @@ QUIET = {"model": TINY, "eval_every": 0, "save_every": 1000}  # the quickest run
 
 
 def train(data, out, *, ranks=None, **options):
-    """Pre-trains in this process, or on so many ranks; returns the entries of log.jsonl. data: as Config has it."""
+    """Pre-trains in this process, or on so many ranks; returns the entries of log.jsonl. data: as `mixing` has it."""
     if ranks:
         on_ranks(ranks, "bertrain.pretrain", flags(data, out, **options))
     else:
-        pretrain(Config(data=data if isinstance(data, list) else str(data), out=str(out), **SMALL | options))
+        pretrain(Config(**mixing(data), out=str(out), **SMALL | options))
     return entries(out)
 
 
@@ -66,9 +66,16 @@ def run_of(config):
     return Run(config, ALONE, checkpoint.choose(out, print), checkpoint.Lock(out))
 
 
+def mixing(data):
+    """--data and --weights: of one dataset, or of (path, weight) of several."""
+    pairs = data if isinstance(data, list) else [(data, 1)]
+    weights = {"weights": ",".join(str(weight) for _, weight in pairs)} if len(pairs) > 1 else {}
+    return {"data": [str(path) for path, _ in pairs]} | weights
+
+
 def flags(data, out, **options):
     """The arguments of a run. A list is an option that is given several times, True one that has no value."""
-    pairs = {"data": data, "out": out} | SMALL | options
+    pairs = mixing(data) | {"out": out} | SMALL | options
     lists = {name: value if isinstance(value, list) else [value] for name, value in pairs.items()}
     return [
         item

@@ -44,7 +44,11 @@ ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ROOT / "tests" / "golden" / "frozen.json"
 Result = dict[str, Any]  # of a scenario: "steps", a list of name → number; "files", name → SHA-256; or "error"
 
-SPELLINGS: list[tuple[str, str, str, str]] = []
+SPELLINGS = [
+    ("bertrain/config.py", "    warmup_steps: int", "--warmup-steps", "--warmup"),
+    ("bertrain/config.py", "    weights: str", "--data dedup --weights 0.7,0.3", "0.7 --data dedup 0.3"),
+    ("bertrain/config.py", "    weights: str", "--data lines --weights 0.5,0.5", "0.5 --data lines 0.5"),
+]
 """Where commits spell a command line differently: a file, a text in it, the spelling of the commits that have this text
 in this file, and the spelling of the others. Scenarios have the first spelling."""
 
@@ -111,16 +115,16 @@ RUNS = {
     "packed-bert": "--isolate-documents --length 48",
     "lengths": "--long-length 64 --long-share 0.5",
     "lengths-packed": "--long-length 64 --isolate-documents --global-batch-size 4:8 --model modernbert-tiny",
-    "mix": "--data wordpiece 0.7 --data dedup 0.3",
-    "mix-packed": "--data wordpiece 0.5 --data lines 0.5 --isolate-documents --masking bernoulli",
+    "mix": "--data wordpiece --data dedup --weights 0.7,0.3",
+    "mix-packed": "--data wordpiece --data lines --weights 0.5,0.5 --isolate-documents --masking bernoulli",
     "epochs": "--data bpe --epochs 0.07",
     # the schedule and the optimizer
     "batch": "--global-batch-size 4:8@0.8 --mlm-probability 0.3:0.15@0.8",
-    "wsd": "--schedule wsd --decay-share 0.5 --warmup 3",
+    "wsd": "--schedule wsd --decay-share 0.5 --warmup-steps 3",
     "cosine": "--schedule cosine --warmup 0",
     "adamw": "--beta1 0.8 --beta2 0.95 --epsilon 1e-4 --weight-decay 0.3 --seed 4",
     "scales": "--lr-scale embeddings=0.1 --lr-scale LayerNorm=0",
-    "muon": "--optimizer muon --model modernbert-tiny",
+    "muon": "--optimizer muon --muon-rate 2 --mlm-probability 0.3 --model modernbert-tiny",
     "muon-bert": "--optimizer muon --muon-rate 2 --muon-momentum 0.9 --schedule cosine --weight-decay 0.1",
     "accumulation": "--micro-batch-size 3",
     "clipped": "--clip-norm 0.1",
@@ -135,7 +139,8 @@ RUNS = {
     "lora-muon": "--init modernbert --lora r=4,alpha=8,target=Wqkv --optimizer muon",
     "grow": "--grow 1,2 --grow-at 0.4",
     "grow-fresh": "--grow 1,2 --grow-at 0.25 --grow-by fresh --freeze-trunk --optimizer muon",
-    "elastic-modernbert": "--model modernbert-tiny --elastic layers=1:2 --optimizer muon --isolate-documents",
+    "elastic-modernbert": "--model modernbert-tiny --elastic layers=1:2 --optimizer muon --muon-rate 2 "
+    "--mlm-probability 0.3 --isolate-documents",
     "side-channel": "--side-channel names.tsv",
     "side-channel-muon": "--side-channel names.tsv --optimizer muon --grow 1,2 --grow-at 0.5 --average 0.3",
     # a teacher
@@ -156,11 +161,11 @@ RUNS = {
 }
 ON_TWO_RANKS = {
     "ranks-bert": "--global-batch-size 7 --micro-batch-size 2",
-    "ranks-muon": "--optimizer muon --model modernbert-tiny",
+    "ranks-muon": "--optimizer muon --muon-rate 2 --mlm-probability 0.3 --model modernbert-tiny",
     "ranks-relations": "--teacher bert --distil relations",
     "ranks-packed": "--model modernbert-tiny --isolate-documents --long-length 64",
     "ranks-elastic": "--elastic layers=1:2 --objective mlm+nsp",
-    "ranks-grow": "--grow 1,2 --grow-at 0.5 --data wordpiece 0.7 --data dedup 0.3",
+    "ranks-grow": "--grow 1,2 --grow-at 0.5 --data wordpiece --data dedup --weights 0.7,0.3",
 }
 KEPT_SCENARIOS = [*BUILDS, *MORE_BUILDS, *FIRST_RUNS, *RUNS]  # of frozen.json
 RESUMED = [
@@ -331,7 +336,6 @@ def scenarios(only: str = "", *, ray: bool = False) -> list[dict[str, str]]:
     for name in wanted:  # which grows
         words = [word for line in every[name].split(" ; ") for word in complete(line.removeprefix("torchrun "), ROOT)]
         read = [value.split("/")[0] for option, value in itertools.pairwise(words) if option in READS]
-        read += [word for word, value in itertools.pairwise(words) if re.fullmatch(r"0?\.\d+", value)]  # of a mix
         wanted += [value for value in dict.fromkeys(read) if value in every and value not in wanted]
     return [{name: line for name, line in stage.items() if name in wanted} for stage in stages]
 

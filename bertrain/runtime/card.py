@@ -177,7 +177,8 @@ def _options(config: Config) -> str:
     words = [] if config.init else ["--model", _shared(config.model)]
     for option in fields(Config):
         value = getattr(config, option.name)
-        if value == option.default or option.metadata["group"] == CHECKPOINTS or option.name in ("data", "model"):
+        is_left_out = option.metadata["group"] == CHECKPOINTS or option.name in ("data", "weights", "model")
+        if value == option.default or is_left_out:
             continue
         flag = "--" + option.name.replace("_", "-")
         for part in value if isinstance(value, tuple) else (value,):
