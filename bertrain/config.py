@@ -689,12 +689,18 @@ class _GroupedCommand(OneSentence):
                     formatter.write_dl(records)
 
 
-_REPLACED = {
-    "model": ["init"], "optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"],
-    "data": ["weights"], "warmup": ["warmup_steps"], "warmup_steps": ["warmup"],
-    "steps": ["epochs", "budget"], "epochs": ["steps", "budget"], "budget": ["steps", "epochs"],
-}  # fmt: skip
-"""An option whose value on the command line is another than in a file → options of the file that belong to that."""
+_INSTEAD = {
+    "model": ["init"],
+    "data": ["weights"],
+    "warmup": ["warmup_steps"],
+    "warmup_steps": ["warmup"],
+    "steps": ["epochs", "budget"],
+    "epochs": ["steps", "budget"],
+    "budget": ["steps", "epochs"],
+}
+"""An option on the command line → options of a file that say the same in another way."""
+_OF_VALUE = {"optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"]}
+"""An option whose value on the command line is another than in a file → options of the file that go with its own."""
 
 
 def command(run: Callable[[Config], None]) -> click.Command:
@@ -710,8 +716,9 @@ def command(run: Callable[[Config], None]) -> click.Command:
                 recipe = recipes.DEFAULT
             path = recipes.file_of(recipe) if recipe else Path(file) if file else None
             read = read_options(path) if path else {}
-            changed = {name for name, value in given.items() if read.get(name) != value}
-            replaced = changed.union(*(_REPLACED.get(name, ()) for name in changed))
+            changed = [name for name, value in given.items() if read.get(name) != value]
+            replaced = set(given).union(*(_INSTEAD.get(name, ()) for name in given))
+            replaced = replaced.union(*(_OF_VALUE.get(name, ()) for name in changed))
             values = {name: value for name, value in read.items() if name not in replaced}
             config = Config(**values | given)
         if os.environ.get("RANK", "0") == "0":
