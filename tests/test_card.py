@@ -102,12 +102,17 @@ def test_the_lines_of_a_card_load_the_model(trained, dataset, monkeypatch):
     assert len(names["tokenizer"]) == dataset.special_tokens.vocab_size
 
 
-def test_an_edited_card_is_kept_and_harms_no_checkpoint(run):
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
     cards = [run / name / "README.md" for name in ("step-00000004", "average-00000004")]
     for path in cards:
         path.write_text("mine\n")
     assert checkpoint.find(run).name == "step-00000004"
+    if is_damaged:
+        (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
     pretrain(Config(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
+    if is_damaged:
+        cards[0] = run / "damaged-00000004" / "README.md"
     assert [path.read_text() for path in cards] == ["mine\n"] * 2
     cards[0].unlink()
     assert checkpoint.find(run).name == "step-00000004"

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -99,6 +100,7 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
     (copied / "step-00000004" / "checkpoint.json").write_text("{")
     (copied / "step-00000003" / "trainer.json").rename(copied / "elsewhere")
     (copied / "step-00000003" / "trainer.json").symlink_to(copied / "elsewhere")
+    (copied / "damaged-by-me").mkdir()
     newest, warnings = checkpoint.newest(copied)
     assert newest == copied / "step-00000002"
     damaged = ["model.safetensors", "optimizer.pt", "checkpoint.json", "trainer.json"]
@@ -110,7 +112,7 @@ def test_the_newest_complete_checkpoint_counts_and_damaged_ones_are_named(finish
         f"warning: {copied / name}, a damaged checkpoint" in out for name in ("damaged-00000003", "damaged-00000004")
     )
     assert (copied / "damaged-00000006" / "model.safetensors").read_bytes() == content
-    assert sorted(path.name for path in copied.glob("damaged-*")) == ["damaged-00000005", "damaged-00000006"]
+    assert names(copied, "damaged-*") == ["damaged-00000005", "damaged-00000006", "damaged-by-me"]
 
 
 def test_a_damaged_newer_checkpoint_does_not_push_out_a_complete_one(dataset, tmp_path):
@@ -122,7 +124,7 @@ def test_a_damaged_newer_checkpoint_does_not_push_out_a_complete_one(dataset, tm
     train(dataset.path, out, steps=2, **options)
     assert checkpoint.newest(out) == (out / "step-00000002", [])
     assert names(out) == ["step-00000002"]
-    assert sorted(path.name for path in out.glob("damaged-*")) == ["damaged-00000003", "damaged-00000003-2"]
+    assert names(out, "damaged-*") == ["damaged-00000003", "damaged-00000003-2"]
 
 
 def test_a_run_never_begins_anew_beside_checkpoints(dataset, tmp_path):
@@ -156,6 +158,7 @@ def test_an_error_of_reading_that_may_pass_ends_a_run_and_changes_nothing(datase
     refused(pretrain_main, *flags(dataset.path, copied, steps=6), kind="unreadable")
     monkeypatch.undo()
     assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+    assert checkpoint.choose(copied, print) == (copied / "step-00000006", ANY, ())
 
 
 def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):

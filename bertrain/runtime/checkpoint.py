@@ -29,7 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -407,6 +407,21 @@ class Choice(NamedTuple):
             return str(error.strerror)
 
 
+def _set_aside(damaged: Path) -> Path:
+    """Renames a checkpoint to damaged-XXXXXXXX, or damaged-XXXXXXXX-2 and so on, and returns the new path."""
+    first = damaged.with_name(DAMAGED + damaged.name.removeprefix(STEP))
+    paths = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
+    return damaged.rename(next(path for path in paths if not path.exists()))
+
+
+def _remove_damaged(run: Path, say: Callable[[str], None]) -> None:
+    """Removes all but the newest KEPT_DAMAGED of what `_set_aside` has made. say: is told of each before."""
+    found = [match for name in os.listdir(run) if (match := re.fullmatch(DAMAGED + r"(\d{8})(?:-(\d+))?", name))]
+    for old in sorted(found, key=lambda match: (match[1], int(match[2] or 1)))[:-KEPT_DAMAGED]:
+        say(f"{run / old[0]}, a damaged checkpoint, is removed; the newest {KEPT_DAMAGED} stay")
+        shutil.rmtree(run / old[0])
+
+
 def choose(run: Path, say: Callable[[str], None]) -> Choice:
     """The newest complete checkpoint of a run, whose lock is held. Reads every byte of it.
 
@@ -422,17 +437,11 @@ def choose(run: Path, say: Callable[[str], None]) -> Choice:
             option="out",
             given=str(run),
         )
-    for damaged in _numbered(run, STEP)[: len(warnings)]:
-        step = damaged.name.removeprefix(STEP)
-        names = (f"{DAMAGED}{step}" if number == 1 else f"{DAMAGED}{step}-{number}" for number in count(1))
-        os.rename(damaged, run / next(name for name in names if not (run / name).exists()))
-    warnings = [f"{warning}; it is now called {DAMAGED}*" for warning in warnings]
+    named = zip(warnings, _numbered(run, STEP), strict=False)
+    warnings = [f"{warning}; it is now {_set_aside(damaged)}" for warning, damaged in named]
     if warnings:
         fsync_directory(run)
-        kept = sorted(run.glob(f"{DAMAGED}*"), key=lambda path: [int(part) for part in path.name.split("-")[1:]])
-        for old in kept[:-KEPT_DAMAGED]:
-            say(f"{old}, a damaged checkpoint, is removed; the newest {KEPT_DAMAGED} stay")
-            shutil.rmtree(old)
+        _remove_damaged(run, say)
     index = hashlib.sha256((path / INDEX).read_bytes()).hexdigest() if path else ""
     return Choice(path, index, tuple(warnings))
 
