@@ -263,8 +263,7 @@ _on_error = click.option(
     "--on-error",
     type=click.Choice(ON_ERROR),
     default="fail",
-    help="For a row that cannot be used, because it has no text or spells a special token that the tokenizer cannot "
-    "store as text: fail, or skip and count it.",
+    help="For a row that cannot be used, such as one without text: fail, or skip and count it.",
 )
 
 

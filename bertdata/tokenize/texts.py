@@ -117,23 +117,7 @@ class Tokenizer:
         with which transformers does not cut at all.
         """
         is_single = isinstance(text, str | bytes)
-        has_pair = text_pair is not None and not (is_single and not text_pair)  # an empty one alone is none
-        if has_pair and isinstance(text_pair, str | bytes) != is_single:
-            raise UsageError(
-                "text_pair must be one text if text is one, and a list of as many texts if text is a list",
-                "malformed",
-                option="text_pair",
-                given=type(text_pair).__name__,
-            )
-        given: list[Any] = [text, text_pair] if has_pair else [text]
-        parts: list[Part] = [self.encode_batch([each] if is_single else each) for each in given]
-        if len(parts) == 2 and parts[0][1].size != parts[1][1].size:
-            raise UsageError(
-                f"text has {parts[0][1].size - 1} texts and text_pair {parts[1][1].size - 1}; give as many of both",
-                "malformed",
-                option="text_pair",
-                given=parts[1][1].size - 1,
-            )
+        parts = self._parts(text, text_pair)
         pads_to, cuts_to, strategy = self._limits(padding, truncation, max_length)
         template = self._template(is_pair=len(parts) == 2, add_special_tokens=add_special_tokens)
         side = self._loaded.settings.get("truncation_side", "right")
@@ -164,6 +148,28 @@ class Tokenizer:
 
             return {name: torch.from_numpy(each) for name, each in arrays.items()}
         return arrays
+
+    def _parts(self, text: str | Texts, text_pair: str | Texts | None) -> list[Part]:
+        """The ids of the texts, and of those of text_pair if there is one. Raises UsageError if they do not fit."""
+        is_single = isinstance(text, str | bytes)
+        has_pair = text_pair is not None and not (is_single and not text_pair)  # an empty one alone is none
+        if has_pair and isinstance(text_pair, str | bytes) != is_single:
+            raise UsageError(
+                "text_pair must be one text if text is one, and a list of as many texts if text is a list",
+                "malformed",
+                option="text_pair",
+                given=type(text_pair).__name__,
+            )
+        given: list[Any] = [text, text_pair] if has_pair else [text]
+        parts: list[Part] = [self.encode_batch([each] if is_single else each) for each in given]
+        if len(parts) == 2 and parts[0][1].size != parts[1][1].size:
+            raise UsageError(
+                f"text has {parts[0][1].size - 1} texts and text_pair {parts[1][1].size - 1}; give as many of both",
+                "malformed",
+                option="text_pair",
+                given=parts[1][1].size - 1,
+            )
+        return parts
 
     def _limits(
         self, padding: bool | str, truncation: bool | str | None, max_length: int | None

@@ -47,9 +47,11 @@ def find_duplicates(
 
 def without_duplicates(block: Block, duplicates: NDArray[np.uint64], num_inputs: int) -> Block:
     """A block without the documents whose origins are `duplicates`, ascending; they are counted."""
+    if not duplicates.size:
+        return block
     origins = origins_of(block.inputs, block.places, num_inputs)
     indices = np.searchsorted(duplicates, origins)
-    gone = duplicates[np.minimum(indices, duplicates.size - 1)] == origins if duplicates.size else origins < 0
+    gone = duplicates[np.minimum(indices, duplicates.size - 1)] == origins
     return replace(block.without(gone), num_duplicates=int(gone.sum()))
 
 
