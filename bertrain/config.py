@@ -55,7 +55,7 @@ WARMUP = Bounds("a share of the run below 1, such as 0.06, or --warmup-steps", P
 SHARE = Bounds("a share above 0 and at most 1, such as 0.2", lambda value: 0 < value <= 1)
 WEIGHT = Bounds("a weight from 0 to 1", lambda value: 0 <= value <= 1)
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
-MUON = Needs("--optimizer muon", lambda config: config.optimizer != "adamw")
+MUON = Needs("--optimizer muon", lambda config: config.optimizer not in ("adamw", "stableadamw", "lamb"))
 GROW = Needs("--grow", lambda config: bool(config.grow))
 ELASTIC = Needs("--elastic", lambda config: bool(config.elastic))
 INIT = Needs("--init: the weights to freeze", lambda config: bool(config.init))
@@ -202,7 +202,9 @@ class Config:
     optimizer: str = _option(
         SCHEDULE,
         "adamw",
-        "Optimizer: adamw, or muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others.",
+        "Optimizer: adamw; muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others; "
+        "stableadamw, AdamW with smaller steps where gradients grow suddenly; or lamb, for large batches, with steps "
+        "in proportion to the norm of each matrix.",
     )
     muon_rate: float = _option(
         SCHEDULE, 4.0, "Learning rate of Muon's matrices, as a multiple of --lr.", bounds=ABOVE_0, needs=MUON

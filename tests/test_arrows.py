@@ -37,9 +37,9 @@ _LISTED = """
 recipes.__init__ config feed reading tables models.families models.isolation models.encoder models.taps models.grow
 models.elastic models.build models.adapters models.__init__ objectives.losses objectives.base objectives.mlm
 objectives.nsp objectives.__init__ objectives.distil objectives.elastic optim.schedules optim.average
-optim.side_channel optim.muon optim.optimizers optim.__init__ plan runtime.dist runtime.stop runtime.clock
-runtime.rates runtime.log runtime.card runtime.checkpoint runtime.writer runtime.trackers runtime.watch
-runtime.__init__ assemble batches pairs evaluate run tasks.metrics tasks.base tasks.texts tasks.words
+optim.side_channel optim.muon optim.moments optim.stable optim.lamb optim.optimizers optim.__init__ plan runtime.dist
+runtime.stop runtime.clock runtime.rates runtime.log runtime.card runtime.checkpoint runtime.writer runtime.trackers
+runtime.watch runtime.__init__ assemble batches pairs evaluate run tasks.metrics tasks.base tasks.texts tasks.words
 tasks.spans tasks.choices tasks.__init__ finetune report plot pretrain
 """
 TRAINER_FILES = _LISTED.split()

@@ -228,7 +228,7 @@ def test_names_that_there_are_not_are_refused(dataset, tmp_path):
     for option, name, kind, given in (
         ("objective", "mlm+sop", "unknown", "sop"),
         ("objective", "mlm+", "unknown", ""),
-        ("optimizer", "lamb", "unknown", "lamb"),
+        ("optimizer", "adagrad", "unknown", "adagrad"),
         ("schedule", "step", "unknown", "step"),
         ("objective", "mlm+nsp", "conflict", "mlm+nsp"),  # which needs pairs, and not packed rows
     ):

@@ -151,6 +151,8 @@ WAYS = {
     "packed": {"compile": "off", "isolate_documents": True},
     "in pieces": {"model": "bert-tiny", "compile": "off", "micro_batch_size": 2},
     "muon, averaged": {"model": "bert-tiny", "compile": "off", "optimizer": "muon", "average": 0.5},
+    "stableadamw": {"model": "bert-tiny", "compile": "off", "optimizer": "stableadamw"},
+    "lamb": {"model": "bert-tiny", "compile": "off", "optimizer": "lamb"},
 }
 
 

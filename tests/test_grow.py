@@ -135,6 +135,8 @@ def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after
         {},
         {"freeze_trunk": True, "grow_by": "fresh"},
         {"optimizer": "muon"},
+        {"optimizer": "stableadamw"},
+        {"optimizer": "lamb"},
         {"average": 0.3, "long_length": 48, "long_share": 0.5, "mlm_probability": "0.3:0.15@0.6"},
     ],
 )
@@ -221,7 +223,7 @@ def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):
     assert ["frozen" in line for line in _scale_lines([row, row | {"factor": 0}])] == [False, True]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
 def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
     scales = ["embeddings=0.1", r"Wqkv|query=0.5", r"layers?\.3\.=0"]
     weights, _ = build.build(config, SPECIAL, length=32, seed=0)
@@ -240,7 +242,7 @@ def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
         assert parameter.requires_grad == (factor > 0)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", optim.OPTIMIZERS)
 def test_scaled_and_frozen_runs_resume_to_the_bit_and_refuse_other_scales(
     dataset, configs, tmp_path, optimizer, capsys
 ):

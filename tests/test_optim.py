@@ -1,11 +1,17 @@
+import io
 import itertools
+import math
 import shutil
 
 import pytest
 import torch
 from families import SMALL, fast
 from helpers import json_of
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import lamb as reference_lamb
 from reference import muon as reference
+from reference import stable as reference_stable
 from safetensors.torch import load_file
 from training import QUIET, assert_near, refused_run, train, train_twice
 from transformers import AutoConfig, AutoModelForMaskedLM
@@ -13,6 +19,8 @@ from transformers import AutoConfig, AutoModelForMaskedLM
 from bertrain import evaluate, optim, run
 from bertrain.config import Config
 from bertrain.optim import learning_rate, muon
+from bertrain.optim.lamb import Lamb
+from bertrain.optim.stable import StableAdamW
 from bertrain.runtime import checkpoint
 
 
@@ -45,8 +53,9 @@ def test_rates_of_the_first_and_last_step():
     assert rates("linear", 3, 1) == [1.0, 2.0, 1.0]
 
 
-def test_only_matrices_are_decayed_and_options_are_those_of_the_optimizer():
-    given = {"weight_decay": 0.07, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-7}
+@pytest.mark.parametrize("optimizer", ["adamw", "stableadamw", "lamb"])
+def test_only_matrices_are_decayed_and_options_are_those_of_the_optimizer(optimizer):
+    given = {"optimizer": optimizer, "weight_decay": 0.07, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-7}
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
     decayed, plain = optim.build(model, Config(data="x", out="y", **given)).param_groups
     assert (decayed["betas"], decayed["eps"]) == ((0.8, 0.95), 1e-7)
@@ -173,9 +182,10 @@ def test_muon_takes_the_matrices_of_layers(name):
     assert all(any(part.isdigit() for part in path.split(".")) for path in paths)  # in the layers, not beside them
 
 
-def test_a_run_with_muon_resumes_to_the_same_bits(dataset, tmp_path):
+@pytest.mark.parametrize("optimizer", ["muon", "stableadamw", "lamb"])
+def test_a_run_with_another_optimizer_resumes_to_the_same_bits(dataset, tmp_path, optimizer):
     options = {"steps": 4, "eval_every": 0, "save_every": 2}
-    train_twice(dataset.path, tmp_path / "run", 2, optimizer="muon", **options)
+    train_twice(dataset.path, tmp_path / "run", 2, optimizer=optimizer, **options)
     refused_run(dataset.path, tmp_path / "run", **options, kind="other-settings", option="optimizer")
 
 
@@ -186,6 +196,8 @@ def test_a_run_with_muon_resumes_to_the_same_bits(dataset, tmp_path):
     [
         (3, {"muon_rate": 4.0}),  # which share eight matrices of one shape unequally
         (2, {"grow": "1,2", "grow_at": "0.5"}),
+        (2, {"grow": "1,2", "grow_at": "0.5", "optimizer": "stableadamw"}),
+        (2, {"grow": "1,2", "grow_at": "0.5", "optimizer": "lamb"}),
         (2, {"model": "electra", "optimizer": "adamw"}),
         (2, {"model": "bert untied", "optimizer": "adamw"}),  # whose head has a bias that nothing uses
         (2, {"model": "longformer", "optimizer": "adamw"}),  # parts of whose encoder get no gradient
@@ -194,7 +206,7 @@ def test_a_run_with_muon_resumes_to_the_same_bits(dataset, tmp_path):
     ],
 )
 def test_ranks_learn_what_one_does(dataset, configs, bert_run, tmp_path, ranks, options):
-    """With Muon, in a growth, of other families, with a side channel, and with an adapter."""
+    """With each optimizer, in a growth, of other families, with a side channel, and with an adapter."""
     options = QUIET | {"optimizer": "muon", "mlm_probability": 0.15, "steps": 4} | options
     options["model"] = configs.get(options["model"], "modernbert-tiny")
     if "lora" in options:
@@ -216,3 +228,116 @@ def test_muon_computes_in_bf16(dataset, tmp_path):
     )
     assert bf16[:3] == pytest.approx(plain[:3], rel=2e-2)
     assert bf16 != plain
+
+
+# ------------------------------------------------------------------------------------------------ StableAdamW and LAMB
+
+SIZED = {StableAdamW: reference_stable, Lamb: reference_lamb}
+SHAPES = [(3, 4), (5,), (), (1, 2), (2, 2, 2)]
+BETAS = st.sampled_from([0.0, 0.5, 0.9, 0.98, 0.999])
+
+
+def reloaded(optimizer, groups, options):
+    """A new optimizer for the same parameters, with the state of another, as a checkpoint holds it."""
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    made = type(optimizer)([dict(group) for group in groups], **options)
+    made.load_state_dict(torch.load(file, weights_only=True))
+    return made
+
+
+@pytest.mark.parametrize("kind", SIZED)
+@given(
+    seed=st.integers(0, 2**32),
+    decays=st.tuples(st.sampled_from([0.0, 0.01, 0.5]), st.sampled_from([0.0, 0.1])),
+    betas=st.tuples(BETAS, BETAS),
+    eps=st.sampled_from([1e-8, 1e-6, 1e-2]),
+    sizes=st.lists(st.lists(st.sampled_from([None, 0.0, 1e-4, 1.0, 1e3]), min_size=len(SHAPES), max_size=len(SHAPES)),
+                   min_size=1, max_size=8),
+    zeros=st.booleans(),
+    loaded_at=st.integers(0, 8),
+)  # fmt: skip
+def test_steps_are_those_of_the_reference(kind, seed, decays, betas, eps, sizes, zeros, loaded_at):
+    """sizes: of the gradients of each tensor in each step, None for no gradient; a tensor may begin with zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = [torch.nn.Parameter(torch.randn(shape, generator=generator).double()) for shape in SHAPES]
+    if zeros:
+        weights[0].data.zero_()
+    parts = [weights[::2], weights[1::2]]
+    groups = [{"params": part, "weight_decay": decay} for part, decay in zip(parts, decays, strict=True)]
+    groups[1]["rate_scale"] = 0.5
+    options = {"betas": betas, "eps": eps}
+    made = kind([dict(group) for group in groups], **options)
+    expected = [(weight.flatten().tolist(), *[[0.0] * weight.numel()] * 2) for weight in weights]
+    numbers = [0] * len(weights)
+    for step, row in enumerate(sizes):
+        if step == loaded_at:
+            made = reloaded(made, groups, options)
+        rate = 0.01 * (step + 1)
+        for number, (weight, size) in enumerate(zip(weights, row, strict=True)):
+            weight.grad = None if size is None else size * torch.randn(weight.shape, generator=generator).double()
+            if size is not None:
+                numbers[number] += 1
+                factor, decay = ((1.0, decays[0]), (0.5, decays[1]))[number % 2]
+                one = {"number": numbers[number], "rate": rate * factor, "decay": decay}
+                expected[number] = SIZED[kind].step(
+                    expected[number][0], weight.grad.flatten().tolist(), *expected[number][1:], **one, **options
+                )
+        optim.set_learning_rate(made, rate)
+        made.step()
+    for number, (weight, (numbers_in, *_)) in enumerate(zip(weights, expected, strict=True)):
+        assert weight.flatten().tolist() == pytest.approx(numbers_in, rel=1e-9, abs=1e-11)
+        if numbers[number] == 0:
+            assert not made.state[weight]
+        else:
+            assert made.state[weight].keys() == {"step", "exp_avg", "exp_avg_sq"}
+            assert made.state[weight]["step"] == numbers[number]
+
+
+@pytest.mark.parametrize(("kind", "decay"), [(StableAdamW, 0.1), (Lamb, 0.0)])
+def test_where_nothing_changes_a_step_it_is_torchs_adamw(kind, decay):
+    """StableAdamW while gradients keep their size, LAMB without weight decay."""
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4).clone()) for _ in range(2))
+    options = {"betas": (0.9, 0.98), "eps": 1e-6}
+    one = kind([{"params": [ours], "weight_decay": decay}], **options)
+    other = torch.optim.AdamW([theirs], lr=0.05, weight_decay=decay, **options)
+    optim.set_learning_rate(one, 0.05)
+    for _ in range(5):
+        ours.grad = torch.randn(3, 4).sign()
+        theirs.grad = ours.grad.clone()
+        one.step()
+        other.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_sudden_gradient_moves_stableadamw_less_than_adamw():
+    ours, theirs = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
+    options = {"betas": (0.0, 0.99), "eps": 1e-6}
+    one = StableAdamW([{"params": [ours]}], **options)
+    other = torch.optim.AdamW([theirs], lr=1.0, weight_decay=0.0, **options)
+    optim.set_learning_rate(one, 1.0)
+    for size in [1.0] * 50 + [100.0]:
+        before = [weight.sum().item() for weight in (ours, theirs)]
+        ours.grad, theirs.grad = torch.full((4,), size), torch.full((4,), size)
+        one.step()
+        other.step()
+    moved = [old - weight.sum().item() for old, weight in zip(before, (ours, theirs), strict=True)]
+    assert moved[0] == pytest.approx(4, rel=1e-4)
+    assert moved[1] > 20
+
+
+@pytest.mark.parametrize("kind", SIZED)
+def test_a_step_of_lost_gradients_changes_nothing(kind):
+    """fp16 overflows, and the scaler leaves the step out."""
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    made, scaler = kind([{"params": [weight]}], betas=(0.9, 0.98), eps=1e-6), torch.amp.GradScaler("cpu")
+    optim.set_learning_rate(made, 0.1)
+    for factor in (math.inf, 1.0):
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.unscale_(made)
+        scaler.step(made)
+        scaler.update()
+        made.zero_grad()
+        assert bool(made.state[weight]) == torch.any(weight != 1) == (factor == 1.0)

@@ -9,7 +9,9 @@ import torch
 
 from bertdata.errors import UsageError
 from bertrain.config import Config
+from bertrain.optim.lamb import Lamb
 from bertrain.optim.muon import Muon, hidden_matrices
+from bertrain.optim.stable import StableAdamW
 
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
@@ -62,7 +64,24 @@ def muon(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     )
 
 
-OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]] = {"adamw": adamw, "muon": muon}
+def stableadamw(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
+    """StableAdamW: AdamW with smaller steps where gradients grow suddenly."""
+    groups, betas = parameter_groups(module, config.weight_decay), (config.beta1, config.beta2)
+    return StableAdamW(groups, betas=betas, eps=config.epsilon)
+
+
+def lamb(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
+    """LAMB: AdamW for large batches, with steps in proportion to the norm of each matrix."""
+    groups, betas = parameter_groups(module, config.weight_decay), (config.beta1, config.beta2)
+    return Lamb(groups, betas=betas, eps=config.epsilon)
+
+
+OPTIMIZERS: dict[str, Callable[[torch.nn.Module, Config], torch.optim.Optimizer]] = {
+    "adamw": adamw,
+    "muon": muon,
+    "stableadamw": stableadamw,
+    "lamb": lamb,
+}
 """Optimizers by the name that --optimizer gives them. Add your own: docs/extending.md."""
 
 
