@@ -10,7 +10,7 @@ may be stopped at any time. It ends with a table: loss at the end, operations, s
 validation split just before and just after each growth.
 
 Operations are counted from the model (bertrain/runtime/rates.py): 2 for a multiply-add, the backward pass twice the
-forward pass, and no backward pass through a frozen trunk.
+forward pass, and no backward pass through a frozen trunk. The phases of a run (docs/phases.md) lie beside it in a file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 from common import losses_of, machine
-from recipes import result_of, run
+from recipes import result_of, run, with_phases
 
 import bertdata
 from bertrain.models import build
@@ -36,16 +36,20 @@ EVERY_RUN = (
     f"--length {LENGTH} --global-batch-size {ROWS_OF_A_STEP} --optimizer adamw --lr 4e-3 --mlm-probability 0.3 "
     "--precision fp32 --eval-every 0 --save-every 1000000 --log-every 20"
 )
-ROWS = {  # name: share of the steps, options
-    "6 layers": (1.0, ""),
-    "6 layers, 3/4 of the steps": (0.75, ""),
-    "6 layers, 1/2 of the steps": (0.5, ""),
-    "3, then 6: stack": (1.0, "--grow 3,6 --grow-at 0.5"),
-    "3, then 6: fresh": (1.0, "--grow 3,6 --grow-at 0.5 --grow-by fresh"),
-    "2, 4, then 6: stack": (1.0, "--grow 2,4,6 --grow-at 0.25,0.5"),
-    "2, 4, then 6: fresh": (1.0, "--grow 2,4,6 --grow-at 0.25,0.5 --grow-by fresh"),
-    "3, then 6, trunk frozen 0.4-0.7: stack": (1.0, "--grow 3,6,6 --grow-at 0.4,0.7 --freeze-trunk"),
-    "3, then 6, trunk frozen 0.4-0.7: fresh": (1.0, "--grow 3,6,6 --grow-at 0.4,0.7 --freeze-trunk --grow-by fresh"),
+ABOVE = r"layers\.[345]\.|final_norm|^head\.|^decoder\."  # what is trained with the first three layers frozen
+TWO = "phase = [{share = 0.5, layers = 3}, {}]"
+THREE = "phase = [{share = 0.25, layers = 2}, {share = 0.25, layers = 4}, {}]"
+FROZEN = f"phase = [{{share = 0.4, layers = 3}}, {{share = 0.3, trains = '{ABOVE}'}}, {{}}]"
+ROWS = {  # name: share of the steps, phases, options
+    "6 layers": (1.0, "", ""),
+    "6 layers, 3/4 of the steps": (0.75, "", ""),
+    "6 layers, 1/2 of the steps": (0.5, "", ""),
+    "3, then 6: stack": (1.0, TWO, ""),
+    "3, then 6: fresh": (1.0, TWO, "--grow-by fresh"),
+    "2, 4, then 6: stack": (1.0, THREE, ""),
+    "2, 4, then 6: fresh": (1.0, THREE, "--grow-by fresh"),
+    "3, then 6, trunk frozen 0.4-0.7: stack": (1.0, FROZEN, ""),
+    "3, then 6, trunk frozen 0.4-0.7: fresh": (1.0, FROZEN, "--grow-by fresh"),
 }
 
 
@@ -71,15 +75,15 @@ def forward_of_layers(config: Path, shards: Path, layers: int) -> float:
 def growth_of(place: Path, config: Path, shards: Path) -> dict[str, Any]:
     """Operations of a run, and its growths, from its log."""
     entries = [json.loads(line) for line in (place / "log.jsonl").read_text().splitlines()]
-    freezes = json.loads((place / "run.json").read_text())["config"]["freeze_trunk"]
-    operations, tokens, spared, growths = 0.0, 0, 0.0, []
+    phases = json.loads((place / "run.json").read_text())["resolved"]["phases"]
+    operations, tokens, of_trunk, growths = 0.0, 0, 0.0, []
     for entry in entries:
         if "layers_before" in entry:
-            is_frozen = freezes and entry["layers_before"] < entry["layers"]
-            spared = 2 * forward_of_layers(config, shards, entry["layers_before"]) if is_frozen else 0.0
+            of_trunk = 2 * forward_of_layers(config, shards, entry["layers_before"])
             growths.append({name: entry[name] for name in ("layers_before", "layers", "loss_before", "loss_after")})
         elif "tokens_per_s" in entry:
-            each = entry["flops_per_s"] / entry["tokens_per_s"] - spared
+            phase = next(phase for phase in phases if entry["step"] <= phase["stop"])
+            each = entry["flops_per_s"] / entry["tokens_per_s"] - (of_trunk if phase["trains"] else 0.0)
             operations, tokens = operations + each * (entry["tokens"] - tokens), entry["tokens"]
     return {"operations": operations, "growths": growths}
 
@@ -121,14 +125,15 @@ def main(corpus: str, out: Path, names: tuple[str, ...], seeds: int, steps: int)
     results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     done = {(one["row"], one["seed"], one["of_steps"]) for one in results}
     for seed in range(seeds):
-        for number, (name, (share, options)) in enumerate(ROWS.items()):
+        for number, (name, (share, phases, options)) in enumerate(ROWS.items()):
             if (name, seed, steps) in done or (names and name not in names):
                 continue
             place = out / f"{number}-{steps}-{seed}"
             given = ["--data", str(shards), "--model", str(config), "--out", str(place)]
-            more = f"{EVERY_RUN} {options} --seed {seed} --steps {round(share * steps)}"
-            run(["bertrain.pretrain", *given, *more.split()], out / "inductor", 1)
-            facts = {"row": name, "options": options, "seed": seed, "of_steps": steps}
+            words = f"{EVERY_RUN} {options} --seed {seed} --steps {round(share * steps)}"
+            more = with_phases(words, phases, out / f"{place.name}.toml") if phases else words.split()
+            run(["bertrain.pretrain", *given, *more], out / "inductor", 1)
+            facts = {"row": name, "options": f"{options} {phases}".strip(), "seed": seed, "of_steps": steps}
             result = facts | result_of(place) | growth_of(place, config, shards)
             results.append(result)
             with file.open("a") as stream:

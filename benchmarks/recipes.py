@@ -3,8 +3,9 @@
     python benchmarks/recipes.py corpus.txt --out study/ --size tiny
     python benchmarks/recipes.py corpus.txt --out study/ --size small --tokenizer bert/ --row Muon
 
-A row of the study is a name and options of bertrain pretrain. Each runs with every seed for the same time of training,
-in which compiling and evaluation do not count; with --steps for the same number of steps. The last evaluation is on the
+A row of the study is a name, options of bertrain pretrain, and phases if it has some (docs/phases.md); their file lies
+beside the run. Each runs with every seed for the same time of training, in which compiling and evaluation do not count;
+with --steps for the same number of steps. The last evaluation is on the
 same 2,048 samples of the validation split for all. What is done stands in OUT/results.jsonl and is not run again, so
 the command may be stopped at any time. It ends with a table: of each row the loss of every seed, their median, and the
 steps that fitted.
@@ -23,6 +24,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +65,12 @@ ROWS = {
             "Muon, 2e-3 x 4": "--lr 2e-3 --muon-rate 4",
             "Muon, 8e-3 x 1": "--lr 8e-3 --muon-rate 1",
             "Muon, 32 rows": "--global-batch-size 32",
-            "Muon, 32 rows, then 64": "--global-batch-size 32:64@0.3",
+            "Muon, 32 rows, then 64": "",
             "Muon, 128 rows": "--global-batch-size 128",
             "Muon, 15 % masked": "--mlm-probability 0.15",
             "Muon, 40 % masked": "--mlm-probability 0.4",
-            "Muon, 30 % masked, then 15 %": "--mlm-probability 0.3:0.15",
-            "Muon, rows of 32, then 64": "--length 32 --long-length 64 --long-share 0.7",
+            "Muon, 30 % masked, then 15 %": "",
+            "Muon, rows of 32, then 64": "",
             "Muon, warm-up 0.02": "--warmup 0.02",
             "Muon, warm-up 0.15": "--warmup 0.15",
             "Muon, momentum 0.9": "--muon-momentum 0.9",
@@ -93,10 +95,10 @@ ROWS = {
         {
             "Muon": "",
             "Muon, 2e-3 x 4": "--lr 2e-3 --muon-rate 4",
-            "Muon, 16 rows, then 32": "--global-batch-size 16:32@0.3",
+            "Muon, 16 rows, then 32": "",
             "Muon, 64 rows": "--global-batch-size 64",
             "Muon, 15 % masked": "--mlm-probability 0.15",
-            "Muon, 30 % masked, then 15 %": "--mlm-probability 0.3:0.15",
+            "Muon, 30 % masked, then 15 %": "",
             "Muon, WSD": "--schedule wsd --decay-share 0.4",
             "Muon, weight decay 0.1": "--weight-decay 0.1",
         },
@@ -111,6 +113,24 @@ ROWS = {
         ),
     },
 }
+PHASES = {  # of rows that have some, in TOML
+    "Muon, 16 rows, then 32": "phase = [{share = 0.3, global_batch_size = 16}, {global_batch_size = 32}]",
+    "Muon, 32 rows, then 64": "phase = [{share = 0.3, global_batch_size = 32}, {global_batch_size = 64}]",
+    "Muon, 30 % masked, then 15 %": "phase = [{share = 0.5, mlm_probability = 0.3}, {mlm_probability = 0.15}]",
+    "Muon, rows of 32, then 64": "phase = [{share = 0.3, length = 32}, {length = 64}]",
+}
+
+
+def with_phases(options: str, phases: str, file: Path) -> list[str]:
+    """The words of a command line, and --config FILE, which is written. phases: in TOML.
+
+    An option may not stand on the command line if a phase sets it, so it is left out.
+    """
+    file.write_text(f"{phases}\n")
+    in_phases = {f"--{name.replace('_', '-')}" for phase in tomllib.loads(phases)["phase"] for name in phase}
+    words = options.split()
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [*(word for pair in pairs if pair[0] not in in_phases for word in pair), "--config", str(file)]
 
 
 def run(command: list[str], cache: Path, threads: int) -> None:
@@ -202,13 +222,17 @@ def main(
     done = {(one["size"], one["options"], one["seed"], one["budget"]) for one in results}
     for seed in range(seeds):
         for name, flags in rows.items():
-            if (size, flags, seed, budget) in done:
+            phases = "" if options else PHASES.get(name, "")
+            shown = f"{flags} {phases}".strip()
+            if (size, shown, seed, budget) in done:
                 continue
-            tag = hashlib.sha256(f"{flags} {budget}".encode()).hexdigest()[:8]
+            tag = hashlib.sha256(f"{shown} {budget}".encode()).hexdigest()[:8]
             place = out / f"{size}-{name}-{tag}-{seed}".translate(str.maketrans(" ,%", "---"))
-            command = ["bertrain.pretrain", *given, "--out", str(place), *EVERY_RUN.split(), *length.split()]
-            run([*command, "--seed", str(seed), *flags.split()], out / "inductor", THREADS[size])
-            result = {"size": size, "row": name, "options": flags, "seed": seed, "budget": budget} | result_of(place)
+            command = ["bertrain.pretrain", *given, "--out", str(place), *length.split(), "--seed", str(seed)]
+            words = f"{EVERY_RUN} {flags}"
+            more = with_phases(words, phases, out / f"{place.name}.toml") if phases else words.split()
+            run([*command, *more], out / "inductor", THREADS[size])
+            result = {"size": size, "row": name, "options": shown, "seed": seed, "budget": budget} | result_of(place)
             results.append(result)
             with file.open("a") as stream:
                 stream.write(json.dumps(result) + "\n")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -69,19 +68,11 @@ class Masking:
     mask_fraction: float = 0.8  # share of the selected places that becomes [MASK]
     random_fraction: float = 0.1  # share of them that becomes a random id
     random_from: Literal["ordinary", "vocabulary"] = "ordinary"  # which ids random ones are: not special, or all
-    later: tuple[tuple[int, float], ...] = ()
-    """(position, probability) in ascending order: from this sample of a Loader's stream on, the share is another."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "later", tuple((int(first), float(share)) for first, share in self.later))  # of JSON
-        for share in (self.probability, *(share for _, share in self.later)):
-            if not 0.0 <= share <= 1.0:
-                sentence = f"masking probability is {share}; give a share between 0 and 1, such as 0.15"
-                raise UsageError(sentence, "out-of-range", option="probability", given=share)
-        firsts = [0, *(first for first, _ in self.later)]
-        if any(later <= before for before, later in pairwise(firsts)):
-            sentence = f"masking later has the positions {firsts[1:]}; give ascending ones above 0"
-            raise UsageError(sentence, "out-of-range", option="later", given=firsts[1:])
+        if not 0.0 <= self.probability <= 1.0:
+            sentence = f"masking probability is {self.probability}; give a share between 0 and 1, such as 0.15"
+            raise UsageError(sentence, "out-of-range", option="probability", given=self.probability)
         for name, choices in (
             ("policy", MASKING_POLICIES),
             ("rounding", ("nearest", "even", "floor")),
@@ -103,17 +94,6 @@ class Masking:
                 "that are at least 0 and together at most 1"
             )
             raise UsageError(sentence, "out-of-range", option="mask_fraction", given=self.mask_fraction)
-
-    @property
-    def parts(self) -> tuple[Masking, ...]:
-        """The masking of each part of a stream: before the first position of `later`, from it on, and so on."""
-        shares = (self.probability, *(share for _, share in self.later))
-        return tuple(replace(self, probability=share, later=()) for share in shares)
-
-    def state(self) -> dict[str, Any]:
-        """The rule in JSON, for the state of a stream; without `later` where that is empty."""
-        values = {name: value for name, value in asdict(self).items() if name != "later"}
-        return values | ({"later": [list(pair) for pair in self.later]} if self.later else {})
 
     def quota(self, filled: int) -> int:
         """Places to select in a row with `filled` filled places, [CLS] and [SEP] included, if it has the candidates.

@@ -19,6 +19,7 @@ from bertdata.errors import install
 COMMANDS = {
     "demo": "Run all steps once: from text to a trained model.",
     "pretrain": "Pre-train a masked language model on shards.",
+    "plan": "Print the phases of a run before it starts.",
     "evaluate": "Measure a checkpoint on held-out text, or on minimal pairs.",
     "finetune": "Fine-tune a checkpoint on labelled text, over several seeds.",
     "augment": "Add copies with replaced words to labelled text.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain.config import Config, pick
-from bertrain.models import adapters, build, grow
+from bertrain.models import adapters, build, grow, rotary
 from bertrain.models.elastic import Space
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
 from bertrain.objectives.distil import Distil, Teacher
 from bertrain.objectives.elastic import Elastic
 from bertrain.optim import OPTIMIZERS, SCHEDULES, check_scales, side_channel
-from bertrain.plan import masking_of
+from bertrain.phases import Phase, masking_of
 from bertrain.runtime import checkpoint, rates
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sources
@@ -76,25 +77,29 @@ def samples(config: Config) -> str:
     return next(iter(needed), "windows")
 
 
-def sources(config: Config) -> Sources:
-    """Opens the datasets of --data."""
-    return [(bertdata.open(path), weight) for path, weight in config.sources]
+def datasets(config: Config) -> dict[str, bertdata.Dataset]:
+    """Opens the datasets of a run, by path. Raises UsageError unless all have the same tokenizer."""
+    opened = {path: bertdata.open(path) for path in config.paths}
+    if len(opened) > 1:
+        bertdata.Loader([(shards, 1) for shards in opened.values()], masking=None)  # which refuses others
+    return opened
 
 
 def loader(
     config: Config, shards: bertdata.Dataset | Sources, *, length: int | None = None, rank: int = 0,
     world_size: int = 1, variants: int | None = None, masking: bertdata.Masking | None = None,
-    with_answers: bool = True,
+    with_answers: bool = True, starts: Sequence[int] = (),
 ) -> bertdata.Loader:  # fmt: skip
     """The batches of a run, for one rank.
 
     length: None for that of the config. variants: as Loader has them. masking: None for that of the first rows.
     with_answers: whether the teacher cache of the config is opened, which must have been made for this very stream.
+    starts: as Loader has them.
     """
     return bertdata.Loader(
         shards,
         length=length or config.length,
-        global_batch_size=config.batch_sizes[0][1],
+        global_batch_size=config.rows.first,
         seed=config.seed if config.data_seed is None else config.data_seed,
         rank=rank,
         world_size=world_size,
@@ -103,15 +108,16 @@ def loader(
         masking=masking or masking_of(config),
         variants=variants,
         teacher_cache=(with_answers and config.teacher_cache) or None,
+        starts=starts,
     )
 
 
 def model(
-    config: Config, shards: bertdata.Dataset, *, resume: Path | None = None, layers: int | None = None
+    config: Config, shards: bertdata.Dataset, phase: Phase | None = None, *, resume: Path | None = None
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights.
 
-    layers: of --model only so many, the first; None for all.
+    phase: whose layers and rotary positions it has; None for all layers, and positions as they are.
     """
     nsp = "nsp" in objectives(config)
     torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
@@ -123,8 +129,10 @@ def model(
         weights, warnings = build.start_from(_start_of(config.init), shards, length=config.longest, nsp=nsp)
     else:
         special = shards.special_tokens
-        sizes: dict[str, Any] = {"length": config.longest, "layers": layers}
+        sizes: dict[str, Any] = {"length": config.longest, "layers": phase.layers if phase else None}
         weights, warnings = build.build(config.model, special, **sizes, seed=config.seed, nsp=nsp)
+    if phase:
+        rotary.set_bases(weights, phase.rope_base, phase.rope_base_local)
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
@@ -202,19 +210,28 @@ def sizes(learner: Learner) -> dict[str, int]:
     return {name: size for name, size in elements.items() if learner.base is None or any(part in name for part in own)}
 
 
-def check_parts(config: Config, shards: bertdata.Dataset, learner: Learner) -> None:
-    """Raises UsageError for a model that cannot follow --grow, and for a --lr-scale that cannot work.
+def check_parts(config: Config, shards: bertdata.Dataset, learner: Learner, phases: Sequence[Phase]) -> None:
+    """Raises UsageError for a model that cannot follow the phases, and for a --lr-scale that cannot work.
 
     One cannot that never matches anything, or that leaves nothing to train in a sub-network of --elastic. Call
     optim.build first.
     """
     names = list(sizes(learner))
-    if config.grow:
+    of_model = [name for name, _ in learner.model.named_parameters()]
+    if config.grows:
         deepest, _ = model(config, shards)
-        grow.check_depth(deepest, config.grow, config.depths[-1][1], freezes=config.freeze_trunk)
-        grow.check_outside(deepest, model(config, shards, layers=config.depths[0][1])[0])
-        names += [name for name, _ in deepest.named_parameters()]
+        grow.check_depths(deepest, [phase.layers for phase in phases])
+        grow.check_outside(deepest, model(config, shards, phases[0])[0])
+        of_model = [name for name, _ in deepest.named_parameters()]
+        names += of_model
     check_scales(names, config)
+    for phase in phases:
+        if not any(re.search(phase.trains, name) for name in of_model):
+            sentence = (
+                f"[[phase]] {phase.number}: trains {phase.trains!r} matches none of the {len(of_model)} parameters, "
+                f"such as {of_model[0]} and {of_model[-1]}; correct the pattern, or leave it out"
+            )
+            raise UsageError(sentence, "no-match", option="trains", given=phase.trains)
     if isinstance(learner, Elastic):
         learner.check_trained(config.lr_scale)
 

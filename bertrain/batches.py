@@ -1,7 +1,8 @@
-"""The stream of batches of a run: what it reads at each step, and how it goes on after a checkpoint."""
+"""The batches of a run: what it reads in each phase, and how it goes on after a checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,70 +13,122 @@ import bertdata
 from bertdata.errors import StateError, UsageError
 from bertrain import assemble, feed
 from bertrain.config import Config
-from bertrain.plan import Plan
-from bertrain.runtime.log import Sources
+from bertrain.phases import Phase
 from bertrain.runtime.watch import TrainingError
+from bertrain.schedule import Plan
 
 
 class Batches:
     """The batches of a run, for one rank.
 
-    Along the run the rows may become longer, more in a step, and masked by another share. A change of length or masking
-    is another loader; `loader` is the one of the next batch.
+    A phase is another loader; `loader` is the one of the next batch. A stream is a dataset in rows of one length. It
+    goes on where it was, in whatever phase it is read next (docs/determinism.md, Phases of a run).
     """
 
-    def __init__(self, config: Config, sources: Sources, *, rank: int = 0, world_size: int = 1) -> None:
-        """Raises UsageError for options that do not fit the datasets, and for a teacher's cache of another stream."""
-        self.config, self.sources = config, sources
-        self._ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
-        num_samples = assemble.loader(config, sources, **self._ranks, with_answers=False).num_samples
-        self.plan = Plan.of(config, num_samples=num_samples, world_size=world_size)
-        self.loader = self._loader(config.length, self.plan.masking(config))
-        self.earlier_tokens = [0] * len(sources)
-        """The tokens read from each source in rows of --length, once they are of --long-length."""
+    def __init__(
+        self, config: Config, datasets: dict[str, bertdata.Dataset], *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        """datasets: those of the run, by path.
 
-    def _loader(self, length: int, masking: bertdata.Masking) -> bertdata.Loader:
-        return assemble.loader(self.config, self.sources, length=length, masking=masking, **self._ranks)
+        Raises UsageError for options that do not fit the datasets, and for a teacher's cache of another stream.
+        """
+        self.config, self.datasets = config, datasets
+        self._ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        self.plan = Plan.of(config, self, world_size=world_size)
+        self.read: dict[str, int] = {}
+        """Samples read of each stream before the loader of this phase began."""
+        self.phase = self.plan.phases[0]
+        self.loader = self._loader(self.phase)
+
+    def samples(self, paths: Sequence[str], length: int) -> int:
+        """The samples of an epoch of datasets, in rows of `length`."""
+        return sum(
+            assemble.loader(self.config, self.datasets[path], length=length, with_answers=False).num_samples
+            for path in paths
+        )
+
+    def tokens(self, path: str) -> int:
+        """The tokens of the train split of a dataset."""
+        return self.datasets[path].splits["train"].num_tokens
+
+    def _stream(self, path: str, length: int) -> str:
+        """The name of a stream."""
+        return f"{self.datasets[path].dataset_id} {length}"
+
+    def _streams(self, phase: Phase) -> list[str]:
+        return [self._stream(path, phase.length) for path, _ in phase.sources]
+
+    def _loader(self, phase: Phase, *, starts: Sequence[int] = ()) -> bertdata.Loader:
+        loader = assemble.loader(
+            self.config, [(self.datasets[path], weight) for path, weight in phase.sources], length=phase.length,
+            masking=phase.masking, starts=starts, **self._ranks,
+        )  # fmt: skip
+        loader.global_batch_size = phase.rows.first
+        return loader
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Samples read of each stream so far."""
+        return self.read | dict(zip(self._streams(self.phase), self.loader.counts(), strict=True))
+
+    def enter(self, phase: Phase) -> None:
+        """Goes on with the rows of a phase."""
+        before, position, starts = self.phase, self.loader.position, self.loader.starts
+        self.read, self.phase = self.positions, phase
+        if (before.sources, before.length) != (phase.sources, phase.length):
+            begun = [self.read.get(stream, 0) for stream in self._streams(phase)]
+            position, starts = (0, tuple(begun)) if len(begun) > 1 else (begun[0], ())
+        self.loader = self._loader(phase, starts=starts)
+        self.loader.position = position
+
+    def next(self) -> bertdata.Batch:
+        """This rank's rows of the next step. `sources` are numbers of the datasets of the run."""
+        batch = next(self.loader)
+        if len(self.datasets) == 1:
+            return batch
+        numbers = np.array([list(self.datasets).index(path) for path, _ in self.phase.sources])
+        of_rows = np.zeros(len(batch.input_ids), np.int64) if batch.sources is None else batch.sources
+        return replace(batch, sources=numbers[of_rows])
 
     def first_targets(self) -> int:
         """How many targets the first rows have.
 
         Raises TrainingError for rows too short to mask, and UsageError for a teacher's cache that ends before the run.
         """
-        config, loader = self.config, self.loader
-        for _, share in config.mask_shares[1:]:
-            if bertdata.Masking(probability=share, policy=config.masking).num_slots(config.length) == 0:
+        loader = self.loader
+        for phase in self.plan.phases[1:]:
+            if phase.masking.num_slots(phase.length) == 0:
+                share = phase.masking.probability
                 sentence = (
-                    f"--mlm-probability {config.mlm_probability}: {share} of rows of {config.length} tokens is less "
-                    "than one token; raise it, or --length"
+                    f"[[phase]] {phase.number}: mlm_probability {share} of rows of {phase.length} tokens is less than "
+                    "one token; raise it, or length"
                 )
-                raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=config.mlm_probability)
+                raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
         num_samples = loader.num_samples
         if loader.teacher_cache is not None:
             num_samples = self._answered()
         targets = feed.num_targets(loader.read(np.arange(min(num_samples, 1024))))
         if targets == 0:
-            assert loader.masking is not None  # noqa: S101  (a run always masks)
+            share = self.phase.masking.probability
             sentence = (
-                f"nothing to predict: the samples of {' and '.join(path for path, _ in config.sources)} are too short "
-                f"to mask {loader.masking.probability:.0%} of them (samples {loader.num_samples}, ranks "
-                f"{loader.world_size}, batch {loader.global_batch_size}); build with more text, or raise "
-                "--mlm-probability"
+                f"nothing to predict: the samples of {' and '.join(path for path, _ in self.phase.sources)} are too "
+                f"short to mask {share:.0%} of them (samples {loader.num_samples}, ranks {loader.world_size}, batch "
+                f"{loader.global_batch_size}); build with more text, or raise --mlm-probability"
             )
-            raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=config.mlm_probability)
+            raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
         return targets
 
     def _answered(self) -> int:
         """The samples of the run, all of which the teacher's cache must have."""
-        num_samples = self.plan.samples(self.plan.steps)
+        num_samples = self.plan.samples()
         if self.loader.variants is not None:  # after which the samples repeat
             num_samples = min(num_samples, self.loader.variants * self.loader.num_samples)
         try:
             self.loader.read(np.array([num_samples - 1]))
         except UsageError:
-            if self.config.budget:
+            if self.plan.seconds is not None:
                 sentence = (
-                    f"how many samples --budget {self.config.budget} will read is not known, and --teacher-cache "
+                    f"how many samples a run by time will read is not known, and --teacher-cache "
                     f"{self.config.teacher_cache} has a last one; give --steps, or a cache of all samples of its "
                     "--variants"
                 )
@@ -83,18 +136,20 @@ class Batches:
             raise
         return num_samples
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the phase, its loader, and the samples read of each stream."""
+        return {"phase": self.phase.number, "loader": self.loader.state_dict(), "streams": self.positions}
+
     def resume(self, directory: Path, saved: dict[str, Any]) -> None:
-        """Moves the stream to where a checkpoint was taken. saved: what its trainer.json says.
+        """Moves to where a checkpoint was taken. saved: what its trainer.json says.
 
         Raises UsageError if the options give another stream.
         """
-        state = saved["loader"]
-        is_long = self.config.long_length is not None and state["length"] == self.config.long_length
-        planned = self.plan.masking(self.config, is_long=is_long)
-        masking = self._masking_after(state, planned)
-        self.loader = self._loader(self.config.longest if is_long else self.config.length, masking)
+        self.phase, state = self.plan.phases[saved["phase"] - 1], saved["loader"]
+        self.read = saved["streams"]
+        self.loader = self._loader(self.phase, starts=state.get("starts", ()))
         try:
-            self.loader.load_state_dict(state if masking is planned else state | {"masking": masking.state()})
+            self.loader.load_state_dict(state)
         except StateError as error:
             seed = "seed" if self.config.data_seed is None else "data_seed"
             for option, name in (("length", "length"), (seed, "seed"), ("shuffle", "shuffle")):
@@ -107,64 +162,30 @@ class Batches:
                     raise UsageError(sentence, "other-settings", option=option, given=given) from None
             sentence = f"{directory.parent} was begun with other options: {error}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(directory.parent)) from None
-        self.earlier_tokens = saved["earlier_tokens"]
 
-    def _masking_after(self, state: dict[str, Any], planned: bertdata.Masking) -> bertdata.Masking:
-        """How a stream goes on: as its state says up to its position, and from there as is planned.
+    def source_tokens(self) -> dict[str, int]:
+        """The tokens read of each dataset, by its path, padding included."""
+        tokens = dict.fromkeys(self.datasets, 0)
+        ids = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
+        for stream, count in self.positions.items():
+            dataset_id, length = stream.split(" ")
+            if dataset_id in ids:
+                tokens[ids[dataset_id]] += count * int(length)
+        return tokens
 
-        The two differ where time decided when the share changed, or where the run has become longer. `planned` where
-        the state has other rules, which the loader then refuses.
-        """
-        position, then = state["position"], bertdata.Masking(**state["masking"])
-        read = tuple(pair for pair in then.later if pair[0] < position)
-        shares = {then.probability, *(share for _, share in read)}
-        known = {share for _, share in self.config.mask_shares}
-        if replace(then, probability=0.0, later=()) != replace(planned, probability=0.0, later=()) or shares - known:
-            return planned
-        if self.config.budget:
-            return replace(planned, probability=then.probability, later=read)
-        share = [part for part in ((0, planned.probability), *planned.later) if part[0] <= position][-1][1]
-        last = read[-1][1] if read else then.probability
-        changed = ((position, share),) if position and share != last else ()
-        ahead = tuple(pair for pair in planned.later if pair[0] > position)
-        return replace(planned, probability=then.probability, later=(*read, *changed, *ahead))
-
-    def prepare(self, scheduled: int) -> None:
-        """Gives the next batch the length, the rows and the share of masked tokens of a step of the schedule."""
-        config, plan = self.config, self.plan
-        if config.long_length and scheduled >= plan.long_from and self.loader.length != config.long_length:
-            self.earlier_tokens = self.source_tokens
-            self.loader = self._loader(config.long_length, plan.masking(config, is_long=True))
-        if config.budget:
-            self._change_masking(scheduled)
-        self.loader.global_batch_size = plan.rows(scheduled)
-
-    def _change_masking(self, scheduled: int) -> None:
-        """With a budget the time decides when the share of masked tokens changes; the stream then says where it did."""
-        share = [share for begin, share in self.config.mask_shares if begin * self.plan.steps <= scheduled][-1]
-        masking, position = self.loader.masking, self.loader.position
-        assert masking  # noqa: S101  (rows of a run are masked)
-        if share == masking.parts[-1].probability:
-            return
-        later = (*masking.later, (position, share))
-        masking = replace(masking, later=later) if position else replace(masking, probability=share)
-        self.loader = self._loader(self.loader.length, masking)
-        self.loader.position = position
-
-    @property
-    def source_tokens(self) -> list[int]:
-        """The tokens read from each source, padding included."""
-        tokens = (count * self.loader.length for count in self.loader.counts())
-        return [earlier + later for earlier, later in zip(self.earlier_tokens, tokens, strict=True)]
+    def epochs(self) -> dict[str, float]:
+        """Of each dataset of the phase, by its path: how often it was read in rows of this length."""
+        parts = zip(self.phase.sources, self.loader.counts(), self.loader.sources, strict=True)
+        return {path: count / source.num_samples for (path, _), count, source in parts}
 
     def shares(self) -> list[str]:
         """For each dataset of a mix: its share of the rows, its size, and how often the run reads it. Empty for one."""
-        if len(self.sources) == 1:
+        if len(self.phase.sources) == 1:
             return []
-        counts, total = self.loader.counts(self.plan.samples(self.plan.steps)), sum(self.loader.weights)
-        parts = zip(self.config.sources, self.loader.sources, self.loader.weights, counts, strict=True)
+        counts, total = self.loader.counts(self.phase.samples()), sum(self.loader.weights)
+        parts = zip(self.phase.sources, self.loader.sources, self.loader.weights, counts, strict=True)
         lines = []
         for (path, _), source, weight, count in parts:
-            often = "" if self.config.budget else f", read {count / source.num_samples:.2g} times"
+            often = "" if self.plan.seconds else f", read {count / source.num_samples:.2g} times"
             lines.append(f"{path}: {weight / total:.4g} of the rows, {source.num_samples:,} samples an epoch{often}")
         return lines

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
-import os
 import re
-import tomllib
-from collections.abc import Callable
-from dataclasses import Field, dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
 from datetime import date
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
 from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
-from bertdata.cli import OneSentence, one_sentence
 from bertdata.errors import UsageError, counted
-from bertrain import recipes
+from bertrain import values
 
 METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
 GROWTH = ("stack", "fresh")
 TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 MICRO_BATCH_SIZE = 64  # the default is at most this
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 DISTILLATION, HARDWARE, CHECKPOINTS = "Distillation", "Speed and memory", "Checkpoints and log"
+IN_FILES = ""  # the group of options that only a file or Python can give: they are of phases
+DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which has one of them
 
 
 class Bounds(NamedTuple):
@@ -56,15 +56,39 @@ SHARE = Bounds("a share above 0 and at most 1, such as 0.2", lambda value: 0 < v
 WEIGHT = Bounds("a weight from 0 to 1", lambda value: 0 <= value <= 1)
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
 MUON = Needs("--optimizer muon", lambda config: config.optimizer not in ("adamw", "stableadamw", "lamb"))
-GROW = Needs("--grow", lambda config: bool(config.grow))
+GROW = Needs("a [[phase]] with layers", lambda config: config.grows)
 ELASTIC = Needs("--elastic", lambda config: bool(config.elastic))
 INIT = Needs("--init: the weights to freeze", lambda config: bool(config.init))
 TEACHER = Needs("a --teacher-cache or a --teacher", lambda config: bool(config.distil_method))
 
 
 def _option(group: str, default: Any, help: str, **more: Any) -> Any:
-    """A field of Config. more: `bounds` of each of its values, what it `needs`; the rest is for click."""
+    """A field of Config.
+
+    more: `bounds` of its value; what it `needs`; whether a `phase` may set it; its `form`, if it is more than one plain
+    value; and its `type` for click, if it is not that of the default.
+    """
     return field(default=default, metadata={"group": group, "help": help} | more)
+
+
+class Part(NamedTuple):
+    """A [[phase]] as it is given; the whole run where there is none."""
+
+    options: Config  # those of the run, with those of the phase in their place
+    unit: str  # of its duration: one of DURATIONS
+    amount: Fraction
+    sets: frozenset[str]  # the options that the phase itself gives
+
+    @property
+    def sets_rate(self) -> bool:
+        return bool(self.sets & _RATE)
+
+    @property
+    def sets_warmup(self) -> bool:
+        return bool(self.sets & {"warmup", "warmup_steps"})
+
+
+_RATE = frozenset({"lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +104,25 @@ class Config:
         (),
         "Dataset of bertdata build: a directory or a URL. May be repeated; several datasets are mixed by --weights.  "
         "[required]",
-        many=True,
+        form="many",
+        phase=True,
     )
     weights: str | tuple[float, ...] = _option(
         DATA,
         (),
         "Share of each --data in the rows, in their order, with commas between: --data a/ --data b/ --weights 0.7,0.3.",
-        numbers=True,
+        form="numbers",
         bounds=ABOVE_0,
+        phase=True,
+    )
+    mix_temperature: float | None = _option(
+        DATA,
+        None,
+        "Mixes several --data by their size, instead of --weights: in the ratio of their tokens to this power, such as "
+        "0.7. 1 is the ratio of their tokens.",
+        type=float,
+        bounds=FROM_0,
+        phase=True,
     )
     out: str = _option(
         CHECKPOINTS,
@@ -114,25 +149,43 @@ class Config:
         needs=INIT,
     )
     objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
-    grow: str = _option(
-        MODEL,
-        "",
-        "Numbers of layers, such as 3,6,12: the run begins with the first number, and the model grows to the others "
-        "during the run. The last number must be that of --model (docs/growing.md).",
+    layers: int | None = _option(
+        IN_FILES,
+        None,
+        "Number of layers: the model has its first ones alone, and grows at the next phase that has more.",
+        type=int,
+        bounds=COUNT,
+        phase=True,
     )
-    grow_at: str = _option(MODEL, "", "Shares of the run at which the model grows, such as 0.2,0.5.", needs=GROW)
     grow_by: str = _option(
         MODEL,
         "stack",
-        "Weights of new layers. stack: copies of the layers below. fresh: random weights.",
+        "Weights of new layers where a [[phase]] has more layers. stack: copies of the layers below. fresh: random "
+        "weights.",
         type=click.Choice(GROWTH),
         needs=GROW,
     )
-    freeze_trunk: bool = _option(
+    trains: str = _option(
+        IN_FILES,
+        "",
+        "Regular expression: only parameters of the model whose name contains a match are trained.",
+        phase=True,
+    )
+    rope_base: float | None = _option(
         MODEL,
-        False,
-        "After a growth, train only the new layers and the modules above them, until the next growth.",
-        needs=GROW,
+        None,
+        "Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model.",
+        type=float,
+        bounds=ABOVE_0,
+        phase=True,
+    )
+    rope_base_local: float | None = _option(
+        MODEL,
+        None,
+        "Base of the rotary positions of local layers. Default: that of --model.",
+        type=float,
+        bounds=ABOVE_0,
+        phase=True,
     )
     elastic: str = _option(
         MODEL,
@@ -149,11 +202,7 @@ class Config:
         "File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. "
         "The word embeddings of tokens with a common name learn together (docs/side-channels.md).",
     )
-    length: int = _option(DATA, 128, "Row length in tokens, special tokens included.")
-    long_length: int | None = _option(
-        DATA, None, "Row length in the last part of the run, such as 512. Default: --length throughout.", type=int
-    )
-    long_share: float = _option(DATA, 0.1, "Share of the run, at its end, that uses --long-length.", bounds=BETWEEN)
+    length: int = _option(DATA, 128, "Row length in tokens, special tokens included.", phase=True)
     isolate_documents: bool = _option(
         DATA, False, "Pack several documents into a row; no token attends to another document."
     )
@@ -161,6 +210,12 @@ class Config:
         SCHEDULE, None, "Number of optimizer steps. Default: one epoch.", type=int, bounds=ABOVE_0
     )
     epochs: float | None = _option(SCHEDULE, None, "Number of epochs, instead of --steps.", type=float, bounds=ABOVE_0)
+    tokens: str = _option(
+        SCHEDULE,
+        "",
+        "Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow.",
+        form="amount",
+    )
     budget: str = _option(
         SCHEDULE,
         "",
@@ -170,10 +225,9 @@ class Config:
     global_batch_size: int | str = _option(
         SCHEDULE,
         256,
-        "Rows in one optimizer step, over all ranks. 64:128 uses 64 in the first half of the run, then 128. 64:128@0.8 "
-        "changes after 80 % of the run.",
-        staged=int,
-        bounds=COUNT,
+        "Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run.",
+        form="rows",
+        phase=True,
     )
     micro_batch_size: int | None = _option(
         HARDWARE,
@@ -182,15 +236,27 @@ class Config:
         type=int,
         bounds=ABOVE_0,
     )
-    lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.", bounds=ABOVE_0)
-    warmup: float = _option(SCHEDULE, 0.06, "Length of the linear warm-up, as a share of the run.", bounds=WARMUP)
+    lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.", bounds=ABOVE_0, phase=True)
+    lr_end: float = _option(
+        SCHEDULE, 0.0, "Learning rate at the end of the schedule, as a share of --lr.", bounds=WEIGHT, phase=True
+    )
+    warmup: float = _option(
+        SCHEDULE, 0.06, "Length of the linear warm-up, as a share of the run.", bounds=WARMUP, phase=True
+    )
     warmup_steps: int | None = _option(
-        SCHEDULE, None, "Length of the linear warm-up in steps, instead of --warmup.", type=int, bounds=FROM_0
+        SCHEDULE,
+        None,
+        "Length of the linear warm-up in steps, instead of --warmup.",
+        type=int,
+        bounds=FROM_0,
+        phase=True,
     )
     schedule: str = _option(
         SCHEDULE,
         "linear",
-        "Learning rate after the warm-up: linear, cosine, or wsd, which stays at the peak and falls at the end.",
+        "Learning rate after the warm-up: constant; linear, cosine or 1-sqrt, which fall; or wsd, which stays at the "
+        "peak and falls at the end as 1-sqrt.",
+        phase=True,
     )
     decay_share: float = _option(
         SCHEDULE,
@@ -198,6 +264,7 @@ class Config:
         "Share of the run, at its end, in which the learning rate of --schedule wsd falls.",
         bounds=SHARE,
         needs=WSD,
+        phase=True,
     )
     optimizer: str = _option(
         SCHEDULE,
@@ -215,10 +282,10 @@ class Config:
         (),
         "PATTERN=FACTOR: scale the learning rate of parameters whose name contains a match of PATTERN, a regular "
         "expression, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.",
-        many=True,
+        form="many",
     )
     weight_decay: float = _option(
-        SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.", bounds=FROM_0
+        SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.", bounds=FROM_0, phase=True
     )
     beta1: float = _option(SCHEDULE, 0.9, "Decay rate of the optimizer's mean of gradients.", bounds=DECAY)
     beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.", bounds=DECAY)
@@ -226,13 +293,18 @@ class Config:
     clip_norm: float = _option(
         SCHEDULE, 1.0, "Largest norm of the gradient; larger gradients are scaled down.", bounds=ABOVE_0
     )
-    mlm_probability: float | str = _option(
+    mlm_probability: float = _option(
+        DATA, 0.15, "Share of a row's tokens to mask and predict.", bounds=SHARE, phase=True
+    )
+    mask_fraction: float = _option(
+        DATA, 0.8, "Share of the chosen tokens that becomes [MASK].", bounds=WEIGHT, phase=True
+    )
+    random_fraction: float = _option(
         DATA,
-        0.15,
-        "Share of a row's tokens to mask and predict. 0.3:0.15 changes it after half of the run's rows, 0.3:0.15@0.8 "
-        "after 80 % of them.",
-        staged=float,
-        bounds=SHARE,
+        0.1,
+        "Share of the chosen tokens that becomes a random token. The others stay as they are.",
+        bounds=WEIGHT,
+        phase=True,
     )
     average: float = _option(
         SCHEDULE,
@@ -247,6 +319,7 @@ class Config:
         "How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all "
         "tokens of a word; span, one to ten neighbouring words.",
         type=click.Choice(MASKING_POLICIES),
+        phase=True,
     )
     shuffle: str = _option(
         DATA,
@@ -327,8 +400,12 @@ class Config:
         (),
         "Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio "
         "(docs/trackers.md). May be repeated.",
-        many=True,
+        form="many",
         type=click.Choice(TRACKERS),
+    )
+
+    phase: tuple[Mapping[str, Any], ...] = _option(
+        IN_FILES, (), "The phases of the run, each with a duration and what it sets (docs/phases.md).", form="tables"
     )
 
     def __post_init__(self) -> None:
@@ -338,88 +415,106 @@ class Config:
             if name not in TRACKERS:
                 sentence = f"--log-to {name} is unknown; give one of {', '.join(TRACKERS)}"
                 raise UsageError(sentence, "unknown", option="log_to", given=name)
-        if not self.data:
+        if not self.data and not self.phase:
             raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
         for option in fields(self):
             self._check_bounds(option)
-        is_longer = self.long_length is None or self.long_length > self.length
-        self._require("long_length", is_longer, f"more than --length {self.length}")
-        self._check_weights()
+        if self.data:
+            self._check_weights()
+        self._check_masks()
         self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
         for option in fields(self):
             self._check_needs(option)
         self._check_adapter()
         self._check_growth()
+        self._check_bases()
         self._check_elastic()
         self._check_duration()
         self._check_distillation()
 
     def _parsed(self, option: Field[Any]) -> Any:
         """The value of an option, from Python, a file or the command line. Raises UsageError for another type."""
-        value, kind, meta = getattr(self, option.name), _kind(option), option.metadata
+        value, kind, form = getattr(self, option.name), _kind(option), option.metadata.get("form")
         if value is None and option.default is None:
             return None
-        if meta.get("numbers"):
+        if form == "numbers":
             numbers = _numbers(value, float) if isinstance(value, str) and value else value or ()
             is_right = isinstance(numbers, list | tuple) and all(isinstance(each, int | float) for each in numbers)
             if is_right and (numbers or not value):
                 return tuple(numbers)
             expected = "numbers with commas between"
-        elif meta.get("many"):
+        elif form == "many":
             texts = [value] * bool(value) if option.name == "data" and isinstance(value, str) else value
             if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
                 return tuple(texts)
             expected = "a list of texts"
-        elif staged := meta.get("staged"):
-            values = stages(option.name, value, staged)
-            return values[0][1] if len(values) == 1 else value  # the command line gives a text
+        elif form == "tables":
+            if isinstance(value, list | tuple) and all(isinstance(table, Mapping) for table in value):
+                return tuple(value)
+            expected = "a list of tables"
+        elif form in ("rows", "amount") and value != "":
+            with contextlib.suppress(ValueError, TypeError):
+                if form == "amount":
+                    return str(value) if values.amount(value) else ""
+                rows = values.ramp(value)
+                return rows.first if rows.first == rows.last else str(rows)
+            expected = "a number of rows, such as 64 or 16..64" if form == "rows" else "a number of tokens, such as 40M"
         else:
             is_kind = isinstance(value, (int, float) if kind is float else kind)
             if is_kind and isinstance(value, bool) == (kind is bool):
                 return value
             expected = _KINDS[kind]
-        sentence = f"{_flag(option.name)} is {value!r}, which is not {expected}"
+        sentence = f"{flag(option.name)} is {value!r}, which is not {expected}"
         raise UsageError(sentence, "malformed", option=option.name, given=value)
 
     def _check_bounds(self, option: Field[Any]) -> None:
         bounds, value = option.metadata.get("bounds"), getattr(self, option.name)
         if bounds is None or value is None:
             return
-        staged = option.metadata.get("staged")
-        values = [part for _, part in stages(option.name, value, staged)] if staged else [value]
-        self._require(
-            option.name, all(map(bounds.hold, value if isinstance(value, tuple) else values)), bounds.expected
-        )
+        is_right = all(map(bounds.hold, value if isinstance(value, tuple) else [value]))
+        self._require(option.name, is_right, bounds.expected)
 
     def _require(self, name: str, is_right: bool, expected: str) -> None:
         """Raises UsageError for an option out of its range. expected: what to give instead."""
         value = getattr(self, name)
         if not is_right:
-            raise UsageError(f"{_flag(name)} is {value}; give {expected}", "out-of-range", option=name, given=value)
+            raise UsageError(f"{flag(name)} is {value}; give {expected}", "out-of-range", option=name, given=value)
 
     def _check_needs(self, option: Field[Any]) -> None:
         """Raises UsageError for an option that is given and means nothing."""
         needs, value = option.metadata.get("needs"), getattr(self, option.name)
         if needs and value != option.default and not needs.is_given(self):
-            flag = _flag(option.name)
-            sentence = f"{flag} {value} needs {needs.expected}; give that too, or leave {flag} out"
+            given = flag(option.name)
+            sentence = f"{given} {value} needs {needs.expected}; give that too, or leave {given} out"
             raise UsageError(sentence, "needs-option", option=option.name, given=value)
 
     def _check_weights(self) -> None:
         number = len(self.data)
+        if self.mix_temperature is not None:
+            if self.weights:
+                sentence = "--weights and --mix-temperature were given, and both say how datasets are mixed; give one"
+                raise UsageError(sentence, "conflict", option="mix_temperature", given=self.mix_temperature)
+            return
         if len(self.weights) != (number if number > 1 else 0):
             sentence = (
                 f"{counted(number, 'dataset')} and {counted(len(self.weights), 'weight')} were given; give --weights a "
-                "number for each --data: --data a/ --data b/ --weights 0.7,0.3"
+                "number for each --data: --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature"
                 if number > 1
                 else "--weights was given, and there is one --data; give several, or leave --weights out"
             )
             raise UsageError(sentence, "conflict", option="weights", given=list(self.weights))
 
+    def _check_bases(self) -> None:
+        for name in ("rope_base", "rope_base_local"):
+            if len({getattr(part.options, name) is None for part in self.parts}) > 1:
+                sentence = f"some phases set {name} and others do not; set it in each, or above them"
+                raise UsageError(sentence, "conflict", option=name)
+
+    def _check_masks(self) -> None:
+        total = self.mask_fraction + self.random_fraction
+        self._require("random_fraction", total <= 1 + 1e-9, f"at most 1 - --mask-fraction {self.mask_fraction}")
+
     def _check_adapter(self) -> None:
-        if self.lora and self.grow:
-            sentence = "--grow and --lora were given; a model that grows trains all its weights, so give one of them"
-            raise UsageError(sentence, "conflict", option="lora")
         if self.lora and self.side_channel:
             sentence = (
                 "--side-channel and --lora were given; a side channel trains the word embeddings, which are frozen "
@@ -428,32 +523,31 @@ class Config:
             raise UsageError(sentence, "conflict", option="lora")
 
     def _check_growth(self) -> None:
-        if not self.grow:
+        if not self.grows:
             return
-        begins = [begin for begin, _ in self.depths]
-        if self.init:
-            sentence = "--grow and --init were given; --grow begins with random weights, so give --model"
-            raise UsageError(sentence, "conflict", option="init")
+        layers = [part.options.layers or math.inf for part in self.parts]
+        if layers != sorted(layers):
+            shown = ", ".join("all" if number == math.inf else str(number) for number in layers)
+            sentence = f"the phases have {shown} layers; give numbers that do not fall, and none for all of --model"
+            raise UsageError(sentence, "malformed", option="layers", given=layers)
+        for option, why in (
+            ("init", "a model that grows begins with random weights, so give --model"),
+            ("lora", "a model that grows trains all its weights"),
+            ("elastic", "sub-networks have numbers of layers of their own"),
+        ):
+            if getattr(self, option):
+                sentence = f"{flag(option)} and phases with layers were given: {why}; leave one of them out"
+                raise UsageError(sentence, "conflict", option=option)
         if self.distil_method in ("relations", "hidden"):
             sentence = (
-                f"--distil {self.distil_method} compares layers by their number, which --grow changes; give --distil "
-                "logits, or leave --grow out"
+                f"--distil {self.distil_method} compares layers by their number, which phases with layers change; give "
+                "--distil logits, or leave layers out"
             )
             raise UsageError(sentence, "conflict", option="distil", given=self.distil)
-        if begins[-1] > 1 - self.average + 1e-9:
-            most = math.floor(100 * (1 - begins[-1]) + 1e-9) / 100
-            sentence = (
-                f"--average {self.average} takes in weights from before the last growth at {begins[-1]}; give at most "
-                f"{most:g}"
-            )
-            raise UsageError(sentence, "out-of-range", option="average", given=self.average)
 
     def _check_elastic(self) -> None:
         if not self.elastic:
             return
-        if self.grow:
-            sentence = "--elastic and --grow were given, and both say how many layers are trained; give one"
-            raise UsageError(sentence, "conflict", option="elastic")
         if self.lora:
             sentence = "--elastic and --lora were given; sub-networks train all their weights, so give one"
             raise UsageError(sentence, "conflict", option="elastic")
@@ -477,42 +571,45 @@ class Config:
         if self.warmup_steps is not None and self.warmup != Config.warmup:
             sentence = f"--warmup {self.warmup} and --warmup-steps {self.warmup_steps} were given; give one of them"
             raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
-        durations = {"--steps": self.steps, "--epochs": self.epochs, "--budget": self.budget or None}
-        given = [f"{flag} {value}" for flag, value in durations.items() if value is not None]
+        given = [f"{flag(name)} {getattr(self, name)}" for name in _TOTALS if getattr(self, name)]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} were given; give one of them", "conflict", option="steps")
-        if self.budget:
-            self.seconds  # noqa: B018  (refuses what is no time)
-            if self.warmup_steps is not None:
-                sentence = "--warmup-steps and --budget were given; give --warmup, a share of the time"
-                raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
-            if self.teacher_cache and len(self.mask_shares) > 1:
-                sentence = (
-                    f"--mlm-probability {self.mlm_probability} changes with the time of a --budget, and "
-                    "--teacher-cache has answers to rows whose masks are known in advance; give --steps"
-                )
-                raise UsageError(sentence, "conflict", option="budget", given=self.budget)
+        units = {part.unit for part in self.parts}
+        if units != {"share"} and (given or units & {"share", "time"} and len(units) > 1):
+            sentence = (
+                f"the phases have {' and '.join(sorted(units))}{f', and {given[0]} was given' if given else ''}; give "
+                "each phase steps, tokens or epochs, or each a time, or each a share of --steps, --tokens, --epochs or "
+                "--budget"
+            )
+            raise UsageError(sentence, "conflict", option="phase")
+        if units == {"share"} and (total := sum(part.amount for part in self.parts)) != 1:
+            sentence = f"the shares of the phases add up to {float(total):g}; give shares whose sum is 1"
+            raise UsageError(sentence, "out-of-range", option="share", given=float(total))
+        if self.seconds and any(part.options.warmup_steps is not None for part in self.parts):
+            sentence = "--warmup-steps was given to a run by time; give --warmup, a share of the time"
+            raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
 
     def _check_distillation(self) -> None:
         if self.teacher and self.teacher_cache:
             raise UsageError(
                 "--teacher and --teacher-cache were given; give one of them", "conflict", option="teacher_cache"
             )
-        if self.teacher_cache and len(self.sources) > 1:
+        if self.teacher_cache and len(self.paths) > 1:
             sentence = (
-                f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(self.sources)}; give "
+                f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(self.paths)}; give "
                 "one, or --teacher, which answers during training"
             )
             raise UsageError(sentence, "conflict", option="teacher_cache")
         if self.teacher_cache and self.distil in ("relations", "hidden"):
             sentence = f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits; give --distil logits"
             raise UsageError(sentence, "needs-option", option="distil", given=self.distil)
-        if self.teacher_cache and self.long_length is not None:
-            sentence = (
-                "--teacher-cache and --long-length were given; a cache has answers to rows of one length, so leave one "
-                "of them out"
-            )
-            raise UsageError(sentence, "conflict", option="teacher_cache")
+        for name in ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction"):
+            if self.teacher_cache and len({getattr(part.options, name) for part in self.parts}) > 1:
+                sentence = (
+                    f"--teacher-cache was given, and the phases have different {name}; a cache has answers to rows of "
+                    "one length, masked by one rule, so leave one of them out"
+                )
+                raise UsageError(sentence, "conflict", option="teacher_cache")
         if self.compile == "on" and self._recomputes_tapped_layers:
             sentence = (
                 f"--compile on does not go with --gradient-checkpointing and --distil {self.distil_method}, which "
@@ -530,53 +627,72 @@ class Config:
         return self.compile == "on" or (self.compile == "auto" and automatic)
 
     @property
-    def sources(self) -> tuple[tuple[str, float], ...]:
-        """--data as (directory or URL, weight); a single one has the weight 1."""
-        return tuple(zip(self.data, map(float, self.weights or (1,)), strict=True))
-
-    @property
     def distil_method(self) -> str | None:
         """--distil, resolved; None without a teacher."""
         if not (self.teacher or self.teacher_cache):
             return None
         return self.distil if self.distil != "auto" else "logits" if self.teacher_cache else "relations"
 
-    @property
-    def seconds(self) -> float:
-        """--budget in seconds."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", self.budget)
-        if not match or float(match[1]) <= 0:
-            sentence = f"--budget {self.budget} is not a time; write it like 90s, 30m or 24h"
-            raise UsageError(sentence, "malformed", option="budget", given=self.budget)
-        return float(match[1]) * _SECONDS[match[2]]
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The phases as they are given; one, of the whole run, without any. Raises UsageError for a faulty one."""
+        if not self.phase:
+            return (Part(self, "share", Fraction(1), frozenset()),)
+        parts: list[Part] = []
+        for number, table in enumerate(self.phase, 1):
+            with _of_phase(number):
+                parts.append(self._part(table, rest=1 - sum((part.amount for part in parts), Fraction(0))))
+        for number, part in enumerate(parts[:-1], 1):
+            if not self.phase[number - 1].keys() & set(DURATIONS):
+                sentence = f"[[phase]] {number} has no duration; give it one of {', '.join(DURATIONS)}"
+                raise UsageError(sentence, "missing", option="phase", given=part.unit)
+        return tuple(parts)
+
+    def _part(self, table: Mapping[str, Any], *, rest: Fraction) -> Part:
+        """A phase. rest: the share of a run that is left to it, if it has no duration."""
+        allowed = {option.name for option in fields(self) if option.metadata.get("phase")}
+        if wrong := sorted(table.keys() - allowed - set(DURATIONS)):
+            of_run = wrong[0] in {option.name for option in fields(self)}
+            reason = "is an option of the whole run, so set it above the phases" if of_run else "is unknown"
+            sentence = f"{wrong[0]} {reason}; a phase may set {', '.join(sorted(allowed))}"
+            raise UsageError(sentence, "unknown", option=wrong[0], given=table[wrong[0]])
+        given = [name for name in DURATIONS if name in table]
+        if len(given) > 1:
+            sentence = f"{' and '.join(given)} were given; a phase has one duration, so give one of them"
+            raise UsageError(sentence, "conflict", option=given[1])
+        unit = given[0] if given else "share"
+        sets = {name: value for name, value in table.items() if name not in DURATIONS}
+        above = {option.name: getattr(self, option.name) for option in fields(self)}
+        dropped = replaced_by(sets, above) | {"phase", "grow_by", *_TOTALS}
+        options = Config(**{name: value for name, value in above.items() if name not in dropped} | sets)
+        return Part(options, unit, _duration(unit, table[unit]) if given else rest, frozenset(sets))
 
     @property
-    def mask_shares(self) -> tuple[tuple[float, float], ...]:
-        """--mlm-probability as (share of the run that is done, share of tokens from then on)."""
-        return stages("mlm_probability", self.mlm_probability, float)
+    def grows(self) -> bool:
+        """Whether a phase says how many layers the model has."""
+        return any("layers" in table for table in self.phase)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The datasets of the run: directories or URLs."""
+        return tuple(dict.fromkeys(path for part in self.parts for path in part.options.data))
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """The time of a run that ends by it; None for a run of steps."""
+        if self.budget:
+            return float(_duration("budget", self.budget))
+        return float(sum(part.amount for part in self.parts)) if self.parts[0].unit == "time" else None
 
     @property
-    def batch_sizes(self) -> tuple[tuple[float, int], ...]:
-        """--global-batch-size as (share of the run that is done, rows of a step from then on)."""
-        return stages("global_batch_size", self.global_batch_size, int)
+    def num_tokens(self) -> int:
+        """--tokens; 0 without it."""
+        return values.amount(self.tokens) if self.tokens else 0
 
     @property
-    def depths(self) -> tuple[tuple[float, int], ...]:
-        """--grow and --grow-at as (share of the run that is done, layers from then on); nothing without them."""
-        if not self.grow:
-            return ()
-        layers = _numbers(self.grow, int)
-        begins = [0.0, *_numbers(self.grow_at, float)]
-        if len(layers) < 2 or layers[0] < 1 or layers != sorted(layers):
-            sentence = f"--grow is {self.grow}; give numbers of layers that do not fall, such as 3,6,12"
-            raise UsageError(sentence, "malformed", option="grow", given=self.grow)
-        if len(begins) != len(layers) or begins != sorted(set(begins)) or not begins[-1] < 1:
-            sentence = (
-                f"--grow-at is {self.grow_at or 'missing'}; --grow {self.grow} needs {len(layers) - 1} rising shares "
-                "of the run between 0 and 1, such as 0.5"
-            )
-            raise UsageError(sentence, "malformed", option="grow_at", given=self.grow_at)
-        return tuple(zip(begins, layers, strict=True))
+    def rows(self) -> values.Ramp:
+        """--global-batch-size."""
+        return values.ramp(self.global_batch_size)
 
     @property
     def rate_scales(self) -> tuple[tuple[re.Pattern[str], float], ...]:
@@ -602,7 +718,35 @@ class Config:
     @property
     def longest(self) -> int:
         """The longest row of the run, in tokens."""
-        return max(self.length, self.long_length or 0)
+        return max(part.options.length for part in self.parts)
+
+
+@contextlib.contextmanager
+def _of_phase(number: int) -> Iterator[None]:
+    """A refusal names the phase that it is about."""
+    try:
+        yield
+    except UsageError as error:
+        sentence = f"[[phase]] {number}: {error}"
+        raise UsageError(sentence, error.kind, option=error.option, given=error.given) from None
+
+
+def _duration(unit: str, given: Any) -> Fraction:
+    """A duration as a number: of steps, tokens, epochs or seconds, or a share. Raises UsageError for what is none."""
+    parse: dict[str, Callable[[Any], Any]] = {
+        "budget": values.seconds,
+        "time": values.seconds,
+        "tokens": values.amount,
+    }
+    try:
+        number = Fraction(parse.get(unit, str)(given))
+        if isinstance(given, bool) or number <= 0 or (unit == "steps" and number.denominator > 1):
+            raise ValueError
+    except (ValueError, TypeError, ZeroDivisionError):
+        examples = {"budget": "90s, 30m or 24h", "time": "90s, 30m or 24h", "tokens": "40M or 1.7T", "steps": "1000"}
+        sentence = f"{unit} is {given!r}, which is no duration; write it like {examples.get(unit, '0.5')}"
+        raise UsageError(sentence, "malformed", option=unit, given=given) from None
+    return number
 
 
 def default_out(config: Config) -> str:
@@ -623,28 +767,6 @@ def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/exten
     return registry[name]
 
 
-def stages(name: str, given: float | str, kind: Callable[[str], Any]) -> tuple[tuple[float, Any], ...]:
-    """Values for the parts of a run, as (begin, value): "0.3:0.15@0.8" → ((0, 0.3), (0.8, 0.15)).
-
-    A begin is a share of the run; without @ the parts are equally long. Raises UsageError for anything else. name: of
-    the option in Config.
-    """
-    parts = str(given).split(":")
-    try:
-        values = []
-        for number, part in enumerate(parts):
-            value, at, begin = part.partition("@")
-            values.append((float(begin) if at else number / len(parts), kind(value)))
-    except ValueError:
-        values = []
-    begins = [begin for begin, _ in values]
-    if not values or begins[0] != 0 or begins != sorted(set(begins)) or not all(begin < 1 for begin in begins):
-        examples = {float: "0.3, or 0.3:0.15, or 0.3:0.15@0.8", int: "64, or 64:128, or 64:128@0.8"}[kind]  # type: ignore[index]  # kind is one of the two
-        sentence = f"{_flag(name)} is {given}; give one value, or values for the parts of a run: {examples}"
-        raise UsageError(sentence, "malformed", option=name, given=given)
-    return tuple(values)
-
-
 def _numbers(given: str, kind: Callable[[str], Any]) -> list[Any]:
     """Numbers with commas between; nothing for any other text."""
     try:
@@ -653,10 +775,11 @@ def _numbers(given: str, kind: Callable[[str], Any]) -> list[Any]:
         return []
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_TOTALS = ("steps", "epochs", "tokens", "budget")
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -666,127 +789,25 @@ def _kind(option: Field[Any]) -> type:
     return kind if kind in _KINDS else str  # a click.Choice
 
 
-# -------------------------------------------------------------------------------------------------------- command line
-
-
-class _GroupedOption(click.Option):
-    def __init__(self, *arguments: Any, group: str, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.group = group
-
-
-class _GroupedCommand(OneSentence):
-    """A command whose --help lists its options under headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {
-            name: [] for name in (DATA, MODEL, SCHEDULE, DISTILLATION, HARDWARE, CHECKPOINTS, "Other")
-        }
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                groups[getattr(parameter, "group", "Other")].append(record)
-        for name, records in groups.items():
-            if records:
-                with formatter.section(name):
-                    formatter.write_dl(records)
-
-
 _INSTEAD = {
     "model": ["init"],
     "data": ["weights"],
+    "weights": ["mix_temperature"],
+    "mix_temperature": ["weights"],
     "warmup": ["warmup_steps"],
     "warmup_steps": ["warmup"],
-    "steps": ["epochs", "budget"],
-    "epochs": ["steps", "budget"],
-    "budget": ["steps", "epochs"],
+    "steps": ["epochs", "tokens", "budget"],
+    "epochs": ["steps", "tokens", "budget"],
+    "tokens": ["steps", "epochs", "budget"],
+    "budget": ["steps", "epochs", "tokens"],
 }
-"""An option on the command line → options of a file that say the same in another way."""
+"""An option → options that say the same in another way: it replaces them where it is given later."""
 _OF_VALUE = {"optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"]}
-"""An option whose value on the command line is another than in a file → options of the file that go with its own."""
+"""An option → options that go with its value: another value, given later, leaves them out."""
 
 
-def command(run: Callable[[Config], None]) -> click.Command:
-    """A click command with a flag for every option of Config, --recipe and --config."""
-
-    def main(file: str | None, recipe: str | None, **flags: Any) -> None:
-        with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
-            given = {name: value for name, value in flags.items() if value not in (None, ())}
-            if file and recipe:
-                sentence = "--config and --recipe were given; both have options of a whole run, so give one of them"
-                raise UsageError(sentence, "conflict", option="recipe", given=recipe)
-            if not file and not recipe and not recipes.CHOICES & given.keys():
-                recipe = recipes.DEFAULT
-            path = recipes.file_of(recipe) if recipe else Path(file) if file else None
-            read = read_options(path) if path else {}
-            changed = [name for name, value in given.items() if read.get(name) != value]
-            replaced = set(given).union(*(_INSTEAD.get(name, ()) for name in given))
-            replaced = replaced.union(*(_OF_VALUE.get(name, ()) for name in changed))
-            values = {name: value for name, value in read.items() if name not in replaced}
-            config = Config(**values | given)
-        if os.environ.get("RANK", "0") == "0":
-            if not config.out:
-                config = replace(config, out=default_out(config))
-                click.echo(f"--out {config.out}")
-            if recipe:
-                click.echo(" ".join([f"--recipe {recipe}:", *(f"{_flag(name)} {values[name]}" for name in values)]))
-        run(config)
-
-    parameters: list[click.Parameter] = []
-    for option in fields(Config):
-        meta = dict(option.metadata)
-        group, text = meta.pop("group"), meta.pop("help")
-        for name in ("bounds", "needs"):
-            meta.pop(name, None)
-        many = meta.pop("many", False)
-        if meta.pop("staged", None) or meta.pop("numbers", None) or many:
-            meta.setdefault("type", str)
-        more: dict[str, Any] = {"multiple": True} if many else {}
-        default = "off" if option.default is False else option.default
-        shown = f"{text}  [default: {default}]" if option.default not in (None, "", ()) else text
-        flag, kind = _flag(option.name), {"type": meta.get("type", type(option.default))}
-        if option.default is False:
-            flag, kind = f"{flag}/--no-{flag[2:]}", {}
-        parameters.append(_GroupedOption([flag, option.name], group=group, default=None, help=shown, **kind, **more))
-    parameters += [
-        click.Option(
-            ["--recipe"],
-            help=f"Options that belong together (docs/recipes.md): {', '.join(recipes.NAMES)}. Options on the command "
-            f"line override them. Default: {recipes.DEFAULT}; none beside --config, "
-            f"{', '.join(sorted(map(_flag, recipes.CHOICES)))}.",
-        ),
-        click.Option(
-            ["--config", "file"],
-            help="Read options from this run.json, or from a TOML file of option = value. Options on the command line "
-            "override them.",
-        ),
-    ]
-    settings = {"help_option_names": ["-h", "--help"]}
-    return _GroupedCommand("pretrain", callback=main, params=parameters, help=run.__doc__, context_settings=settings)
-
-
-def read_options(path: Path) -> dict[str, Any]:
-    """The options in a run.json, or in a TOML file. Raises UsageError if it is neither, or has unknown options."""
-    try:
-        content = path.read_bytes()
-        saved = tomllib.loads(content.decode()) if path.suffix == ".toml" else dict(json.loads(content)["config"])
-    except FileNotFoundError:
-        sentence = f"--config {path} does not exist; give the run.json of a run"
-        raise UsageError(sentence, "not-found", option="config", given=str(path)) from None
-    except OSError as error:
-        sentence = f"--config {path} cannot be read: {error.strerror}; give the run.json of a run"
-        raise UsageError(sentence, "unreadable", option="config", given=str(path)) from None
-    except tomllib.TOMLDecodeError as error:
-        sentence = f"--config {path} is not TOML: {error}; write lines such as lr = 1e-3"
-        raise UsageError(sentence, "malformed", option="config", given=str(path)) from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        sentence = (
-            f"--config {path} is not a run.json that bertrain pretrain wrote, nor a .toml file of options; give one "
-            "of them"
-        )
-        raise UsageError(sentence, "not-a-run", option="config", given=str(path)) from None
-    if unknown := sorted(saved.keys() - {option.name for option in fields(Config)}):
-        sentence = (
-            f"--config {path} has options that this version does not have: {', '.join(unknown)}; remove them from it"
-        )
-        raise UsageError(sentence, "other-version", option="config", given=unknown)
-    return saved
+def replaced_by(given: Mapping[str, Any], before: Mapping[str, Any]) -> set[str]:
+    """Which options of `before` do not hold any more beside those that are given after them."""
+    changed = [name for name, value in given.items() if before.get(name) != value]
+    replaced = set(given).union(*(_INSTEAD.get(name, ()) for name in given))
+    return replaced.union(*(_OF_VALUE.get(name, ()) for name in changed))

@@ -23,13 +23,15 @@ from bertdata.errors import BertdataError, DatasetError, counted
 from bertdata.format.verify import verify
 from bertrain import assemble, optim
 from bertrain.batches import Batches
-from bertrain.config import Config, command
+from bertrain.config import Config
+from bertrain.flags import command
 from bertrain.models import adapters
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
-from bertrain.plan import Plan
+from bertrain.phases import check_begun
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
+from bertrain.schedule import Plan
 
 PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
 Finding = tuple[str, str]  # verdict, sentence
@@ -39,27 +41,29 @@ SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take 
 def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails."""
     try:
-        sources = assemble.sources(config)
+        datasets = assemble.datasets(config)
     except BertdataError as error:
         yield "shards", (FAIL, str(error))
         return
-    for shards, _ in sources:
+    for shards in datasets.values():
         faults = verify(shards.path)
         sound = f"{counted(shards.num_documents, 'document')}, {shards.num_tokens:,} tokens, every byte as written"
-        line = f"{shards.path}: {sound}" if len(sources) > 1 else sound
+        line = f"{shards.path}: {sound}" if len(datasets) > 1 else sound
         yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, line)
     try:
         assemble.check_names(config)
-        batches = Batches(config, sources, world_size=nproc)
+        batches = Batches(config, datasets, world_size=nproc)
         targets = batches.first_targets()
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
         return
     loader, plan = batches.loader, batches.plan
-    steps = counted(plan.steps, "step") if not config.budget else f"a budget of {config.budget}"
-    epochs = plan.samples(plan.steps) / loader.num_samples
-    sizes = f"{counted(loader.num_samples, 'sample')} of {config.length} tokens an epoch, {steps}"
-    yield "samples", (PASS, sizes + ("" if config.budget else f", {epochs:.2g} epochs"))
+    steps = counted(plan.steps, "step") if not plan.seconds else f"{plan.seconds:,.0f} seconds"
+    epochs = plan.samples() / loader.num_samples
+    sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, {steps}"
+    yield "samples", (PASS, sizes + ("" if plan.seconds else f", {epochs:.2g} epochs"))
+    for line in plan.describe():
+        yield "phase", (PASS, line)
     for line in batches.shares():
         yield "mix", (PASS, line)
     facts = loader.facts
@@ -70,25 +74,26 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {assemble.samples(config)} for other lengths")
     yield "batch", _batch(config, plan, nproc)
     first = [warning for warning in plan.warnings if "warmup" in warning]
-    share = (
-        f"{plan.warmup_steps:,} of {plan.steps:,} steps" if not config.budget else f"{config.warmup:.0%} of the time"
-    )
+    curve = plan.phases[0].rate
+    share = f"{curve.warmup_steps:,} of {curve.steps:,} steps"
+    if plan.seconds:
+        share = f"{curve.warmup_steps / curve.steps:.0%} of the time"
     yield "warm-up", (WARN, first[0]) if first else (PASS, share)
     yield "masks", (PASS, f"{targets:,} targets in the first rows")
-    for shards, _ in sources:
+    for shards in datasets.values():
         if "validation" not in shards.splits:
-            where = f"{shards.path} has " * (len(sources) > 1)
+            where = f"{shards.path} has " * (len(datasets) > 1)
             yield (
                 "validation",
                 (WARN, f"{where}no validation split, so nothing is evaluated; build with --validation 0.01"),
             )
-    shards = sources[0][0]  # which has the tokenizer of all
+    shards = next(iter(datasets.values()))  # which has the tokenizer of all
     try:
         weights, warnings = assemble.model(config, shards)
         cpu = torch.device("cpu")
         learner = assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
         optim.build(learner, config)
-        assemble.check_parts(config, shards, learner)
+        assemble.check_parts(config, shards, learner, plan.phases)
     except BertdataError as error:
         yield "model", (FAIL, str(error))
         return
@@ -104,11 +109,11 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
 
 def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
     ranks = "one rank" if nproc == 1 else f"each of {nproc} ranks"
-    shape = f"{config.global_batch_size} rows a step: {plan.accumulation} × {plan.micro_batch_size} on {ranks}"
+    shape = f"{plan.phases[0].rows} rows a step: {plan.accumulation} × {plan.micro_batch_size} on {ranks}"
     others = [warning for warning in plan.warnings if "warmup" not in warning]
     if others:
         return WARN, f"{shape}; {others[0]}; give another --global-batch-size"
-    if plan.share * nproc > 1.1 * max(rows for _, rows in plan.batch_sizes):
+    if plan.share * nproc > 1.1 * max(max(phase.rows) for phase in plan.phases):
         return WARN, f"{shape}; some ranks wait for others; make the batch a multiple of the ranks"
     return PASS, shape
 
@@ -128,18 +133,13 @@ def _memory(config: Config, plan: Plan, weights: PreTrainedModel, parameters: in
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
     size = 2 if on_gpu and config.precision != "fp32" else 4
-    tokens = plan.micro_batch_size * plan.length
+    length, slots = plan.phases[0].length, max(phase.masking.num_slots(phase.length) for phase in plan.phases)
+    tokens = plan.micro_batch_size * length
     kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
     passes = config.sub_networks if config.elastic else 1  # each may be as large as the model, and all are kept
     activations = passes * tokens * width * layers * kept * size
-    most = max(share for _, share in config.mask_shares)
-    slots = bertdata.Masking(probability=most, policy=config.masking).num_slots(plan.length)
     head = (
-        passes
-        * plan.micro_batch_size
-        * (plan.length if family_of(shape).dense else slots)
-        * shape.vocab_size
-        * (size + 4)
+        passes * plan.micro_batch_size * (length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
     )
     mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
     needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
@@ -194,6 +194,8 @@ def _run(config: Config, batches: Batches, shards: bertdata.Dataset, learner: Le
     try:
         saved = checkpoint.read_trainer(newest)
         checkpoint.require_same(newest, saved, checkpoint.made_with(config))
+        if saved["phases"] or config.phase:
+            check_begun(run, saved["phases"], saved["phase"], batches.plan.phases if config.phase else ())
         batches.resume(newest, saved)
         # With --lora the run adapts the weights that the checkpoint names, which may be others than --init has.
         base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else learner.base

@@ -27,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertdata.cli import one_sentence
 from bertrain import feed
-from bertrain.config import Config, command, default_out
+from bertrain.config import Config, default_out
+from bertrain.flags import command
 from bertrain.objectives import Learner
 from bertrain.run import Run
 from bertrain.runtime import checkpoint
@@ -52,7 +53,7 @@ def pretrain(config: Config) -> None:
                     train(run, signals)
                     while not (run.is_done or signals.stopped):
                         ranks.wait_for_others(COMPILES_S)
-                        run.grow()
+                        run.enter_next()
                         train(run, signals)
                 run.watch.finish(run.clock)
             except KeyboardInterrupt:  # the second Ctrl-C
@@ -69,11 +70,11 @@ def pretrain(config: Config) -> None:
 
 
 def train(run: Run, signals: Signals) -> None:
-    """Takes steps until all are taken, the time is up, the model has to grow, or a signal comes to any rank."""
+    """Takes the steps of a phase, until they are taken, its time is up, or a signal comes to any rank."""
     config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
     module = _over_ranks(learner) if ranks.world_size > 1 else learner
     rates, readings, is_first = Rates(learner.model, ranks.device, run.precision), Readings(), True
-    gc.unfreeze()  # what was before a growth
+    gc.unfreeze()  # what was of the phase before
     gc.collect()
     gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
     run.clock.start()
@@ -83,7 +84,7 @@ def train(run: Run, signals: Signals) -> None:
                 run.save(required=True)
                 return
             rates.take(ranks.world_size)
-        if run.stage_is_done:
+        if run.phase_is_done:
             run.finish()
             return
         batch, waited = run.next_batch()
@@ -120,7 +121,7 @@ def train(run: Run, signals: Signals) -> None:
             is_first = False
         if num_signals:
             signals.stop()
-        is_last = run.stage_is_done or bool(signals.stopped)
+        is_last = run.phase_is_done or bool(signals.stopped)
         if is_last or run.step % config.log_every == 0:
             run.log(rates, is_last=is_last)
         if is_last or run.step % config.save_every == 0:

@@ -246,23 +246,11 @@ def _events(log: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[tuple[
 
 
 def _streams(log: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What a run reads: (after which step, row length, batch size and masks from there on).
-
-    An entry of the log tells shares of masks ahead, as `later`: (position of the stream, share).
-    """
-    begins = [entry for entry in log if isinstance(entry.get("stream"), dict)]
-    ends = [*(entry["step"] for entry in begins[1:]), log[-1]["step"]]
-    for entry, end in zip(begins, ends, strict=False):
-        stream, step = entry["stream"], entry["step"]
-        masking = dict(stream.get("masking") or {})
-        later, position, rows = masking.pop("later", []), stream.get("position", 0), stream.get("global_batch_size")
-        facts = {"length": stream.get("length"), "global_batch_size": rows} | masking
-        read = [share for first, share in later if first <= position]
-        yield step, facts | ({"probability": read[-1]} if read else {})
-        for first, share in later:
-            changed = step + math.ceil((first - position) / rows)
-            if step < changed < end:
-                yield changed, facts | {"probability": share}
+    """What a run reads: (after which step, row length, batch size and masks from there on)."""
+    for entry in log:
+        if isinstance(stream := entry.get("stream"), dict):
+            facts = {name: stream.get(name) for name in ("length", "global_batch_size")}
+            yield entry["step"], facts | dict(stream.get("masking") or {})
 
 
 def _last(steps: list[dict[str, Any]], name: str) -> float | int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,20 @@ from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain import assemble, optim
+from bertrain import assemble, optim, phases
 from bertrain.batches import Batches
 from bertrain.config import Config
 from bertrain.evaluate import MASKING, evaluate, mean, predictions
-from bertrain.models import adapters, grow
+from bertrain.models import adapters, grow, rotary
 from bertrain.models.build import has_dropout, max_length, recompute_activations
+from bertrain.models.families import layers_of
 from bertrain.objectives.elastic import Elastic
 from bertrain.optim.average import EVERY, Average
+from bertrain.phases import Phase
 from bertrain.runtime import card, checkpoint, trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
-from bertrain.runtime.log import Sums
+from bertrain.runtime.log import Sources, Sums
 from bertrain.runtime.rates import Rates
 from bertrain.runtime.stop import Signals
 from bertrain.runtime.watch import Watch
@@ -44,16 +48,14 @@ class Run:
         assemble.check_names(config)
         if ranks.rank == 0:
             trackers.require(config.log_to)
-        self.sources = assemble.sources(config)
-        self.shards = self.sources[0][0]  # which has the tokenizer of all
-        self.batches = Batches(config, self.sources, rank=ranks.rank, world_size=ranks.world_size)
+        self.datasets = assemble.datasets(config)
+        self.shards = next(iter(self.datasets.values()))  # which has the tokenizer of all
+        self.batches = Batches(config, self.datasets, rank=ranks.rank, world_size=ranks.world_size)
         self.batches.first_targets()  # which fails where there are none
         self.plan = self.batches.plan
         self.made_with = checkpoint.made_with(config)
         saved = self._resume()
-        self.stage = saved["stage"]
-        """Number of growths so far."""
-        weights, warnings = assemble.model(config, self.shards, resume=self.resumed_from, layers=self._layers)
+        weights, warnings = assemble.model(config, self.shards, self.phase, resume=self.resumed_from)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
         on_gpu = ranks.device.type == "cuda"
@@ -67,15 +69,16 @@ class Run:
             one = self.learner
             checkpoint.require_same_models(self.resumed_from, saved, config, teacher=one.teacher, base=one.base)
         else:
-            assemble.check_parts(config, self.shards, self.learner)
+            assemble.check_parts(config, self.shards, self.learner, self.plan.phases)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         if self.resumed_from:
             checkpoint.read_optimizer(self.resumed_from, self.optimizer, self.learner)
-            if self.scaler.is_enabled() and saved["scaler"]:
-                self.scaler.load_state_dict(saved["scaler"])
+        self._apply(self.phase)
+        if self.resumed_from and self.scaler.is_enabled() and saved["scaler"]:
+            self.scaler.load_state_dict(saved["scaler"])
         if self.average and self.resumed_from and self.progress > 1 - config.average:
             checkpoint.read_average(self.resumed_from, self.average)
-        self.names = [path for path, _ in config.sources] if len(self.sources) > 1 else []  # of the sources of a mix
+        self.names = list(self.datasets) if len(self.datasets) > 1 else []  # of the datasets of a mix
         self.sums = Sums(list(self.learner.objectives), self.names, ranks.device)
         if ranks.rank == 0:
             self.sums.load(saved["since_entry"])
@@ -95,19 +98,29 @@ class Run:
             torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
             self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
         self.optimizer = optim.build(self.learner, config)
-        if config.freeze_trunk and self.stage and self._layers != self.plan.depths[self.stage - 1][1]:
-            grow.freeze(self.learner.model, self.plan.depths[self.stage - 1][1])
+        self.trained = {name: p for name, p in self.learner.model.named_parameters() if p.requires_grad}
+        """The parameters that train in a phase that trains all."""
         self.average = Average(self.learner) if config.average else None
 
-    @property
-    def _layers(self) -> int | None:
-        """The layers of the model at its stage; None without --grow."""
-        return self.plan.depths[self.stage][1] if self.plan.depths else None
+    def _apply(self, phase: Phase) -> None:
+        """Gives the model and the optimizer what a phase says about them, beside the number of layers."""
+        rotary.set_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
+        for name, parameter in self.trained.items():
+            parameter.requires_grad_(re.search(phase.trains, name) is not None)
+        optim.set_weight_decay(self.optimizer, phase.weight_decay)
 
     @property
-    def _last_layers(self) -> int | None:
-        """The layers of the model at the end; None without --grow."""
-        return self.plan.depths[-1][1] if self.plan.depths else None
+    def phase(self) -> Phase:
+        """The phase of the next step, or of the last one if its border comes next."""
+        return self.batches.phase
+
+    @property
+    def sources(self) -> Sources:
+        """The datasets of the run, with the weights that they have in the first phase that reads them."""
+        weights: dict[str, float] = {}
+        for phase in reversed(self.plan.phases):
+            weights |= dict(phase.sources)
+        return [(shards, weights[path]) for path, shards in self.datasets.items()]
 
     @property
     def loader(self) -> bertdata.Loader:
@@ -127,6 +140,8 @@ class Run:
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
         saved = checkpoint.read_trainer(self.resumed_from)
         checkpoint.require_same(self.resumed_from, saved, self.made_with)
+        if saved["phases"] or config.phase:  # else more may change: run.json keeps what
+            phases.check_begun(self.out, saved["phases"], saved["phase"], self.plan.phases if config.phase else ())
         self.batches.resume(self.resumed_from, saved)
         return saved
 
@@ -134,27 +149,41 @@ class Run:
 
     @property
     def progress(self) -> float:
-        """Share of the run that is done: of its time with --budget, else of its steps."""
-        return self.spent / self.config.seconds if self.config.budget else self.step / self.plan.steps
+        """Share of the run that is done: of its time if it is by time, else of its steps."""
+        return self.spent / self.plan.seconds if self.plan.seconds else self.step / self.plan.steps
+
+    @property
+    def scheduled(self) -> int:
+        """The step of the schedule that comes next."""
+        return self.plan.scheduled(self.step, self.progress)
 
     @property
     def is_done(self) -> bool:
         return self.progress >= 1
 
     @property
-    def stage_is_done(self) -> bool:
-        """Whether the run is done, or the model has to grow before the next step."""
-        return self.is_done or self.plan.stage(self.plan.scheduled(self.config, self.step, self.progress)) > self.stage
+    def phase_is_done(self) -> bool:
+        """Whether the run is done, or another phase begins with the next step."""
+        return self.is_done or self.plan.phase_at(self.scheduled).number > self.phase.number
 
-    def grow(self) -> None:
-        """Goes on with the layers of the next stage. Called on every rank, once the stage before is done."""
-        loss_before, layers_before, before, old = self._loss(), self._layers, self.learner, self.optimizer
-        self.ranks.on_first(self.writer.wait)
-        self.clock.lap("waited")
-        self.stage += 1
+    def enter_next(self) -> None:
+        """Goes on with the next phase. Called on every rank, once the phase before is done."""
+        before, phase = self.phase, self.plan.phases[self.phase.number]
+        if before.model != phase.model:  # the checkpoint that is being written has the model as it is
+            self.ranks.on_first(self.writer.wait)
+            self.clock.lap("waited")
+        if before.layers != phase.layers:
+            self._grow(phase)
+        self.batches.enter(phase)
+        self._apply(phase)
+        self.watch.phase(self.step, phase)
+
+    def _grow(self, phase: Phase) -> None:
+        """Makes the model of a phase that has more layers than the one before it."""
+        loss_before, before, old = self._loss(), self.learner, self.optimizer
 
         def renew() -> None:
-            weights, _ = assemble.model(self.config, self.shards, layers=self._layers)
+            weights, _ = assemble.model(self.config, self.shards, phase)
             self._prepare(weights)
             if self.learner.teacher != before.teacher:
                 sentence = (
@@ -166,7 +195,8 @@ class Run:
 
         self.ranks.together(renew)
         self.clock.lap("compiled")
-        growth = {"layers_before": layers_before, "layers": self._layers, "loss_before": loss_before}
+        layers = [len(layers_of(learner.model)) for learner in (before, self.learner)]
+        growth = {"layers_before": layers[0], "layers": layers[1], "loss_before": loss_before}
         growth |= {"loss_after": self._loss(), "parameters": sum(p.numel() for p in self.learner.parameters())}
         self.watch.growth({"step": self.step} | growth, optim.scaled_rates(assemble.sizes(self.learner), self.config))
 
@@ -181,10 +211,10 @@ class Run:
 
     def next_batch(self) -> tuple[bertdata.Batch, float]:
         """This rank's rows of the next step, and the seconds that it took to make them."""
-        self.batches.prepare(self.plan.scheduled(self.config, self.step, self.progress))
+        self.loader.global_batch_size = self.phase.rows_at(self.scheduled)
         self.watch.stream(self.step, self.loader)
         started = time.perf_counter()
-        return next(self.loader), time.perf_counter() - started
+        return self.batches.next(), time.perf_counter() - started
 
     def begin_step(self) -> None:
         """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
@@ -195,8 +225,7 @@ class Run:
         """Clips the gradients and takes an optimizer step."""
         self.scaler.unscale_(self.optimizer)
         self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self.config.clip_norm)
-        scheduled = self.plan.scheduled(self.config, self.step, self.progress)
-        self.rate = self.plan.learning_rate(self.config, scheduled)
+        self.rate = self.phase.rate.at(self.scheduled)
         optim.set_learning_rate(self.optimizer, self.rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -231,7 +260,7 @@ class Run:
             facts["sub_networks"] = self.learner.facts()
         if self.learner.side_channel:
             facts["side_channel"] = self.learner.side_channel.facts
-        for (path, _), (shards, _) in zip(self.config.sources, self.sources, strict=True):
+        for path, shards in self.datasets.items():
             if "validation" not in shards.splits and self.config.eval_every:
                 where = " on it" if self.names else ""
                 self.warnings.append(
@@ -252,9 +281,9 @@ class Run:
     def log(self, rates: Rates, *, is_last: bool) -> None:
         """Writes an entry of the log. Called on every rank; all stop together if a loss is not finite."""
         means = self.sums.take(self.ranks, self.learner.log_names())
-        counted = zip(self.names, self.batches.source_tokens, self.loader.counts(), self.loader.sources, strict=False)
-        for name, tokens, count, source in counted:
-            means["sources"][name] |= {"tokens": tokens, "epochs": round(count / source.num_samples, 4)}
+        tokens, epochs = self.batches.source_tokens(), self.batches.epochs()
+        for name in self.names:
+            means["sources"][name] |= {"tokens": tokens[name], "epochs": round(epochs.get(name, 0.0), 4)}
         entry = {
             "step": self.step,
             **means,
@@ -315,9 +344,9 @@ class Run:
 
     @property
     def _held_out(self) -> dict[str, bertdata.Dataset]:
-        """The datasets that have a validation split, by name."""
-        sources = zip(self.config.sources, self.sources, strict=True)
-        return {path: shards for (path, _), (shards, _) in sources if "validation" in shards.splits}
+        """The datasets of the phase that have a validation split, by path."""
+        found = {path: self.datasets[path] for path, _ in self.phase.sources}
+        return {path: shards for path, shards in found.items() if "validation" in shards.splits}
 
     def _evaluate(self, **options: Any) -> dict[str, Any] | None:
         """The result of `evaluate`; in a mix the mean of each source's by weight."""
@@ -330,7 +359,7 @@ class Run:
             if result is None:
                 return None
             results[name] = result
-        return mean(results, dict(self.config.sources))
+        return mean(results, dict(self.phase.sources))
 
     def _end_of_steps(self) -> None:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
@@ -365,13 +394,12 @@ class Run:
     def _contents(self) -> dict[str, checkpoint.Content]:
         """What is saved, by the name of its directory."""
         trainer = self.made_with | {
-            "stage": self.stage,
+            **self.batches.state(),
+            "phases": [asdict(phase) for phase in self.plan.phases] if self.config.phase else [],
             "teacher": self.learner.teacher,
             "base": self.learner.base,
-            "loader": self.loader.state_dict(),
             "since_entry": self.sums.state(),
             "tokens": self.tokens,
-            "earlier_tokens": self.batches.earlier_tokens,
             "spent_s": self.clock.seconds["trained"],
             "apart_s": {kind: seconds for kind, seconds in self.clock.seconds.items() if kind != "trained"},
             "scaler": self.scaler.state_dict(),
@@ -393,14 +421,15 @@ class Run:
         """The model card of a directory, with the newest evaluation. On rank 0."""
         model = self.learner.model
         facts = {
-            "step": self.step, "steps": None if self.config.budget else self.plan.steps, "tokens": self.tokens,
+            "step": self.step, "steps": None if self.plan.seconds else self.plan.steps, "tokens": self.tokens,
             "seconds": self.clock.seconds["trained"], "ranks": self.ranks.world_size,
             "device": self.ranks.device.type, "precision": self.precision,
         }  # fmt: skip
         return card.of_run(
             self.config, name, self.sources, model_type=model.config.model_type,
             parameters=None if adapters.has_adapter(model) else sum(p.numel() for p in model.parameters()),
-            facts=facts, evaluation=self.watch.last_evaluation, unigram=self.watch.reference["unigram"],
+            facts=facts, phases=self.plan.describe(), evaluation=self.watch.last_evaluation,
+            unigram=self.watch.reference["unigram"],
             regime=f"The loss is the mean over the masked tokens of at most {EVALUATED_SAMPLES:,} rows of "
             f"{self.loader.length} tokens of the validation split. {MASKING.probability:.0%} of their tokens are "
             "masked, whatever the masked share of the training.",
@@ -423,12 +452,12 @@ class Run:
     def finish(self) -> None:
         """Writes the mean of the weights, if the run had ended before it was asked for. Called on every rank.
 
-        Warns of a model that has fewer layers than it was to have, as its last step went past the time of a growth.
+        Warns of phases that were left out, as the last step went past the end of the time.
         """
-        if self.is_done and self.ranks.rank == 0 and self._layers != (wanted := self._last_layers):
+        if self.is_done and self.ranks.rank == 0 and self.phase.number < (wanted := len(self.plan.phases)):
             self.watch.warn(
-                f"the time was up before the model grew from {self._layers} to {wanted} layers; give a longer "
-                "--budget, or an earlier --grow-at"
+                f"the time was up in [[phase]] {self.phase.number} of {wanted}, as its last step took long; give the "
+                "run more time"
             )
         if self.is_done:
             self.ranks.on_first(self._renew_cards)

@@ -33,7 +33,6 @@ from bertrain.config import Config
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
-from bertrain.plan import masking_of
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World, world
 from bertrain.runtime.rates import has_bf16
@@ -64,14 +63,7 @@ class _Work:
             isolate_documents=options["samples"] == "packed",
             objective="mlm+nsp" if options["samples"] == "pairs" else "mlm",
         )
-        if variants is not None and len(student.mask_shares) > 1:
-            sentence = (
-                f"--mlm-probability {options['mlm_probability']} changes along the student's run, and --variants "
-                "repeats masks; give --max-samples instead, the number of rows that the student reads"
-            )
-            raise UsageError(sentence, "conflict", option="variants", given=variants)
-        masking = masking_of(student, num_samples=max_samples or 0)
-        self.loader = assemble.loader(student, self.shards, variants=variants, masking=masking)
+        self.loader = assemble.loader(student, self.shards, variants=variants)
         if options["top_k"] > self.vocab_size:
             sentence = (
                 f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens of {options['data']}; give fewer"
@@ -263,7 +255,7 @@ _ONE = click.IntRange(min=1)
 @click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
 @click.option("--samples", type=click.Choice(["windows", "packed", "pairs"]), default="windows",
               help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp.")  # fmt: skip
-@click.option("--mlm-probability", default="0.15", help="Share of a row's tokens to mask, as the student's.")
+@click.option("--mlm-probability", default=0.15, help="Share of a row's tokens to mask, as the student's.")
 @click.option(
     "--masking", type=click.Choice(MASKING_POLICIES), default="exact", help="Masking policy, as the student's."
 )

@@ -4,9 +4,9 @@
 
 A hidden Markov grammar of 995 words makes the text, so the floor of the loss is known (grammar.py). 80 % of the
 documents are for training, 10 % each for validation and test. A BERT of 4 layers and width 128 learns them: with all
-layers from the start, and growing to them along the run. The table has the loss on the test split, the floor on the
-same rows and masks, the time of training, and its floating point operations. Everything goes through the commands of
-bertdata and bertrain; what is done stays in --out and is not done again.
+layers from the start, and growing to them along the run, whose phases are in a file (docs/phases.md). The table has the
+loss on the test split, the floor on the same rows and masks, the time of training, and its floating point operations.
+Everything goes through the commands of bertdata and bertrain; what is done stays in --out and is not done again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ LENGTH = 64
 MODEL = {"model_type": "bert", "num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 2,
          "intermediate_size": 512, "max_position_embeddings": LENGTH, "hidden_dropout_prob": 0.0,
          "attention_probs_dropout_prob": 0.0}  # fmt: skip
-WAYS = {
+WAYS = {  # name: the phases of the run, in TOML
     "complete": "",
-    "progressive, 2 then 4 layers": "--grow 2,4 --grow-at 0.5",
-    "progressive, 1, 2, then 4 layers": "--grow 1,2,4 --grow-at 0.25,0.5",
+    "progressive, 2 then 4 layers": "phase = [{share = 0.5, layers = 2}, {}]",
+    "progressive, 1, 2, then 4 layers": "phase = [{share = 0.25, layers = 1}, {share = 0.25, layers = 2}, {}]",
 }
 TRAINING = f"--length {LENGTH} --global-batch-size 32 --lr 2e-3 --eval-every 0 --save-every 1000000 --log-every 20"
 
@@ -147,12 +147,13 @@ def main(out: Path, num_documents: int, steps: int, max_samples: int, seed: int)
     prepare(out, made, num_documents)
     best = floor(out / "shards", made, max_samples)
     results: list[dict[str, Any]] = []
-    for way, options in WAYS.items():
+    for way, phases in WAYS.items():
         place = out / f"{way.replace(',', '').replace(' ', '-')}-{seed}"
         click.echo(f"{way} …", err=True)
+        (file := out / f"{place.name}.toml").write_text(f"{phases}\n")
         run(
-            pretrain, f"{TRAINING} {options} --steps {steps} --seed {seed}", "--data", str(out / "shards"),
-            "--model", str(out / "model.json"), "--out", str(place),
+            pretrain, f"{TRAINING} --steps {steps} --seed {seed}", "--data", str(out / "shards"),
+            "--model", str(out / "model.json"), "--out", str(place), "--config", str(file),
         )  # fmt: skip
         said = run(
             evaluate, f"--split test --json --length {LENGTH} --max-samples {max_samples}",

@@ -34,16 +34,16 @@ PACKAGES = {
 PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import, files) in PACKAGES.items()}
 # The trainer's files, leaf first; each may import those before it. The commands import each other only as listed.
 _LISTED = """
-recipes.__init__ config feed reading tables models.families models.isolation models.encoder models.taps models.grow
-models.elastic models.build models.adapters models.__init__ objectives.losses objectives.base objectives.mlm
-objectives.nsp objectives.__init__ objectives.distil objectives.elastic optim.schedules optim.average
-optim.side_channel optim.muon optim.moments optim.stable optim.lamb optim.optimizers optim.__init__ plan runtime.dist
-runtime.stop runtime.clock runtime.rates runtime.log runtime.card runtime.checkpoint runtime.writer runtime.trackers
-runtime.watch runtime.__init__ assemble batches pairs evaluate run tasks.metrics tasks.base tasks.texts tasks.words
-tasks.spans tasks.choices tasks.__init__ finetune report plot pretrain
+recipes.__init__ values config flags feed reading tables models.families models.isolation models.encoder models.taps
+models.grow models.rotary models.elastic models.build models.adapters models.__init__ objectives.losses
+objectives.base objectives.mlm objectives.nsp objectives.__init__ objectives.distil objectives.elastic optim.schedules
+optim.average optim.side_channel optim.muon optim.moments optim.stable optim.lamb optim.optimizers optim.__init__
+phases schedule runtime.dist runtime.stop runtime.clock runtime.rates runtime.log runtime.card runtime.checkpoint
+runtime.writer runtime.trackers runtime.watch runtime.__init__ assemble batches pairs evaluate run tasks.metrics
+tasks.base tasks.texts tasks.words tasks.spans tasks.choices tasks.__init__ finetune report plot pretrain
 """
 TRAINER_FILES = _LISTED.split()
-COMMANDS = ["demo", "augment", "suite", "search", "extract", "push", "teacher", "doctor"]
+COMMANDS = ["demo", "plan", "augment", "suite", "search", "extract", "push", "teacher", "doctor"]
 
 ENGINE, TRAINER = (
     {".".join(path.relative_to(root).with_suffix("").parts): path for path in sorted(root.rglob("*.py"))}

@@ -13,7 +13,19 @@ import pytest
 import torch
 from conftest import built
 from helpers import json_of, waited
-from training import TINY, assert_near, entries, flags, last_checkpoint, launch, losses, on_ranks, remove_after, train
+from training import (
+    TINY,
+    assert_near,
+    changing,
+    entries,
+    flags,
+    last_checkpoint,
+    launch,
+    losses,
+    on_ranks,
+    remove_after,
+    train,
+)
 
 from bertrain import evaluate
 from bertrain.runtime import checkpoint
@@ -52,7 +64,9 @@ def test_two_processes_resume_to_the_same_bits(two, dataset, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"micro_batch_size": 1}, {"grow": "1,2", "grow_at": "0.5", "model": TINY}])
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batch_size": 1}, {"phase": changing(0.5, layers=[1, None]), "model": TINY}]
+)
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_more_processes_resume_to_the_same_bits(dataset, tmp_path, ranks, options):
     """From three on, the order in which numbers are added is not the same for all of them."""

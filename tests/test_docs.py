@@ -46,7 +46,7 @@ import bertdata
 from bertdata.cli import main as bertdata_command
 from bertdata.errors import StateError
 from bertdata.tokenize.load import load
-from bertrain import config
+from bertrain import flags
 from bertrain.__main__ import main as bertrain_command
 from bertrain.models import build, elastic, families
 from bertrain.models.elastic import Sizes
@@ -287,7 +287,7 @@ def parse(words):
         command = command.get_command(click.Context(command), name)
         assert command, f"{program} has no command {name}"
         if name == "pretrain" and "--config" not in rest:  # with its own checks, such as of options that exclude others
-            done = CliRunner().invoke(config.command(lambda config: None), rest)
+            done = CliRunner().invoke(flags.command(lambda config: None), rest)
             assert done.exit_code == 0, done.output
             return
     with contextlib.suppress(click.exceptions.Exit):

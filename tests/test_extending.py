@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import LONGFORMER
-from training import QUIET, SMALL, TINY, refused_run, train, train_twice
+from training import QUIET, SMALL, TINY, changing, refused_run, train, train_twice
 
 from bertrain import assemble, optim
 from bertrain.config import Config
@@ -174,8 +174,8 @@ def test_a_buffer_that_grows_with_the_layers_is_refused(dataset, tmp_path):
             self.register_buffer("of_layers", torch.zeros(model.config.num_hidden_layers))
 
     OBJECTIVES["layers"] = Layers
-    options = QUIET | {"objective": "layers", "grow": "1,2", "grow_at": 0.5, "steps": 2}
-    refusal = refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option="grow")
+    options = QUIET | {"objective": "layers", "phase": changing(0.5, layers=[1, None]), "steps": 2}
+    refusal = refused_run(dataset.path, tmp_path / "run", **options, kind="bad-entry", option="layers")
     assert "objectives.layers.of_layers" in refusal.sentence
 
 
@@ -190,7 +190,7 @@ def test_buffers_of_an_objective_are_kept_at_a_growth_and_in_checkpoints(dataset
             return super().forward(encoder, outputs, piece)
 
     OBJECTIVES["counter"] = Counter
-    options = {"objective": "counter", "grow": "1,2", "grow_at": "0.5"}
+    options = {"objective": "counter", "phase": changing(0.5, layers=[1, None])}
     run(dataset, tmp_path / "run", **options, steps=4)
     beside = torch.load(tmp_path / "run" / "step-00000004" / "beside.pt", weights_only=True)
     assert beside["objectives.counter.passes"] == 4

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import SPECIAL
 from families import SMALL
-from training import QUIET, learner, refused_run, train, train_twice
+from training import QUIET, changing, learner, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 from bertrain import optim
@@ -17,7 +17,8 @@ from bertrain.models import build, grow
 from bertrain.runtime import checkpoint, clock
 from bertrain.runtime.watch import Watch, _scale_lines
 
-GROW = {"grow": "1,2,4", "grow_at": "0.3,0.6", "steps": 10, "eval_every": 0}
+GROW = {"phase": changing(0.3, 0.6, layers=[1, 2, None]), "steps": 10, "eval_every": 0}
+UPPER = r"layers?\.{}\.|head|decoder|final_norm|^cls\."  # what is above the layers that it names, and these
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +134,19 @@ def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after
     "more",
     [
         {},
-        {"freeze_trunk": True, "grow_by": "fresh"},
+        {
+            "phase": changing(0.3, 0.6, layers=[1, 2, None], trains=["", UPPER.format(1), UPPER.format("[23]")]),
+            "grow_by": "fresh",
+        },
         {"optimizer": "muon"},
         {"optimizer": "stableadamw"},
         {"optimizer": "lamb"},
-        {"average": 0.3, "long_length": 48, "long_share": 0.5, "mlm_probability": "0.3:0.15@0.6"},
+        {
+            "average": 0.3,
+            "phase": changing(
+                0.3, 0.5, 0.6, layers=[1, 2, 2, None], length=[32, 32, 48, 48], mlm_probability=[0.3, 0.3, 0.3, 0.15]
+            ),
+        },
     ],
 )
 def test_a_run_resumes_inside_any_stage_to_the_bit(dataset, tmp_path, config, more):
@@ -146,8 +155,9 @@ def test_a_run_resumes_inside_any_stage_to_the_bit(dataset, tmp_path, config, mo
 
 @pytest.mark.slow
 def test_a_frozen_trunk_stands_still_to_the_bit_and_moves_once_it_is_trained(dataset, tmp_path, config):
-    options = {"grow": "1,2,2,4", "grow_at": "0.2,0.5,0.7", "steps": 10, "eval_every": 0, "freeze_trunk": True}
-    train(dataset.path, tmp_path / "run", model=config, **options)
+    trains = ["", UPPER.format(1), "", UPPER.format("[23]")]
+    phases = changing(0.2, 0.5, 0.7, layers=[1, 2, 2, None], trains=trains)
+    train(dataset.path, tmp_path / "run", model=config, phase=phases, steps=10, eval_every=0)
     prefix = "model.layers." if "modernbert" in config else "bert.encoder.layer."
     states = {step: state(tmp_path / "run", step) for step in (2, 3, 5, 6, 7, 8, 10)}
 
@@ -174,7 +184,7 @@ def test_with_a_budget_the_time_decides_when_to_grow(dataset, tmp_path, monkeypa
     seconds, warnings = itertools.count(), []
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
     monkeypatch.setattr(Watch, "warn", lambda self, line: warnings.append(line))
-    log = train(dataset.path, tmp_path / "run", budget=budget, grow="1,2", grow_at="0.5", **QUIET)
+    log = train(dataset.path, tmp_path / "run", budget=budget, phase=changing(0.5, layers=[1, None]), **QUIET)
     growths = [entry for entry in log if "layers" in entry]
     assert len(growths) == layers - 1
     assert len(warnings) == 2 - layers
@@ -189,7 +199,7 @@ def test_with_a_budget_the_time_decides_when_to_grow(dataset, tmp_path, monkeypa
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # in torch's own compiler
 def test_a_compiled_run_grows_and_its_compiling_is_counted(dataset, tmp_path):
-    options = QUIET | {"steps": 6, "grow": "1,2", "grow_at": "0.5", "optimizer": "muon"}
+    options = QUIET | {"steps": 6, "phase": changing(0.5, layers=[1, None]), "optimizer": "muon"}
     plain = train(dataset.path, tmp_path / "plain", **options)
     made = train(dataset.path, tmp_path / "made", compile="on", **options)
     for one, two in zip(plain, made, strict=True):
@@ -200,12 +210,13 @@ def test_a_compiled_run_grows_and_its_compiling_is_counted(dataset, tmp_path):
 
 
 def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, tmp_path, configs):
-    growth = {"grow": "1,2", "grow_at": "0.5"}
+    growth = {"phase": changing(0.5, layers=[1, None])}
     for name, more, kind, option, given in (
-        ("bert", growth | {"grow": "1,3"}, "out-of-range", "grow", "1,3"),
-        ("bert", growth | {"grow": "3,6"}, "out-of-range", "grow", 3),
-        ("albert", growth, "unsupported", "grow", "1,2"),
-        ("deberta-v2", growth | {"freeze_trunk": True}, "unsupported", "freeze_trunk", None),
+        ("bert", {"phase": changing(0.5, layers=[1, 1])}, "out-of-range", "layers", 1),
+        ("bert", {"phase": changing(0.5, layers=[3, None])}, "out-of-range", "layers", 3),
+        ("albert", growth, "unsupported", "layers", None),
+        ("bert", {"phase": changing(0.5, trains=["", "embedings"])}, "no-match", "trains", "embedings"),
+        ("bert", {"rope_base": 1e5}, "unsupported", "rope_base", 1e5),
         ("bert", {"lr_scale": ["embedings=0.1"]}, "no-match", "lr_scale", "embedings=0.1"),
         ("bert", {"lr_scale": [".=0"]}, "nothing-to-train", "lr_scale", (".=0",)),
         ("electra", {"elastic": "layers=1:2"}, "unsupported", None, "electra"),
@@ -216,7 +227,7 @@ def test_what_the_model_cannot_follow_is_refused_before_the_first_step(dataset, 
 
 
 def test_a_pattern_may_match_layers_that_come_later(dataset, tmp_path):
-    options = {"steps": 2, "grow": "1,2", "grow_at": "0.5", "lr_scale": [r"layer\.1\.=0.5"]}
+    options = {"steps": 2, "phase": changing(0.5, layers=[1, None]), "lr_scale": [r"layer\.1\.=0.5"]}
     train(dataset.path, tmp_path / "run", **QUIET | options)
     (row,) = json.loads((tmp_path / "run" / "run.json").read_bytes())["resolved"]["lr_scale"]
     assert row["tensors"] == 16

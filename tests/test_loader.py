@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ def test_state_holds_what_the_specification_says(dataset):
     next(loader)
     assert loader.state_dict() == {
         "version": 1, "dataset_id": dataset.dataset_id, "split": "train", "seed": 2**64 - 1, "length": 16,
-        "samples": "windows", "short_seq_prob": None, "shuffle": "full", "masking": Masking().state(), "position": 10,
+        "samples": "windows", "short_seq_prob": None, "shuffle": "full", "masking": asdict(Masking()), "position": 10,
     }  # fmt: skip
 
 
@@ -228,7 +229,7 @@ def test_numbers_may_be_those_of_numpy(dataset):
         ({"length": 32}, 16, 32),
         ({"split": "validation"}, "train", "validation"),
         ({"shuffle": "blocks"}, "full", "blocks"),
-        ({"masking": None}, Masking().state(), None),
+        ({"masking": None}, asdict(Masking()), None),
         ({"masking": Masking(probability=0.2)}, {"probability": 0.15}, {"probability": 0.2}),
         ({"masking": Masking(policy="bernoulli")}, {"policy": "exact"}, {"policy": "bernoulli"}),
     ],
@@ -414,50 +415,3 @@ def test_how_many_places_are_selected(dataset, probability, policy):
         n = maskable.sum()
         assert abs(chosen.sum() - probability * n) <= 4 * (probability * (1 - probability) * n) ** 0.5
     assert (np.diff(batch.masked_positions, axis=1)[batch.targets[:, 1:] != IGNORE_INDEX] > 0).all()
-
-
-# ---------------------------------------------------------------------------------------- a share that changes
-
-
-@pytest.mark.parametrize("options", [{}, {"samples": "documents"}, {"masking": "whole_word"}, {"variants": 2}])
-def test_each_part_of_a_stream_is_masked_with_its_share(dataset, options):
-    policy = options.get("masking", "exact")
-    more = {name: value for name, value in options.items() if name != "masking"} | {"length": 32, "seed": 3}
-    later = ((7, 0.1), (20, 0.5))
-    loader = Loader(dataset, masking=Masking(probability=0.3, policy=policy, later=later), **more)
-    plain = {
-        share: Loader(dataset, masking=Masking(probability=share, policy=policy), **more) for share in (0.3, 0.1, 0.5)
-    }
-    end = 2 * loader.num_samples if "variants" in options else 1 << 40
-    rng = np.random.default_rng(0)
-    for positions in (np.arange(7), np.arange(20, 40), np.arange(3, 30), rng.integers(0, end + 30, 40), np.arange(0)):
-        batch = loader.read(positions)
-        shares = [0.3 if at < 7 else 0.1 if at < 20 else 0.5 for at in (positions % end).tolist()]
-        slots = max((plain[share].num_slots for share in shares), default=plain[0.3].num_slots)
-        assert batch.targets.shape == (positions.size, slots)
-        for row, (position, share) in enumerate(zip(positions, shares, strict=True)):
-            one = plain[share].read(np.array([position]))
-            assert (batch.input_ids[row] == one.input_ids[0]).all()
-            assert (batch.targets[row, : one.targets.shape[1]] == one.targets[0]).all()
-            assert (batch.masked_positions[row, : one.targets.shape[1]] == one.masked_positions[0]).all()
-            assert (batch.targets[row, one.targets.shape[1] :] == IGNORE_INDEX).all()
-
-
-def test_the_shares_of_a_stream_are_part_of_its_state(dataset):
-    def make(*later):
-        return Loader(dataset, length=32, masking=Masking(probability=0.3, later=later))
-
-    state = json.loads(json.dumps(make((64, 0.15)).state_dict()))
-    make((64, 0.15)).load_state_dict(state)
-    for others in ((), ((64, 0.2),), ((65, 0.15),)):
-        with refuses("other-stream", "state") as refused:
-            make(*others).load_state_dict(state)
-        assert [*refused.value.given] == ["masking"]
-    assert "later" not in make().state_dict()["masking"]
-    assert pickle.loads(pickle.dumps(make((64, 0.15)))).num_slots == make((64, 0.15)).num_slots
-
-
-@pytest.mark.parametrize("later", [((0, 0.1),), ((5, 0.1), (5, 0.2)), ((5, 1.1),), ((5, -0.1),)])
-def test_parts_that_make_no_stream_are_refused(later):
-    with pytest.raises(UsageError):
-        Masking(later=later)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from reference import keys
 
 import bertdata
-from bertdata import IGNORE_INDEX, Loader, Masking
+from bertdata import Loader, Masking
+from bertdata.errors import UsageError
 from bertdata.read import order
 from bertdata.read.mix import MAX_SUM, Mix, whole
 from bertdata.read.stream import TokenStream
@@ -155,10 +156,28 @@ def test_rows_are_those_of_each_source_alone(mix, monkeypatch, options):
                 assert np.array_equal(arrays[name][which], array), name
 
 
-def test_the_share_of_masked_tokens_changes_at_a_position_of_the_mix(mix):
-    changing = Loader(mix, length=32, masking=Masking(probability=0.3, later=((150, 0.1),)))
-    chosen = (changing.read(np.arange(300)).targets != IGNORE_INDEX).sum(1)
-    assert chosen[:150].min() > chosen[150:].max()
+def test_a_mix_that_begins_later_reads_each_source_on_from_there(mix):
+    """The mix itself begins at its position 0."""
+    starts, options = (7, 1000, 3), {"length": 32, "seed": 5}
+    loader, fresh = Loader(mix, starts=starts, **options), Loader(mix, **options)
+    positions = np.arange(250)
+    batch, sources = loader.read(positions), fresh.read(positions).sources
+    assert np.array_equal(batch.sources, sources)
+    for number, (dataset, _) in enumerate(mix):
+        which = np.flatnonzero(sources == number)
+        own = Loader(dataset, **options).read(starts[number] + np.arange(which.size))
+        assert np.array_equal(batch.input_ids[which], own.input_ids)
+        assert np.array_equal(batch.sample_ids[which], own.sample_ids)
+    assert loader.counts(250) == [a + b for a, b in zip(fresh.counts(250), starts, strict=True)]
+    assert_goes_on(lambda: Loader(mix, starts=starts, global_batch_size=99, epochs=1, **options))
+    with refuses("other-stream", "state", given={"starts": (list(starts), None)}):
+        fresh.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("starts", [(1, 2), (1, -2, 3), (1, 2, 3, 4)])
+def test_starts_that_do_not_fit_the_datasets_are_refused(mix, starts):
+    with refuses("out-of-range", "starts", error=UsageError):
+        Loader(mix, length=32, starts=starts)
 
 
 def test_ranks_share_the_global_batches(mix):

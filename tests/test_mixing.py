@@ -10,15 +10,16 @@ import torch
 from conftest import built, make_text
 from helpers import invoke, json_of, refused, refuses, succeeds
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training import entries, flags, losses, mixing, on_ranks, remove_after, train
+from training import changing, entries, flags, losses, mixing, on_ranks, remove_after, train
 
 import bertdata
 from bertdata.errors import UsageError
 from bertdata.look.trace import trace
-from bertrain import config, doctor, run
+from bertrain import doctor, run
 from bertrain import pretrain as pretraining
 from bertrain.config import Config
 from bertrain.evaluate import main as evaluate_main
+from bertrain.flags import command
 from bertrain.objectives.losses import classification
 
 STEPS = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
@@ -122,7 +123,7 @@ def test_the_rows_of_each_dataset_can_be_traced(mixed, dataset, other):
 
 
 def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
-    options = QUICK | {"steps": 4, "long_length": 64, "long_share": 0.5}
+    options = QUICK | {"steps": 4, "phase": changing(0.5, length=[32, 64])}
     log = [entry for entry in train(mix, tmp_path / "run", **options) if "loss" in entry]
     for entry in log:
         assert sum(part["tokens"] for part in entry["sources"].values()) == entry["tokens"]
@@ -229,8 +230,8 @@ def test_a_word_behind_a_dataset_is_refused():
 def test_weights_are_in_the_order_of_the_datasets():
     with patch.object(pretraining, "pretrain") as run:
         words = ["--data", "A", "--weights=0.7,.3", "--out", "x", "--data", "B", "--lr", "1e-3"]
-        succeeds(config.command(run), *words)
-    assert run.call_args.args[0].sources == (("A", 0.7), ("B", 0.3))
+        succeeds(command(run), *words)
+    assert (run.call_args.args[0].data, run.call_args.args[0].weights) == (("A", "B"), (0.7, 0.3))
 
 
 def test_a_run_json_with_anything_else_for_data_or_a_teachers_cache_is_refused(mix):
@@ -242,4 +243,4 @@ def test_a_run_json_with_anything_else_for_data_or_a_teachers_cache_is_refused(m
     for weights in (3, {"a": 1}, [1, "b"]):
         with refuses("malformed", "weights"):
             Config(data=["a", "b"], weights=weights)
-    assert Config(data="a").sources == Config(data=["a"]).sources == (("a", 1),)
+    assert Config(data="a").paths == Config(data=["a"]).paths == ("a",)

@@ -13,7 +13,7 @@ from reference import lamb as reference_lamb
 from reference import muon as reference
 from reference import stable as reference_stable
 from safetensors.torch import load_file
-from training import QUIET, assert_near, refused_run, train, train_twice
+from training import QUIET, assert_near, changing, refused_run, train, train_twice
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from bertrain import evaluate, optim, run
@@ -195,9 +195,9 @@ def test_a_run_with_another_optimizer_resumes_to_the_same_bits(dataset, tmp_path
     ("ranks", "options"),
     [
         (3, {"muon_rate": 4.0}),  # which share eight matrices of one shape unequally
-        (2, {"grow": "1,2", "grow_at": "0.5"}),
-        (2, {"grow": "1,2", "grow_at": "0.5", "optimizer": "stableadamw"}),
-        (2, {"grow": "1,2", "grow_at": "0.5", "optimizer": "lamb"}),
+        (2, {"phase": changing(0.5, layers=[1, None])}),
+        (2, {"phase": changing(0.5, layers=[1, None]), "optimizer": "stableadamw"}),
+        (2, {"phase": changing(0.5, layers=[1, None]), "optimizer": "lamb"}),
         (2, {"model": "electra", "optimizer": "adamw"}),
         (2, {"model": "bert untied", "optimizer": "adamw"}),  # whose head has a bias that nothing uses
         (2, {"model": "longformer", "optimizer": "adamw"}),  # parts of whose encoder get no gradient

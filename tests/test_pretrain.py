@@ -269,11 +269,11 @@ def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shar
 
 def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied):
     trainer, index = copied / "step-00000006" / "trainer.json", copied / "step-00000006" / "checkpoint.json"
-    trainer.write_text(json.dumps({k: v for k, v in json.loads(trainer.read_text()).items() if k != "stage"}))
+    trainer.write_text(json.dumps({k: v for k, v in json.loads(trainer.read_text()).items() if k != "phase"}))
     files = json.loads(index.read_text())["files"]
     files["trainer.json"] = {"bytes": trainer.stat().st_size, "sha256": checkpoint.digest(trainer)[0]}
     index.write_text(json.dumps({"files": files}))
-    assert "stage" in refused_run(dataset.path, copied, steps=9, kind="other-version").sentence
+    assert "phase" in refused_run(dataset.path, copied, steps=9, kind="other-version").sentence
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):

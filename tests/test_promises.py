@@ -14,12 +14,13 @@ import torch
 from conftest import built
 from helpers import invoke, json_of, refuses, succeeds, waited, write
 from tqdm import tqdm
-from training import ALONE, assert_near, entries, flags, on_ranks, refused_run, train
+from training import ALONE, assert_near, changing, entries, flags, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
 from bertrain import assemble, doctor, evaluate, finetune, pretrain, teacher
-from bertrain.config import Config, read_options
+from bertrain.config import Config
+from bertrain.flags import read_options
 from bertrain.models import build as models
 from bertrain.objectives import OBJECTIVES
 from bertrain.optim import OPTIMIZERS
@@ -281,8 +282,8 @@ def test_what_is_no_run_json_is_one_sentence(tmp_path):
 
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
-    for long_length, attention in ((None, "eager"), (1024, "sdpa")):
-        config = Config(data=str(dataset.path), out="nowhere", precision="bf16", long_length=long_length)
+    for phases, attention in ((), "eager"), (changing(0.5, length=[128, 1024]), "sdpa"):
+        config = Config(data=str(dataset.path), out="nowhere", precision="bf16", phase=phases)
         weights, _ = assemble.model(config, dataset)
         assemble.learner(config, weights, dataset, ALONE, "bf16")
         assert weights.config._attn_implementation == attention

@@ -8,7 +8,8 @@ import pytest
 from helpers import refused, succeeds
 
 from bertrain import recipes
-from bertrain.config import Config, command
+from bertrain.config import Config
+from bertrain.flags import command
 
 
 @pytest.fixture
@@ -31,7 +32,8 @@ def test_a_run_has_the_options_of_its_recipe_and_prints_them(options_of, name):
     said, config = options_of("--recipe", name)
     assert config == Config(data="d", out="o", **options_in(name))
     for option, value in options_in(name).items():
-        assert f"--{option.replace('_', '-')} {value}" in said
+        assert f"--{option.replace('_', '-')} {value}" in said or option == "phase"
+    assert ("phases" in said) == ("phase" in options_in(name))
 
 
 def test_the_default_recipe_is_taken_where_nothing_chooses_another(options_of):

@@ -18,7 +18,19 @@ import torch
 import training
 from conftest import write_dataset
 from helpers import invoke, json_of, refuses, succeeds, waited
-from training import QUIET, SMALL, TINY, entries, flags, last_checkpoint, losses, refused_run, remove_after, train
+from training import (
+    QUIET,
+    SMALL,
+    TINY,
+    changing,
+    entries,
+    flags,
+    last_checkpoint,
+    losses,
+    refused_run,
+    remove_after,
+    train,
+)
 from transformers import AutoModelForMaskedLM, BertConfig, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
 
 import bertdata
@@ -27,13 +39,13 @@ from bertdata.errors import UsageError
 from bertdata.look.trace import stream_of
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain import doctor, evaluate, feed, plan, pretrain
+from bertrain import doctor, evaluate, feed, phases, pretrain
 from bertrain import run as runs
 from bertrain.config import Config
 from bertrain.models import build as model
-from bertrain.plan import Plan
 from bertrain.run import Run
 from bertrain.runtime import checkpoint, clock, rates, stop, watch, writer
+from bertrain.schedule import Plan
 
 
 def steps_of(log):
@@ -148,7 +160,7 @@ def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path, cos
     assert rates.index(max(rates)) < 0.5 * len(rates)
     assert checkpoint.read_trainer(last_checkpoint(tmp_path / "run"))["spent_s"] >= 20
     assert len(steps_of(train(dataset.path, tmp_path / "run", **options))) == len(log)  # nothing is left
-    monkeypatch.setattr(plan, "BUDGET_STEPS", 4)  # which is no last step
+    monkeypatch.setattr(phases, "TIMED", 4)  # which is no last step
     assert train(dataset.path, tmp_path / "few", budget="6s", **QUIET)[-1]["step"] == 7
 
 
@@ -192,35 +204,53 @@ def test_a_step_that_compiles_is_not_training(seconds):
     assert [step(80, clocks), step(80, clocks)] == [[(12, 3), (14, 1)], [(13, 3), (15, 1)]]
 
 
-GROW, ELASTIC = {"grow": "1,2", "grow_at": "0.5"}, {"elastic": "layers=1:3"}
+GROW, ELASTIC = {"phase": changing(0.5, layers=[1, None])}, {"elastic": "layers=1:3"}
+HALVES = [{"share": 0.5}, {"share": 0.5}]
 REFUSED = [
     ("malformed", "budget", {"budget": "soon"}, {"budget": "0h"}),
     ("conflict", "steps", {"budget": "1h", "steps": 3}),
     ("conflict", "warmup_steps", {"budget": "1h", "warmup_steps": 10}),
     ("conflict", "warmup_steps", {"warmup": 0.1, "warmup_steps": 10}),
     ("out-of-range", "warmup", {"warmup": 1}),
-    ("conflict", "budget", {"budget": "1h", "teacher_cache": "c", "mlm_probability": "0.3:0.15"}),
-    ("out-of-range", "mlm_probability", {"mlm_probability": "0.3:1.5"}, {"mlm_probability": "0.3:nan"}),
-    ("malformed", "mlm_probability", *({"mlm_probability": f"0.3{text}"} for text in ("@0.5", ":0.1@1", ":0.1@nan"))),
-    ("malformed", "global_batch_size", {"global_batch_size": "64:"}, {"global_batch_size": "8:16@0.5:32@0.5"}),
-    ("out-of-range", "global_batch_size", {"global_batch_size": "64:0"}),
+    ("out-of-range", "mlm_probability", {"mlm_probability": 1.5}, {"mlm_probability": math.nan}),
+    ("malformed", "mlm_probability", {"mlm_probability": "0.3:0.15"}),
+    (
+        "malformed",
+        "global_batch_size",
+        *({"global_batch_size": rows} for rows in ("64..", "64:128", 0, "1..2..3", 1.5)),
+    ),
+    ("malformed", "tokens", {"tokens": "4k"}, {"tokens": "0"}, {"tokens": "0.5"}, {"tokens": "-4M"}),
+    ("conflict", "steps", {"tokens": "4M", "epochs": 2}),
+    ("out-of-range", "random_fraction", {"mask_fraction": 0.8, "random_fraction": 0.3}),
+    ("out-of-range", "lr_end", {"lr_end": 1.5}),
+    ("conflict", "mix_temperature", {"data": ["a", "b"], "weights": [1, 2], "mix_temperature": 0.5}),
+    ("malformed", "phase", {"phase": 3}, {"phase": [3]}),
+    ("unknown", "optimizer", {"phase": [{"steps": 3, "optimizer": "muon"}]}),
+    ("unknown", "lenght", {"phase": [{"steps": 3, "lenght": 8}]}),
+    ("missing", "phase", {"phase": [{}, {"share": 0.5}]}),
+    ("conflict", "share", {"phase": [{"steps": 3, "share": 0.5}]}),
+    ("conflict", "phase", {"phase": [{"steps": 3}], "steps": 5}, {"phase": [{"steps": 3}, {"share": 0.5}]}),
+    ("conflict", "phase", {"phase": [{"steps": 3}, {"time": "5s"}]}, {"phase": [{"time": "5s"}], "budget": "9s"}),
+    ("out-of-range", "share", {"phase": [{"share": 0.5}, {"share": 0.4}]}, {"phase": [{"share": 1.0}, {"share": 0.5}]}),
+    ("malformed", "steps", *({"phase": [{"steps": steps}]} for steps in (0, 1.5, True, "many"))),
+    ("malformed", "time", {"phase": [{"time": 90}]}, {"phase": [{"time": "soon"}]}),
+    ("out-of-range", "lr", {"phase": [{"steps": 3, "lr": -1}]}),
+    ("needs-option", "decay_share", {"phase": [{"steps": 3, "decay_share": 0.5}]}),
+    ("conflict", "rope_base", {"phase": [{"steps": 3, "rope_base": 1e4}, {"steps": 3}]}),
+    ("conflict", "warmup_steps", {"phase": [{"time": "9s", "warmup_steps": 3}]}),
+    ("malformed", "layers", {"phase": [{"steps": 3, "layers": 4}, {"steps": 3, "layers": 2}]}),
+    ("needs-option", "grow_by", {"grow_by": "fresh", "phase": HALVES}),
     ("needs-option", "decay_share", {"decay_share": 0.5}),
     ("out-of-range", "decay_share", {"schedule": "wsd", "decay_share": 0.0}),
-    ("out-of-range", "average", {"average": 1.0}, GROW | {"grow_at": "0.9", "average": 0.2}),
-    ("out-of-range", "long_length", {"long_length": 32}),
-    ("out-of-range", "long_share", {"long_share": 1.0}),
+    ("out-of-range", "average", {"average": 1.0}),
     ("missing", "data", {"data": ""}),
     ("needs-option", "alpha", {"alpha": 0.1}),
     ("needs-option", "temperature", {"temperature": 2.0}),
     ("needs-option", "distil", {"distil": "logits"}),
     ("needs-option", "distil_layers", {"distil_layers": "last"}),
     ("conflict", "compile", {"teacher": "x", "gradient_checkpointing": True, "compile": "on"}),
-    ("malformed", "grow", {"grow": "3"}, {"grow": "4,2", "grow_at": "0.5"}),
-    ("malformed", "grow_at", {"grow": "1,2"}, {"grow": "1,2,4", "grow_at": "0.5,0.2"}),
-    ("needs-option", "grow_at", {"grow_at": "0.5"}),
     ("conflict", "init", GROW | {"init": "x"}),
     ("conflict", "distil", GROW | {"teacher": "x"}),
-    ("conflict", "lora", GROW | {"init": "x", "lora": "r=2,alpha=4"}),
     ("needs-option", "lora", {"lora": "r=2,alpha=4"}),
     ("needs-option", "muon_rate", {"muon_rate": 2.0}, {"optimizer": "lamb", "muon_rate": 2.0}),
     ("needs-option", "muon_momentum", {"optimizer": "stableadamw", "muon_momentum": 0.9}),
@@ -244,38 +274,44 @@ def test_options_that_do_not_go_together_are_named(kind, option, given):
 
 def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
     out = tmp_path / "run"
-    options = {"steps": 6, "long_length": 80, "long_share": 0.2, "global_batch_size": "2:4:6@0.67", "model": TINY,
-               "mlm_probability": "0.4:0.1", "micro_batch_size": 3, "eval_every": 0}  # fmt: skip
+    rows = [2, 4, 4, 6, 6]
+    shares, length = [0.4, 0.4, 0.1, 0.1, 0.1], [32, 32, 32, 32, 80]
+    planned = changing(0.33, 0.5, 0.67, 0.8, global_batch_size=rows, mlm_probability=shares, length=length)
+    options = {"steps": 6, "phase": planned, "model": TINY, "micro_batch_size": 3, "eval_every": 0}
     complete = train(dataset.path, out, **options)
     tokens = [entry["tokens"] for entry in steps_of(complete)]
     assert np.diff([0, *tokens]).tolist() == [2 * 32] * 2 + [4 * 32] * 2 + [6 * 32] + [6 * 80]
     assert loader_state(out)["length"] == 80
-    masking = checkpoint.read_trainer(out / "step-00000005")["loader"]["masking"]
-    assert (masking["probability"], masking["later"]) == (0.4, [[12, 0.1]])  # of 24 rows
-    planned = Plan.of(Config(data="x", **SMALL | options), num_samples=100, world_size=1)
+    state = checkpoint.read_trainer(out / "step-00000005")
+    assert (state["loader"]["masking"]["probability"], state["loader"]["position"]) == (0.1, 18)
+    assert [*state["streams"].values()] == [18]
+    planned = Plan.of(Config(data="x", **SMALL | options), OF_100, world_size=1)
     assert (planned.micro_batches(32, 6), planned.micro_batches(80, 6)) == ((3, 2), (1, 6))
     for last in (1, 2, 4, 5):  # before, at and after the changes
         remove_after(out, last)
         assert losses(train(dataset.path, out, **options)) == losses(complete), last
-    changed = options | {"mlm_probability": "0.4:0.2", "steps": 7}
-    refused_run(dataset.path, out, kind="other-settings", option="out", **changed)
+
+
+OF_100 = SimpleNamespace(samples=lambda paths, length: 100)  # datasets of 100 samples, whatever their length
 
 
 def test_a_plan_counts_the_rows_of_a_run():
-    config = Config(data="x", steps=100, global_batch_size="8:16@0.25:32@0.5")
-    planned = Plan.of(config, num_samples=1000, world_size=2)
-    assert [planned.rows(step) for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 32]
-    for steps in (0, 1, 24, 25, 26, 50, 51, 100):
-        assert planned.samples(steps) == sum(planned.rows(step) for step in range(steps))
+    given = changing(0.25, 0.5, global_batch_size=[8, 16, "32..8"])
+    planned = Plan.of(Config(data="x", steps=100, phase=given), OF_100, world_size=2)
+    rows = [planned.phase_at(step).rows_at(step) for step in range(100)]
+    assert [rows[step] for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 8]
+    assert planned.samples() == sum(rows)
     assert [planned.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
-    epoch = Plan.of(Config(data="x", global_batch_size="8:16@0.25:32@0.5"), num_samples=1000, world_size=2)
-    assert epoch.samples(epoch.steps) == pytest.approx(1000, abs=40)
+    epoch = Plan.of(Config(data="x", phase=given), OF_100, world_size=2)
+    assert epoch.samples() == pytest.approx(100, abs=40)
 
 
 def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
     config = Config(
-        data=str(dataset.path), out=str(tmp_path / "run"), budget="10s", length=32, long_length=48, long_share=0.2,
-        global_batch_size="4:6", mlm_probability="0.4:0.2@0.3:0.1@0.6", model=TINY,
+        data=str(dataset.path), out=str(tmp_path / "run"), budget="10s", model=TINY, phase=changing(
+            0.3, 0.5, 0.6, 0.8, length=[32, 32, 32, 32, 48], global_batch_size=[4, 4, 6, 6, 6],
+            mlm_probability=[0.4, 0.2, 0.2, 0.1, 0.1],
+        ),
     )  # fmt: skip
 
     def start():
@@ -286,6 +322,8 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
 
     def read(run, seconds):
         run.spent = run.clock.seconds["trained"] = seconds
+        while run.phase_is_done:
+            run.enter_next()
         batch, _ = run.next_batch()
         run.step += 1
         return *batch.input_ids.shape, batch.targets.shape[1]
@@ -297,42 +335,14 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
     run.save(required=True)
     again = start()
     assert again.loader.state_dict() == run.loader.state_dict()
-    assert again.loader.masking.later == ((8, 0.2),)
     for each in (run, again):
         assert read(each, 5.1) == (6, 32, slots[0.2])
         assert read(each, 7.0) == (6, 32, slots[0.1])
-        assert each.loader.masking.later == ((8, 0.2), (22, 0.1))
+        assert each.loader.position == 28
         assert read(each, 8.5) == (6, 48, Masking(probability=0.1).num_slots(48))
         assert each.loader.position == 6
     run.save(required=True)
     assert start().loader.state_dict() == run.loader.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "later"),
-    [
-        ({"steps": 6}, {"steps": 12}, [[18, 0.1], [24, 0.4], [36, 0.1]]),  # it was less for 6 rows, and is more again
-        ({"steps": 12}, {"steps": 6}, [[24, 0.1]]),
-        ({"steps": 6}, {"budget": "20m"}, [[18, 0.1], [24, 0.4]]),
-    ],
-)
-def test_a_run_that_gets_longer_keeps_the_masks_that_it_has_had(dataset, tmp_path, first, then, later):
-    """Four steps of six rows are done when its length changes."""
-    options = QUIET | {"mlm_probability": "0.4:0.1", "save_every": 4}
-    train(dataset.path, tmp_path / "run", **options, **first)
-    remove_after(tmp_path / "run", 4)
-    config = Config(data=str(dataset.path), out=str(tmp_path / "run"), **SMALL | options | then)
-    run = training.run_of(config)
-    with run.watch:
-        run.spent = 0.0
-        run.next_batch()
-        run.step += 1
-        assert run.loader.position == 30
-        assert [list(pair) for pair in run.loader.masking.later] == later
-        run.save(required=True)
-        again = training.run_of(config)
-        with again.watch:
-            assert again.loader.state_dict() == run.loader.state_dict()
 
 
 def test_flags_beside_a_configuration_turn_things_off_too(dataset, tmp_path):
@@ -639,7 +649,7 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
         ({"global_batch_size": 3, "nproc": 8}, "batch", "WARN", "idle"),
         ({"global_batch_size": 9, "nproc": 8}, "batch", "WARN", "multiple"),
         ({"steps": 10, "warmup_steps": 50}, "warm-up", "WARN", "--warmup-steps 50"),
-        ({"mlm_probability": "0.3:0.01"}, "samples", "FAIL", "0.01 "),
+        ({"steps": 4, "phase": changing(0.5, mlm_probability=[0.3, 0.01])}, "samples", "FAIL", "0.01 "),
         ({"model": "bert-huge"}, "model", "FAIL", "bert-huge"),
         ({"model": "bert-tiny", "micro_batch_size": 10**9, "global_batch_size": 10**10}, "memory", "FAIL",
          "--micro-batch-size"),
@@ -648,6 +658,9 @@ def test_the_doctor_finds_nothing_wrong(dataset, tmp_path):
     ids=str,
 )  # fmt: skip
 def test_the_doctor_finds_what_is_wrong(dataset, tmp_path, options, check, verdict, value):
+    if phases := options.get("phase"):
+        file = training.toml(tmp_path / "run.toml", phase=phases)
+        options = {name: given for name, given in options.items() if name != "phase"} | {"config": file}
     code, lines = examine(dataset.path, tmp_path / "run", **options)
     assert lines[check].startswith(verdict)
     assert value in lines[check]
@@ -692,7 +705,8 @@ def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(data
 
 
 def test_the_doctor_counts_the_memory_of_each_sub_network():
-    weights, shape, needed = SimpleNamespace(config=BertConfig()), SimpleNamespace(micro_batch_size=999, length=128), []
+    weights, needed = SimpleNamespace(config=BertConfig()), []
+    shape = Plan.of(Config(data="x", micro_batch_size=999, global_batch_size=999), OF_100, world_size=1)
     for options in ({}, *({"elastic": "layers=2:6", "sub_networks": number} for number in (2, 3))):
         _, estimate = doctor._memory(Config(data="x", out="y", **options), shape, weights, 0, 0, 1)
         needed.append(float(re.search(r"([\d.]+) GB", estimate)[1]))
@@ -710,8 +724,11 @@ def test_every_step_of_a_run_can_be_traced(dataset, tmp_path, monkeypatch, costs
         read[run.step + 1] = run.loader.length, batch.sample_ids.tolist()
         return batch, waited
 
-    options = {"global_batch_size": "4:8@0.3:6@0.6", "long_length": 48, "mlm_probability": "0.3:0.15", "log_every": 5,
-               "model": TINY}  # fmt: skip
+    given = changing(
+        0.3, 0.5, 0.6, 0.9, global_batch_size=[4, 8, 8, 6, 6], length=[32, 32, 32, 32, 48],
+        mlm_probability=[0.3, 0.3, 0.15, 0.15, 0.15],
+    )  # fmt: skip
+    options = {"phase": given, "log_every": 5, "model": TINY}
     monkeypatch.setattr(Run, "next_batch", next_batch)
     costs(Run, "next_batch", 1)
     train(dataset.path, tmp_path / "run", **options, **duration)

@@ -8,7 +8,7 @@ from families import model_of
 from helpers import refuses
 from tokenizers import Tokenizer
 from torch.func import functional_call
-from training import TINY, entries, learner, losses, refused_run, train, train_twice
+from training import TINY, changing, entries, learner, losses, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 import bertdata
@@ -115,8 +115,11 @@ def test_checkpoints_are_ordinary_and_tokens_without_a_structure_learn_as_before
 @pytest.mark.parametrize(
     "more",
     [
-        {"optimizer": "muon", "grow": "1,2", "grow_at": "0.4", "average": 0.4},
-        {"grow": "1,2,2", "grow_at": "0.3,0.7", "freeze_trunk": True, "lr_scale": ["side_channel=2"]},
+        {"optimizer": "muon", "phase": changing(0.4, layers=[1, None]), "average": 0.4},
+        {
+            "phase": changing(0.3, 0.7, layers=[1, 2, None], trains=["", r"layer\.1\.|cls", ""]),
+            "lr_scale": ["side_channel=2"],
+        },
         {"elastic": "layers=1:2,width=16:32:16", "optimizer": "muon"},
     ],
 )

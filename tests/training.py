@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,16 @@ def train_twice(data, out, *steps, **options):
     return log
 
 
+def changing(*begins, **options):
+    """Phases that begin at shares of a run, the first one at 0. options: name → its value in each phase, or None."""
+    ends = [*map(Decimal, map(str, begins)), 1]
+    phases = []
+    for number, end in enumerate(ends):
+        sets = {name: values[number] for name, values in options.items() if values[number] is not None}
+        phases.append(sets | ({"share": float(end - (ends[number - 1] if number else 0))} if end < 1 else {}))
+    return phases
+
+
 def run_of(config):
     """The state of a run in this process, from its newest checkpoint."""
     out = Path(config.out)
@@ -73,9 +84,22 @@ def mixing(data):
     return {"data": [str(path) for path, _ in pairs]} | weights
 
 
+def toml(path, *, phase=(), **options):
+    """Writes a file of options, and returns its path."""
+    tables = [options, *phase]
+    lines = [[f"{name} = {json.dumps(value, default=str)}" for name, value in table.items()] for table in tables]
+    path.write_text("\n[[phase]]\n".join("\n".join(table) for table in lines) + "\n")
+    return path
+
+
 def flags(data, out, **options):
-    """The arguments of a run. A list is an option that is given several times, True one that has no value."""
+    """The arguments of a run. A list is an option that is given several times, True one that has no value.
+
+    With phases all options are in a file: beside the run, unless that is a file.
+    """
     pairs = mixing(data) | {"out": out} | SMALL | options
+    if "phase" in pairs:
+        return ["--config", toml(Path(out).with_name(f"{Path(out).name}.toml"), **pairs)]
     lists = {name: value if isinstance(value, list) else [value] for name, value in pairs.items()}
     return [
         item

@@ -44,7 +44,38 @@ ROOT = Path(__file__).resolve().parent.parent
 FROZEN = ROOT / "tests" / "golden" / "frozen.json"
 Result = dict[str, Any]  # of a scenario: "steps", a list of name → number; "files", name → SHA-256; or "error"
 
+PHASES = {
+    "masks": [{"share": 0.5, "mlm_probability": 0.3}, {"mlm_probability": 0.15}],
+    "lengths": [{"share": 0.5, "length": 32}, {"length": 64}],
+    "long": [{"share": 0.9, "length": 32}, {"length": 64}],
+    "longer": [
+        {"share": 0.5, "length": 32, "global_batch_size": 4},
+        {"share": 0.4, "length": 32, "global_batch_size": 8},
+        {"length": 64, "global_batch_size": 8},
+    ],
+    "batch": [
+        {"share": 0.8, "global_batch_size": 4},
+        {"global_batch_size": 8},
+    ],
+    "half": [{"share": 0.5, "layers": 1}, {}],
+    "early": [{"share": 0.4, "layers": 1}, {}],
+    "trunk": [{"share": 0.25, "layers": 1}, {"trains": "layer.1|cls"}],
+}
+"""Files of phases, by their name without .toml."""
 SPELLINGS = [
+    *(
+        ("bertrain/config.py", "    phase: tuple", f"--config {name}.toml", old)
+        for name, old in {
+            "masks": "--mlm-probability 0.3:0.15",
+            "lengths": "--length 32 --long-length 64 --long-share 0.5",
+            "long": "--length 32 --long-length 64",
+            "longer": "--length 32 --long-length 64 --global-batch-size 4:8",
+            "batch": "--global-batch-size 4:8@0.8",
+            "half": "--grow 1,2 --grow-at 0.5",
+            "early": "--grow 1,2 --grow-at 0.4",
+            "trunk": "--grow 1,2 --grow-at 0.25 --freeze-trunk",
+        }.items()
+    ),
     ("bertrain/config.py", "    warmup_steps: int", "--warmup-steps", "--warmup"),
     ("bertrain/config.py", "    weights: str", "--data dedup --weights 0.7,0.3", "0.7 --data dedup 0.3"),
     ("bertrain/config.py", "    weights: str", "--data lines --weights 0.5,0.5", "0.5 --data lines 0.5"),
@@ -60,8 +91,16 @@ DEFAULTS = {  # options of each command line that does not give them itself
     "bertrain teacher": "--model bert --data wordpiece --top-k 8 --max-samples 160 --length 32 --seed 3 --yes",
     "bertrain finetune": "--train train.tsv --dev dev.tsv --seeds 1 --epochs 2 --batch-size 8 --lr 1e-3 --length 32",
 }
-INSTEAD = {"--init": "--model", "--epochs": "--steps", "--variants": "--max-samples"}
-"""An option, and the default that must not be beside it."""
+INSTEAD = {
+    "--init": ["--model"],
+    "--epochs": ["--steps"],
+    "--variants": ["--max-samples"],
+    "lengths.toml": ["--length"],
+    "long.toml": ["--length"],
+    "longer.toml": ["--length", "--global-batch-size"],
+    "batch.toml": ["--global-batch-size"],
+}
+"""An option, or a file of phases, and the defaults that must not be beside it."""
 
 READS = {"--data", "--model", "--init", "--config", "--teacher", "--teacher-cache", "--checkpoint", "export", "resume"}
 """What stands before the name of another scenario whose output is read."""
@@ -101,7 +140,7 @@ FIRST_RUNS = {
 }
 CACHES = {
     "answers": "",
-    "answers-pairs": "--samples pairs --mlm-probability 0.3:0.15 --max-samples 128",
+    "answers-pairs": "--samples pairs --mlm-probability 0.3 --max-samples 128",
     "answers-packed": "--samples packed --masking span --model modernbert",
     "answers-again": "--variants 2 --data small",
 }
@@ -109,17 +148,17 @@ RUNS = {
     # masks and rows
     "bernoulli": "--masking bernoulli --shuffle blocks --data-seed 5",
     "words": "--data chinese --masking whole_word",
-    "masks": "--mlm-probability 0.3:0.15 --masking span",
+    "masks": "--config masks.toml --masking span",
     "nsp": "--objective mlm+nsp --schedule cosine",
     "packed": "--model modernbert-tiny --isolate-documents --masking span --micro-batch-size 3",
     "packed-bert": "--isolate-documents --length 48",
-    "lengths": "--long-length 64 --long-share 0.5",
-    "lengths-packed": "--long-length 64 --isolate-documents --global-batch-size 4:8 --model modernbert-tiny",
+    "lengths": "--config lengths.toml",
+    "lengths-packed": "--config longer.toml --isolate-documents --model modernbert-tiny",
     "mix": "--data wordpiece --data dedup --weights 0.7,0.3",
     "mix-packed": "--data wordpiece --data lines --weights 0.5,0.5 --isolate-documents --masking bernoulli",
     "epochs": "--data bpe --epochs 0.07",
     # the schedule and the optimizer
-    "batch": "--global-batch-size 4:8@0.8 --mlm-probability 0.3:0.15@0.8",
+    "batch": "--config batch.toml",
     "wsd": "--schedule wsd --decay-share 0.5 --warmup-steps 3",
     "cosine": "--schedule cosine --warmup 0",
     "adamw": "--beta1 0.8 --beta2 0.95 --epsilon 1e-4 --weight-decay 0.3 --seed 4",
@@ -137,15 +176,15 @@ RUNS = {
     "config": "--config bert/run.json --lr 1e-3 --model modernbert-tiny",
     "lora": "--init bert --lora r=4,alpha=8",
     "lora-muon": "--init modernbert --lora r=4,alpha=8,target=Wqkv --optimizer muon",
-    "grow": "--grow 1,2 --grow-at 0.4",
-    "grow-fresh": "--grow 1,2 --grow-at 0.25 --grow-by fresh --freeze-trunk --optimizer muon",
+    "grow": "--config early.toml",
+    "grow-fresh": "--config trunk.toml --grow-by fresh --optimizer muon",
     "elastic-modernbert": "--model modernbert-tiny --elastic layers=1:2 --optimizer muon --muon-rate 2 "
     "--mlm-probability 0.3 --isolate-documents",
     "side-channel": "--side-channel names.tsv",
-    "side-channel-muon": "--side-channel names.tsv --optimizer muon --grow 1,2 --grow-at 0.5 --average 0.3",
+    "side-channel-muon": "--side-channel names.tsv --optimizer muon --config half.toml --average 0.3",
     # a teacher
     "cached": "--teacher-cache answers --alpha 0.5 --temperature 2",
-    "cached-pairs": "--teacher-cache answers-pairs --objective mlm+nsp --mlm-probability 0.3:0.15",
+    "cached-pairs": "--teacher-cache answers-pairs --objective mlm+nsp --mlm-probability 0.3",
     "cached-packed": "--teacher-cache answers-packed --isolate-documents --masking span --model modernbert-tiny",
     "cached-again": "--teacher-cache answers-again --data small",
     "logits": "--teacher modernbert --distil logits --temperature 2 --alpha 0.7",
@@ -153,7 +192,7 @@ RUNS = {
     "hidden": "--teacher bert --distil hidden --alpha 0.3 --micro-batch-size 5",
     "hidden-last": "--model modernbert-tiny --teacher bert --distil hidden --distil-layers last --isolate-documents",
     "elastic-relations": "--teacher bert --distil relations --elastic layers=1:2,feed_forward=256:512:256",
-    "grow-logits": "--teacher bert --distil logits --grow 1,2 --grow-at 0.5",
+    "grow-logits": "--teacher bert --distil logits --config half.toml",
     # number formats
     "bf16": "--precision bf16",
     "bf16-muon": "--precision bf16 --optimizer muon --steps 8 --save-every 4",
@@ -163,9 +202,9 @@ ON_TWO_RANKS = {
     "ranks-bert": "--global-batch-size 7 --micro-batch-size 2",
     "ranks-muon": "--optimizer muon --muon-rate 2 --mlm-probability 0.3 --model modernbert-tiny",
     "ranks-relations": "--teacher bert --distil relations",
-    "ranks-packed": "--model modernbert-tiny --isolate-documents --long-length 64",
+    "ranks-packed": "--model modernbert-tiny --isolate-documents --config long.toml",
     "ranks-elastic": "--elastic layers=1:2 --objective mlm+nsp",
-    "ranks-grow": "--grow 1,2 --grow-at 0.5 --data wordpiece --data dedup --weights 0.7,0.3",
+    "ranks-grow": "--config half.toml --data wordpiece --data dedup --weights 0.7,0.3",
 }
 KEPT_SCENARIOS = [*BUILDS, *MORE_BUILDS, *FIRST_RUNS, *RUNS]  # of frozen.json
 RESUMED = [
@@ -298,6 +337,9 @@ def write_inputs(folder: Path) -> None:
     parts = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48, "dropout": 0.0, "attention_dropout": 0.0}
     write("distilbert.json", json.dumps(small | parts | {"model_type": "distilbert", "tie_word_embeddings": False}))
     draw = random.Random(9)
+    for name, phases in PHASES.items():
+        tables = [[f"{key} = {json.dumps(value)}\n" for key, value in phase.items()] for phase in phases]
+        write(f"{name}.toml", "".join("".join(["[[phase]]\n", *table]) for table in tables))
     names = [f"{token}\t" + "\t".join(draw.sample("abcdefgh", k=2)) + "\n" for token in vocabulary[5::2]]
     write("names.tsv", "".join(names))
     for name, number in (("train.tsv", 48), ("dev.tsv", 24)):
@@ -344,8 +386,8 @@ def complete(line: str, root: Path) -> list[str]:
     """The words of a command line, with DEFAULTS, in the spelling of the commit that is checked out in `root`."""
     words = shlex.split(line)
     command = " ".join(words[:2])
-    given = set(words) | {INSTEAD[word] for word in words if word in INSTEAD}
-    if "--config" not in given and "--finish" not in given:
+    given = set(words).union(*(INSTEAD.get(word, ()) for word in words))
+    if "/run.json" not in line and "--finish" not in given:
         for option in re.findall(r"--[^ ]+(?: (?!--)[^ ]+)*", DEFAULTS.get(command, "")):
             line += f" {option}" if option.split()[0] not in given else ""
     for file, text, new, old in SPELLINGS:

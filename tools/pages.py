@@ -309,7 +309,8 @@ def make_parts(folder: Path) -> None:
     corpus.write_text(f"{text}\n\n{again}\n\n\u200b\n\nջուր and օդ and [MASK]\n\nհող and ջուր\n", encoding="utf-8")
     run(folder, "-m", "bertdata", "build", "corpus.txt", "--out", "shards", "--tokenizer", "docstrings",
         "--validation", 0.05, "--dedup", "--sentences", "line")  # fmt: skip
-    for out, *options in (("whole",), ("grown", "--grow", "1,2", "--grow-at", 0.4)):
+    (folder / "grown.toml").write_text("[[phase]]\nshare = 0.4\nlayers = 1\n\n[[phase]]\n", encoding="utf-8")
+    for out, *options in (("whole",), ("grown", "--config", "grown.toml")):
         run(folder, "-m", "bertrain", "pretrain", "--data", "shards", "--out", out, "--model", "modernbert-tiny",
             "--length", 64, "--global-batch-size", 32, "--steps", STEPS, "--eval-every", STEPS // 6, "--log-every", 5,
             "--save-every", STEPS, *options)  # fmt: skip

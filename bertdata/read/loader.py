@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from bertdata.read.mix import Mix, Weight, only, require_alike, whole
 from bertdata.read.source import Source
 from bertdata.read.stream import Rows, Wanted, rows_of
 from bertdata.read.words import continuing_ids
-from bertdata.types import IGNORE_INDEX, Batch, Masking
+from bertdata.types import Batch, Masking
 
 STATE_VERSION = 1
 
@@ -61,6 +62,8 @@ class Loader:
         new masks.
     teacher_cache: directory with a teacher's answers to this same stream (bertrain.teacher). Each batch has its answers
         too, and the loader takes the variants of the cache.
+    starts: of several datasets, how many samples of each were read before this mix began; not given: none. Each goes on
+        from there, in its own order.
 
     Iterating continues from `position`: a second `for` after a `break` does not start again. A Loader pickles in under
     4 KB, and can be used in one thread at a time. It opens in O(shards); the first loader of documents, packed or pairs
@@ -86,6 +89,7 @@ class Loader:
         epochs: int | None = None,
         variants: int | None = None,
         teacher_cache: str | None = None,
+        starts: Sequence[int] = (),
     ) -> None:
         length, seed = _integer("length", length), _integer("seed", seed)
         global_batch_size = _integer("global_batch_size", global_batch_size)
@@ -163,6 +167,14 @@ class Loader:
                 option="variants" if variants is not None else "teacher_cache",
             )
         require_alike(datasets)
+        self.starts = tuple(_integer("starts", start) for start in starts)
+        if self.starts and (len(self.starts) != len(pairs) or len(pairs) == 1 or min(self.starts) < 0):
+            raise UsageError(
+                f"starts is {list(self.starts)}; give a number of samples from 0 for each of several datasets",
+                "out-of-range",
+                option="starts",
+                given=self.starts,
+            )
         self._answers = TeacherCache(teacher_cache) if teacher_cache else None
         self.teacher_cache = teacher_cache
         self.variants = self._answers.variants if self._answers and variants is None else variants
@@ -182,13 +194,12 @@ class Loader:
             for dataset in datasets
         ]  # fmt: skip
         self._sizes = np.array([source.num_samples for source in self._sources])
-        self._mix = Mix(self._weights, seed=seed) if len(pairs) > 1 else None
+        self._mix = Mix(self._weights, seed=seed, starts=self.starts) if len(pairs) > 1 else None
         self._special = datasets[0].special_tokens  # of all sources
         continuing = continuing_ids(datasets[0]) if words else None
-        self._maskers = [
-            Masker(part, self._special, length=length, seed=seed, continuing_ids=continuing)
-            for part in (masking.parts if masking else ())
-        ]
+        self._masker = (
+            Masker(masking, self._special, length=length, seed=seed, continuing_ids=continuing) if masking else None
+        )
         if self._answers:
             self._answers.check(self._identity(), datasets[0].manifest.tokenizer.get("tokenizer.json", ""))
 
@@ -216,7 +227,7 @@ class Loader:
         return self._weights
 
     def counts(self, position: int | None = None) -> list[int]:
-        """How many samples of each source come before a position, the present one if it is None.
+        """How many samples of each source come before a position, the present one if it is None, with its start.
 
         Divided by the source's num_samples they are its epochs.
         """
@@ -237,8 +248,8 @@ class Loader:
 
     @property
     def num_slots(self) -> int:
-        """K: masked places that a row has room for, at most: a batch where less is masked has fewer."""
-        return max((masker.num_slots for masker in self._maskers), default=0)
+        """K: masked places that a row has room for."""
+        return self._masker.num_slots if self._masker else 0
 
     def __repr__(self) -> str:
         paths = ", ".join(str(source.dataset.path) for source in self._sources)
@@ -283,7 +294,12 @@ class Loader:
         Raises UsageError for positions after the end of a teacher's cache.
         """
         positions, sources, epochs, sample_ids, rows = self._rows_at(positions)
-        masked_positions, targets = self._mask(rows, positions, epochs, sample_ids)
+        if self._masker:
+            masked_positions, targets = self._masker.apply(
+                rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word
+            )
+        else:
+            masked_positions, targets = np.empty((2, positions.size, 0), np.int64)
         teacher: dict[str, Any] = {}
         if self._answers:
             answers = self._answers.read(positions, self._special.vocab_size)
@@ -325,36 +341,6 @@ class Loader:
         rows = rows_of([(source.samples, Wanted(mine, epochs, sample_ids)) for source, mine in which])
         return positions, places.sources, epochs, sample_ids, rows
 
-    def _mask(
-        self, rows: Rows, positions: np.ndarray, epochs: np.ndarray, sample_ids: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Masks rows in place. Returns masked_positions and targets, int64 [B, K].
-
-        Each row is masked by the rule of the part of the stream in which its position lies. K is that of the parts that
-        the rows come from; with a teacher's answers always that of all.
-        """
-        if not self._maskers:
-            return np.empty((positions.size, 0), np.int64), np.empty((positions.size, 0), np.int64)
-        if len(self._maskers) == 1:
-            return self._maskers[0].apply(rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word)
-        assert self.masking  # noqa: S101  (there are maskers)
-        firsts = [first for first, _ in self.masking.later]
-        part_of_row = np.searchsorted(firsts, positions, side="right")
-        parts = np.unique(part_of_row).tolist() or [0]
-        slots = self.num_slots if self._answers else max(self._maskers[part].num_slots for part in parts)
-        if len(parts) == 1 and self._maskers[parts[0]].num_slots == slots:
-            return self._maskers[parts[0]].apply(rows.ids, rows.text_places, epochs, sample_ids, rows.inside_word)
-        masked_positions = np.zeros((positions.size, slots), np.int64)
-        targets = np.full((positions.size, slots), IGNORE_INDEX)
-        for part in parts:
-            where = part_of_row == part
-            ids, masker = rows.ids[where], self._maskers[part]
-            inside = None if rows.inside_word is None else rows.inside_word[where]
-            found = masker.apply(ids, rows.text_places[where], epochs[where], sample_ids[where], inside)
-            rows.ids[where] = ids
-            masked_positions[where, : masker.num_slots], targets[where, : masker.num_slots] = found
-        return masked_positions, targets
-
     def _identity(self) -> dict[str, Any]:
         """The members of a state that must be the same when it is loaded."""
         ids = [source.dataset.dataset_id for source in self._sources]
@@ -363,13 +349,14 @@ class Loader:
         return variants | {
             "version": STATE_VERSION,
             **({"sources": mix} if self._mix else {"dataset_id": ids[0]}),
+            **({"starts": list(self.starts)} if self.starts else {}),
             "split": self.split,
             "seed": self.seed,
             "length": self.length,
             "samples": self.samples,
             "short_seq_prob": self.short_seq_prob if self.samples == "pairs" else None,
             "shuffle": self.shuffle,
-            "masking": self.masking.state() if self.masking else None,
+            "masking": asdict(self.masking) if self.masking else None,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -382,7 +369,9 @@ class Loader:
         Raises StateError if anything else is different. Its `given` is name → (value in the state, value here).
         """
         differing: dict[str, tuple[Any, Any]] = {}
-        for name, now in ({"variants": None, "sources": None, "dataset_id": None} | self._identity()).items():
+        for name, now in (
+            {"variants": None, "sources": None, "dataset_id": None, "starts": None} | self._identity()
+        ).items():
             was = state.get(name)
             if was == now:
                 continue

@@ -47,25 +47,32 @@ class Places(NamedTuple):
 
 
 class Mix:
-    """The order of sources. weights: as `whole` gives them, of two or more sources."""
+    """The order of sources. weights: as `whole` gives them, of two or more sources.
 
-    def __init__(self, weights: tuple[int, ...], *, seed: int) -> None:
+    starts: how many samples of each source were read before; empty for none.
+    """
+
+    def __init__(self, weights: tuple[int, ...], *, seed: int, starts: tuple[int, ...] = ()) -> None:
         self.weights, self._seed = np.array(weights, np.int64), np.uint64(seed)
+        self._starts = np.array(starts, np.int64) if starts else None
 
     def places(self, positions: NDArray[np.int64]) -> Places:
         """The places of positions, int64 [B]. About 10 ns each if they follow one another, else up to 1 µs each."""
         sources, inner, which = np.empty((3, positions.size), np.int64)
         places = Places(sources, inner, which, np.empty(self.weights.size + 1, np.int64))
         kernels.mix_sources(positions, self.weights, self._seed, *places)
+        if self._starts is not None:
+            inner += self._starts[sources]
         return places
 
     def counts(self, position: int) -> list[int]:
-        """How many samples of each source come before a position."""
+        """How many samples of each source come before a position, those before the mix included."""
         block = position // kernels.MIX_BLOCK
         counts = np.empty_like(self.weights)
         kernels.counts_before(self.weights, block, counts)
         begun = self.places(np.arange(block * kernels.MIX_BLOCK, position))
-        return (counts + np.diff(begun.bounds)).tolist()
+        counts += np.diff(begun.bounds)
+        return (counts if self._starts is None else counts + self._starts).tolist()
 
 
 def only(positions: NDArray[np.int64]) -> Places:

@@ -13,6 +13,8 @@ So weights and moments always come from one tensor (as in Shen et al., 2022), an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -20,42 +22,32 @@ from bertdata.errors import UsageError
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import layers_of
 
-_SHARES_PARTS = ("deberta", "deberta-v2", "mpnet")  # such as embeddings of distances, which stand after the layers
-
 
 def shorten(config: PreTrainedConfig, layers: int) -> None:
     """Makes a configuration that of a model's first layers. Raises UsageError if it has fewer."""
     if layers > (number := getattr(config, "num_hidden_layers", 0)):
-        sentence = f"--grow begins with {layers}, and the number of layers of --model is {number}; end with {number}"
-        raise UsageError(sentence, "out-of-range", option="grow", given=layers)
+        sentence = f"a phase has {layers} layers, and --model has {number}; give at most {number}"
+        raise UsageError(sentence, "out-of-range", option="layers", given=layers)
     kinds = getattr(config, "layer_types", None)  # of attention, one for each layer
     try:
         config.num_hidden_layers = layers
     except NotImplementedError:
-        sentence = f"--grow cannot give {config.model_type} another number of layers; leave it out"
-        raise UsageError(sentence, "unsupported", option="grow") from None
+        sentence = f"{config.model_type} cannot have another number of layers; leave layers out of the phases"
+        raise UsageError(sentence, "unsupported", option="layers") from None
     if kinds:
         config.layer_types = list(kinds[:layers])
 
 
-def check_depth(full: PreTrainedModel, grow: str, layers: int, *, freezes: bool) -> None:
-    """Raises UsageError for a model that cannot grow, or whose number of layers is not `layers`, the last of --grow.
-
-    freezes: whether --freeze-trunk was given.
-    """
-    kind = full.config.model_type
-    if freezes and kind in _SHARES_PARTS:
-        sentence = f"--freeze-trunk cannot freeze the parts that the layers of {kind} share; leave it out"
-        raise UsageError(sentence, "unsupported", option="freeze_trunk")
+def check_depths(full: PreTrainedModel, depths: Sequence[int | None]) -> None:
+    """Raises UsageError for a model that cannot grow, or phases whose last one has not all of its layers."""
     if _prefix(full) is None:
-        sentence = f"--grow cannot tell the layers of {kind} apart, or they share weights; leave it out"
-        raise UsageError(sentence, "unsupported", option="grow", given=grow)
+        kind = full.config.model_type
+        sentence = f"the layers of {kind} cannot be told apart, or share weights; leave layers out of the phases"
+        raise UsageError(sentence, "unsupported", option="layers")
     number = len(layers_of(full))
-    if layers != number:
-        sentence = (
-            f"--grow {grow} ends with {layers}, and the number of layers of --model is {number}; end with {number}"
-        )
-        raise UsageError(sentence, "out-of-range", option="grow", given=grow)
+    if depths[-1] not in (None, number):
+        sentence = f"the last phase has {depths[-1]} layers, and --model has {number}; leave layers out of it"
+        raise UsageError(sentence, "out-of-range", option="layers", given=depths[-1])
 
 
 def check_outside(full: PreTrainedModel, first: PreTrainedModel) -> None:
@@ -67,10 +59,10 @@ def check_outside(full: PreTrainedModel, first: PreTrainedModel) -> None:
     ]
     if differing := sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()}):
         sentence = (
-            f"--grow cannot add layers to {full.config.model_type}: {differing[0]}, which is outside its layers, "
-            "depends on their number; leave it out"
+            f"{full.config.model_type} cannot get more layers: {differing[0]}, which is outside its layers, depends on "
+            "their number; leave layers out of the phases"
         )
-        raise UsageError(sentence, "unsupported", option="grow")
+        raise UsageError(sentence, "unsupported", option="layers")
 
 
 @torch.no_grad()
@@ -103,23 +95,11 @@ def carry(
         if name not in buffers or buffers[name].shape != buffer.shape:
             was = list(buffers[name].shape) if name in buffers else "not there"
             sentence = (
-                f"--grow cannot keep the buffer {name}, which was {was} and is {list(buffer.shape)} in the larger "
-                "model; make it independent of the number of layers, or leave --grow out"
+                f"the buffer {name} cannot be kept as the model grows: it was {was} and is {list(buffer.shape)} in the "
+                "larger model; make it independent of the number of layers, or leave layers out of the phases"
             )
-            raise UsageError(sentence, "bad-entry", option="grow")
+            raise UsageError(sentence, "bad-entry", option="layers")
         buffer.copy_(buffers[name])
-
-
-def freeze(model: PreTrainedModel, layers: int) -> None:
-    """Freezes the first layers and all that lies below them, such as embeddings; what lies above is trained.
-
-    Frozen parameters stay in the optimizer, which keeps their moments and passes them over.
-    """
-    first_above = next(layers_of(model)[layers].parameters())
-    for parameter in model.base_model.parameters():
-        if parameter is first_above:
-            return
-        parameter.requires_grad_(False)
 
 
 def _prefix(model: PreTrainedModel) -> str | None:

@@ -7,10 +7,11 @@ from bertrain.optim.optimizers import (
     parameter_groups,
     scaled_rates,
     set_learning_rate,
+    set_weight_decay,
 )
 from bertrain.optim.schedules import SCHEDULES, learning_rate
 
 __all__ = [
     "OPTIMIZERS", "SCHEDULES", "build", "check_scales", "learning_rate", "parameter_groups", "scaled_rates",
-    "set_learning_rate",
+    "set_learning_rate", "set_weight_decay",
 ]  # fmt: skip

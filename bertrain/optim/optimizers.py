@@ -89,11 +89,11 @@ def parameter_groups(module: torch.nn.Module, weight_decay: float) -> list[dict[
     """Two groups: matrices, which are decayed, then norms and biases, which are not.
 
     Groups are chosen by the number of dimensions of a parameter, not by its name. A group may hold "rate_scale", a
-    factor on its learning rate; without it the factor is 1.
+    factor on its learning rate; without it the factor is 1. It may hold "decays": it has the weight decay of the phase.
     """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay, "decays": True},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
 
@@ -157,3 +157,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Gives every group the learning rate `rate` times its rate_scale."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_scale", 1.0)
+
+
+def set_weight_decay(optimizer: torch.optim.Optimizer, weight_decay: float) -> None:
+    """Gives a weight decay to every group that is decayed."""
+    for group in optimizer.param_groups:
+        if group.get("decays"):
+            group["weight_decay"] = weight_decay

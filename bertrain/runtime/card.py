@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,14 @@ def on_hub(path: Path, repository: str) -> bytes:
 
 def of_run(
     config: Config, name: str, sources: Sources, *, model_type: str, parameters: int | None, facts: Mapping[str, Any],
-    evaluation: Mapping[str, Any], regime: str, unigram: float,
+    phases: Sequence[str], evaluation: Mapping[str, Any], regime: str, unigram: float,
 ) -> bytes:  # fmt: skip
     """The card of a checkpoint of a run.
 
     name: of its directory. parameters: None if they are not to be counted. facts: `step`, `steps` (planned, or None),
-    `tokens`, `seconds`, `ranks`, `device` and `precision`. evaluation: the newest one in the log, or nothing. regime:
-    a sentence that says what it was on. unigram: the loss of guessing by frequency alone, in nats.
+    `tokens`, `seconds`, `ranks`, `device` and `precision`. phases: a line for each, if there are several. evaluation:
+    the newest one in the log, or nothing. regime: a sentence that says what it was on. unigram: the loss of guessing
+    by frequency alone, in nats.
     """
     is_mean = name.startswith("average-")
     title = f"{Path(config.out).resolve().name} after step {facts['step']:,}{' (mean)' * is_mean}"
@@ -84,7 +85,7 @@ def of_run(
         ("tokens read, with padding", f"{facts['tokens']:,}"),
         ("seconds of training", f"{facts['seconds']:.1f}"),
         ("processes", f"{facts['ranks']} on {facts['device']}, {facts['precision']}"),
-        ("masked share", f"{config.mlm_probability}, {config.masking}"),
+        *([] if phases else [("masked share", f"{config.mlm_probability}, {config.masking}")]),
         ("bertrain", bertdata.__version__),
     ]
     return _sealed(
@@ -93,7 +94,10 @@ def of_run(
         _usage("AutoModelForMaskedLM", name),
         f"## Data\n\nThe tokenizer{f', `{tokenizer}`,' if tokenizer else ''} is in this directory; it has "
         f"{vocab_size:,} ids.\n\n{_table(('dataset_id', 'documents', 'tokens', 'share of the rows'), data)}",
-        f"## Training\n\n{_table(('', ''), rows)}\n\nOptions that differ from the defaults:\n\n    bertrain pretrain "
+        f"## Training\n\n{_table(('', ''), rows)}\n\n"
+        + "".join(f"- {line}\n" for line in phases)
+        + "\n" * bool(phases)
+        + "Options that differ from the defaults:\n\n    bertrain pretrain "
         + _options(config),
         "## Loss\n\n" + _losses(evaluation, "average_" if is_mean else "validation_", regime, unigram),
         _further(name) + "\n\nIts run goes on where it stopped with the command that began it, and the same --out.",
@@ -177,7 +181,7 @@ def _options(config: Config) -> str:
     words = [] if config.init else ["--model", _shared(config.model)]
     for option in fields(Config):
         value = getattr(config, option.name)
-        is_left_out = option.metadata["group"] == CHECKPOINTS or option.name in ("data", "weights", "model")
+        is_left_out = option.metadata["group"] == CHECKPOINTS or option.name in ("data", "weights", "model", "phase")
         if value == option.default or is_left_out:
             continue
         flag = "--" + option.name.replace("_", "-")

@@ -59,11 +59,10 @@ DAMAGED, KEPT_DAMAGED = "damaged-", 2  # what a directory that cannot be used is
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
 BEGINNING: dict[str, Any] = {
     "step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}, "optimizer": "adamw",
-    "lr-scale": "", "grow": "", "elastic": "", "lora": "",
-    "side-channel": "", "stage": 0,
+    "lr-scale": "", "elastic": "", "lora": "", "side-channel": "", "phases": [],
 }  # fmt: skip
 """What trainer.json would say before the first step."""
-OTHERS = {"model", "teacher", "base", "loader", "earlier_tokens"}
+OTHERS = {"model", "teacher", "base", "phase", "loader", "streams"}
 """What trainer.json says besides."""
 
 
@@ -316,7 +315,6 @@ def made_with(config: Config) -> dict[str, str]:
         "model": config.init or config.model,
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
-        "grow": config.grow,
         "elastic": config.elastic,
         "lora": config.lora,
         "side-channel": side_channel.identity(config.side_channel),

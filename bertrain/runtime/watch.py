@@ -15,14 +15,14 @@ from typing import Any
 from tqdm import tqdm
 
 import bertdata
-from bertdata.errors import counted
 from bertdata.files import make_directory, write_file
 from bertrain.config import Config
-from bertrain.plan import Plan
+from bertrain.phases import Phase
 from bertrain.runtime import checkpoint, trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Log, Sources, reference_losses
+from bertrain.schedule import Plan
 
 QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
 COLLAPSED = 0.9  # share of predictions that are one token
@@ -64,7 +64,7 @@ class Watch(contextlib.ExitStack):
             return
         make_directory(self.out)
         self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
-        total = None if config.budget else plan.steps
+        total = None if plan.seconds else plan.steps
         self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
         names = list(dict.fromkeys(config.log_to))
         self._trackers = trackers.start(names, self.out, asdict(config), step=step, logged=self._log.last_step)
@@ -104,8 +104,9 @@ class Watch(contextlib.ExitStack):
         for warning in warnings:
             self.warn(warning)
         resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
-        length = f"{plan.steps:,} steps" if not config.budget else f"{config.budget}"
-        size = f"{config.global_batch_size} {'row' if config.global_batch_size == 1 else 'rows'}"
+        length = f"{plan.steps:,} steps" if not plan.seconds else f"{plan.seconds:,.0f} seconds"
+        rows = plan.phases[0].rows
+        size = f"{rows} {'row' if max(rows) == 1 else 'rows'}"
         passes = "one pass" if plan.accumulation == 1 else f"{plan.accumulation} passes of {plan.micro_batch_size}"
         ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
         first = (
@@ -116,12 +117,16 @@ class Watch(contextlib.ExitStack):
             f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "
             f"evenly, {self.reference['unigram']:.3f} by frequency alone"
         )
-        lines = [first, *lines, reference, *_growth_lines(config, plan)]
+        lines = [first, *lines, reference, *plan.describe()]
         lines += [*_elastic_lines(resolved.get("sub_networks")), *_scale_lines(resolved.get("lr_scale", []))]
         if channel := resolved.get("side_channel"):
             lines.append("--side-channel: {ids:,} ids have one or more of {structures:,} structures".format(**channel))
         for line in lines:
             self.say(line)
+
+    def phase(self, step: int, phase: Phase) -> None:
+        """Shows that a phase begins after a step."""
+        self.say(f"step {step}: {self.plan.line(phase)}")
 
     def growth(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
         """Keeps and shows how the model has grown. scales: what --lr-scale amounts to from then on."""
@@ -221,7 +226,7 @@ class Watch(contextlib.ExitStack):
         self._bar.set_postfix_str(line)
         if self._bar.disable and (done or time.perf_counter() - self._last_line > QUIET_S):
             self._last_line = time.perf_counter()
-            total = "" if self.config.budget else f"/{self.plan.steps}"
+            total = "" if self.plan.seconds else f"/{self.plan.steps}"
             self.say(f"step {step}{total}: {line}, {entry['seconds']:.0f} s")
 
     def require_finite(
@@ -321,18 +326,6 @@ def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{before}{name}/")
         else:
             yield before + name, value
-
-
-def _growth_lines(config: Config, plan: Plan) -> list[str]:
-    """When the model grows; nothing without --grow."""
-    if not plan.depths:
-        return []
-    unit = "{:.0%} of the time" if config.budget else "step {:,}"
-    later = (
-        f"{layers} after {unit.format(first / plan.steps if config.budget else first)}"
-        for first, layers in plan.depths[1:]
-    )
-    return [f"begins with {counted(plan.depths[0][1], 'layer')}, has {', '.join(later)}"]
 
 
 def _elastic_lines(facts: dict[str, int] | None) -> list[str]:

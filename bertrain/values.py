@@ -1,0 +1,61 @@
+"""Values of options that are more than a number or a text: rows of a step, amounts of tokens, times."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_THOUSANDS = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}
+
+
+class Ramp(NamedTuple):
+    """The rows of a step along a phase: from `first` to `last`, in multiples of their greatest common divisor.
+
+    Each of these numbers of rows has as many steps as the others, but for rounding.
+    """
+
+    first: int
+    last: int
+
+    @property
+    def mean(self) -> Fraction:
+        return Fraction(self.first + self.last, 2)
+
+    def at(self, step: Any, steps: int) -> Any:
+        """The rows of step number `step` of `steps`, an integer or an array of them."""
+        unit = math.gcd(self.first, self.last)
+        sizes = abs(self.last - self.first) // unit + 1
+        done = unit * (step * sizes // steps)
+        return self.first + done if self.last > self.first else self.first - done
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}..{self.last}"
+
+
+def ramp(given: int | str) -> Ramp:
+    """64 and "64" are the same rows in every step, "16..64" a ramp. Raises ValueError for anything else."""
+    parts = [int(part) for part in str(given).split("..")]
+    if not 1 <= len(parts) <= 2 or min(parts) < 1:
+        raise ValueError("rows are numbers of 1 or more")
+    return Ramp(parts[0], parts[-1])
+
+
+def seconds(given: str) -> Fraction:
+    """ "90s", "30m", "24h" and "2d". Raises ValueError for anything else, and for a time of 0."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", given)
+    if not match or not float(match[1]):
+        raise ValueError("not a time")
+    return Fraction(match[1]) * _SECONDS[match[2]]
+
+
+def amount(given: int | str) -> int:
+    """40000000 and "40M" are the same. K, M, B and T stand for 10³, 10⁶, 10⁹ and 10¹². Raises ValueError for others."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMBT]?)", str(given))
+    number = Decimal(match[1]).scaleb(3 * _THOUSANDS[match[2]]) if match else Decimal(0)
+    if number < 1 or number != number.to_integral_value():
+        raise ValueError("not an amount")
+    return int(number)

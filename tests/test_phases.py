@@ -1,0 +1,481 @@
+"""A run is a list of phases: where they begin, what holds in them, and how streams go on across a border."""
+
+import itertools
+import json
+import tomllib
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import SPECIAL, built, make_text
+from families import SMALL as FAMILIES
+from helpers import invoke, refused, refuses, succeeds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import phases as reference
+from test_vectors import VECTORS
+from training import (
+    QUIET,
+    SMALL,
+    TINY,
+    changing,
+    entries,
+    flags,
+    last_checkpoint,
+    losses,
+    refused_run,
+    remove_after,
+    run_of,
+    toml,
+    train,
+    train_twice,
+)
+from transformers import AutoModelForMaskedLM
+
+import bertdata
+from bertrain import assemble, optim, plan, pretrain, recipes
+from bertrain.batches import Batches
+from bertrain.config import Config
+from bertrain.models import build, rotary
+from bertrain.phases import check_begun, resolve
+
+SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
+DEFAULT = Config(data="x")
+RUN = {
+    name: getattr(DEFAULT, name)
+    for name in ("length", "global_batch_size", "lr", "lr_end", "schedule", "decay_share", "warmup")
+}
+
+
+def table_of(phases):
+    """For each step of the schedule: the number of its phase, its rows, and its learning rate."""
+    return [
+        (phase.number, phase.rows_at(step), phase.rate.at(step))
+        for phase in phases
+        for step in range(phase.start, phase.stop)
+    ]
+
+
+def require_same(found, expected):
+    assert [line[:2] for line in found] == [tuple(line[:2]) for line in expected]
+    assert [line[2] for line in found] == pytest.approx([line[2] for line in expected], rel=1e-12)
+
+
+# ---------------------------------------------------------------------------------------------- where phases begin
+
+
+@pytest.mark.parametrize("vector", VECTORS["phases"], ids=str)
+def test_phases_are_those_of_the_specification(vector):
+    phases = resolve(Config(data="x", **vector["run"], phase=vector["phase"]), SIZES)
+    assert [0, *(phase.stop for phase in phases)] == vector["borders"]
+    made = table_of(phases)
+    require_same(made, reference.table(RUN | vector["run"], vector["phase"]))
+    require_same([made[step] for step in vector["steps"]], vector["table"])
+
+
+ROWS = st.one_of(st.integers(1, 40), st.builds("{}..{}".format, st.integers(1, 40), st.integers(1, 40)))
+SETS = st.fixed_dictionaries(
+    {},
+    optional={
+        "length": st.sampled_from([16, 32, 48]),
+        "global_batch_size": ROWS,
+        "lr": st.sampled_from([1e-3, 0.5]),
+        "lr_end": st.sampled_from([0.0, 0.1, 1.0]),
+        "schedule": st.sampled_from(["constant", "linear", "cosine", "1-sqrt", "wsd"]),
+        "warmup": st.sampled_from([0.0, 0.1, 0.55]),
+    },
+)
+DURATION = st.one_of(
+    st.integers(1, 9).map(lambda steps: {"steps": steps}),
+    st.sampled_from(["900", "4K", "0.01M"]).map(lambda tokens: {"tokens": tokens}),
+    st.sampled_from([0.01, 0.1]).map(lambda epochs: {"epochs": epochs}),
+)
+OWN = st.lists(st.tuples(DURATION, SETS).map(lambda parts: parts[0] | parts[1]), min_size=1, max_size=4)
+TIME = st.sampled_from(["1s", "7s", "0.5m"]).map(lambda time: {"time": time})
+TIMED = st.lists(st.tuples(TIME, SETS).map(lambda parts: parts[0] | parts[1]), min_size=1, max_size=3)
+
+
+@st.composite
+def shared(draw):
+    """Options of a run, and phases that have shares of it."""
+    shares = draw(st.sampled_from([[1.0], [0.5, 0.5], [0.25, 0.35, 0.4], [0.1, 0.2, 0.3, 0.4]]))
+    phases = [{"share": share} | draw(SETS) for share in shares]
+    if draw(st.booleans()):
+        del phases[-1]["share"]
+    total = draw(st.sampled_from([{"steps": 37}, {"steps": 100}, {"epochs": 1.5}, {"tokens": "70K"}, {}]))
+    return total, phases
+
+
+@settings(max_examples=500)
+@given(st.one_of(OWN.map(lambda phases: ({}, phases)), shared()))
+def test_steps_rows_and_rates_are_those_of_the_reference(drawn):
+    run, phases = drawn
+    expected = reference.table(RUN | run, phases)
+    if {number for number, *_ in expected} != set(range(1, len(phases) + 1)):
+        with refuses("out-of-range", "phase"):
+            resolve(Config(data="x", **run, phase=phases), SIZES)
+        return
+    require_same(table_of(resolve(Config(data="x", **run, phase=phases), SIZES)), expected)
+
+
+@given(TIMED)
+def test_phases_by_time_are_parts_of_a_million(phases):
+    made = resolve(Config(data="x", phase=phases), SIZES)
+    assert [0, *(phase.stop for phase in made)] == reference.borders({}, [RUN | phase for phase in phases], 1000)
+
+
+BEGINS = st.lists(st.integers(1, 99), unique=True, max_size=2).map(lambda begins: [0, *sorted(begins)])
+
+
+@settings(max_examples=500)
+@given(
+    steps=st.integers(100, 300),
+    begins=st.fixed_dictionaries(dict.fromkeys(("global_batch_size", "mlm_probability", "length", "layers"), BEGINS)),
+    schedule=st.sampled_from(["linear", "cosine", "wsd"]),
+    warmup=st.sampled_from([0.0, 0.06, 0.3]),
+)
+def test_phases_say_what_options_for_each_change_said(steps, begins, schedule, warmup):
+    """Before there were phases, each option had its own list of shares of the run at which it changed."""
+    kinds = {
+        "global_batch_size": [8, 16, 4], "mlm_probability": [0.3, 0.15, 0.2], "length": [32, 48, 64],
+        "layers": [1, 2, 4],
+    }  # fmt: skip
+
+    def value(name, step):
+        return [kinds[name][number] for number, begin in enumerate(begins[name]) if round(begin / 100 * steps) <= step][
+            -1
+        ]
+
+    borders = sorted({begin for each in begins.values() for begin in each})
+    values = {
+        name: [[kinds[name][k] for k, begin in enumerate(begins[name]) if begin <= border][-1] for border in borders]
+        for name in kinds
+    }
+    phases = changing(*(border / 100 for border in borders[1:]), **values)
+    made = resolve(Config(data="x", steps=steps, phase=phases, schedule=schedule, warmup=warmup), SIZES)
+    plain = {"steps": steps, "warmup_steps": round(warmup * steps), "schedule": schedule, "peak": DEFAULT.lr}
+    for phase in made:
+        for step in range(phase.start, phase.stop):
+            found = phase.rows_at(step), phase.masking.probability, phase.length, phase.layers
+            assert found == tuple(value(name, step) for name in kinds)
+            assert phase.rate.at(step) == optim.learning_rate(step, **plain)
+    assert made[-1].stop == steps
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 200))
+def test_a_ramp_gives_each_number_of_rows_the_same_number_of_steps(first, last, steps):
+    (phase,) = resolve(Config(data="x", steps=steps, global_batch_size=f"{first}..{last}"), SIZES)
+    rows = [phase.rows_at(step) for step in range(steps)]
+    assert rows == [reference.rows_at(f"{first}..{last}", step, steps) for step in range(steps)]
+    assert rows == sorted(rows, reverse=first > last)
+    assert rows[0] == first
+    counts = [len([*group]) for _, group in itertools.groupby(rows)]
+    assert max(counts) - min(counts) <= 1
+    for stop in {0, 1, steps // 2, steps}:
+        assert phase.samples(stop) == sum(rows[:stop])
+
+
+def test_a_phase_without_a_step_is_refused():
+    for run in ({"steps": 3}, {"epochs": 0.001}):
+        with refuses("out-of-range", "phase", given=2):
+            resolve(Config(data="x", **run, phase=changing(0.9, 0.95, lr=[1, 2, 3])), SIZES)
+
+
+def test_weights_follow_the_sizes_of_datasets():
+    config = Config(data=["x", "xx", "xxxx" * 10], mix_temperature=0.5, steps=3)
+    (phase,) = resolve(config, SIZES)
+    assert [round(weight) for _, weight in phase.sources] == [158114, 223607, 1000000]
+    (phase,) = resolve(Config(data=["x", "xx"], mix_temperature=0, steps=3), SIZES)
+    assert phase.sources[0][1] == phase.sources[1][1]
+    (phase,) = resolve(Config(data="x", mix_temperature=0.7, steps=3), SIZES)
+    assert phase.sources == (("x", 1.0),)
+
+
+# ------------------------------------------------------------------------------------------------- streams and borders
+
+
+@pytest.fixture(scope="module")
+def other(once, vocab):
+    """A small dataset with the tokenizer of `dataset`."""
+    options = {"tokenizer": vocab, "sentences": "line", "validation": 0.2}
+    folder = once("phases", lambda folder: built(folder, make_text(40, seed=6), **options))
+    return bertdata.open(folder / "shards")
+
+
+@pytest.fixture
+def mixed(dataset, other):
+    """Phases that go back and forth between datasets and lengths; [1] and [2] are one mix, [5] is another."""
+    one, two = str(dataset.path), str(other.path)
+    both = {"data": [one, two], "weights": [0.7, 0.3]}
+    return [
+        {"steps": 2, "data": one, "length": 32},
+        {"steps": 3, "length": 32} | both,
+        {"steps": 2, "length": 32, "mlm_probability": 0.3} | both,
+        {"steps": 2, "data": one, "length": 48},
+        {"steps": 2, "data": two, "length": 32},
+        {"steps": 3, "length": 32, "data": [two, one], "weights": [1, 1]},
+        {"steps": 1, "data": one, "length": 48},
+    ]
+
+
+def batches_of(phases, *, rank=0, world_size=1):
+    config = Config(phase=phases, global_batch_size=7)
+    return Batches(config, assemble.datasets(config), rank=rank, world_size=world_size)
+
+
+def test_streams_go_on_where_they_were(mixed, dataset, other):
+    """By a plain list of what was read of each dataset in rows of each length."""
+    batches, datasets = batches_of(mixed), {str(dataset.path): dataset, str(other.path): other}
+    read, mix_position, before = {}, 0, None
+    for phase in batches.plan.phases:
+        if phase.number > 1:
+            batches.enter(phase)
+        if before is None or (before.sources, before.length) != (phase.sources, phase.length):
+            mix_position = 0
+        before = phase
+        options = {"length": phase.length, "masking": phase.masking}
+        for _ in range(phase.steps):
+            batch = batches.next()
+            paths = [path for path, _ in phase.sources]
+            if len(paths) == 1:
+                sources = np.zeros(7, np.int64)
+            else:
+                mix = bertdata.Loader([(datasets[path], weight) for path, weight in phase.sources], **options)
+                sources = mix.read(np.arange(mix_position, mix_position + 7)).sources
+            mix_position += 7
+            for row, source in enumerate(sources.tolist()):
+                path = paths[source]
+                position = read.get((path, phase.length), 0)
+                read[path, phase.length] = position + 1
+                alone = bertdata.Loader(datasets[path], **options).read(np.array([position]))
+                assert np.array_equal(batch.input_ids[row], alone.input_ids[0])
+                assert np.array_equal(batch.targets[row], alone.targets[0])
+                assert list(batches.datasets)[batch.sources[row]] == path
+    named = {f"{datasets[path].dataset_id} {length}": count for (path, length), count in read.items()}
+    assert batches.positions == named
+    tokens = batches.source_tokens()
+    for path in datasets:
+        assert tokens[path] == sum(count * length for (of, length), count in read.items() if of == path)
+
+
+@pytest.mark.parametrize("stop", range(1, 15))
+def test_a_state_restores_the_rows_of_every_step(mixed, tmp_path, stop):
+    def rows(batches, steps, seen):
+        for _ in range(steps):
+            while batches.plan.phase_at(len(seen)).number > batches.phase.number:
+                batches.enter(batches.plan.phases[batches.phase.number])
+            seen.append(batches.next())
+
+    undisturbed, seen, then = [], [], batches_of(mixed)
+    rows(batches_of(mixed), 15, undisturbed)
+    first = batches_of(mixed)
+    rows(first, stop, seen)
+    then.resume(tmp_path, json.loads(json.dumps(first.state())))
+    rows(then, 15 - stop, seen)
+    for one, two in zip(undisturbed, seen, strict=True):
+        assert all(np.array_equal(one.arrays()[name], two.arrays()[name]) for name in one.arrays())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_run_of_many_phases_resumes_to_the_same_bits(mixed, tmp_path, ranks):
+    mixed[2] |= {"weight_decay": 0.3, "lr": 1e-3, "schedule": "constant"}
+    mixed[4] |= {"global_batch_size": "4..8", "trains": "layer.1"}
+    options = QUIET | {"phase": mixed, "save_every": 1}
+    given = {name: value for name, value in SMALL.items() if name not in ("length", "global_batch_size", "lr")}
+    out = tmp_path / "run"
+    if ranks is None:
+        config = {**given, **options, "out": str(out), "global_batch_size": 7}
+        pretrain.pretrain(Config(**config))
+        log = losses(entries(out))
+        for step in (13, 7, 4, 2):
+            remove_after(out, step)
+            pretrain.pretrain(Config(**config))
+            assert losses(entries(out)) == log
+        return
+    with pytest.MonkeyPatch.context():
+        log = losses(train(mixed[0]["data"], out, ranks=ranks, **options))
+        for step in (9, 5):
+            remove_after(out, step)
+            assert losses(train(mixed[0]["data"], out, ranks=ranks, **options)) == log
+
+
+def test_what_phases_set_reaches_the_step(dataset, tmp_path):
+    """The rate, the decay and what is trained, at the first step of each phase."""
+    phases = [
+        {"steps": 2, "lr": 1e-3, "schedule": "constant", "weight_decay": 0.0},
+        {"steps": 2, "lr": 2e-3, "lr_end": 0.5, "schedule": "linear", "weight_decay": 0.25, "trains": r"layer\.1"},
+    ]
+    config = Config(data=str(dataset.path), out=str(tmp_path / "run"), **SMALL | QUIET | {"phase": phases, "warmup": 0})
+    run = run_of(config)
+    with run.watch:
+        assert {group["weight_decay"] for group in run.optimizer.param_groups} == {0.0}
+        assert all(parameter.requires_grad for parameter in run.trained.values())
+        assert run.phase.rate.at(0) == run.phase.rate.at(1) == 1e-3
+        run.step = 2
+        assert run.phase_is_done
+        run.enter_next()
+        decays = [group["weight_decay"] for group in run.optimizer.param_groups]
+        assert decays == [0.25, 0.0]
+        for name, parameter in run.trained.items():
+            assert parameter.requires_grad == ("layer.1" in name)
+        assert (run.phase.rate.at(2), run.phase.rate.at(3)) == (2e-3, 1.5e-3)
+        run.step = 4
+        assert run.phase_is_done
+        assert run.is_done
+
+
+def test_a_checkpoint_is_written_at_each_border_and_phases_are_shown(dataset, tmp_path, capsys):
+    train(dataset.path, tmp_path / "run", phase=changing(0.5, mask_fraction=[0.9, 0.0]), steps=4, **QUIET)
+    assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-00000002", "step-00000004"]
+    said = capsys.readouterr().out
+    assert "phase 2 of 2, steps 2 to 4" in said
+    card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
+    assert "- phase 1 of 2, steps 0 to 2" in card
+    resolved = json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]
+    assert [phase["masking"]["mask_fraction"] for phase in resolved["phases"]] == [0.9, 0.0]
+
+
+# ---------------------------------------------------------------------------------------------------- rotary positions
+
+
+@pytest.fixture
+def modern(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(FAMILIES["modernbert"] | {"model_type": "modernbert"}))
+    return str(path)
+
+
+def test_bases_of_rotary_positions_are_those_of_a_new_model(modern):
+    """Also in a model that has others already."""
+    weights, _ = build.build(modern, SPECIAL, length=32, seed=0)
+    rotary.set_bases(weights, 5e5, 2e4)
+    kinds = {kind: part["rope_theta"] for kind, part in weights.config.rope_parameters.items()}
+    assert kinds == {"full_attention": 5e5, "sliding_attention": 2e4}
+    fresh = type(weights)(weights.config)
+    buffers, expected = dict(weights.named_buffers()), dict(fresh.named_buffers())
+    assert any("inv_freq" in name for name in buffers)
+    for name, buffer in buffers.items():
+        assert torch.equal(buffer, expected[name])
+    before = {name: buffer.clone() for name, buffer in buffers.items()}
+    rotary.set_bases(weights, None, 1e4)
+    changed = {name for name, buffer in weights.named_buffers() if not torch.equal(buffer, before[name])}
+    assert changed
+    assert all("sliding" in name for name in changed)
+
+
+def test_bases_change_at_a_border_and_are_saved(dataset, modern, tmp_path):
+    phases = changing(0.5, rope_base=[1e4, 1.6e5], rope_base_local=[1e4, 1e4], length=[32, 48])
+    options = {"model": modern, "steps": 4, "eval_every": 0, "save_every": 1, "phase": phases}
+    train_twice(dataset.path, tmp_path / "run", 3, 2, 1, **options)
+    for step, base in ((2, 1e4), (3, 1.6e5), (4, 1.6e5)):
+        config = AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / f"step-{step:08d}").config
+        assert config.rope_parameters["full_attention"]["rope_theta"] == base
+
+
+def test_a_model_without_local_layers_or_rotary_positions_is_refused(dataset, tmp_path):
+    for option in ("rope_base", "rope_base_local"):
+        known = {"kind": "unsupported", "option": option}
+        refused_run(dataset.path, tmp_path / "run", model=TINY, steps=1, **{option: 1e4}, **known)
+
+
+# --------------------------------------------------------------------------------------------- going on with a new file
+
+
+def begun(phases, current, stop=None):
+    """The phases of a checkpoint, in JSON."""
+    made = resolve(Config(data="x", phase=phases), SIZES)
+    return json.loads(json.dumps([asdict(phase) for phase in made])), current
+
+
+FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 3e-3}]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_right"),
+    [
+        ({}, True),
+        ({1: {"steps": 9}}, True),  # the one under way gets longer
+        ({1: {"steps": 3}}, False),
+        ({1: {"lr": 1.0}}, False),
+        ({1: {"length": 64}}, False),
+        ({0: {"steps": 5}}, False),
+        ({0: {"mlm_probability": 0.3}}, False),
+        ({2: {"lr": 7.0, "length": 48, "steps": 1}}, True),
+    ],
+)
+def test_phases_that_have_begun_stay_as_they_were(change, is_right, tmp_path):
+    now = [phase | change.get(number, {}) for number, phase in enumerate(FIRST)]
+    phases = resolve(Config(data="x", phase=now), SIZES)
+    if is_right:
+        check_begun(tmp_path, *begun(FIRST, 2), phases)
+        return
+    with refuses("other-settings", "phase"):
+        check_begun(tmp_path, *begun(FIRST, 2), phases)
+
+
+def test_a_curve_of_several_phases_may_get_longer(tmp_path):
+    """The steps that are taken had the rates that they had."""
+    one, two = [{"steps": 4}, {"steps": 4}], [{"steps": 4}, {"steps": 8}, {"steps": 2}]
+    check_begun(tmp_path, *begun(one, 2), resolve(Config(data="x", phase=two), SIZES))
+
+
+def test_a_run_goes_on_with_another_file(dataset, tmp_path):
+    """Phases are added; then the run is begun without any."""
+    out = tmp_path / "run"
+    train(dataset.path, out, phase=[{"steps": 2}], **QUIET)
+    train(dataset.path, out, phase=[{"steps": 2}, {"steps": 2, "lr": 1e-4}], **QUIET)
+    assert entries(out)[-1]["step"] == 4
+    known = {"kind": "other-settings", "option": "phase"}
+    refused_run(dataset.path, out, phase=[{"steps": 2, "lr": 1e-4}, {"steps": 4}], **QUIET, **known)
+    refused_run(dataset.path, out, steps=6, **QUIET, **known)
+    history = json.loads((out / "run.json").read_text())["history"]
+    assert "phase" in history[-1]["changed"]
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+def test_an_option_that_a_phase_sets_is_refused_beside_the_file(tmp_path):
+    path = toml(tmp_path / "run.toml", data="x", phase=[{"steps": 2, "length": 16}])
+    for command in (pretrain.main, plan.main):
+        refused(command, "--config", path, "--length", 32, kind="conflict", option="length")
+    refused(pretrain.main, "--config", path, "--steps", 4, kind="conflict", option="steps")
+
+
+def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
+    phases = [
+        {"steps": 10, "length": 32, "global_batch_size": "4..8", "lr": 1e-3, "schedule": "constant"},
+        {"tokens": "4800", "length": 48, "global_batch_size": 10, "mlm_probability": 0.15, "lr": 1e-3, "lr_end": 0.1},
+    ]
+    path = toml(
+        tmp_path / "run.toml", data=str(dataset.path), model=modern, warmup=0.2, mlm_probability=0.3, phase=phases
+    )
+    said = succeeds(plan.main, "--config", path, "--out", tmp_path / "run").stdout
+    lines = [line.split("  ") for line in said.splitlines()]
+    cells = [[cell.strip() for cell in line if cell] for line in lines]
+    samples = dataset.path, assemble.loader(Config(data=str(dataset.path)), dataset, length=32).num_samples
+    assert cells[0] == list(plan.HEAD)
+    assert cells[1][:6] == ["1", "step 0", "10", "1,920", "4..8", "32"]
+    assert cells[1][6:9] == ["30% exact", "3.33e-04 to 1.00e-03", "constant"]
+    assert cells[1][9] == f"{dataset.path} {60 / samples[1]:.3g}"
+    assert cells[2][:7] == ["2", "step 10", "10", "4,800", "10", "48", "15% exact"]
+    assert "20 steps and 6,720 tokens in all" in said
+    assert "checkpoint" in said
+    timed = toml(tmp_path / "timed.toml", data=str(dataset.path), phase=[{"time": "30s"}, {"time": "90s"}])
+    said = succeeds(plan.main, "--config", timed, "--model", "bert-tiny").stdout
+    assert "30 s" in said
+    assert "120 seconds in all" in said
+    assert invoke(plan.main, "--config", path, "--data", tmp_path / "nowhere").exit_code == 1
+
+
+def test_flags_are_a_file_where_a_run_has_phases(dataset, tmp_path):
+    """What the tests of several ranks rely on."""
+    (option, path) = flags(dataset.path, tmp_path / "run", phase=[{"steps": 2}])
+    assert option == "--config"
+    read = tomllib.loads(path.read_text())
+    assert read["phase"] == [{"steps": 2}]
+    assert read["lr"] == SMALL["lr"]
+    assert recipes.DEFAULT == "tiny"
