@@ -51,6 +51,27 @@ class Batches:
         """The tokens of the train split of a dataset."""
         return self.datasets[path].splits["train"].num_tokens
 
+    def words(self) -> float:
+        """The white-space words read of all datasets: of each stream the share of its epoch that was read."""
+        total = 0.0
+        ids = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
+        for stream, count in self.positions.items():
+            dataset_id, length = stream.split(" ")
+            if path := ids.get(dataset_id):
+                words = self.datasets[path].manifest.counts["words"]["train"]
+                total += count / self.samples([path], int(length)) * words
+        return total
+
+    def check_words(self) -> None:
+        """Raises UsageError for a dataset whose words were not counted when it was made."""
+        for path, dataset in self.datasets.items():
+            if "train" not in dataset.manifest.counts.get("words", {}):
+                sentence = (
+                    f"--save-at words: the words of {path} were not counted when it was made; build it again, or give "
+                    "tokens"
+                )
+                raise UsageError(sentence, "missing", option="save_at", given=path)
+
     def _stream(self, path: str, length: int) -> str:
         """The name of a stream."""
         return f"{self.datasets[path].dataset_id} {length}"
@@ -73,13 +94,21 @@ class Batches:
 
     def enter(self, phase: Phase) -> None:
         """Goes on with the rows of a phase."""
-        before, position, starts = self.phase, self.loader.position, self.loader.starts
+        before, loader = self.phase, self.loader
         self.read, self.phase = self.positions, phase
-        if (before.sources, before.length) != (phase.sources, phase.length):
-            begun = [self.read.get(stream, 0) for stream in self._streams(phase)]
-            position, starts = (0, tuple(begun)) if len(begun) > 1 else (begun[0], ())
-        self.loader = self._loader(phase, starts=starts)
-        self.loader.position = position
+        if (before.sources, before.length) == (phase.sources, phase.length):
+            self.loader = self._loader(phase, starts=loader.starts)
+            self.loader.position = loader.position
+        else:
+            self.loader = self._begun(phase)
+
+    def _begun(self, phase: Phase) -> bertdata.Loader:
+        """The loader of a phase whose streams go on where they were."""
+        begun = [self.read.get(stream, 0) for stream in self._streams(phase)]
+        loader = self._loader(phase, starts=begun if len(begun) > 1 else ())
+        if len(begun) == 1:
+            loader.position = begun[0]
+        return loader
 
     def next(self) -> bertdata.Batch:
         """This rank's rows of the next step. `sources` are numbers of the datasets of the run."""
@@ -139,6 +168,22 @@ class Batches:
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: the phase, its loader, and the samples read of each stream."""
         return {"phase": self.phase.number, "loader": self.loader.state_dict(), "streams": self.positions}
+
+    def branch(self, directory: Path, saved: dict[str, Any]) -> None:
+        """Begins the first phase with the streams where those of another run were. saved: its trainer.json.
+
+        Raises UsageError if the options give other streams.
+        """
+        theirs, ours = saved["loader"], self.loader.state_dict()
+        for name in ("seed", "samples", "shuffle", "short_seq_prob"):
+            if theirs[name] != ours[name]:
+                sentence = (
+                    f"--branch {directory}: its {name} is {theirs[name]}, and that of this run is {ours[name]}; give "
+                    "the same, so that its streams go on"
+                )
+                raise UsageError(sentence, "other-settings", option="branch", given=str(directory))
+        self.read = saved["streams"]
+        self.loader = self._begun(self.phase)
 
     def resume(self, directory: Path, saved: dict[str, Any]) -> None:
         """Moves to where a checkpoint was taken. saved: what its trainer.json says.

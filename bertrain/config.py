@@ -141,6 +141,12 @@ class Config:
         "",
         "Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub.",
     )
+    branch: str = _option(
+        MODEL,
+        "",
+        "Checkpoint of another run to go on from, OUT/step-XXXXXXXX or a run: with its model, the optimizer's moments "
+        "and its place in the data, but from step 0 with the phases of this run.",
+    )
     lora: str = _option(
         MODEL,
         "",
@@ -381,12 +387,22 @@ class Config:
     save_every: int = _option(
         CHECKPOINTS, 1000, "Steps between checkpoints; the last step always has one.", bounds=COUNT
     )
+    save_at: tuple[str, ...] = _option(
+        CHECKPOINTS,
+        (),
+        "Checkpoints that --keep never removes, after so many tokens or words were read: tokens=1B,2B or words=1M,10M. "
+        "May be repeated.",
+        form="many",
+    )
     keep: int = _option(CHECKPOINTS, 3, "Number of checkpoints to keep.", bounds=COUNT)
     resume: str = _option(
         CHECKPOINTS,
         "auto",
         "auto: continue from the newest complete checkpoint in --out. no: refuse if there is one.",
         type=click.Choice(["auto", "no"]),
+    )
+    eval_masking: float = _option(
+        CHECKPOINTS, 0.15, "Share of the tokens of the validation split to mask and predict.", bounds=SHARE
     )
     eval_every: int = _option(
         CHECKPOINTS,
@@ -423,11 +439,13 @@ class Config:
             self._check_weights()
         self._check_masks()
         self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
+        self.milestones  # noqa: B018  (refuses what is none)
         for option in fields(self):
             self._check_needs(option)
         self._check_adapter()
         self._check_growth()
         self._check_bases()
+        self._check_branch()
         self._check_elastic()
         self._check_duration()
         self._check_distillation()
@@ -503,6 +521,17 @@ class Config:
                 else "--weights was given, and there is one --data; give several, or leave --weights out"
             )
             raise UsageError(sentence, "conflict", option="weights", given=list(self.weights))
+
+    def _check_branch(self) -> None:
+        for option in ("init", "lora", "teacher_cache"):
+            if self.branch and getattr(self, option):
+                sentence = (
+                    f"--branch and {flag(option)} were given; a branch goes on as its run did, so give one of them"
+                )
+                raise UsageError(sentence, "conflict", option="branch", given=self.branch)
+        if self.branch and self.grows:
+            sentence = "--branch and phases with layers were given; a branch has those of its run, so leave layers out"
+            raise UsageError(sentence, "conflict", option="branch", given=self.branch)
 
     def _check_bases(self) -> None:
         for name in ("rope_base", "rope_base_local"):
@@ -689,6 +718,19 @@ class Config:
         """--tokens; 0 without it."""
         return values.amount(self.tokens) if self.tokens else 0
 
+    @cached_property
+    def milestones(self) -> dict[str, list[int]]:
+        """--save-at: numbers of tokens and of words, ascending. Raises UsageError for what is none."""
+        found: dict[str, list[int]] = {"tokens": [], "words": []}
+        for given in self.save_at:
+            unit, _, numbers = given.partition("=")
+            try:
+                found[unit] += map(values.amount, numbers.split(","))
+            except (KeyError, ValueError):
+                sentence = f"--save-at {given} names no milestones; write it like tokens=1B,2B or words=1M,10M"
+                raise UsageError(sentence, "malformed", option="save_at", given=given) from None
+        return {unit: sorted(numbers) for unit, numbers in found.items()}
+
     @property
     def rows(self) -> values.Ramp:
         """--global-batch-size."""
@@ -751,7 +793,7 @@ def _duration(unit: str, given: Any) -> Fraction:
 
 def default_out(config: Config) -> str:
     """The directory of a run without --out: runs/<model>-<date of today>. Ranks must take that of rank 0."""
-    path = Path(config.init or config.model)
+    path = Path(config.branch or config.init or config.model)
     name = path.parent.resolve().name if path.name == "config.json" else path.resolve().name
     return f"runs/{name}-{date.today():%Y-%m-%d}"
 
@@ -790,7 +832,9 @@ def _kind(option: Field[Any]) -> type:
 
 
 _INSTEAD = {
-    "model": ["init"],
+    "model": ["init", "branch"],
+    "branch": ["init"],
+    "init": ["branch"],
     "data": ["weights"],
     "weights": ["mix_temperature"],
     "mix_temperature": ["weights"],

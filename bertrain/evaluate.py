@@ -52,6 +52,7 @@ def evaluate(
     split: str,
     length: int,
     max_samples: int | None = None,
+    masking: bertdata.Masking = MASKING,
     interrupted: Callable[[], bool] = lambda: False,
     progress: bool = False,
 ) -> dict[str, Any] | None:
@@ -69,7 +70,7 @@ def evaluate(
         rank=ranks.rank,
         world_size=ranks.world_size,
         split=split,
-        masking=MASKING,
+        masking=masking,
         samples="packed" if encoder.isolate else "windows",
         epochs=1,
     )
@@ -136,10 +137,19 @@ def mean(results: Mapping[str, dict[str, Any]], weights: Mapping[str, float]) ->
 
 
 def predictions(
-    encoder: Encoder, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int
+    encoder: Encoder,
+    shards: bertdata.Dataset,
+    device: torch.device,
+    *,
+    split: str,
+    length: int,
+    rows: int,
+    masking: bertdata.Masking = MASKING,
 ) -> list[tuple[str, str, str]]:
     """The masked tokens of the first rows that `evaluate` sees: what is around each, its target, what is predicted."""
-    batch, predicted = _predicted(encoder, shards, device, split=split, length=length, rows=rows, best=1)
+    batch, predicted = _predicted(
+        encoder, shards, device, split=split, length=length, rows=rows, best=1, masking=masking
+    )
     return [(around, target, best) for row in _read(shards, batch, predicted) for around, target, (best,) in row.masked]
 
 
@@ -152,12 +162,20 @@ class Shown(NamedTuple):
 
 @torch.no_grad()
 def _predicted(
-    encoder: Encoder, shards: bertdata.Dataset, device: torch.device, *, split: str, length: int, rows: int, best: int
+    encoder: Encoder,
+    shards: bertdata.Dataset,
+    device: torch.device,
+    *,
+    split: str,
+    length: int,
+    rows: int,
+    best: int,
+    masking: bertdata.Masking = MASKING,
 ) -> tuple[bertdata.Batch, np.ndarray]:
     """The first rows that `evaluate` sees, and the most probable ids for their masks, int64 [B, K, best]."""
     samples = "packed" if encoder.isolate else "windows"
     loader = bertdata.Loader(
-        shards, masking=MASKING, length=length, global_batch_size=rows, seed=SEED, split=split, samples=samples
+        shards, masking=masking, length=length, global_batch_size=rows, seed=SEED, split=split, samples=samples
     )
     batch = next(loader)
     piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))

@@ -124,7 +124,7 @@ def train(run: Run, signals: Signals) -> None:
         is_last = run.phase_is_done or bool(signals.stopped)
         if is_last or run.step % config.log_every == 0:
             run.log(rates, is_last=is_last)
-        if is_last or run.step % config.save_every == 0:
+        if is_last or run.passed or run.step % config.save_every == 0:
             run.save(required=run.is_done or bool(signals.stopped))
         if signals.stopped:
             return

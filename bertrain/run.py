@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ class Run:
         self._lock = lock
         self.config, self.out, self.ranks = config, Path(config.out), ranks
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
+        branch = checkpoint.find(Path(config.branch), "branch") if config.branch and not choice.path else None
+        self.begun_from = self.resumed_from or branch
+        """The checkpoint whose state is taken."""
         choice.check()
         assemble.check_names(config)
         if ranks.rank == 0:
@@ -55,7 +58,7 @@ class Run:
         self.plan = self.batches.plan
         self.made_with = checkpoint.made_with(config)
         saved = self._resume()
-        weights, warnings = assemble.model(config, self.shards, self.phase, resume=self.resumed_from)
+        weights, warnings = assemble.model(config, self.shards, self.phase, resume=self.begun_from)
         self.warnings += warnings
         self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
         on_gpu = ranks.device.type == "cuda"
@@ -65,16 +68,16 @@ class Run:
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         self._prepare(weights)
-        if self.resumed_from:
+        if self.begun_from:
             one = self.learner
-            checkpoint.require_same_models(self.resumed_from, saved, config, teacher=one.teacher, base=one.base)
+            checkpoint.require_same_models(self.begun_from, saved, config, teacher=one.teacher, base=one.base)
         else:
             assemble.check_parts(config, self.shards, self.learner, self.plan.phases)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
-        if self.resumed_from:
-            checkpoint.read_optimizer(self.resumed_from, self.optimizer, self.learner)
+        if self.begun_from:
+            checkpoint.read_optimizer(self.begun_from, self.optimizer, self.learner)
         self._apply(self.phase)
-        if self.resumed_from and self.scaler.is_enabled() and saved["scaler"]:
+        if self.begun_from and self.scaler.is_enabled() and saved["scaler"]:
             self.scaler.load_state_dict(saved["scaler"])
         if self.average and self.resumed_from and self.progress > 1 - config.average:
             checkpoint.read_average(self.resumed_from, self.average)
@@ -87,6 +90,11 @@ class Run:
         self.watch = Watch(config, self.plan, ranks, self.sources, step=self.step)
         self.writer = Writer(self.out, keep=config.keep, saved=self.resumed_from, warn=self.watch.warn)
         self.evaluated_step = 0  # `begin` reads it from the log
+        if config.milestones["words"]:
+            self.batches.check_words()
+        self.passed: list[str] = []
+        """The milestones of --save-at that the last step has passed."""
+        self._done = self._amounts()
 
     def _prepare(self, weights: PreTrainedModel) -> None:
         """Makes what trains a model: the learner, its optimizer, and the mean of its weights."""
@@ -133,12 +141,17 @@ class Run:
         Raises UsageError if the checkpoint belongs to another model, optimizer or stream of rows.
         """
         config = self.config
-        if self.resumed_from is None:
+        if self.begun_from is None:
             return checkpoint.BEGINNING
+        saved = checkpoint.read_trainer(self.begun_from)
+        if self.resumed_from is None:
+            given = {name: value for name, value in self.made_with.items() if name != "model"}
+            checkpoint.require_same(self.begun_from, saved, given)
+            self.batches.branch(self.begun_from, saved)
+            return saved | {name: checkpoint.BEGINNING[name] for name in checkpoint.CLOCK}
         if config.resume == "no":
             sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
-        saved = checkpoint.read_trainer(self.resumed_from)
         checkpoint.require_same(self.resumed_from, saved, self.made_with)
         if saved["phases"] or config.phase:  # else more may change: run.json keeps what
             phases.check_begun(self.out, saved["phases"], saved["phase"], self.plan.phases if config.phase else ())
@@ -232,9 +245,20 @@ class Run:
         self.optimizer.zero_grad()
         self.step += 1
         self.tokens += self.loader.global_batch_size * self.loader.length
+        before, self._done = self._done, self._amounts()
+        self.passed = [
+            f"{unit}={number}"
+            for unit, numbers in self.config.milestones.items()
+            for number in numbers
+            if before[unit] < number <= self._done[unit]
+        ]
         if self.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
             self.average.add()
         self.watch.advance()
+
+    def _amounts(self) -> dict[str, float]:
+        """What the run has read so far, in the units of --save-at."""
+        return {"tokens": self.tokens, "words": self.batches.words() if self.config.milestones["words"] else 0.0}
 
     def _norm_or_none(self) -> float | None:
         """The gradient's norm; None where fp16 has overflowed, for then the scaler skips the step."""
@@ -334,7 +358,10 @@ class Run:
 
         def show() -> None:
             shards, length = next(iter(self._held_out.values())), self.loader.length
-            shown = predictions(self.learner, shards, self.ranks.device, split="validation", length=length, rows=1)
+            shown = predictions(
+                self.learner, shards, self.ranks.device, split="validation", length=length, rows=1,
+                masking=self._eval_masking,
+            )  # fmt: skip
             self.clock.lap("evaluated")
             self.watch.evaluation(self.step, result, shown, seconds=self.clock.seconds["evaluated"] - before)
 
@@ -348,9 +375,14 @@ class Run:
         found = {path: self.datasets[path] for path, _ in self.phase.sources}
         return {path: shards for path, shards in found.items() if "validation" in shards.splits}
 
+    @property
+    def _eval_masking(self) -> bertdata.Masking:
+        return replace(MASKING, probability=self.config.eval_masking)
+
     def _evaluate(self, **options: Any) -> dict[str, Any] | None:
         """The result of `evaluate`; in a mix the mean of each source's by weight."""
         options |= {"split": "validation", "length": self.loader.length, "max_samples": EVALUATED_SAMPLES}
+        options["masking"] = self._eval_masking
         if not self.names:
             return evaluate(self.learner, self.shards, self.ranks, **options)
         results = {}
@@ -395,6 +427,7 @@ class Run:
         """What is saved, by the name of its directory."""
         trainer = self.made_with | {
             **self.batches.state(),
+            "milestones": self.passed,
             "phases": [asdict(phase) for phase in self.plan.phases] if self.config.phase else [],
             "teacher": self.learner.teacher,
             "base": self.learner.base,
@@ -431,7 +464,7 @@ class Run:
             facts=facts, phases=self.plan.describe(), evaluation=self.watch.last_evaluation,
             unigram=self.watch.reference["unigram"],
             regime=f"The loss is the mean over the masked tokens of at most {EVALUATED_SAMPLES:,} rows of "
-            f"{self.loader.length} tokens of the validation split. {MASKING.probability:.0%} of their tokens are "
+            f"{self.loader.length} tokens of the validation split. {self.config.eval_masking:.0%} of their tokens are "
             "masked, whatever the masked share of the training.",
         )  # fmt: skip
 

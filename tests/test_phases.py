@@ -479,3 +479,62 @@ def test_flags_are_a_file_where_a_run_has_phases(dataset, tmp_path):
     assert read["phase"] == [{"steps": 2}]
     assert read["lr"] == SMALL["lr"]
     assert recipes.DEFAULT == "tiny"
+
+
+# ---------------------------------------------------------------------------------------------- branches and milestones
+
+
+def test_a_branch_goes_on_from_another_run_with_its_clock_at_0(dataset, tmp_path):
+    """Its weights after one step are those of the run itself, if the rates are: moments and rows are the same."""
+    options = QUIET | {"lr": 2e-3, "schedule": "constant", "warmup": 0, "save_every": 1}
+    train(dataset.path, tmp_path / "run", steps=4, **options)
+    log = train(dataset.path, tmp_path / "branch", branch=str(tmp_path / "run" / "step-00000003"), steps=1, **options)
+    assert [entry["step"] for entry in log if "lr" in entry] == [1]
+
+    one, two = (build.load(tmp_path / path).state_dict() for path in ("run/step-00000004", "branch/step-00000001"))
+    assert all(torch.equal(one[name], tensor) for name, tensor in two.items())
+    saved = json.loads((tmp_path / "branch" / "step-00000001" / "trainer.json").read_text())
+    assert (saved["step"], saved["tokens"], saved["loader"]["position"]) == (1, 6 * 32, 24)
+
+
+def test_a_branch_resumes_to_the_same_bits_and_needs_the_streams_of_its_run(dataset, tmp_path):
+    train(dataset.path, tmp_path / "run", steps=2, **QUIET)
+    options = QUIET | {"branch": str(tmp_path / "run"), "steps": 4, "save_every": 2}
+    options["phase"] = changing(0.5, schedule=["constant", "1-sqrt"])
+    train_twice(dataset.path, tmp_path / "branch", 2, **options)
+    other = tmp_path / "other"
+    refused_run(dataset.path, other, **options | {"seed": 1}, kind="other-settings", option="branch")
+    refused_run(dataset.path, other, **options | {"optimizer": "muon"}, kind="other-settings", option="optimizer")
+    refused_run(dataset.path, other, **options | {"branch": str(tmp_path / "no")}, kind="not-found", option="branch")
+    with refuses("conflict", "branch"):
+        Config(data="x", branch="run", init="run")
+
+
+def test_milestones_stay(dataset, tmp_path):
+    """A step reads 192 tokens, and words in the share of the epoch that it reads."""
+    words = dataset.manifest.counts["words"]["train"]
+    samples = assemble.loader(Config(data=str(dataset.path)), dataset, length=32).num_samples
+    marks = ["tokens=200,900", f"words={words * 19 // samples + 1}"]  # steps 2 and 5; within step 4
+    options = QUIET | {"steps": 8, "save_at": marks, "keep": 1, "save_every": 3}
+    train(dataset.path, tmp_path / "run", **options)
+    assert sorted(int(path.name[5:]) for path in (tmp_path / "run").glob("step-*")) == [2, 4, 5, 8]
+    stated = json.loads((tmp_path / "run" / "step-00000005" / "trainer.json").read_text())["milestones"]
+    assert stated == ["tokens=900"]
+    remove_after(tmp_path / "run", 4)
+    train(dataset.path, tmp_path / "run", **options)
+    assert sorted(int(path.name[5:]) for path in (tmp_path / "run").glob("step-*")) == [2, 4, 5, 8]
+
+
+@pytest.mark.parametrize("given", ["tokens", "tokens=", "rows=3", "words=1M,x"])
+def test_milestones_that_are_none_are_refused(given):
+    with refuses("malformed", "save_at", given=given):
+        Config(data="x", save_at=[given])
+
+
+def test_the_share_of_masked_tokens_in_evaluations_is_an_option(dataset, tmp_path):
+    options = QUIET | {"steps": 1}
+    less, more = (
+        train(dataset.path, tmp_path / str(share), eval_masking=share, **options)[-1]["validation_targets"]
+        for share in (0.15, 0.6)
+    )
+    assert 3 < more / less < 5

@@ -60,8 +60,10 @@ STALE_S = 65.0  # for so long a machine may not see what another wrote to a dire
 BEGINNING: dict[str, Any] = {
     "step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}, "optimizer": "adamw",
     "lr-scale": "", "elastic": "", "lora": "", "side-channel": "", "phases": [],
+    "milestones": [],
 }  # fmt: skip
 """What trainer.json would say before the first step."""
+CLOCK = ("step", "spent_s", "apart_s", "tokens", "since_entry", "phases")  # what begins anew in a branch
 OTHERS = {"model", "teacher", "base", "phase", "loader", "streams"}
 """What trainer.json says besides."""
 
@@ -190,11 +192,11 @@ def _raise_if(leaving: threading.Event) -> None:
 
 
 def remove_others(target: Path, *, keep: int) -> None:
-    """Removes all but the newest `keep` directories of the same kind as `target`, which stays.
+    """Removes all but the newest `keep` directories of the same kind as `target`, which stays, and milestones.
 
     Raises the first OSError, after it has tried all.
     """
-    others = [path for path in _numbered(target.parent, target.name[:-8]) if path != target]
+    others = [path for path in _numbered(target.parent, target.name[:-8]) if path != target and not _stays(path)]
     failures = []
     for old in others[keep - 1 :]:
         try:
@@ -203,6 +205,14 @@ def remove_others(target: Path, *, keep: int) -> None:
             failures.append(error)
     if failures:
         raise failures[0]
+
+
+def _stays(path: Path) -> bool:
+    """Whether a checkpoint is a milestone of --save-at."""
+    try:
+        return bool(json.loads((path / TRAINER).read_bytes())["milestones"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def versions() -> dict[str, str]:
@@ -312,7 +322,7 @@ def require_same_models(
 def made_with(config: Config) -> dict[str, str]:
     """The options that a run keeps to its end, as trainer.json has them."""
     return {
-        "model": config.init or config.model,
+        "model": config.branch or config.init or config.model,
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
         "elastic": config.elastic,
