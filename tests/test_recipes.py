@@ -1,15 +1,21 @@
 """A recipe is a file of options: it is taken by name, it is printed, and what is given wins."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from families import SMALL as FAMILIES
 from helpers import refused, succeeds
+from training import entries
 
 from bertrain import recipes
 from bertrain.config import Config
 from bertrain.flags import command
+from bertrain.phases import resolve
+from bertrain.pretrain import pretrain
 
 
 @pytest.fixture
@@ -99,3 +105,78 @@ def test_a_recipe_is_named_alone_and_by_its_name(tmp_path):
 def test_only_the_first_rank_says_it(options_of, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert options_of()[0] == ""
+
+
+# ---------------------------------------------------------------------------------------------------- published recipes
+
+
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
+SIZES = SimpleNamespace(samples=lambda paths, length: 10**9, tokens=lambda path: 10**12)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_plan_of_a_recipe_is_what_was_published(name):
+    """tests/published.json has the numbers of their authors, and where they stand."""
+    config, stated = Config(data="d", **options_in(name)), PUBLISHED[name]
+    for option, value in stated["run"].items():
+        if option == "clip_norm" and value is None:
+            assert config.clip_norm == 1e9
+        elif option not in ("source", "weight_decay"):
+            assert getattr(config, option) == value, option
+    phases = resolve(config, SIZES)
+    for phase, part, there in zip(phases, config.parts, stated["phases"], strict=True):
+        require_published(phase, part.options, there, config.optimizer, phases[0].rate.peak)
+
+
+def require_published(phase, options, there, optimizer, highest):
+    within = there.get("within", 1e-9)
+    mean_places = there.get("row_tokens", there["length"]) / there["length"]  # of theirs, which do not count padding
+    rows = [rows * mean_places for rows in there["rows"]]
+    assert [*phase.rows] == pytest.approx(rows, rel=max(within, 1e-9))
+    assert (phase.length, phase.rate.peak, phase.rate.schedule) == (there["length"], there["lr"], there["schedule"])
+    assert phase.rate.end == there.get("lr_end", 0.0)
+    share = there["mlm_probability"]
+    assert phase.masking.probability == pytest.approx(sum(share) / 2 if isinstance(share, list) else share, abs=1e-4)
+    decay = phase.weight_decay * (highest if optimizer == "stableadamw" else 1)  # theirs is that at the highest rate
+    assert decay == pytest.approx(there["weight_decay"])
+    for option in ("rope_base", "rope_base_local", "mix_temperature"):
+        assert getattr(options, option) == there.get(option)
+    if "steps" in there:
+        assert phase.steps == pytest.approx(there["steps"], rel=within)
+    if "tokens" in there:
+        assert phase.samples() * phase.length == pytest.approx(there["tokens"], rel=1e-3)
+    warmup = phase.rate.warmup_steps if phase.start == phase.rate.start else 0
+    if steps := there.get("warmup_steps"):
+        assert warmup == steps
+    if tokens := there.get("warmup_tokens"):
+        read = sum(phase.rows_at(step) * phase.length for step in range(warmup))
+        assert read == pytest.approx(tokens, rel=0.002)
+    if not (there.get("warmup_steps") or there.get("warmup_tokens")):
+        assert warmup == 0
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_runs_at_the_size_of_a_tiny_model(dataset, tmp_path, name):
+    """Six steps a phase, with rows and lengths in about the same ratios."""
+    options = options_in(name)
+    kind = "bert" if options["model"].startswith("bert") else "modernbert"
+    (tmp_path / "model.json").write_text(json.dumps(FAMILIES[kind] | {"model_type": kind}))
+    above = {
+        "length": 32,
+        "global_batch_size": 4,
+        "model": str(tmp_path / "model.json"),
+        "log_every": 1,
+        "eval_every": 0,
+    }
+    lengths = sorted({part.options.length for part in Config(data="d", **options).parts})
+    phases = []
+    for phase in options.pop("phase"):
+        settings = {key: value for key, value in phase.items() if key not in ("tokens", "steps", "warmup_steps")}
+        settings["length"] = 32 + 16 * lengths.index(settings.get("length", lengths[0]))
+        settings["global_batch_size"] = "2..4" if ".." in str(settings.get("global_batch_size")) else 4
+        phases.append(settings | {"steps": 6})
+    given = {key: value for key, value in options.items() if key not in ("warmup_steps", *above)}
+    pretrain(Config(data=str(dataset.path), out=str(tmp_path / "run"), phase=phases, **given, **above))
+    log = [entry for entry in entries(tmp_path / "run") if "loss" in entry]
+    assert [entry["step"] for entry in log] == [*range(1, 6 * len(phases) + 1)]
+    assert all(math.isfinite(entry["loss"]) for entry in log)
