@@ -171,6 +171,15 @@ def test_only_the_newest_checkpoints_are_kept(dataset, tmp_path):
     assert names(tmp_path / "run") == ["step-00000004", "step-00000005"]
 
 
+def test_what_a_killed_process_was_writing_is_removed(dataset, copied):
+    """The step may never be saved again, as that at which a scheduler sent SIGTERM, and soon SIGKILL."""
+    for name in (".step-00000004.tmp", ".average-00000009.tmp", ".step-4.tmp"):
+        (copied / name).mkdir()
+        (copied / name / "model.safetensors").write_bytes(b"unfinished")
+    train(dataset.path, copied, steps=6)
+    assert names(copied, ".*.tmp") == [".step-4.tmp"]
+
+
 def test_an_old_checkpoint_that_cannot_be_removed_stays(dataset, tmp_path, monkeypatch, capsys):
     def refuse(path, **options):
         raise OSError(errno.EBUSY, "Device or resource busy", str(path))

@@ -430,8 +430,15 @@ def _remove_damaged(run: Path, say: Callable[[str], None]) -> None:
         shutil.rmtree(run / old[0])
 
 
+def _remove_unfinished(run: Path) -> None:
+    """Removes what a killed process was writing: the run may never save this step again."""
+    for path in run.glob(".*.tmp"):
+        if re.fullmatch(rf"\.({STEP}|{AVERAGE})\d{{8}}\.tmp", path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def choose(run: Path, say: Callable[[str], None]) -> Choice:
-    """The newest complete checkpoint of a run, whose lock is held. Reads every byte of it.
+    """The newest complete checkpoint of a run, whose lock is held. Reads every byte of it. Removes unfinished ones.
 
     Newer ones, which are damaged, get another name. say: is told of those that are removed, before. Raises DatasetError
     if no checkpoint is complete, or one cannot be read now: a run never starts anew beside checkpoints.
@@ -450,6 +457,7 @@ def choose(run: Path, say: Callable[[str], None]) -> Choice:
     if warnings:
         fsync_directory(run)
         _remove_damaged(run, say)
+    _remove_unfinished(run)
     index = hashlib.sha256((path / INDEX).read_bytes()).hexdigest() if path else ""
     return Choice(path, index, tuple(warnings))
 
