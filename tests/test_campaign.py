@@ -1,0 +1,202 @@
+"""tools/campaign.py: a few of its runs, and faults of many kinds that it must find."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from training import TINY
+
+from bertdata.errors import UsageError
+from bertrain.batches import Batches
+from bertrain.config import Config
+from bertrain.run import Run
+from bertrain.runtime import checkpoint
+
+TOOL = Path(__file__).parent.parent / "tools" / "campaign.py"
+sys.path.append(str(TOOL.parent))
+import campaign  # noqa: E402
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_runs_of_any_options_end_as_if_nothing_had_happened(tmp_path):
+    command = [sys.executable, str(TOOL), "--count", "20", "--minutes", "0.7", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^[1-9]\d* runs \(.*; 0 differ$", done.stdout, re.MULTILINE), done.stdout
+
+
+def shift_position(patch):
+    resume = Batches.resume
+
+    def shifted(batches, directory, saved):
+        stream = saved["loader"] | {"position": saved["loader"]["position"] + 1}
+        resume(batches, directory, saved | {"loader": stream})
+
+    patch.setattr(Batches, "resume", shifted)
+
+
+def forget_moments(patch):
+    patch.setattr(checkpoint, "read_optimizer", lambda *arguments: None)
+
+
+def forget_mean(patch):
+    patch.setattr(checkpoint, "read_average", lambda *arguments: None)
+
+
+def forget_sums(patch):
+    read = checkpoint.read_trainer
+    patch.setattr(checkpoint, "read_trainer", lambda path: read(path) | {"since_entry": {}})
+
+
+def keep_later_entries(patch):
+    from bertrain.runtime import watch
+
+    log = watch.Log
+    patch.setattr(watch, "Log", lambda path, after_step: log(path, after_step=99 if after_step else 0))
+
+
+def end_with_an_error(patch):
+    before = checkpoint.choose
+
+    def choose(run, say):
+        found = before(run, say)
+        assert found.path is None
+        return found
+
+    patch.setattr(checkpoint, "choose", choose)
+
+
+FAULTS = [shift_position, forget_moments, forget_mean, forget_sums, keep_later_entries, end_with_an_error]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_a_fault_of_resuming_is_found(dataset, tmp_path, monkeypatch, fault):
+    options = campaign.BASE | {"data": [str(dataset.path)], "model": TINY, "steps": 12, "log_every": 3, "average": 0.8}
+    stops = [campaign.Stop(campaign.SIGKILL, None, 3, 0.0), campaign.Stop(campaign.SIGKILL, 0, 4, 0.0)]
+    begin_step = Run.begin_step
+    monkeypatch.setattr(Run, "begin_step", lambda run: [time.sleep(0.05), begin_step(run)])  # so that no stop is late
+    if fault:
+        fault(monkeypatch)
+    verdict = campaign.made(campaign.Run(options, 1, tuple(stops)), tmp_path, tmp_path / "made")
+    assert (verdict.word, bool(verdict.lines)) == (("DIFFERS", True) if fault else ("equal", False)), verdict
+    assert 0 < verdict.resumed[1] < 12
+
+
+def test_a_rank_that_hangs_is_ended_and_says_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "LIMIT_S", 1)
+    ranks = campaign.start(lambda: time.sleep(600), 2, tmp_path, tmp_path / "said")
+    assert campaign.watched(ranks, tmp_path / "run", None, 0).hangs
+    assert not any(rank.is_alive() for rank in ranks)
+    assert "test_campaign.py" in (tmp_path / "said").read_text()
+
+
+def test_ranks_are_ended_after_one_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "GRACE_S", 0.1)
+
+    def fail_on_rank_1():
+        import os
+
+        time.sleep(600 * (os.environ["RANK"] == "0"))
+        sys.exit(3)
+
+    ranks = campaign.start(fail_on_rank_1, 2, tmp_path, tmp_path / "said")
+    ended = campaign.watched(ranks, tmp_path / "run", None, 0)
+    assert (ended.codes, ended.hangs) == ([-9, 3], False)
+
+
+# --------------------------------------------------------------------------------------------------------- differences
+
+
+def run_in(folder, log, *, weight=0.0, moment=0.5, loader=4, history=(), seconds=1.0):
+    """What a run of two steps leaves, as far as it is compared."""
+    saved = folder / "step-00000002"
+    saved.mkdir(parents=True)
+    entries = [{"step": 0, "stream": {"position": seconds}}, *({"seconds": seconds} | entry for entry in log)]
+    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (folder / "run.json").write_text(json.dumps({"config": {"keep": 1}, "history": list(history)}))
+    (saved / "README.md").write_text(f"trained {seconds} s")
+    (saved / "trainer.json").write_text(json.dumps({"loader": {"position": loader}, "spent_s": seconds}))
+    save_file({"weight": torch.tensor([1.0, weight])}, saved / "model.safetensors")
+    torch.save({"state": {0: {"exp_avg": torch.tensor(moment)}}}, saved / "optimizer.pt")
+    return folder
+
+
+LOG = [{"step": step, "lr": 0.1, "loss": float(step)} for step in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"seconds": 2.0}, ""),
+        ({"weight": -0.0}, "model.safetensors: weight"),
+        ({"moment": 0.25}, "optimizer.pt: state.0.exp_avg"),
+        ({"loader": 5}, "trainer.json: loader.position"),
+        ({"history": [{"after_step": 1}]}, "run.json"),
+        ({"log": LOG[1:]}, "step 1: "),
+        ({"log": [*LOG, LOG[1]]}, "[1, 2] -> [1, 2, 2]"),
+        ({"log": [LOG[0], LOG[1] | {"loss": 2.0000000000000004}]}, "step 2: loss 2.0 -> 2.0000000000000004"),
+    ],
+)
+def test_what_differs_is_named(tmp_path, changes, named):
+    whole = run_in(tmp_path / "whole", LOG)
+    stopped = run_in(tmp_path / "stopped", **{"log": LOG} | changes)
+    lines = list(campaign.differences(whole, stopped, is_asked=False))
+    assert (lines == []) if not named else any(named in line for line in lines), lines
+
+
+def test_files_that_one_run_lacks_are_named(tmp_path):
+    whole, stopped = (run_in(tmp_path / name, LOG) for name in ("whole", "stopped"))
+    (stopped / "step-00000002" / "optimizer.pt").unlink()
+    (stopped / "damaged-00000001").mkdir()
+    (stopped / "step-00000001").mkdir()
+    (whole / "average-00000002").mkdir()
+    lines = " ".join(campaign.differences(whole, stopped, is_asked=False))
+    for named in ("optimizer.pt is only in", "damaged-00000001", "2 checkpoints are kept", "average-00000002 -> None"):
+        assert named in lines
+
+
+def test_a_run_that_was_asked_to_end_has_an_entry_more(tmp_path):
+    """That entry, and the means of the next one, which is about the steps after it, are not compared."""
+    log = [{"step": step, "lr": 0.1, "grad_norm": 2.0, "loss": float(step)} for step in (3, 6, 9)]
+    early = [log[0], log[1] | {"step": 4, "loss": 8.0}, log[1] | {"loss": 7.0}, log[2]]
+    whole = run_in(tmp_path / "whole", log)
+    assert list(campaign.differences(whole, run_in(tmp_path / "early", early), is_asked=True)) == []
+    assert list(campaign.differences(whole, run_in(tmp_path / "killed", early), is_asked=False)) != []
+    for number, wrong in enumerate((log[1] | {"grad_norm": 3.0}, log[2] | {"loss": 8.0})):
+        entries = [wrong if entry["step"] == wrong["step"] else entry for entry in early]
+        other = run_in(tmp_path / f"wrong{number}", entries)
+        assert len(list(campaign.differences(whole, other, is_asked=True))) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def test_each_alternative_is_drawn_and_few_are_refused():
+    runs = [campaign.drawn(random.Random(f"0 {number}"), [1, 2, 3], 6) for number in range(400)]
+    assert runs[7] == campaign.drawn(random.Random("0 7"), [1, 2, 3], 6)
+    assert {run.ranks for run in runs} == {1, 2, 3}
+    for alternative in (alternative for dimension in campaign.DIMENSIONS for alternative in dimension):
+        assert any(alternative.items() <= run.options.items() for run in runs), alternative
+    assert any("phase" in run.options for run in runs)
+    refused = 0
+    for run in runs:
+        try:
+            Config(**run.options)
+        except UsageError:
+            refused += 1
+    assert refused < 40
+
+
+def test_options_are_the_same_in_a_file():
+    given = {"data": ["a", "b"], "lr": 3e-3, "steps": 4, "lora": "r=4", "on": True, "parts": [{"length": 8, "at": "x"}]}
+    assert tomllib.loads("".join(f"{name} = {campaign._toml(value)}\n" for name, value in given.items())) == given
