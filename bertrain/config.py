@@ -446,6 +446,7 @@ class Config:
         self._check_growth()
         self._check_bases()
         self._check_branch()
+        self._check_trains()
         self._check_elastic()
         self._check_duration()
         self._check_distillation()
@@ -532,6 +533,16 @@ class Config:
         if self.branch and self.grows:
             sentence = "--branch and phases with layers were given; a branch has those of its run, so leave layers out"
             raise UsageError(sentence, "conflict", option="branch", given=self.branch)
+
+    def _check_trains(self) -> None:
+        try:
+            re.compile(self.trains)
+        except re.error as error:
+            sentence = f"trains {self.trains!r} is not a regular expression ({error}); write it like layers.[6-9]|head"
+            raise UsageError(sentence, "malformed", option="trains", given=self.trains) from None
+        if self.elastic and any(part.options.trains for part in self.parts):
+            sentence = "--elastic and phases with trains were given; sub-networks train all their weights, so give one"
+            raise UsageError(sentence, "conflict", option="trains")
 
     def _check_bases(self) -> None:
         for name in ("rope_base", "rope_base_local"):

@@ -52,8 +52,11 @@ class _GroupedCommand(OneSentence):
                     formatter.write_dl(records)
 
 
-def command(run: Callable[[Config], None]) -> click.Command:
-    """A click command with a flag for every option of Config, --recipe and --config."""
+def command(run: Callable[[Config], None], *, names_out: bool = True) -> click.Command:
+    """A click command with a flag for every option of Config, --recipe and --config.
+
+    names_out: print the directory of a run that --out does not name.
+    """
 
     def main(file: str | None, recipe: str | None, **flags: Any) -> None:
         with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
@@ -72,7 +75,8 @@ def command(run: Callable[[Config], None]) -> click.Command:
         if os.environ.get("RANK", "0") == "0":
             if not config.out:
                 config = replace(config, out=default_out(config))
-                click.echo(f"--out {config.out}")
+                if names_out:
+                    click.echo(f"--out {config.out}")
             if recipe:
                 shown = [f"{flag(name)} {value}" for name, value in values.items() if name != "phase"]
                 if phases := values.get("phase"):

@@ -216,15 +216,23 @@ def check_begun(out: Path, before: Sequence[dict[str, Any]], current: int, phase
         sentence = f"{out} was begun {'with' if before else 'without'} [[phase]]; give the same, or another --out"
         raise UsageError(sentence, "other-settings", option="phase")
     now = json.loads(json.dumps([asdict(phase) for phase in phases]))
-    for number, was in enumerate(before[:current], 1):
-        phase = now[number - 1] if number <= len(now) else {}
-        if number == current and phase.get("stop", 0) > was["stop"]:
-            was = was | {"stop": phase["stop"]}
+    if current > len(now):
+        sentence = f"[[phase]] {current} of {out} has begun, and there are only {len(now)} now; put it back"
+        raise UsageError(sentence, "other-settings", option="phase", given=current)
+    for number, (was, phase) in enumerate(zip(before[:current], now, strict=False), 1):
+        is_shorter = number == current and phase["stop"] < was["stop"]
+        if is_shorter or (number < current and phase["stop"] != was["stop"]):
+            sentence = (
+                f"[[phase]] {number} of {out} lasted to step {was['stop']} of the schedule, and now it would last to "
+                f"step {phase['stop']}; only the phase under way may get longer, so give phases steps in place of "
+                "shares, or put it back"
+            )
+            raise UsageError(sentence, "other-settings", option="phase", given=number)
         for name, value in was.items():
-            if _lasting(value) != _lasting(phase.get(name)):
+            if name != "stop" and _lasting(value) != _lasting(phase[name]):
                 sentence = (
-                    f"[[phase]] {number} of {out} has begun with {name} {value}, and now it has {phase.get(name)}; a "
-                    "phase that has begun may only get longer, so put it back, or give another --out"
+                    f"[[phase]] {number} of {out} has begun with {name} {value}, and now it has {phase[name]}; put it "
+                    "back, or go on with --branch and another --out"
                 )
                 raise UsageError(sentence, "other-settings", option="phase", given=name)
 

@@ -75,7 +75,8 @@ def _disk(config: Config, batches: Batches) -> str:
     shards = next(iter(batches.datasets.values()))
     try:
         with torch.device("meta"):  # no memory, and no weights
-            weights, _ = build.build(config.init or config.model, shards.special_tokens, length=config.longest, seed=0)
+            name, nsp = config.branch or config.init or config.model, "nsp" in assemble.objectives(config)
+            weights, _ = build.build(name, shards.special_tokens, length=config.longest, seed=0, nsp=nsp)
     except BertdataError as error:
         return f"disk: not known, as the model cannot be made here ({error})"
     parameters = sum(parameter.numel() for parameter in weights.parameters())
@@ -85,7 +86,7 @@ def _disk(config: Config, batches: Batches) -> str:
     )
 
 
-main = command(plan)
+main = command(plan, names_out=False)
 
 if __name__ == "__main__":
     main()

@@ -124,11 +124,15 @@ class Run:
 
     @property
     def sources(self) -> Sources:
-        """The datasets of the run, with the weights that they have in the first phase that reads them."""
-        weights: dict[str, float] = {}
-        for phase in reversed(self.plan.phases):
-            weights |= dict(phase.sources)
-        return [(shards, weights[path]) for path, shards in self.datasets.items()]
+        """The datasets of the run, and in which ratio it reads their rows, or steps where it is by time."""
+        if len(self.plan.phases) == 1:
+            return [(self.datasets[path], weight) for path, weight in self.phase.sources]
+        rows = dict.fromkeys(self.datasets, 0.0)
+        for phase in self.plan.phases:
+            total = sum(weight for _, weight in phase.sources)
+            for path, weight in phase.sources:
+                rows[path] += weight / total * (phase.steps if self.plan.seconds else phase.samples())
+        return [(self.datasets[path], weight) for path, weight in rows.items()]
 
     @property
     def loader(self) -> bertdata.Loader:
@@ -192,11 +196,15 @@ class Run:
         self.watch.phase(self.step, phase)
 
     def _grow(self, phase: Phase) -> None:
-        """Makes the model of a phase that has more layers than the one before it."""
-        loss_before, before, old = self._loss(), self.learner, self.optimizer
+        """Makes the model of a phase, if it has more layers than that of the phase before it."""
+        before, old = self.learner, self.optimizer
+        weights, _ = self.ranks.together(lambda: assemble.model(self.config, self.shards, phase))
+        layers = [len(layers_of(model)) for model in (before.model, weights)]
+        if layers[0] == layers[1]:
+            return
+        loss_before = self._loss()
 
         def renew() -> None:
-            weights, _ = assemble.model(self.config, self.shards, phase)
             self._prepare(weights)
             if self.learner.teacher != before.teacher:
                 sentence = (
@@ -208,7 +216,6 @@ class Run:
 
         self.ranks.together(renew)
         self.clock.lap("compiled")
-        layers = [len(layers_of(learner.model)) for learner in (before, self.learner)]
         growth = {"layers_before": layers[0], "layers": layers[1], "loss_before": loss_before}
         growth |= {"loss_after": self._loss(), "parameters": sum(p.numel() for p in self.learner.parameters())}
         self.watch.growth({"step": self.step} | growth, optim.scaled_rates(assemble.sizes(self.learner), self.config))

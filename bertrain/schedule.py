@@ -56,11 +56,14 @@ class Plan:
             where = f"{phase.start / self.steps:.0%} to {phase.stop / self.steps:.0%} of the time"
         data = ", ".join(f"{path} {weight:g}" if len(phase.sources) > 1 else path for path, weight in phase.sources)
         ends = phase.rate.at(phase.start), phase.rate.at(phase.stop - 1)
-        layers = f", {counted(phase.layers, 'layer')}" if phase.layers else ""
+        bases = [base for base in (phase.rope_base, phase.rope_base_local) if base]
+        more = f", {counted(phase.layers, 'layer')}" if phase.layers else ""
+        more += f", trains {phase.trains}" if phase.trains else ""
+        more += f", rotary base {' and '.join(f'{base:g}' for base in bases)}" if bases else ""
         return (
             f"phase {phase.number} of {len(self.phases)}, {where}: {data}, {phase.rows} rows of {phase.length} tokens, "
             f"{phase.masking.probability:.0%} masked, rate {ends[0]:.2e} to {ends[1]:.2e} ({phase.rate.schedule})"
-            f"{layers}"
+            f"{more}"
         )
 
     @classmethod
@@ -78,7 +81,7 @@ class Plan:
             accumulation=-(-share // micro),
             share=share,
             world_size=world_size,
-            warnings=tuple(_warnings(phases, sizes, world_size)),
+            warnings=tuple(dict.fromkeys(_warnings(phases, sizes, world_size))),
         )
 
 

@@ -390,6 +390,22 @@ def begun(phases, current, stop=None):
     return json.loads(json.dumps([asdict(phase) for phase in made])), current
 
 
+def test_a_phase_with_all_layers_is_no_growth(dataset, tmp_path):
+    log = train(dataset.path, tmp_path / "run", phase=changing(0.5, layers=[2, None]), steps=2, **QUIET)
+    assert not any("layers" in entry for entry in log)
+
+
+def test_the_card_has_the_rows_that_a_run_reads_of_each_dataset(dataset, other, tmp_path):
+    one, two = str(dataset.path), str(other.path)
+    phases = [{"steps": 3, "data": one}, {"steps": 1, "data": [one, two], "weights": [0.5, 0.5]}]
+    given = {name: value for name, value in SMALL.items() if name not in ("data", "weights")}
+    pretrain.pretrain(Config(**given | QUIET | {"phase": phases, "out": str(tmp_path / "run")}))
+    card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
+    assert [line.split("|")[-2].strip() for line in card.splitlines() if "`sha256" in line or "| `" in line][:2] == [
+        "0.875", "0.125",
+    ]  # fmt: skip
+
+
 FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 3e-3}]
 
 
@@ -420,6 +436,8 @@ def test_a_curve_of_several_phases_may_get_longer(tmp_path):
     """The steps that are taken had the rates that they had."""
     one, two = [{"steps": 4}, {"steps": 4}], [{"steps": 4}, {"steps": 8}, {"steps": 2}]
     check_begun(tmp_path, *begun(one, 2), resolve(Config(data="x", phase=two), SIZES))
+    with refuses("other-settings", "phase", given=2):
+        check_begun(tmp_path, *begun(one, 2), resolve(Config(data="x", phase=one[:1]), SIZES))
 
 
 def test_a_run_goes_on_with_another_file(dataset, tmp_path):

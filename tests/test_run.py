@@ -239,6 +239,8 @@ REFUSED = [
     ("conflict", "rope_base", {"phase": [{"steps": 3, "rope_base": 1e4}, {"steps": 3}]}),
     ("conflict", "warmup_steps", {"phase": [{"time": "9s", "warmup_steps": 3}]}),
     ("malformed", "layers", {"phase": [{"steps": 3, "layers": 4}, {"steps": 3, "layers": 2}]}),
+    ("malformed", "trains", {"phase": [{"steps": 3, "trains": "("}]}),
+    ("conflict", "trains", ELASTIC | {"phase": [{"steps": 3, "trains": "layer"}]}),
     ("needs-option", "grow_by", {"grow_by": "fresh", "phase": HALVES}),
     ("needs-option", "decay_share", {"decay_share": 0.5}),
     ("out-of-range", "decay_share", {"schedule": "wsd", "decay_share": 0.0}),
