@@ -10,12 +10,14 @@ from functools import partial
 from pathlib import Path
 
 import helpers
+import hypothesis
 import numpy as np
 import pytest
 import torch
 from conftest import SPECIAL
 from families import SMALL, four_rows
 from helpers import refuses
+from hypothesis import strategies as st
 from torch.func import functional_call
 from tqdm import tqdm
 from training import ALONE, QUIET, assert_near, entries, learner, losses, refused_run, remove_after, train
@@ -26,7 +28,8 @@ from bertrain.__main__ import main
 from bertrain.config import Config
 from bertrain.models import build, elastic
 from bertrain.models.elastic import Sizes, Space
-from bertrain.objectives.elastic import Elastic
+from bertrain.objectives.elastic import Elastic, _mean
+from bertrain.objectives.losses import LossSum
 from bertrain.runtime import checkpoint
 
 WHOLE = Sizes(3, 32, 4, 48)
@@ -400,3 +403,13 @@ def test_searches_that_cannot_be_are_refused(dataset, trained, tmp_path, bert_ru
     refused(*common, bert_run, "--latency", "1s", kind="unsupported", option="checkpoint")  # without sub-networks
     done = succeeds("extract", "--checkpoint", bert_run, "--layers", 1, "--out", tmp_path / "small")
     assert "--elastic" in done.stderr
+
+
+@hypothesis.given(
+    st.lists(st.lists(st.integers(0, 5000), min_size=3, max_size=3), min_size=2, max_size=40), st.randoms()
+)
+def test_means_over_sub_networks_add_up_to_the_same_bits_in_any_order(numbers, draw):
+    """As a checkpoint adds up those of all ranks, and a run that was not stopped does not."""
+    means = [_mean([LossSum(torch.tensor(1.0), number) for number in three]).num_correct.double() for three in numbers]
+    shuffled = draw.sample(means, len(means))
+    assert sum(means[1:], means[0]) == sum(shuffled[1:], shuffled[0])
