@@ -14,6 +14,7 @@ from bertdata.errors import StateError, UsageError
 from bertrain import assemble, feed
 from bertrain.config import Config
 from bertrain.phases import Phase
+from bertrain.runtime.state import TrainState
 from bertrain.runtime.watch import TrainingError
 from bertrain.schedule import Plan
 
@@ -165,16 +166,12 @@ class Batches:
             raise
         return num_samples
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the phase, its loader, and the samples read of each stream."""
-        return {"phase": self.phase.number, "loader": self.loader.state_dict(), "streams": self.positions}
-
-    def branch(self, directory: Path, saved: dict[str, Any]) -> None:
-        """Begins the first phase with the streams where those of another run were. saved: its trainer.json.
+    def branch(self, directory: Path, saved: TrainState) -> None:
+        """Begins the first phase with the streams where those of another run were. saved: its state.
 
         Raises UsageError if the options give other streams.
         """
-        theirs, ours = saved["loader"], self.loader.state_dict()
+        theirs, ours = saved.loader, self.loader.state_dict()
         for name in ("seed", "samples", "shuffle", "short_seq_prob"):
             if theirs[name] != ours[name]:
                 sentence = (
@@ -182,16 +179,16 @@ class Batches:
                     "the same, so that its streams go on"
                 )
                 raise UsageError(sentence, "other-settings", option="branch", given=str(directory))
-        self.read = saved["streams"]
+        self.read = dict(saved.streams)
         self.loader = self._begun(self.phase)
 
-    def resume(self, directory: Path, saved: dict[str, Any]) -> None:
-        """Moves to where a checkpoint was taken. saved: what its trainer.json says.
+    def resume(self, directory: Path, saved: TrainState) -> None:
+        """Moves to where a checkpoint was taken. saved: its state.
 
         Raises UsageError if the options give another stream.
         """
-        self.phase, state = self.plan.phases[saved["phase"] - 1], saved["loader"]
-        self.read = saved["streams"]
+        self.phase, state = self.plan.phases[saved.phase - 1], dict(saved.loader)
+        self.read = dict(saved.streams)
         self.loader = self._loader(self.phase, starts=state.get("starts", ()))
         try:
             self.loader.load_state_dict(state)

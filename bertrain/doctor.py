@@ -29,7 +29,7 @@ from bertrain.models import adapters
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
 from bertrain.phases import check_begun
-from bertrain.runtime import checkpoint
+from bertrain.runtime import checkpoint, state
 from bertrain.runtime.dist import World
 from bertrain.schedule import Plan
 
@@ -192,14 +192,14 @@ def _run(config: Config, batches: Batches, shards: bertdata.Dataset, learner: Le
     if config.resume == "no":
         return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
     try:
-        saved = checkpoint.read_trainer(newest)
-        checkpoint.require_same(newest, saved, checkpoint.made_with(config))
-        if saved["phases"] or config.phase:
-            check_begun(run, saved["phases"], saved["phase"], batches.plan.phases if config.phase else ())
+        saved = state.read(newest)
+        saved.require_made_with(newest, checkpoint.made_with(config))
+        if saved.phases or config.phase:
+            check_begun(run, saved.phases, saved.phase, batches.plan.phases if config.phase else ())
         batches.resume(newest, saved)
         # With --lora the run adapts the weights that the checkpoint names, which may be others than --init has.
         base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else learner.base
-        checkpoint.require_same_models(newest, saved, config, teacher=learner.teacher, base=base)
+        saved.require_made_with(newest, {"teacher": learner.teacher, "init": base})
     except BertdataError as error:
         return FAIL, str(error)
     return PASS, f"continues from {newest.name}"

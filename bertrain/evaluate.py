@@ -32,7 +32,7 @@ from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain import feed, pairs
 from bertrain.models import build
 from bertrain.models.encoder import PLACES, Encoder
-from bertrain.runtime import checkpoint, log
+from bertrain.runtime import checkpoint, log, state
 from bertrain.runtime.dist import World, world
 
 MASKING = bertdata.Masking(probability=0.15)
@@ -230,8 +230,8 @@ def opened(
         sentence = f"{data} has no split {split!r}, only {', '.join(shards.splits)}; choose with --split"
         raise UsageError(sentence, "no-split", option="split", given=split)
     trained: dict[str, Any] = {"length": 128, "samples": "windows"}
-    if (directory / checkpoint.TRAINER).exists():
-        trained |= checkpoint.read_trainer(directory)["loader"]
+    if (directory / state.TRAINER).exists():
+        trained |= state.read(directory).loader
     encoder = Encoder(build.load(directory), isolate=trained["samples"] == "packed").to(ranks.device)
     build.check_fits(directory, shards, encoder.model)
     length = length or trained["length"]

@@ -20,7 +20,7 @@ from bertdata.files import naming
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.models import build, elastic
 from bertrain.models.families import family_of
-from bertrain.runtime import card, checkpoint
+from bertrain.runtime import card, checkpoint, state
 
 
 def complete_model(directory: Path) -> PreTrainedModel:
@@ -39,7 +39,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
         )
     paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
     sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
-    step = checkpoint.read_trainer(directory)["step"] if (directory / checkpoint.TRAINER).exists() else None
+    step = state.read(directory).step if (directory / state.TRAINER).exists() else None
     about = card.of_part(
         out.name, directory, model_type=small.config.model_type, sizes=str(sizes), parameters=parameters, step=step
     )

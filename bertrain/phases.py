@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -207,7 +207,7 @@ def _check_average(config: Config, phases: Sequence[Phase]) -> None:
         raise UsageError(sentence, "out-of-range", option="average", given=config.average)
 
 
-def check_begun(out: Path, before: Sequence[dict[str, Any]], current: int, phases: Sequence[Phase]) -> None:
+def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, phases: Sequence[Phase]) -> None:
     """Raises UsageError unless the phases that have begun are as they were. The one under way may have become longer.
 
     before: the phases of a checkpoint, in JSON. current: the number of the one under way.

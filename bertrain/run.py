@@ -24,11 +24,12 @@ from bertrain.models.families import layers_of
 from bertrain.objectives.elastic import Elastic
 from bertrain.optim.average import EVERY, Average
 from bertrain.phases import Phase
-from bertrain.runtime import card, checkpoint, trackers
+from bertrain.runtime import card, checkpoint, state, trackers
 from bertrain.runtime.clock import Clock
 from bertrain.runtime.dist import World
 from bertrain.runtime.log import Sources, Sums
 from bertrain.runtime.rates import Rates
+from bertrain.runtime.state import TrainState
 from bertrain.runtime.stop import Signals
 from bertrain.runtime.watch import Watch
 from bertrain.runtime.writer import Writer
@@ -57,37 +58,36 @@ class Run:
         self.batches.first_targets()  # which fails where there are none
         self.plan = self.batches.plan
         self.made_with = checkpoint.made_with(config)
-        saved = self._resume()
+        begun = self._resume()
         weights, warnings = assemble.model(config, self.shards, self.phase, resume=self.begun_from)
         self.warnings += warnings
-        self.step, self.spent, self.tokens = saved["step"], saved["spent_s"], saved["tokens"]
+        self.step, self.tokens = begun.step, begun.tokens
+        self.spent = begun.seconds.get("trained", 0.0)
         on_gpu = ranks.device.type == "cuda"
-        self.clock = Clock(
-            {"trained": self.spent} | saved["apart_s"], compiles=on_gpu or config.compiles(on_gpu=on_gpu)
-        )
+        self.clock = Clock(begun.seconds, compiles=on_gpu or config.compiles(on_gpu=on_gpu))
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         self._prepare(weights)
+        self.made_with |= {"teacher": self.learner.teacher, "init": self.learner.base}
         if self.begun_from:
-            one = self.learner
-            checkpoint.require_same_models(self.begun_from, saved, config, teacher=one.teacher, base=one.base)
+            begun.require_made_with(self.begun_from, self.made_with)
         else:
             assemble.check_parts(config, self.shards, self.learner, self.plan.phases)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         if self.begun_from:
             checkpoint.read_optimizer(self.begun_from, self.optimizer, self.learner)
         self._apply(self.phase)
-        if self.begun_from and self.scaler.is_enabled() and saved["scaler"]:
-            self.scaler.load_state_dict(saved["scaler"])
+        if self.begun_from and self.scaler.is_enabled() and begun.scaler:
+            self.scaler.load_state_dict(dict(begun.scaler))
         if self.average and self.resumed_from and self.progress > 1 - config.average:
             checkpoint.read_average(self.resumed_from, self.average)
         self.names = list(self.datasets) if len(self.datasets) > 1 else []  # of the datasets of a mix
         self.sums = Sums(list(self.learner.objectives), self.names, ranks.device)
         if ranks.rank == 0:
-            self.sums.load(saved["since_entry"])
+            self.sums.load(begun.since_entry)
         self.rate, self.norm = 0.0, torch.zeros(())
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
-        self.watch = Watch(config, self.plan, ranks, self.sources, step=self.step)
+        self.watch = Watch(config, self.plan, ranks, self.sources, step=self.step, read=begun.read)
         self.writer = Writer(self.out, keep=config.keep, saved=self.resumed_from, warn=self.watch.warn)
         self.evaluated_step = 0  # `begin` reads it from the log
         if config.milestones["words"]:
@@ -139,26 +139,25 @@ class Run:
         """The loader of the next batch."""
         return self.batches.loader
 
-    def _resume(self) -> dict[str, Any]:
-        """Moves the batches to where the checkpoint was taken. Returns what the checkpoint's trainer.json says.
+    def _resume(self) -> TrainState:
+        """Moves the batches to where the checkpoint was taken. Returns the state to begin with.
 
         Raises UsageError if the checkpoint belongs to another model, optimizer or stream of rows.
         """
-        config = self.config
         if self.begun_from is None:
-            return checkpoint.BEGINNING
-        saved = checkpoint.read_trainer(self.begun_from)
+            return TrainState()
+        saved, given = state.read(self.begun_from), dict(self.made_with)
         if self.resumed_from is None:
-            given = {name: value for name, value in self.made_with.items() if name != "model"}
-            checkpoint.require_same(self.begun_from, saved, given)
+            del given["model"]  # that of the branch
+            saved.require_made_with(self.begun_from, given)
             self.batches.branch(self.begun_from, saved)
-            return saved | {name: checkpoint.BEGINNING[name] for name in checkpoint.CLOCK}
-        if config.resume == "no":
+            return replace(saved.branch(), made_with={**saved.made_with, "model": self.made_with["model"]})
+        if self.config.resume == "no":
             sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
-        checkpoint.require_same(self.resumed_from, saved, self.made_with)
-        if saved["phases"] or config.phase:  # else more may change: run.json keeps what
-            phases.check_begun(self.out, saved["phases"], saved["phase"], self.plan.phases if config.phase else ())
+        saved.require_made_with(self.resumed_from, given)
+        if saved.phases or self.config.phase:  # else more may change: run.json keeps what
+            phases.check_begun(self.out, saved.phases, saved.phase, self.plan.phases if self.config.phase else ())
         self.batches.resume(self.resumed_from, saved)
         return saved
 
@@ -280,7 +279,7 @@ class Run:
 
     def _announce(self) -> int:
         """Returns the step of the last evaluation in the log."""
-        facts = {
+        facts: dict[str, Any] = {
             "step": self.step,
             "resumed_from": str(self.resumed_from) if self.resumed_from else None,
             "precision": self.precision,
@@ -432,22 +431,24 @@ class Run:
 
     def _contents(self) -> dict[str, checkpoint.Content]:
         """What is saved, by the name of its directory."""
-        trainer = self.made_with | {
-            **self.batches.state(),
-            "milestones": self.passed,
-            "phases": [asdict(phase) for phase in self.plan.phases] if self.config.phase else [],
-            "teacher": self.learner.teacher,
-            "base": self.learner.base,
-            "since_entry": self.sums.state(),
-            "tokens": self.tokens,
-            "spent_s": self.clock.seconds["trained"],
-            "apart_s": {kind: seconds for kind, seconds in self.clock.seconds.items() if kind != "trained"},
-            "scaler": self.scaler.state_dict(),
-            "rng": {"keyed by": self.config.seed},  # every draw is a function of (seed, step, rank): there is no state
-            "world_size": self.ranks.world_size,
-        }
+        saved = TrainState(
+            step=self.step,
+            tokens=self.tokens,
+            seconds=self.clock.seconds,
+            phase=self.phase.number,
+            phases=[asdict(phase) for phase in self.plan.phases] if self.config.phase else [],
+            loader=self.loader.state_dict(),
+            streams=self.batches.positions,
+            read=self.watch.read,
+            since_entry=self.sums.state(),
+            scaler=self.scaler.state_dict(),
+            milestones=self.passed,
+            made_with=self.made_with,
+            world_size=self.ranks.world_size,
+            versions=checkpoint.versions(),
+        )
         content = checkpoint.content(
-            step=self.step, learner=self.learner, optimizer=self.optimizer, trainer=trainer, tokenizer=self.tokenizer,
+            learner=self.learner, optimizer=self.optimizer, saved=saved, tokenizer=self.tokenizer,
             average=self.average, about=self._card(f"{checkpoint.STEP}{self.step:08d}"),
         )  # fmt: skip
         contents = {f"{checkpoint.STEP}{self.step:08d}": content}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from bertdata.errors import UsageError
 from bertrain.batches import Batches
 from bertrain.config import Config
 from bertrain.run import Run
-from bertrain.runtime import checkpoint
+from bertrain.runtime import checkpoint, state
 
 TOOL = Path(__file__).parent.parent / "tools" / "campaign.py"
 sys.path.append(str(TOOL.parent))
@@ -38,8 +39,8 @@ def shift_position(patch):
     resume = Batches.resume
 
     def shifted(batches, directory, saved):
-        stream = saved["loader"] | {"position": saved["loader"]["position"] + 1}
-        resume(batches, directory, saved | {"loader": stream})
+        stream = {**saved.loader, "position": saved.loader["position"] + 1}
+        resume(batches, directory, replace(saved, loader=stream))
 
     patch.setattr(Batches, "resume", shifted)
 
@@ -53,8 +54,8 @@ def forget_mean(patch):
 
 
 def forget_sums(patch):
-    read = checkpoint.read_trainer
-    patch.setattr(checkpoint, "read_trainer", lambda path: read(path) | {"since_entry": {}})
+    read = state.read
+    patch.setattr(state, "read", lambda path: replace(read(path), since_entry={}))
 
 
 def keep_later_entries(patch):
@@ -125,7 +126,7 @@ def run_in(folder, log, *, weight=0.0, moment=0.5, loader=4, history=(), seconds
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     (folder / "run.json").write_text(json.dumps({"config": {"keep": 1}, "history": list(history)}))
     (saved / "README.md").write_text(f"trained {seconds} s")
-    (saved / "trainer.json").write_text(json.dumps({"loader": {"position": loader}, "spent_s": seconds}))
+    (saved / "trainer.json").write_text(json.dumps({"loader": {"position": loader}, "seconds": {"trained": seconds}}))
     save_file({"weight": torch.tensor([1.0, weight])}, saved / "model.safetensors")
     torch.save({"state": {0: {"exp_avg": torch.tensor(moment)}}}, saved / "optimizer.pt")
     return folder
@@ -194,7 +195,7 @@ def test_each_alternative_is_drawn_and_few_are_refused():
             Config(**run.options)
         except UsageError:
             refused += 1
-    assert refused < 40
+    assert refused < 60
 
 
 def test_options_are_the_same_in_a_file():

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 from bertrain import extract, finetune
 from bertrain.config import Config
 from bertrain.pretrain import pretrain
-from bertrain.runtime import card, checkpoint
+from bertrain.runtime import card, checkpoint, state
 from bertrain.tasks import TASKS
 
 BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
@@ -57,12 +57,12 @@ def test_the_hub_reads_a_card(trained, name):
 @pytest.mark.parametrize("name", ["step-00000002", "step-00000004"])
 def test_a_card_has_the_numbers_of_the_run(trained, dataset, name):
     rows, stated = cells(trained / name), json.loads((trained / "run.json").read_bytes())["resolved"]
-    saved = checkpoint.read_trainer(trained / name)
+    saved = state.read(trained / name)
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    (entry,) = (entry for entry in log if entry["step"] == saved["step"] and "tokens" in entry)
-    assert rows["steps"] == f"{saved['step']} of {stated['steps']}"
-    assert rows["tokens read, with padding"] == f"{entry['tokens']:,}" == f"{saved['tokens']:,}"
-    assert rows["seconds of training"] == f"{saved['spent_s']:.1f}"
+    (entry,) = (entry for entry in log if entry["step"] == saved.step and "tokens" in entry)
+    assert rows["steps"] == f"{saved.step} of {stated['steps']}"
+    assert rows["tokens read, with padding"] == f"{entry['tokens']:,}" == f"{saved.tokens:,}"
+    assert rows["seconds of training"] == f"{saved.seconds['trained']:.1f}"
     assert rows["masked share"] == "0.3, exact"
     text = (trained / name / "README.md").read_text()
     assert f" {stated['parameters']:,} parameters" in text

@@ -122,6 +122,21 @@ def test_the_rows_of_each_dataset_can_be_traced(mixed, dataset, other):
         trace(dataset, mixed, 3, row=min(rows[1]))
 
 
+def test_rows_of_a_mix_that_begins_later_are_traced(mix, dataset, other, tmp_path):
+    """Its datasets have been read before, each so far."""
+    paths = [path for path, _ in mix]
+    phases = [{"steps": 2, "data": paths[0], "weights": []}, {"steps": 2, "data": paths, "weights": [0.7, 0.3]}]
+    train(mix, tmp_path / "run", phase=phases, **{name: QUICK[name] for name in ("model", "eval_every")})
+    loader = bertdata.Loader([(dataset, 0.7), (other, 0.3)], length=32, masking=None, starts=[12, 0])
+    batch = loader.read(np.arange(6, 12))
+    for source, shards in enumerate((dataset, other)):
+        traced = trace(shards, tmp_path / "run", 4)
+        assert {each.row for each in traced} == set(np.flatnonzero(batch.sources == source).tolist())
+        for each in traced:
+            part = " ".join(map(str, shards.document(each.document)[each.start : each.stop]))
+            assert f" {part} " in " ".join(map(str, batch.input_ids[each.row]))
+
+
 def test_longer_rows_add_to_the_tokens_of_each_source(mix, tmp_path):
     options = QUICK | {"steps": 4, "phase": changing(0.5, length=[32, 64])}
     log = [entry for entry in train(mix, tmp_path / "run", **options) if "loss" in entry]

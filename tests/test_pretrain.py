@@ -13,7 +13,19 @@ import torch
 from conftest import built
 from families import fast
 from helpers import invoke, json_of, refused, refuses, succeeds
-from training import QUIET, TINY, assert_near, entries, flags, losses, refused_run, remove_after, train, train_twice
+from training import (
+    QUIET,
+    TINY,
+    assert_near,
+    changing,
+    entries,
+    flags,
+    losses,
+    refused_run,
+    remove_after,
+    train,
+    train_twice,
+)
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import bertdata
@@ -281,13 +293,15 @@ def test_another_dataset_model_or_seed_is_not_resumed_into(dataset, copied, shar
     refused_run(shards_of("the stone under the river"), copied, steps=9, kind="other-settings", option="out")
 
 
-def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied):
+@pytest.mark.parametrize("change", ["version", "members"])
+def test_a_checkpoint_of_another_version_is_not_resumed(dataset, copied, change):
     trainer, index = copied / "step-00000006" / "trainer.json", copied / "step-00000006" / "checkpoint.json"
-    trainer.write_text(json.dumps({k: v for k, v in json.loads(trainer.read_text()).items() if k != "phase"}))
+    saved = json.loads(trainer.read_text())
+    trainer.write_text(json.dumps(saved | {"version": 0} if change == "version" else saved | {"later": 1}))
     files = json.loads(index.read_text())["files"]
     files["trainer.json"] = {"bytes": trainer.stat().st_size, "sha256": checkpoint.digest(trainer)[0]}
     index.write_text(json.dumps({"files": files}))
-    assert "phase" in refused_run(dataset.path, copied, steps=9, kind="other-version").sentence
+    assert "trainer.json" in refused_run(dataset.path, copied, steps=9, kind="other-version").sentence
 
 
 def test_a_run_directory_in_use_is_refused_and_so_is_a_file(dataset, corpus, tmp_path):
@@ -328,3 +342,29 @@ def test_a_full_disk_while_saving_keeps_the_last_checkpoint(dataset, copied, mon
     assert "optimizer.pt" in result.stderr.splitlines()[-1]
     assert not list(copied.glob(".step*"))
     assert checkpoint.newest(copied) == (copied / "step-00000005", [])
+
+
+def test_a_model_is_compared_by_its_content_not_by_its_path(dataset, tmp_path):
+    """The same configuration elsewhere is the same model; another one in its place is not."""
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    one.write_bytes(Path(TINY).read_bytes())
+    train(dataset.path, tmp_path / "run", steps=1, **QUIET | {"model": str(one)})
+    two.write_text(json.dumps(json.loads(one.read_text()) | {"_name_or_path": "x", "transformers_version": "0"}))
+    train(dataset.path, tmp_path / "run", steps=2, **QUIET | {"model": str(two)})
+    assert entries(tmp_path / "run")[-1]["step"] == 2
+    one.write_text(json.dumps(json.loads(one.read_text()) | {"num_hidden_layers": 1}))
+    known = {"kind": "other-settings", "option": "model"}
+    refused_run(dataset.path, tmp_path / "run", steps=3, **QUIET | {"model": str(one)}, **known)
+
+
+def test_a_step_can_be_traced_without_the_log(dataset, tmp_path):
+    """Checkpoints have what it needs; the log has the same."""
+    run, phases = tmp_path / "run", changing(0.4, 0.7, length=[32, 48, 32], global_batch_size=[4, 6, 5])
+    train(dataset.path, run, steps=10, phase=phases, **QUIET)
+    streams = [stream_of(run, step) for step in range(1, 11)]
+    remove_after(run, 4)
+    train(dataset.path, run, steps=10, phase=phases, **QUIET)
+    assert [stream_of(run, step) for step in range(1, 11)] == streams
+    assert [stream["position"] for stream in streams] == [0, 4, 8, 12, 0, 6, 12, 16, 21, 26]
+    (run / "log.jsonl").unlink()
+    assert [stream_of(run, step) for step in range(1, 11)] == streams

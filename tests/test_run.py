@@ -44,7 +44,7 @@ from bertrain import run as runs
 from bertrain.config import Config
 from bertrain.models import build as model
 from bertrain.run import Run
-from bertrain.runtime import checkpoint, clock, rates, stop, watch, writer
+from bertrain.runtime import checkpoint, clock, rates, state, stop, watch, writer
 from bertrain.schedule import Plan
 
 
@@ -54,7 +54,7 @@ def steps_of(log):
 
 
 def loader_state(run):
-    return checkpoint.read_trainer(last_checkpoint(run))["loader"]
+    return state.read(last_checkpoint(run)).loader
 
 
 # -------------------------------------------------------------------------------------------------------- objectives
@@ -158,7 +158,7 @@ def test_a_budget_of_time_ends_a_run_and_the_rate_with_it(dataset, tmp_path, cos
     assert max(rates) <= 3e-3
     assert rates[-1] < 0.2 * max(rates)
     assert rates.index(max(rates)) < 0.5 * len(rates)
-    assert checkpoint.read_trainer(last_checkpoint(tmp_path / "run"))["spent_s"] >= 20
+    assert state.read(last_checkpoint(tmp_path / "run")).seconds["trained"] >= 20
     assert len(steps_of(train(dataset.path, tmp_path / "run", **options))) == len(log)  # nothing is left
     monkeypatch.setattr(phases, "TIMED", 4)  # which is no last step
     assert train(dataset.path, tmp_path / "few", budget="6s", **QUIET)[-1]["step"] == 7
@@ -284,9 +284,9 @@ def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
     tokens = [entry["tokens"] for entry in steps_of(complete)]
     assert np.diff([0, *tokens]).tolist() == [2 * 32] * 2 + [4 * 32] * 2 + [6 * 32] + [6 * 80]
     assert loader_state(out)["length"] == 80
-    state = checkpoint.read_trainer(out / "step-00000005")
-    assert (state["loader"]["masking"]["probability"], state["loader"]["position"]) == (0.1, 18)
-    assert [*state["streams"].values()] == [18]
+    saved = state.read(out / "step-00000005")
+    assert (saved.loader["masking"]["probability"], saved.loader["position"]) == (0.1, 18)
+    assert [*saved.streams.values()] == [18]
     planned = Plan.of(Config(data="x", **SMALL | options), OF_100, world_size=1)
     assert (planned.micro_batches(32, 6), planned.micro_batches(80, 6)) == ((3, 2), (1, 6))
     for last in (1, 2, 4, 5):  # before, at and after the changes

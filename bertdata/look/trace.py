@@ -92,7 +92,8 @@ def trace(
     wanted = np.arange(rows) if row is None else np.array([row])
     positions = first + wanted
     if "sources" in state:  # a source of a mix is read as it is read alone
-        places = Mix(tuple(weight for _, weight in state["sources"]), seed=state["seed"]).places(positions)
+        weights, starts = tuple(weight for _, weight in state["sources"]), tuple(state.get("starts", ()))
+        places = Mix(weights, seed=state["seed"], starts=starts).places(positions)
         mine = places.rows()[ids.index(dataset.dataset_id)]
         if row is not None and not mine.size:
             raise UsageError(
@@ -107,14 +108,25 @@ def trace(
     return with_texts(dataset, found, maps=maps, progress=progress)
 
 
+def _saved(run: Path) -> list[str]:
+    """What the newest checkpoint of a run says of its streams, as lines of a log; nothing if it has none."""
+    try:
+        newest = max(path for path in run.glob("step-*") if (path / "trainer.json").is_file())
+        state = json.loads((newest / "trainer.json").read_bytes())
+        return [json.dumps(entry) for entry in [*state["read"], {"step": state["step"]}]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 def stream_of(run: str | Path, step: int) -> dict[str, Any]:
     """The state of the loader of a run before a step, with the global_batch_size of this step.
 
     Raises UsageError for a directory without a log, and for a step that the log does not have.
     """
     path, last, streams = Path(run) / "log.jsonl", 0, list[tuple[int, dict[str, Any]]]()
+    saved = _saved(Path(run))
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = path.read_text(errors="replace").splitlines() if path.exists() or not saved else []
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read ({error.strerror}); give the directory of a run of bertrain",
@@ -122,7 +134,7 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
             option="run",
             given=run,
         ) from None
-    for line in lines:
+    for line in [*saved, *lines]:
         try:
             entry = json.loads(line)
         except ValueError:  # cut off as the process died
@@ -132,6 +144,7 @@ def stream_of(run: str | Path, step: int) -> dict[str, Any]:
         last = max(last, entry["step"])
         if "stream" in entry:
             streams.append((entry["step"], entry["stream"]))
+    streams.sort(key=lambda each: each[0])
     if not streams:
         raise UsageError(
             f"{path} does not say what the run read: an older version of bertrain wrote it",

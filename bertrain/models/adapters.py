@@ -195,11 +195,11 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 def base_of(model: PreTrainedModel) -> str | None:
-    """SHA-256 of the frozen weights, in hex; None for a model without an adapter."""
+    """The frozen weights, by their digest; None for a model without an adapter."""
     if not has_adapter(model):
         return None
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    return build.fingerprint(model, without=trained)
+    return f"weights of SHA-256 {build.fingerprint(model, without=trained)[:16]} below the adapter"
 
 
 def facts(model: PreTrainedModel) -> list[str]:

@@ -89,6 +89,26 @@ def build(
         raise UsageError(sentence, "model-unreadable", option="model", given=name) from None
 
 
+def identity(name: str) -> str:
+    """What --model or --init names, for comparison: the digest of a configuration, wherever it is; else the name.
+
+    Presets and names on the hub are compared by name.
+    """
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if name in PRESETS or not path.is_file():
+        return name
+    try:
+        values = json.loads(path.read_bytes())
+        content = {key: value for key, value in values.items() if key not in _OF_FILES}
+    except (OSError, ValueError, AttributeError):
+        return name  # what reads it says what is wrong
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return f"a configuration of SHA-256 {digest[:16]}"
+
+
+_OF_FILES = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")  # entries that are not of the model
+
+
 def _read_config(name: str) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """A configuration, and the values that its file states."""
     path = Path(name)

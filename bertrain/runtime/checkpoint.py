@@ -3,7 +3,7 @@
     run/run.json                    the options and what they amount to
     run/log.jsonl                   what happened
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
-        optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; step, loader state, versions
+        optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; the state (`state`)
         beside.pt                   parameters of objectives, such as a distillation's projection; often absent
         average.pt                  with --average, in the last part of a run: the mean of the weights so far
         adapter/                    with --lora: the adapter as peft writes it; model.safetensors has it merged
@@ -45,27 +45,19 @@ from bertdata.files import fsync_directory, locked, make_directory, write_file
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.config import Config
-from bertrain.models import adapters
+from bertrain.models import adapters, build
 from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
 from bertrain.optim import side_channel
 from bertrain.optim.average import Average
-from bertrain.runtime import card
+from bertrain.runtime import card, state
+from bertrain.runtime.state import TRAINER, TrainState
 
-INDEX, TRAINER, OPTIMIZER, BESIDE = "checkpoint.json", "trainer.json", "optimizer.pt", "beside.pt"
+INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
 STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
 AVERAGE_FILE, AVERAGE = "average.pt", "average-"
 DAMAGED, KEPT_DAMAGED = "damaged-", 2  # what a directory that cannot be used is called; how many of them stay
 STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
-BEGINNING: dict[str, Any] = {
-    "step": 0, "spent_s": 0.0, "apart_s": {}, "tokens": 0, "scaler": {}, "since_entry": {}, "optimizer": "adamw",
-    "lr-scale": "", "elastic": "", "lora": "", "side-channel": "", "phases": [],
-    "milestones": [],
-}  # fmt: skip
-"""What trainer.json would say before the first step."""
-CLOCK = ("step", "spent_s", "apart_s", "tokens", "since_entry", "phases")  # what begins anew in a branch
-OTHERS = {"model", "teacher", "base", "phase", "loader", "streams"}
-"""What trainer.json says besides."""
 
 
 class Lock:
@@ -113,7 +105,7 @@ class WriteAbandoned(Exception):
 
 
 def content(
-    *, step: int, learner: Learner, optimizer: torch.optim.Optimizer, trainer: dict[str, Any],
+    *, learner: Learner, optimizer: torch.optim.Optimizer, saved: TrainState,
     tokenizer: dict[str, bytes], average: Average | None, about: bytes,
 ) -> Content:  # fmt: skip
     """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes.
@@ -125,8 +117,7 @@ def content(
         objects[AVERAGE_FILE] = average.state_dict()
     if beside := learner.objective_parameters():
         objects[BESIDE] = beside
-    facts = json.dumps(trainer | {"step": step, "versions": versions()}, indent=1).encode()
-    return Content(learner.model.state_dict(), objects, tokenizer | {TRAINER: facts, card.CARD: about})
+    return Content(learner.model.state_dict(), objects, tokenizer | {TRAINER: saved.content(), card.CARD: about})
 
 
 def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) -> Content:
@@ -210,8 +201,8 @@ def remove_others(target: Path, *, keep: int) -> None:
 def _stays(path: Path) -> bool:
     """Whether a checkpoint is a milestone of --save-at."""
     try:
-        return bool(json.loads((path / TRAINER).read_bytes())["milestones"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(state.read(path).milestones)
+    except (OSError, ValueError, DatasetError):
         return False
 
 
@@ -274,55 +265,14 @@ def _fault(path: Path) -> str | None:
     return None
 
 
-def read_trainer(path: Path) -> dict[str, Any]:
-    """What trainer.json of a checkpoint says. Raises DatasetError for one of another version."""
-    saved: dict[str, Any] = json.loads((path / TRAINER).read_bytes())
-    if missing := sorted((BEGINNING.keys() | OTHERS) - saved.keys()):
-        sentence = (
-            f"{path} was written by another version of bertrain: its {TRAINER} has no {missing[0]}; use that version, "
-            "or start from its weights with --init and another --out"
-        )
-        raise DatasetError(sentence, "other-version", given=str(path))
-    return saved
-
-
-def require_same(path: Path, saved: Mapping[str, Any], given: Mapping[str, str]) -> None:
-    """Raises UsageError if a checkpoint, whose trainer.json is `saved`, was `made_with` other options than `given`."""
-    for option, value in given.items():
-        if saved[option] != value:
-            was = f"--{option} {saved[option]}" if saved[option] else f"no --{option}"
-            sentence = (
-                f"{path} was trained with {was}, and {f'--{option} {value}' if value else 'none'} was given; give the "
-                "same, or another --out"
-            )
-            raise UsageError(sentence, "other-settings", option=option.replace("-", "_"), given=value)
-
-
-def require_same_models(
-    path: Path, saved: Mapping[str, Any], config: Config, *, teacher: str | None, base: str | None
-) -> None:
-    """Raises UsageError if a checkpoint, whose trainer.json is `saved`, had another teacher or other weights.
-
-    teacher, base: those of the Learner of this run.
-    """
-    if saved["teacher"] != teacher:
-        sentence = (
-            f"{path} was trained with {saved['teacher'] or 'no teacher'}, and this run has {teacher or 'none'}; give "
-            "the same, or another --out"
-        )
-        raise UsageError(sentence, "other-settings", option="teacher", given=teacher)
-    if saved["base"] != base:
-        sentence = (
-            f"{path} has an adapter for other weights than --init {config.init} has; put those back, or give another "
-            "--out"
-        )
-        raise UsageError(sentence, "other-settings", option="init", given=config.init)
-
-
-def made_with(config: Config) -> dict[str, str]:
-    """The options that a run keeps to its end, as trainer.json has them."""
+def made_with(config: Config) -> dict[str, str | None]:
+    """The options that a run keeps to its end, by what they contain, not by where that is."""
+    start = config.branch or config.init
+    if start and Path(start).is_dir():
+        build.refuse_adapter(Path(start))
+        start = str(find(Path(start), "init"))
     return {
-        "model": config.branch or config.init or config.model,
+        "model": build.identity(start or config.model),
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
         "elastic": config.elastic,
@@ -333,7 +283,7 @@ def made_with(config: Config) -> dict[str, str]:
 
 def elastic_of(path: Path) -> str:
     """--elastic of the run that wrote a checkpoint; an empty text without it, or where no run of ours wrote it."""
-    return str(read_trainer(path)["elastic"]) if (path / TRAINER).exists() else ""
+    return str(state.read(path).made_with["elastic"]) if (path / TRAINER).exists() else ""
 
 
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,11 @@ class TrainingError(bertdata.BertdataError):
 class Watch(contextlib.ExitStack):
     """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all ranks."""
 
-    def __init__(self, config: Config, plan: Plan, ranks: World, sources: Sources, *, step: int) -> None:
-        """sources: the datasets of --data, and their weights."""
+    def __init__(
+        self, config: Config, plan: Plan, ranks: World, sources: Sources, *, step: int,
+        read: Sequence[Mapping[str, Any]] = (),
+    ) -> None:  # fmt: skip
+        """sources: the datasets of --data, and their weights. read: the entries of `stream` so far."""
         super().__init__()
         self.config, self.plan, self.ranks, self.sources = config, plan, ranks, sources
         self.out, self.is_first = Path(config.out), ranks.rank == 0
@@ -58,6 +61,8 @@ class Watch(contextlib.ExitStack):
         self._is_mlm = config.objective.split("+")[0] == "mlm"  # the loss compares with guessing a token
         self._warned: set[str] = set()
         self._stream: dict[str, Any] = {}
+        self.read = [dict(entry) for entry in read]
+        """The entries of `stream` at the changes so far: the log has them, and so do checkpoints."""
         self._log: Log | None = None
         self._trackers: list[trackers.Tracker] = []
         if not self.is_first:
@@ -194,7 +199,10 @@ class Watch(contextlib.ExitStack):
         state = loader.state_dict() | {"global_batch_size": loader.global_batch_size}
         if state | {"position": None} != self._stream:
             self._stream = state | {"position": None}
-            self._keep({"step": step, "stream": state})
+            entry = {"step": step, "stream": state}
+            if not self.read or self.read[-1]["stream"] | {"position": None} != self._stream:
+                self.read.append(entry)
+            self._keep(entry)
 
     def entry(self, entry: dict[str, Any], *, done: bool) -> None:
         """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""

@@ -1,0 +1,72 @@
+"""The state of a run: what a killed run needs to go on as if nothing had happened.
+
+It has nothing that follows from the options. trainer.json of a checkpoint holds it; docs/checkpoint.md is its contract.
+The weights, the optimizer's moments and the mean of the weights are in files beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from bertdata.errors import DatasetError, UsageError
+
+TRAINER = "trainer.json"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """After a step. All values are those of JSON."""
+
+    version: int = VERSION
+    step: int = 0
+    tokens: int = 0  # places of all rows read
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by what they went to, as Clock has them
+    phase: int = 1  # the number of the phase of this step
+    phases: Sequence[Mapping[str, Any]] = ()  # those of the run; empty without [[phase]]
+    loader: Mapping[str, Any] = field(default_factory=dict)  # the state of the phase's Loader
+    streams: Mapping[str, int] = field(default_factory=dict)  # "dataset_id length" → samples read
+    read: Sequence[Mapping[str, Any]] = ()  # what the log says of streams, for `bertdata trace`
+    since_entry: Mapping[str, Sequence[float]] = field(default_factory=dict)  # sums since the last entry of the log
+    scaler: Mapping[str, Any] = field(default_factory=dict)  # of fp16
+    milestones: Sequence[str] = ()  # those of --save-at that this step passed
+    made_with: Mapping[str, str | None] = field(default_factory=dict)  # what a resumed run must have again
+    world_size: int = 1
+    versions: Mapping[str, str] = field(default_factory=dict)  # of libraries, for people
+
+    def content(self) -> bytes:
+        """trainer.json."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+    def branch(self) -> TrainState:
+        """The state with which another run begins from this checkpoint: what is read goes on, the clock does not."""
+        kept = ("loader", "streams", "scaler", "made_with")
+        return replace(TrainState(), **{name: getattr(self, name) for name in kept})
+
+    def require_made_with(self, path: Path, given: Mapping[str, str | None]) -> None:
+        """Raises UsageError if this state, of the checkpoint `path`, was made with other settings than `given`."""
+        for option, value in given.items():
+            was = self.made_with[option]
+            if was != value:
+                before = f"--{option} {was}" if was else f"no --{option}"
+                now = f"--{option} {value}" if value else "none"
+                sentence = f"{path} was trained with {before}, and {now} was given; give the same, or another --out"
+                raise UsageError(sentence, "other-settings", option=option.replace("-", "_"), given=value)
+
+
+def read(path: Path) -> TrainState:
+    """The state in a checkpoint. Raises DatasetError for one of another version."""
+    saved = json.loads((path / TRAINER).read_bytes())
+    names = {each.name for each in fields(TrainState)}
+    if not isinstance(saved, dict) or saved.get("version") != VERSION or saved.keys() != names:
+        version = saved.get("version") if isinstance(saved, dict) else None
+        sentence = (
+            f"{path} was written by another version of bertrain: its {TRAINER} has the version {version}, and this one "
+            f"reads {VERSION}; use that version, or start from its weights with --init and another --out"
+        )
+        raise DatasetError(sentence, "other-version", given=str(path))
+    return TrainState(**saved)
