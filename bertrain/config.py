@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from datetime import date
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,13 +65,13 @@ INIT = Needs("--init: the weights to freeze", lambda config: bool(config.init))
 TEACHER = Needs("a --teacher-cache or a --teacher", lambda config: bool(config.distil_method))
 
 
-def _option(group: str, default: Any, help: str, **more: Any) -> Any:
-    """A field of Config.
+def _option(group: str, default: Any, **more: Any) -> Any:
+    """A field of Config; its help is the docstring below it.
 
     more: `bounds` of its value; what it `needs`; whether a `phase` may set it; its `form`, if it is more than one plain
     value; and its `type` for click, if it is not that of the default.
     """
-    return field(default=default, metadata={"group": group, "help": help} | more)
+    return field(default=default, metadata={"group": group} | more)
 
 
 class Part(NamedTuple):
@@ -99,330 +102,178 @@ class Config:
     can add their own.
     """
 
-    data: str | tuple[str, ...] = _option(
-        DATA,
-        (),
-        "Dataset of bertdata build: a directory or a URL. May be repeated; several datasets are mixed by --weights.  "
-        "[required]",
-        form="many",
-        phase=True,
-    )
-    weights: str | tuple[float, ...] = _option(
-        DATA,
-        (),
-        "Share of each --data in the rows, in their order, with commas between: --data a/ --data b/ --weights 0.7,0.3.",
-        form="numbers",
-        bounds=ABOVE_0,
-        phase=True,
-    )
-    mix_temperature: float | None = _option(
-        DATA,
-        None,
-        "Mixes several --data by their size, instead of --weights: in the ratio of their tokens to this power, such as "
-        "0.7. 1 is the ratio of their tokens.",
-        type=float,
-        bounds=FROM_0,
-        phase=True,
-    )
-    out: str = _option(
-        CHECKPOINTS,
-        "",
-        "Directory of the run: checkpoints, log.jsonl and run.json. Default: runs/MODEL-DATE, of today.",
-    )
-    model: str = _option(
-        MODEL,
-        "modernbert-tiny",
-        "Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, "
-        "-small, -base), or any masked language model of transformers: a config.json, its directory, or a name on the "
-        "Hugging Face hub. Vocabulary size and positions are fitted to the data.",
-    )
-    init: str = _option(
-        MODEL,
-        "",
-        "Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub.",
-    )
-    branch: str = _option(
-        MODEL,
-        "",
-        "Checkpoint of another run to go on from, OUT/step-XXXXXXXX or a run: with its model, the optimizer's moments "
-        "and its place in the data, but from step 0 with the phases of this run.",
-    )
-    lora: str = _option(
-        MODEL,
-        "",
-        "Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r). "
-        "bits=4 and target=PATTERN may follow (docs/adapters.md).",
-        needs=INIT,
-    )
-    objective: str = _option(MODEL, "mlm", "Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs.")
-    layers: int | None = _option(
-        IN_FILES,
-        None,
-        "Number of layers: the model has its first ones alone, and grows at the next phase that has more.",
-        type=int,
-        bounds=COUNT,
-        phase=True,
-    )
-    grow_by: str = _option(
-        MODEL,
-        "stack",
-        "Weights of new layers where a [[phase]] has more layers. stack: copies of the layers below. fresh: random "
-        "weights.",
-        type=click.Choice(GROWTH),
-        needs=GROW,
-    )
-    trains: str = _option(
-        IN_FILES,
-        "",
-        "Regular expression: only parameters of the model whose name contains a match are trained.",
-        phase=True,
-    )
-    rope_base: float | None = _option(
-        MODEL,
-        None,
-        "Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model.",
-        type=float,
-        bounds=ABOVE_0,
-        phase=True,
-    )
-    rope_base_local: float | None = _option(
-        MODEL,
-        None,
-        "Base of the rotary positions of local layers. Default: that of --model.",
-        type=float,
-        bounds=ABOVE_0,
-        phase=True,
-    )
-    elastic: str = _option(
-        MODEL,
-        "",
-        "Train sub-networks that share the model's weights, for bertrain search: their sizes, such as layers=2:6,"
-        "width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).",
-    )
-    sub_networks: int = _option(
-        MODEL, 2, "Number of sub-networks in a step with --elastic.", bounds=COUNT, needs=ELASTIC
-    )
-    side_channel: str = _option(
-        MODEL,
-        "",
-        "File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. "
-        "The word embeddings of tokens with a common name learn together (docs/side-channels.md).",
-    )
-    length: int = _option(DATA, 128, "Row length in tokens, special tokens included.", phase=True)
-    isolate_documents: bool = _option(
-        DATA, False, "Pack several documents into a row; no token attends to another document."
-    )
-    steps: int | None = _option(
-        SCHEDULE, None, "Number of optimizer steps. Default: one epoch.", type=int, bounds=ABOVE_0
-    )
-    epochs: float | None = _option(SCHEDULE, None, "Number of epochs, instead of --steps.", type=float, bounds=ABOVE_0)
-    tokens: str = _option(
-        SCHEDULE,
-        "",
-        "Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow.",
-        form="amount",
-    )
-    budget: str = _option(
-        SCHEDULE,
-        "",
-        "Training time, instead of --steps: a number with s, m, h or d, such as 90m or 24h. Compiling, evaluation and "
-        "checkpoints do not count.",
-    )
-    global_batch_size: int | str = _option(
-        SCHEDULE,
-        256,
-        "Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run.",
-        form="rows",
-        phase=True,
-    )
-    micro_batch_size: int | None = _option(
-        HARDWARE,
-        None,
-        f"Rows in one forward pass of a rank. Default: its share of a step, at most {MICRO_BATCH_SIZE}.",
-        type=int,
-        bounds=ABOVE_0,
-    )
-    lr: float = _option(SCHEDULE, 1e-3, "Peak learning rate.", bounds=ABOVE_0, phase=True)
-    lr_end: float = _option(
-        SCHEDULE, 0.0, "Learning rate at the end of the schedule, as a share of --lr.", bounds=WEIGHT, phase=True
-    )
-    warmup: float = _option(
-        SCHEDULE, 0.06, "Length of the linear warm-up, as a share of the run.", bounds=WARMUP, phase=True
-    )
-    warmup_steps: int | None = _option(
-        SCHEDULE,
-        None,
-        "Length of the linear warm-up in steps, instead of --warmup.",
-        type=int,
-        bounds=FROM_0,
-        phase=True,
-    )
-    schedule: str = _option(
-        SCHEDULE,
-        "linear",
-        "Learning rate after the warm-up: constant; linear, cosine or 1-sqrt, which fall; or wsd, which stays at the "
-        "peak and falls at the end as 1-sqrt.",
-        phase=True,
-    )
-    decay_share: float = _option(
-        SCHEDULE,
-        0.2,
-        "Share of the run, at its end, in which the learning rate of --schedule wsd falls.",
-        bounds=SHARE,
-        needs=WSD,
-        phase=True,
-    )
-    optimizer: str = _option(
-        SCHEDULE,
-        "adamw",
-        "Optimizer: adamw; muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others; "
-        "stableadamw, AdamW with smaller steps where gradients grow suddenly; or lamb, for large batches, with steps "
-        "in proportion to the norm of each matrix.",
-    )
-    muon_rate: float = _option(
-        SCHEDULE, 4.0, "Learning rate of Muon's matrices, as a multiple of --lr.", bounds=ABOVE_0, needs=MUON
-    )
-    muon_momentum: float = _option(SCHEDULE, 0.95, "Decay rate of Muon's mean of gradients.", bounds=DECAY, needs=MUON)
-    lr_scale: tuple[str, ...] = _option(
-        SCHEDULE,
-        (),
-        "PATTERN=FACTOR: scale the learning rate of parameters whose name contains a match of PATTERN, a regular "
-        "expression, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.",
-        form="many",
-    )
-    weight_decay: float = _option(
-        SCHEDULE, 0.01, "Weight decay of matrices; norms and biases have none.", bounds=FROM_0, phase=True
-    )
-    beta1: float = _option(SCHEDULE, 0.9, "Decay rate of the optimizer's mean of gradients.", bounds=DECAY)
-    beta2: float = _option(SCHEDULE, 0.98, "Decay rate of the optimizer's mean of squared gradients.", bounds=DECAY)
-    epsilon: float = _option(SCHEDULE, 1e-6, "Number that the optimizer adds to its denominator.", bounds=ABOVE_0)
-    clip_norm: float = _option(
-        SCHEDULE, 1.0, "Largest norm of the gradient; larger gradients are scaled down.", bounds=ABOVE_0
-    )
-    mlm_probability: float = _option(
-        DATA, 0.15, "Share of a row's tokens to mask and predict.", bounds=SHARE, phase=True
-    )
-    mask_fraction: float = _option(
-        DATA, 0.8, "Share of the chosen tokens that becomes [MASK].", bounds=WEIGHT, phase=True
-    )
-    random_fraction: float = _option(
-        DATA,
-        0.1,
-        "Share of the chosen tokens that becomes a random token. The others stay as they are.",
-        bounds=WEIGHT,
-        phase=True,
-    )
-    average: float = _option(
-        SCHEDULE,
-        0.0,
-        "Share of the run, at its end, over which weights are averaged. The mean is evaluated, and saved as "
-        "a separate checkpoint, OUT/average-XXXXXXXX.",
-        bounds=PART,
-    )
-    masking: MaskingPolicy = _option(
-        DATA,
-        "exact",
-        "How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all "
-        "tokens of a word; span, one to ten neighbouring words.",
-        type=click.Choice(MASKING_POLICIES),
-        phase=True,
-    )
-    shuffle: str = _option(
-        DATA,
-        "full",
-        "Order of an epoch: full, or blocks of 64 MiB for data larger than memory.",
-        type=click.Choice(SHUFFLES),
-    )
-    seed: int = _option(
-        SCHEDULE, 0, "Random seed for initial weights and dropout, and for the data without --data-seed."
-    )
-    data_seed: int | None = _option(
-        DATA, None, "Random seed for data order and masks. Default: the same as --seed.", type=int
-    )
-    teacher_cache: str = _option(
-        DISTILLATION, "", "Directory of stored predictions of a teacher, written by bertrain teacher."
-    )
-    teacher: str = _option(DISTILLATION, "", "Directory of a teacher that runs during training: a run or a checkpoint.")
-    distil: str = _option(
-        DISTILLATION,
-        "auto",
-        "What to learn from a teacher: its logits (Hinton, 2015), the relations of its queries, keys and values "
-        "(MiniLMv2), or its hidden states and attention (TinyBERT). auto: logits with --teacher-cache, relations with "
-        "--teacher.",
-        type=click.Choice(METHODS),
-        needs=TEACHER,
-    )
-    distil_layers: str = _option(
-        DISTILLATION,
-        "uniform",
-        "Layers that --distil hidden compares. uniform: every layer of the student with evenly spaced layers of the "
-        "teacher. last: only the last.",
-        type=click.Choice(LAYERS),
-        needs=TEACHER,
-    )
-    alpha: float = _option(
-        DISTILLATION,
-        0.5,
-        "Weight of the teacher's loss; the loss on the text has the weight 1 - alpha.",
-        bounds=WEIGHT,
-        needs=TEACHER,
-    )
-    temperature: float = _option(
-        DISTILLATION,
-        1.0,
-        "Temperature of the teacher's and the student's logits, for --distil logits.",
-        bounds=ABOVE_0,
-        needs=TEACHER,
-    )
-    precision: str = _option(
-        HARDWARE,
-        "auto",
-        "Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs.",
-        type=click.Choice(PRECISIONS),
-    )
-    compile: str = _option(
-        HARDWARE, "auto", "Use torch.compile. auto: on GPUs.", type=click.Choice(["auto", "on", "off"])
-    )
-    gradient_checkpointing: bool = _option(HARDWARE, False, "Save memory: recompute activations in the backward pass.")
-    save_every: int = _option(
-        CHECKPOINTS, 1000, "Steps between checkpoints; the last step always has one.", bounds=COUNT
-    )
-    save_at: tuple[str, ...] = _option(
-        CHECKPOINTS,
-        (),
-        "Checkpoints that --keep never removes, after so many tokens or words were read: tokens=1B,2B or words=1M,10M. "
-        "May be repeated.",
-        form="many",
-    )
-    keep: int = _option(CHECKPOINTS, 3, "Number of checkpoints to keep.", bounds=COUNT)
-    resume: str = _option(
-        CHECKPOINTS,
-        "auto",
-        "auto: continue from the newest complete checkpoint in --out. no: refuse if there is one.",
-        type=click.Choice(["auto", "no"]),
-    )
-    eval_masking: float = _option(
-        CHECKPOINTS, 0.15, "Share of the tokens of the validation split to mask and predict.", bounds=SHARE
-    )
-    eval_every: int = _option(
-        CHECKPOINTS,
-        500,
-        "Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end.",
-        bounds=FROM_0,
-    )
-    log_every: int = _option(CHECKPOINTS, 10, "Steps between entries of log.jsonl.", bounds=COUNT)
-    log_to: tuple[str, ...] = _option(
-        CHECKPOINTS,
-        (),
-        "Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio "
-        "(docs/trackers.md). May be repeated.",
-        form="many",
-        type=click.Choice(TRACKERS),
-    )
+    data: str | tuple[str, ...] = _option(DATA, (), form="many", phase=True)
+    """Dataset of bertdata build: a directory or a URL. May be repeated; several datasets are mixed by --weights.
+    [required]
+    """
+    weights: str | tuple[float, ...] = _option(DATA, (), form="numbers", bounds=ABOVE_0, phase=True)
+    """Share of each --data in the rows, in their order, with commas between: --data a/ --data b/ --weights 0.7,0.3."""
+    mix_temperature: float | None = _option(DATA, None, type=float, bounds=FROM_0, phase=True)
+    """Mixes several --data by their size, instead of --weights: in the ratio of their tokens to this power, such as
+    0.7. 1 is the ratio of their tokens.
+    """
+    out: str = _option(CHECKPOINTS, "")
+    """Directory of the run: checkpoints, log.jsonl and run.json. Default: runs/MODEL-DATE, of today."""
+    model: str = _option(MODEL, "modernbert-tiny")
+    """Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, -small,
+    -base), or any masked language model of transformers: a config.json, its directory, or a name on the Hugging Face
+    hub. Vocabulary size and positions are fitted to the data.
+    """
+    init: str = _option(MODEL, "")
+    """Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub."""
+    branch: str = _option(MODEL, "")
+    """Checkpoint of another run to go on from, OUT/step-XXXXXXXX or a run: with its model, the optimizer's moments and
+    its place in the data, but from step 0 with the phases of this run.
+    """
+    lora: str = _option(MODEL, "", needs=INIT)
+    """Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r).
+    bits=4 and target=PATTERN may follow (docs/adapters.md).
+    """
+    objective: str = _option(MODEL, "mlm")
+    """Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs."""
+    layers: int | None = _option(IN_FILES, None, type=int, bounds=COUNT, phase=True)
+    """Number of layers: the model has its first ones alone, and grows at the next phase that has more."""
+    grow_by: str = _option(MODEL, "stack", type=click.Choice(GROWTH), needs=GROW)
+    """Weights of new layers where a [[phase]] has more layers. stack: copies of the layers below. fresh: random
+    weights.
+    """
+    trains: str = _option(IN_FILES, "", phase=True)
+    """Regular expression: only parameters of the model whose name contains a match are trained."""
+    rope_base: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
+    """Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model."""
+    rope_base_local: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
+    """Base of the rotary positions of local layers. Default: that of --model."""
+    elastic: str = _option(MODEL, "")
+    """Train sub-networks that share the model's weights, for bertrain search: their sizes, such as
+    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).
+    """
+    sub_networks: int = _option(MODEL, 2, bounds=COUNT, needs=ELASTIC)
+    """Number of sub-networks in a step with --elastic."""
+    side_channel: str = _option(MODEL, "")
+    """File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. The
+    word embeddings of tokens with a common name learn together (docs/side-channels.md).
+    """
+    length: int = _option(DATA, 128, phase=True)
+    """Row length in tokens, special tokens included."""
+    isolate_documents: bool = _option(DATA, False)
+    """Pack several documents into a row; no token attends to another document."""
+    steps: int | None = _option(SCHEDULE, None, type=int, bounds=ABOVE_0)
+    """Number of optimizer steps. Default: one epoch."""
+    epochs: float | None = _option(SCHEDULE, None, type=float, bounds=ABOVE_0)
+    """Number of epochs, instead of --steps."""
+    tokens: str = _option(SCHEDULE, "", form="amount")
+    """Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow."""
+    budget: str = _option(SCHEDULE, "")
+    """Training time, instead of --steps: a number with s, m, h or d, such as 90m or 24h. Compiling, evaluation and
+    checkpoints do not count.
+    """
+    global_batch_size: int | str = _option(SCHEDULE, 256, form="rows", phase=True)
+    """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
+    micro_batch_size: int | None = _option(HARDWARE, None, type=int, bounds=ABOVE_0)
+    """Rows in one forward pass of a rank. Default: its share of a step, at most 64."""
+    lr: float = _option(SCHEDULE, 1e-3, bounds=ABOVE_0, phase=True)
+    """Peak learning rate."""
+    lr_end: float = _option(SCHEDULE, 0.0, bounds=WEIGHT, phase=True)
+    """Learning rate at the end of the schedule, as a share of --lr."""
+    warmup: float = _option(SCHEDULE, 0.06, bounds=WARMUP, phase=True)
+    """Length of the linear warm-up, as a share of the run."""
+    warmup_steps: int | None = _option(SCHEDULE, None, type=int, bounds=FROM_0, phase=True)
+    """Length of the linear warm-up in steps, instead of --warmup."""
+    schedule: str = _option(SCHEDULE, "linear", phase=True)
+    """Learning rate after the warm-up: constant; linear, cosine or 1-sqrt, which fall; or wsd, which stays at the peak
+    and falls at the end as 1-sqrt.
+    """
+    decay_share: float = _option(SCHEDULE, 0.2, bounds=SHARE, needs=WSD, phase=True)
+    """Share of the run, at its end, in which the learning rate of --schedule wsd falls."""
+    optimizer: str = _option(SCHEDULE, "adamw")
+    """Optimizer: adamw; muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others;
+    stableadamw, AdamW with smaller steps where gradients grow suddenly; or lamb, for large batches, with steps in
+    proportion to the norm of each matrix.
+    """
+    muon_rate: float = _option(SCHEDULE, 4.0, bounds=ABOVE_0, needs=MUON)
+    """Learning rate of Muon's matrices, as a multiple of --lr."""
+    muon_momentum: float = _option(SCHEDULE, 0.95, bounds=DECAY, needs=MUON)
+    """Decay rate of Muon's mean of gradients."""
+    lr_scale: tuple[str, ...] = _option(SCHEDULE, (), form="many")
+    """PATTERN=FACTOR: scale the learning rate of parameters whose name contains a match of PATTERN, a regular
+    expression, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.
+    """
+    weight_decay: float = _option(SCHEDULE, 0.01, bounds=FROM_0, phase=True)
+    """Weight decay of matrices; norms and biases have none."""
+    beta1: float = _option(SCHEDULE, 0.9, bounds=DECAY)
+    """Decay rate of the optimizer's mean of gradients."""
+    beta2: float = _option(SCHEDULE, 0.98, bounds=DECAY)
+    """Decay rate of the optimizer's mean of squared gradients."""
+    epsilon: float = _option(SCHEDULE, 1e-6, bounds=ABOVE_0)
+    """Number that the optimizer adds to its denominator."""
+    clip_norm: float = _option(SCHEDULE, 1.0, bounds=ABOVE_0)
+    """Largest norm of the gradient; larger gradients are scaled down."""
+    mlm_probability: float = _option(DATA, 0.15, bounds=SHARE, phase=True)
+    """Share of a row's tokens to mask and predict."""
+    mask_fraction: float = _option(DATA, 0.8, bounds=WEIGHT, phase=True)
+    """Share of the chosen tokens that becomes [MASK]."""
+    random_fraction: float = _option(DATA, 0.1, bounds=WEIGHT, phase=True)
+    """Share of the chosen tokens that becomes a random token. The others stay as they are."""
+    average: float = _option(SCHEDULE, 0.0, bounds=PART)
+    """Share of the run, at its end, over which weights are averaged. The mean is evaluated, and saved as a separate
+    checkpoint, OUT/average-XXXXXXXX.
+    """
+    masking: MaskingPolicy = _option(DATA, "exact", type=click.Choice(MASKING_POLICIES), phase=True)
+    """How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all
+    tokens of a word; span, one to ten neighbouring words.
+    """
+    shuffle: str = _option(DATA, "full", type=click.Choice(SHUFFLES))
+    """Order of an epoch: full, or blocks of 64 MiB for data larger than memory."""
+    seed: int = _option(SCHEDULE, 0)
+    """Random seed for initial weights and dropout, and for the data without --data-seed."""
+    data_seed: int | None = _option(DATA, None, type=int)
+    """Random seed for data order and masks. Default: the same as --seed."""
+    teacher_cache: str = _option(DISTILLATION, "")
+    """Directory of stored predictions of a teacher, written by bertrain teacher."""
+    teacher: str = _option(DISTILLATION, "")
+    """Directory of a teacher that runs during training: a run or a checkpoint."""
+    distil: str = _option(DISTILLATION, "auto", type=click.Choice(METHODS), needs=TEACHER)
+    """What to learn from a teacher: its logits (Hinton, 2015), the relations of its queries, keys and values
+    (MiniLMv2), or its hidden states and attention (TinyBERT). auto: logits with --teacher-cache, relations with
+    --teacher.
+    """
+    distil_layers: str = _option(DISTILLATION, "uniform", type=click.Choice(LAYERS), needs=TEACHER)
+    """Layers that --distil hidden compares. uniform: every layer of the student with evenly spaced layers of the
+    teacher. last: only the last.
+    """
+    alpha: float = _option(DISTILLATION, 0.5, bounds=WEIGHT, needs=TEACHER)
+    """Weight of the teacher's loss; the loss on the text has the weight 1 - alpha."""
+    temperature: float = _option(DISTILLATION, 1.0, bounds=ABOVE_0, needs=TEACHER)
+    """Temperature of the teacher's and the student's logits, for --distil logits."""
+    precision: str = _option(HARDWARE, "auto", type=click.Choice(PRECISIONS))
+    """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
+    compile: str = _option(HARDWARE, "auto", type=click.Choice(["auto", "on", "off"]))
+    """Use torch.compile. auto: on GPUs."""
+    gradient_checkpointing: bool = _option(HARDWARE, False)
+    """Save memory: recompute activations in the backward pass."""
+    save_every: int = _option(CHECKPOINTS, 1000, bounds=COUNT)
+    """Steps between checkpoints; the last step always has one."""
+    save_at: tuple[str, ...] = _option(CHECKPOINTS, (), form="many")
+    """Checkpoints that --keep never removes, after so many tokens or words were read: tokens=1B,2B or words=1M,10M. May
+    be repeated.
+    """
+    keep: int = _option(CHECKPOINTS, 3, bounds=COUNT)
+    """Number of checkpoints to keep."""
+    resume: str = _option(CHECKPOINTS, "auto", type=click.Choice(["auto", "no"]))
+    """auto: continue from the newest complete checkpoint in --out. no: refuse if there is one."""
+    eval_masking: float = _option(CHECKPOINTS, 0.15, bounds=SHARE)
+    """Share of the tokens of the validation split to mask and predict."""
+    eval_every: int = _option(CHECKPOINTS, 500, bounds=FROM_0)
+    """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
+    log_every: int = _option(CHECKPOINTS, 10, bounds=COUNT)
+    """Steps between entries of log.jsonl."""
+    log_to: tuple[str, ...] = _option(CHECKPOINTS, (), form="many", type=click.Choice(TRACKERS))
+    """Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio
+    (docs/trackers.md). May be repeated.
+    """
 
-    phase: tuple[Mapping[str, Any], ...] = _option(
-        IN_FILES, (), "The phases of the run, each with a duration and what it sets (docs/phases.md).", form="tables"
-    )
+    phase: tuple[Mapping[str, Any], ...] = _option(IN_FILES, (), form="tables")
+    """The phases of the run, each with a duration and what it sets (docs/phases.md)."""
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -772,6 +623,18 @@ class Config:
     def longest(self) -> int:
         """The longest row of the run, in tokens."""
         return max(part.options.length for part in self.parts)
+
+
+@cache
+def helps() -> dict[str, str]:
+    """The help of each option: the docstring below its field in this file."""
+    body = next(node for node in ast.parse(inspect.getsource(Config)).body if isinstance(node, ast.ClassDef)).body
+    found = {}
+    for option, below in pairwise(body):
+        match option, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from bertrain.config import (
     Config,
     default_out,
     flag,
+    helps,
     replaced_by,
 )
 
@@ -93,7 +94,8 @@ def command(run: Callable[[Config], None], *, names_out: bool = True) -> click.C
         more: dict[str, Any] = {"multiple": form == "many"}
         more["type"] = meta.get("type", str if form else type(option.default))
         default = "off" if option.default is False else option.default
-        shown = f"{meta['help']}  [default: {default}]" if option.default not in (None, "", ()) else meta["help"]
+        help = helps()[option.name]
+        shown = f"{help}  [default: {default}]" if option.default not in (None, "", ()) else help
         written = flag(option.name)
         if option.default is False:
             written, more = f"{written}/--no-{written[2:]}", {}

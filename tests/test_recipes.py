@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from helpers import refused, succeeds
 from training import entries
 
 from bertrain import recipes
-from bertrain.config import Config
+from bertrain.config import MICRO_BATCH_SIZE, Config, helps
 from bertrain.flags import command
 from bertrain.phases import resolve
 from bertrain.pretrain import pretrain
@@ -105,6 +106,11 @@ def test_a_recipe_is_named_alone_and_by_its_name(tmp_path):
 def test_only_the_first_rank_says_it(options_of, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     assert options_of()[0] == ""
+
+
+def test_every_option_has_a_help():
+    assert helps().keys() == {option.name for option in fields(Config)}
+    assert f"at most {MICRO_BATCH_SIZE}." in helps()["micro_batch_size"]
 
 
 # ---------------------------------------------------------------------------------------------------- published recipes
