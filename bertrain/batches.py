@@ -14,6 +14,7 @@ from bertdata.errors import StateError, UsageError
 from bertrain import assemble, feed
 from bertrain.config import Config
 from bertrain.phases import Phase
+from bertrain.runtime.log import Sources
 from bertrain.runtime.state import TrainState
 from bertrain.runtime.watch import TrainingError
 from bertrain.schedule import Plan
@@ -119,6 +120,23 @@ class Batches:
         numbers = np.array([list(self.datasets).index(path) for path, _ in self.phase.sources])
         of_rows = np.zeros(len(batch.input_ids), np.int64) if batch.sources is None else batch.sources
         return replace(batch, sources=numbers[of_rows])
+
+    @property
+    def sources(self) -> Sources:
+        """The datasets of the run, and in which ratio it reads their rows, or steps where it is by time."""
+        if len(self.plan.phases) == 1:
+            return [(self.datasets[path], weight) for path, weight in self.phase.sources]
+        rows = dict.fromkeys(self.datasets, 0.0)
+        for phase in self.plan.phases:
+            total = sum(weight for _, weight in phase.sources)
+            for path, weight in phase.sources:
+                rows[path] += weight / total * (phase.steps if self.plan.seconds else phase.samples())
+        return [(self.datasets[path], weight) for path, weight in rows.items()]
+
+    @property
+    def names(self) -> list[str]:
+        """The paths of the datasets, if the run reads several."""
+        return list(self.datasets) if len(self.datasets) > 1 else []
 
     def first_targets(self) -> int:
         """How many targets the first rows have.

@@ -30,11 +30,13 @@ from bertrain import feed
 from bertrain.config import Config, default_out
 from bertrain.flags import command
 from bertrain.objectives import Learner
+from bertrain.records import Records
 from bertrain.run import Run
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import COMPILES_S, SILENT_S, Readings, world
 from bertrain.runtime.rates import Rates
 from bertrain.runtime.stop import Signals
+from bertrain.validation import Validation
 
 
 def pretrain(config: Config) -> None:
@@ -45,31 +47,33 @@ def pretrain(config: Config) -> None:
         lock = checkpoint.Lock(out)
         ranks.on_first(lambda: stack.enter_context(lock))
         choice = ranks.from_first(lambda: checkpoint.choose(out, lambda line: click.echo(f"warning: {line}")))
-        run = ranks.together(lambda: Run(config, ranks, choice, lock))
+        run = ranks.together(lambda: Run(config, ranks, choice))
+        records = Records(run, lock)
         with run.watch, Signals() as signals:
-            run.begin()
+            validation = Validation(run, evaluated_step=records.begin())
             try:
-                with run.writer:
-                    train(run, signals)
+                with records.writer:
+                    train(run, validation, records, signals)
                     while not (run.is_done or signals.stopped):
                         ranks.wait_for_others(COMPILES_S)
-                        run.enter_next()
-                        train(run, signals)
+                        records.wait()
+                        run.enter_next(validation.loss)
+                        train(run, validation, records, signals)
                 run.watch.finish(run.clock)
             except KeyboardInterrupt:  # the second Ctrl-C
-                run.watch.say(f"Interrupted at step {run.step}. {run.describe_newest()}")
+                run.watch.say(f"Interrupted at step {run.step}. {records.describe_newest()}")
                 sys.exit(130)
         if ranks.rank == 0:
             if signals.stopped:
                 by = "Ctrl-C" if signals.stopped == "SIGINT" else signals.stopped
-                click.echo(f"Stopped by {by} after step {run.step}. {run.describe_newest()}")
+                click.echo(f"Stopped by {by} after step {run.step}. {records.describe_newest()}")
             else:
-                click.echo(f"done: {run.saved}\nAutoModelForMaskedLM.from_pretrained({str(run.saved)!r})")
+                click.echo(f"done: {records.saved}\nAutoModelForMaskedLM.from_pretrained({str(records.saved)!r})")
         if signals.stopped == "SIGINT":
             sys.exit(130)
 
 
-def train(run: Run, signals: Signals) -> None:
+def train(run: Run, validation: Validation, records: Records, signals: Signals) -> None:
     """Takes the steps of a phase, until they are taken, its time is up, or a signal comes to any rank."""
     config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
     module = _over_ranks(learner) if ranks.world_size > 1 else learner
@@ -79,13 +83,13 @@ def train(run: Run, signals: Signals) -> None:
     gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
     run.clock.start()
     while True:
-        if run.evaluation_is_due:
-            if not run.evaluate(signals):
-                run.save(required=True)
+        if validation.is_due:
+            if not validation.evaluate(signals):
+                records.save(required=True)
                 return
             rates.take(ranks.world_size)
         if run.phase_is_done:
-            run.finish()
+            records.finish()
             return
         batch, waited = run.next_batch()
 
@@ -117,15 +121,15 @@ def train(run: Run, signals: Signals) -> None:
         run.clock.lap_of_step(run.loader.length)
         if is_first:
             ranks.wait_for_others(SILENT_S)
-            run.reserve()
+            records.reserve()
             is_first = False
         if num_signals:
             signals.stop()
         is_last = run.phase_is_done or bool(signals.stopped)
         if is_last or run.step % config.log_every == 0:
-            run.log(rates, is_last=is_last)
-        if is_last or run.passed or run.step % config.save_every == 0:
-            run.save(required=run.is_done or bool(signals.stopped))
+            records.log(rates, is_last=is_last)
+        if is_last or run.milestones.passed or run.step % config.save_every == 0:
+            records.save(required=run.is_done or bool(signals.stopped))
         if signals.stopped:
             return
 

@@ -39,9 +39,9 @@ models.grow models.rotary models.elastic models.build models.adapters models.__i
 objectives.base objectives.mlm objectives.nsp objectives.__init__ objectives.distil objectives.elastic optim.schedules
 optim.average optim.side_channel optim.muon optim.moments optim.stable optim.lamb optim.optimizers optim.__init__
 phases schedule runtime.dist runtime.stop runtime.clock runtime.rates runtime.log runtime.card runtime.state
-runtime.checkpoint runtime.writer runtime.trackers runtime.watch runtime.__init__ assemble batches pairs evaluate run
-tasks.metrics tasks.base tasks.texts tasks.words tasks.spans tasks.choices tasks.__init__ finetune report plot
-pretrain
+runtime.checkpoint runtime.writer runtime.trackers runtime.watch runtime.__init__ assemble batches milestones pairs
+evaluate run validation records tasks.metrics tasks.base tasks.texts tasks.words tasks.spans tasks.choices
+tasks.__init__ finetune report plot pretrain
 """
 TRAINER_FILES = _LISTED.split()
 COMMANDS = ["demo", "plan", "augment", "suite", "search", "extract", "push", "teacher", "doctor"]

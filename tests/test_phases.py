@@ -318,7 +318,7 @@ def test_what_phases_set_reaches_the_step(dataset, tmp_path):
         assert run.phase.rate.at(0) == run.phase.rate.at(1) == 1e-3
         run.step = 2
         assert run.phase_is_done
-        run.enter_next()
+        run.enter_next(lambda: None)
         decays = [group["weight_decay"] for group in run.optimizer.param_groups]
         assert decays == [0.25, 0.0]
         for name, parameter in run.trained.items():

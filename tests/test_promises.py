@@ -26,21 +26,23 @@ from bertrain.objectives import OBJECTIVES
 from bertrain.optim import OPTIMIZERS
 from bertrain.run import Run
 from bertrain.runtime import checkpoint, stop
+from bertrain.validation import Validation
 
 DROPOUT = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2,
            "intermediate_size": 64, "hidden_dropout_prob": 0.3}  # fmt: skip
 
 
 def at_step(monkeypatch, name, step, action):
-    """Calls `action` before method `name` of a run, at a step."""
-    method = getattr(Run, name)
+    """Calls `action` before method `name` of a run, or its evaluation, at a step."""
+    owner = Validation if name == "evaluate" else Run
+    method = getattr(owner, name)
 
     def called(self, *arguments, **options):
-        if self.step == step:
+        if (self if owner is Run else self._run).step == step:
             action()
         return method(self, *arguments, **options)
 
-    monkeypatch.setattr(Run, name, called)
+    monkeypatch.setattr(owner, name, called)
 
 
 def interrupt(number=signal.SIGINT):

@@ -39,7 +39,7 @@ from bertdata.errors import UsageError
 from bertdata.look.trace import stream_of
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain import doctor, evaluate, feed, phases, pretrain
+from bertrain import doctor, evaluate, feed, phases, pretrain, validation
 from bertrain import run as runs
 from bertrain.config import Config
 from bertrain.models import build as model
@@ -170,8 +170,8 @@ def test_a_budget_is_of_training_alone(dataset, tmp_path, monkeypatch, capsys, c
     if compiles:  # as on a GPU
         monkeypatch.setattr(runs, "Clock", lambda before, compiles: clock.Clock(before, compiles=True))
     costs(Run, "next_batch", 1)
-    costs(runs, "evaluate", 100)
-    costs(runs, "predictions", 30)
+    costs(validation, "evaluate", 100)
+    costs(validation, "predictions", 30)
     costs(writer.Memory, "copy", 1000)
     out, compiled = tmp_path / "run", int(compiles)
     log = train(dataset.path, out, budget="5s", eval_every=3, save_every=4, model=TINY)
@@ -325,7 +325,7 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
     def read(run, seconds):
         run.spent = run.clock.seconds["trained"] = seconds
         while run.phase_is_done:
-            run.enter_next()
+            run.enter_next(lambda: None)
         batch, _ = run.next_batch()
         run.step += 1
         return *batch.input_ids.shape, batch.targets.shape[1]
@@ -334,7 +334,7 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
     slots = {share: Masking(probability=share).num_slots(32) for share in (0.4, 0.2, 0.1)}
     assert [read(run, 0.0), read(run, 2.9)] == [(4, 32, slots[0.4])] * 2
     assert [read(run, 3.1), read(run, 4.9)] == [(4, 32, slots[0.2])] * 2
-    run.save(required=True)
+    training.save(run)
     again = start()
     assert again.loader.state_dict() == run.loader.state_dict()
     for each in (run, again):
@@ -343,7 +343,7 @@ def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
         assert each.loader.position == 28
         assert read(each, 8.5) == (6, 48, Masking(probability=0.1).num_slots(48))
         assert each.loader.position == 6
-    run.save(required=True)
+    training.save(run)
     assert start().loader.state_dict() == run.loader.state_dict()
 
 
@@ -491,14 +491,14 @@ def test_steps_go_on_while_a_checkpoint_is_written_which_holds_its_own_step(data
     def look(run):
         if run.step in (4, 5):
             assert held.begun.wait(120)
-            saved.append((run.saved, (tmp_path / "run" / "step-00000003").exists()))
+            saved.append((tmp_path / "run" / "step-00000003").exists())
         if run.step == 5:
             held.go.set()
 
     held = Held(monkeypatch)
     before_batch(monkeypatch, look)
     assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(complete)
-    assert saved == [(None, False)] * 2
+    assert saved == [False, False]
     for name in ("step-00000003/model.safetensors", "step-00000003/optimizer.pt", "step-00000006/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 

@@ -19,6 +19,7 @@ from helpers import refused
 from bertrain.config import Config
 from bertrain.objectives import OBJECTIVES, Learner
 from bertrain.pretrain import main, pretrain
+from bertrain.records import Records
 from bertrain.run import Run
 from bertrain.runtime import checkpoint
 from bertrain.runtime.dist import World
@@ -74,7 +75,12 @@ def changing(*begins, **options):
 def run_of(config):
     """The state of a run in this process, from its newest checkpoint."""
     out = Path(config.out)
-    return Run(config, ALONE, checkpoint.choose(out, print), checkpoint.Lock(out))
+    return Run(config, ALONE, checkpoint.choose(out, print))
+
+
+def save(run):
+    """Writes a checkpoint of such a run."""
+    Records(run, checkpoint.Lock(run.out)).save(required=True)
 
 
 def mixing(data):
