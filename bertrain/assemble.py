@@ -86,10 +86,17 @@ def datasets(config: Config) -> dict[str, bertdata.Dataset]:
 
 
 def loader(
-    config: Config, shards: bertdata.Dataset | Sources, *, length: int | None = None, rank: int = 0,
-    world_size: int = 1, variants: int | None = None, masking: bertdata.Masking | None = None,
-    with_answers: bool = True, starts: Sequence[int] = (),
-) -> bertdata.Loader:  # fmt: skip
+    config: Config,
+    shards: bertdata.Dataset | Sources,
+    *,
+    length: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    variants: int | None = None,
+    masking: bertdata.Masking | None = None,
+    with_answers: bool = True,
+    starts: Sequence[int] = (),
+) -> bertdata.Loader:
     """The batches of a run, for one rank.
 
     length: None for that of the config. variants: as Loader has them. masking: None for that of the first rows.

@@ -249,9 +249,20 @@ class _Work:
     """The rows, the texts in them, and what is known of these so far, in a directory beside --out."""
 
     def __init__(
-        self, ranks: World, directory: str, *, train: str, out: str, task: str, text: str, other: str, label: str,
-        vectors: str | None, keep: str | None, candidates: int,
-    ) -> None:  # fmt: skip
+        self,
+        ranks: World,
+        directory: str,
+        *,
+        train: str,
+        out: str,
+        task: str,
+        text: str,
+        other: str,
+        label: str,
+        vectors: str | None,
+        keep: str | None,
+        candidates: int,
+    ) -> None:
         of_texts = {name: kind for name, kind in TASKS.items() if kind.taught}  # whose labels belong to complete texts
         if task in TASKS and task not in of_texts:
             sentence = f"--task {task} has no labels of complete texts; give one of {', '.join(of_texts)}"
@@ -279,9 +290,12 @@ class _Work:
         self.ends = np.cumsum([0, *counts])  # where the words of each text begin, of all words
         kept = reading.text(keep, "keep").split() if keep else []
         self.proposer = Proposer(
-            directory, ranks.device, most=candidates,
-            kept=frozenset(word.lower() for word in kept), vectors=read_vectors(vectors) if vectors else None,
-        )  # fmt: skip
+            directory,
+            ranks.device,
+            most=candidates,
+            kept=frozenset(word.lower() for word in kept),
+            vectors=read_vectors(vectors) if vectors else None,
+        )
         self.proposer.digest.update("\0".join(self.texts).encode(errors="replace"))
         self.parts = self.out.with_name(self.out.name + ".parts")
 

@@ -83,9 +83,13 @@ class Batches:
 
     def _loader(self, phase: Phase, *, starts: Sequence[int] = ()) -> bertdata.Loader:
         loader = assemble.loader(
-            self.config, [(self.datasets[path], weight) for path, weight in phase.sources], length=phase.length,
-            masking=phase.masking, starts=starts, **self._ranks,
-        )  # fmt: skip
+            self.config,
+            [(self.datasets[path], weight) for path, weight in phase.sources],
+            length=phase.length,
+            masking=phase.masking,
+            starts=starts,
+            **self._ranks,
+        )
         loader.global_batch_size = phase.rows.first
         return loader
 

@@ -224,9 +224,14 @@ def _with_ranks(run: Callable[[Config, int], None]) -> click.Command:
         ranks[0] = value
 
     option = click.Option(
-        ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1),
-        callback=take, expose_value=False,
-    )  # fmt: skip
+        ["--nproc"],
+        default=1,
+        show_default=True,
+        help="Number of ranks of the run.",
+        type=click.IntRange(min=1),
+        callback=take,
+        expose_value=False,
+    )
     with_options.params.insert(0, option)
     with_options.help = run.__doc__
     return with_options

@@ -249,14 +249,20 @@ def _text(result: dict[str, Any], directory: Path, length: int, reference: dict[
         return "-" if value is None else format(value, form)
 
     rows = [
-        ("loss", f"{number(result['loss'], '.4f')} nats a token ({reference['uniform']:.4f} by guessing evenly, "
-                 f"{reference['unigram']:.4f} by the frequencies of tokens in {result['split']})"),
+        (
+            "loss",
+            f"{number(result['loss'], '.4f')} nats a token ({reference['uniform']:.4f} by guessing evenly, "
+            f"{reference['unigram']:.4f} by the frequencies of tokens in {result['split']})",
+        ),
         ("accuracy", number(result["accuracy"], ".2%")),
         ("perplexity", number(result["mlm_ppl"], ",.2f")),
         ("bits per byte", number(result["bits_per_byte"], ".4f")),
-        ("measured on", f"{result['targets']:,} masked tokens of {result['samples']:,} samples of {length}, split "
-                        f"{result['split']}"),
-    ]  # fmt: skip
+        (
+            "measured on",
+            f"{result['targets']:,} masked tokens of {result['samples']:,} samples of {length}, split "
+            f"{result['split']}",
+        ),
+    ]
     return "\n".join([str(directory), *(f"  {name:<15}{value}" for name, value in rows)])
 
 
@@ -325,9 +331,17 @@ def _judge(path: str, file: str, ranks: World, *, score: str, most: int | None, 
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 @click.pass_context
 def main(
-    context: click.Context, path: str, data: str | None, pairs_path: str | None, score: str, split: str,
-    length: int | None, max_samples: int | None, show: int, as_json: bool,
-) -> None:  # fmt: skip
+    context: click.Context,
+    path: str,
+    data: str | None,
+    pairs_path: str | None,
+    score: str,
+    split: str,
+    length: int | None,
+    max_samples: int | None,
+    show: int,
+    as_json: bool,
+) -> None:
     """Measure a checkpoint on held-out text, or on minimal pairs. Runs alone or under torchrun.
 
     On text it always masks 15 % of the tokens, with a fixed seed, for every run.

@@ -128,9 +128,14 @@ def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, *, path: str, most: int)
 
 @torch.no_grad()
 def log_likelihoods(
-    encoder: Encoder, rows: Sequence[Sequence[int]], tokenizer: Tokenizer, ranks: World, *, score: str,
+    encoder: Encoder,
+    rows: Sequence[Sequence[int]],
+    tokenizer: Tokenizer,
+    ranks: World,
+    *,
+    score: str,
     progress: bool = False,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """The pseudo-log-likelihood of each row, in nats: the sum over its tokens of log p(token | row with masks).
 
     rows: ids, [CLS] first and [SEP] last, which are not scored. score "pll" (Salazar et al., 2020) masks the token
@@ -175,9 +180,15 @@ def log_likelihoods(
 
 
 def evaluate(
-    encoder: Encoder, pairs: Sequence[Pair], rows: Sequence[tuple[list[int], list[int]]], tokenizer: Tokenizer,
-    ranks: World, *, score: str, progress: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+    encoder: Encoder,
+    pairs: Sequence[Pair],
+    rows: Sequence[tuple[list[int], list[int]]],
+    tokenizer: Tokenizer,
+    ranks: World,
+    *,
+    score: str,
+    progress: bool = False,
+) -> dict[str, Any]:
     """Accuracy over all pairs and over each group. A pair whose scores are equal counts one half.
 
     rows: what `encode` gives for the pairs. Sentences of the same ids are scored once, so their scores are equal.

@@ -52,9 +52,14 @@ class Curve:
 
     def at(self, scheduled: int) -> float:
         return learning_rate(
-            scheduled - self.start, peak=self.peak, end=self.end, steps=self.steps, warmup_steps=self.warmup_steps,
-            schedule=self.schedule, decay_share=self.decay_share,
-        )  # fmt: skip
+            scheduled - self.start,
+            peak=self.peak,
+            end=self.end,
+            steps=self.steps,
+            warmup_steps=self.warmup_steps,
+            schedule=self.schedule,
+            decay_share=self.decay_share,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,13 +119,22 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
     curves = _curves(parts, borders)
     phases = tuple(
         Phase(
-            number=number, start=borders[number - 1], stop=borders[number], sources=sources[number - 1],
-            length=part.options.length, rows=part.options.rows, masking=masking_of(part.options),
-            rate=curves[number - 1], weight_decay=part.options.weight_decay, layers=part.options.layers,
-            trains=part.options.trains, rope_base=part.options.rope_base, rope_base_local=part.options.rope_base_local,
+            number=number,
+            start=borders[number - 1],
+            stop=borders[number],
+            sources=sources[number - 1],
+            length=part.options.length,
+            rows=part.options.rows,
+            masking=masking_of(part.options),
+            rate=curves[number - 1],
+            weight_decay=part.options.weight_decay,
+            layers=part.options.layers,
+            trains=part.options.trains,
+            rope_base=part.options.rope_base,
+            rope_base_local=part.options.rope_base_local,
         )
         for number, part in enumerate(parts, 1)
-    )  # fmt: skip
+    )
     _check_average(config, phases)
     return phases
 
@@ -128,9 +142,11 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
 def masking_of(options: Config) -> bertdata.Masking:
     """The masking of the rows that a phase trains on."""
     return bertdata.Masking(
-        probability=options.mlm_probability, policy=options.masking, mask_fraction=options.mask_fraction,
+        probability=options.mlm_probability,
+        policy=options.masking,
+        mask_fraction=options.mask_fraction,
         random_fraction=options.random_fraction,
-    )  # fmt: skip
+    )
 
 
 def _sources(options: Config, sizes: Sizes) -> Sources:
@@ -186,10 +202,15 @@ def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
         if begin and not parts[begin].sets_warmup:
             warmup = 0
         curve = Curve(
-            start=start, steps=steps, peak=options.lr, end=options.lr_end, schedule=options.schedule,
-            decay_share=options.decay_share, asked=warmup,
+            start=start,
+            steps=steps,
+            peak=options.lr,
+            end=options.lr_end,
+            schedule=options.schedule,
+            decay_share=options.decay_share,
+            asked=warmup,
             warmup_steps=warmup if warmup <= steps else max(1, steps // 10),
-        )  # fmt: skip
+        )
         curves += [curve] * (end - begin)
     return curves
 

@@ -58,9 +58,15 @@ def _row(plan: Plan, phase: Phase, epochs: dict[str, float]) -> Sequence[str]:
         known, read = (f"{phase.start / plan.steps * plan.seconds:,.0f} s", "-", "-"), "-"
     masks = f"{phase.masking.probability:.0%} {phase.masking.policy}"
     return (
-        str(phase.number), *known, str(phase.rows), str(phase.length), masks, f"{begin:.2e} to {end:.2e}",
-        phase.rate.schedule, read,
-    )  # fmt: skip
+        str(phase.number),
+        *known,
+        str(phase.rows),
+        str(phase.length),
+        masks,
+        f"{begin:.2e} to {end:.2e}",
+        phase.rate.schedule,
+        read,
+    )
 
 
 def _total(plan: Plan) -> str:

@@ -62,8 +62,9 @@ def push(directory: Path, repository: str, names: list[str], *, public: bool) ->
         if not public and not api.model_info(repository).private:
             sentence = f"{repository} exists and is public; give --public if everybody may see this model"
             raise RemoteError(sentence, "missing", option="public")
-        files = {name: card.on_hub(directory / name, repository) if name == card.CARD else directory / name
-                 for name in names}  # fmt: skip
+        files = {
+            name: card.on_hub(directory / name, repository) if name == card.CARD else directory / name for name in names
+        }
         add = [huggingface_hub.CommitOperationAdd(name, file) for name, file in files.items()]
         return api.create_commit(repository, add, commit_message=f"{directory.name} of bertrain").commit_url
     except BertdataError:
@@ -88,18 +89,24 @@ def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
     if status == 403:
         return RemoteError(
             f"your access token may not write to {repository}; use one that may, or another name",
-            "access-denied", option="repository", given=repository,
-        )  # fmt: skip
+            "access-denied",
+            option="repository",
+            given=repository,
+        )
     if status == 404:
         return RemoteError(
             f"{hub} has no {repository} that your access token may see; check the name",
-            "not-found", option="repository", given=repository,
-        )  # fmt: skip
+            "not-found",
+            option="repository",
+            given=repository,
+        )
     if status:
         return RemoteError(
             f"{hub} refuses {repository} ({reason}); run the same command again later, or ask the hub",
-            "server-failed", option="repository", given=repository,
-        )  # fmt: skip
+            "server-failed",
+            option="repository",
+            given=repository,
+        )
     return RemoteError(f"the connection to {hub} failed ({reason}); run the same command again later", "server-failed")
 
 

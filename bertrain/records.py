@@ -141,9 +141,13 @@ class Records:
             versions=checkpoint.versions(),
         )
         content = checkpoint.content(
-            learner=run.learner, optimizer=run.optimizer, saved=saved, tokenizer=run.tokenizer,
-            average=run.average, about=self._card(f"{checkpoint.STEP}{run.step:08d}"),
-        )  # fmt: skip
+            learner=run.learner,
+            optimizer=run.optimizer,
+            saved=saved,
+            tokenizer=run.tokenizer,
+            average=run.average,
+            about=self._card(f"{checkpoint.STEP}{run.step:08d}"),
+        )
         contents = {f"{checkpoint.STEP}{run.step:08d}": content}
         if run.average and run.is_done and run.average.count:  # the mean first: without the other it is made again
             name = f"{checkpoint.AVERAGE}{run.step:08d}"
@@ -156,19 +160,28 @@ class Records:
         run = self._run
         model = run.learner.model
         facts = {
-            "step": run.step, "steps": None if run.plan.seconds else run.plan.steps, "tokens": run.tokens,
-            "seconds": run.clock.seconds["trained"], "ranks": run.ranks.world_size,
-            "device": run.ranks.device.type, "precision": run.precision,
-        }  # fmt: skip
+            "step": run.step,
+            "steps": None if run.plan.seconds else run.plan.steps,
+            "tokens": run.tokens,
+            "seconds": run.clock.seconds["trained"],
+            "ranks": run.ranks.world_size,
+            "device": run.ranks.device.type,
+            "precision": run.precision,
+        }
         return card.of_run(
-            run.config, name, run.batches.sources, model_type=model.config.model_type,
+            run.config,
+            name,
+            run.batches.sources,
+            model_type=model.config.model_type,
             parameters=None if adapters.has_adapter(model) else sum(p.numel() for p in model.parameters()),
-            facts=facts, phases=run.plan.describe(), evaluation=run.watch.last_evaluation,
+            facts=facts,
+            phases=run.plan.describe(),
+            evaluation=run.watch.last_evaluation,
             unigram=run.watch.reference["unigram"],
             regime=f"The loss is the mean over the masked tokens of at most {EVALUATED_SAMPLES:,} rows of "
             f"{run.loader.length} tokens of the validation split. {run.config.eval_masking:.0%} of their tokens are "
             "masked, whatever the masked share of the training.",
-        )  # fmt: skip
+        )
 
     def _renew_cards(self) -> None:
         """The cards of the last step get the evaluation that came after its checkpoint. A full disk ends no run."""

@@ -40,10 +40,14 @@ def report(runs: Sequence[Path]) -> str:
     for run, name in zip(shown, _names([run["name"] for run in shown]), strict=True):
         run["name"] = name
     has_one_tokenizer = all(len({run[kind] for run in shown} - {None}) < 2 for kind in ("tokenizer", "uniform"))
-    warnings = [] if has_one_tokenizer else [
-        "The runs have different tokenizers, so their losses do not compare: none of them is called the best. "
-        "bertrain evaluate measures bits per byte, which compare."
-    ]  # fmt: skip
+    warnings = (
+        []
+        if has_one_tokenizer
+        else [
+            "The runs have different tokenizers, so their losses do not compare: none of them is called the best. "
+            "bertrain evaluate measures bits per byte, which compare."
+        ]
+    )
     data = {
         "runs": shown,
         "has_one_tokenizer": has_one_tokenizer,

@@ -66,10 +66,12 @@ def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Si
     if best is None:
         return space[int(draw.integers(len(space)))]
     while True:
-        child = Sizes(*(
-            _beside(size, values, up=draw.random() < 0.5) if draw.random() < MUTATION else size
-            for size, values in zip(best, space.values, strict=True)
-        ))  # fmt: skip
+        child = Sizes(
+            *(
+                _beside(size, values, up=draw.random() < 0.5) if draw.random() < MUTATION else size
+                for size, values in zip(best, space.values, strict=True)
+            )
+        )
         if child in space:
             return child
 
@@ -85,9 +87,15 @@ def _explores(seed: int, trial: int) -> bool:
 
 
 def search(
-    space: Space, *, method: str, trials: int, seed: int, limit: float, latency: Callable[[Sizes], float],
+    space: Space,
+    *,
+    method: str,
+    trials: int,
+    seed: int,
+    limit: float,
+    latency: Callable[[Sizes], float],
     loss: Callable[[Sizes], float],
-) -> dict[Sizes, float]:  # fmt: skip
+) -> dict[Sizes, float]:
     """The sub-networks that were tried, in their order, with their losses.
 
     Sub-networks are drawn until `trials` have a latency of at most `limit`; of these alone the loss is asked for. All
@@ -140,9 +148,13 @@ class Measurements:
     """
 
     def __init__(
-        self, out: Path, settings: Mapping[str, Any], make: Callable[[Sizes], Encoder],
-        latency: Callable[[Encoder], float], judge: Callable[[Encoder], Mapping[str, Any]],
-    ) -> None:  # fmt: skip
+        self,
+        out: Path,
+        settings: Mapping[str, Any],
+        make: Callable[[Sizes], Encoder],
+        latency: Callable[[Encoder], float],
+        judge: Callable[[Encoder], Mapping[str, Any]],
+    ) -> None:
         """make: a sub-network. latency: of one, in ms. judge: its "loss" and "accuracy"."""
         self._path, self._make, self._latency, self._judge = out / TRIALS, make, latency, judge
         self.entries: dict[Sizes, dict[str, Any]] = {}
@@ -244,9 +256,19 @@ def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) 
 @click.option("--out", required=True, help="Directory for trials.jsonl and search.png.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
 def main(
-    path: str, data: str, limit: str, trials: int, method: str, seed: int, batch_size: int, length: int | None,
-    split: str, max_samples: int, out: str, as_json: bool,
-) -> None:  # fmt: skip
+    path: str,
+    data: str,
+    limit: str,
+    trials: int,
+    method: str,
+    seed: int,
+    batch_size: int,
+    length: int | None,
+    split: str,
+    max_samples: int,
+    out: str,
+    as_json: bool,
+) -> None:
     """Find the sub-network of an elastic run with the lowest validation loss within a latency limit.
 
     The latency is the median of 15 forward passes of the encoder on this machine, without the head. Run it alone: other
@@ -279,14 +301,24 @@ def _threads() -> int:
 
 
 def _measurements(
-    out: Path, encoder: Encoder, shards: bertdata.Dataset, ranks: World, latency: dict[str, int],
+    out: Path,
+    encoder: Encoder,
+    shards: bertdata.Dataset,
+    ranks: World,
+    latency: dict[str, int],
     samples: dict[str, Any],
-) -> Measurements:  # fmt: skip
+) -> Measurements:
     """What measures the sub-networks of a model, with the numbers that are in `out` already."""
     model, device = encoder.model, ranks.device
     on = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    settings = {"weights": build.fingerprint(model), "dataset_id": shards.dataset_id, "device": on,
-                "threads": _threads(), **samples, "batch_size": latency["rows"]}  # fmt: skip
+    settings = {
+        "weights": build.fingerprint(model),
+        "dataset_id": shards.dataset_id,
+        "device": on,
+        "threads": _threads(),
+        **samples,
+        "batch_size": latency["rows"],
+    }
     complete = model.cpu().eval()
 
     def make(sizes: Sizes) -> Encoder:

@@ -253,8 +253,12 @@ _ONE = click.IntRange(min=1)
 )
 @click.option("--length", default=128, type=click.IntRange(min=3), help="Row length in tokens, as the student's.")
 @click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
-@click.option("--samples", type=click.Choice(["windows", "packed", "pairs"]), default="windows",
-              help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp.")  # fmt: skip
+@click.option(
+    "--samples",
+    type=click.Choice(["windows", "packed", "pairs"]),
+    default="windows",
+    help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp.",
+)
 @click.option("--mlm-probability", default=0.15, help="Share of a row's tokens to mask, as the student's.")
 @click.option(
     "--masking", type=click.Choice(MASKING_POLICIES), default="exact", help="Masking policy, as the student's."

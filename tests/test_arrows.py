@@ -1,6 +1,7 @@
 """What may import what (ARCHITECTURE.md), and what importing the package costs."""
 
 import ast
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -192,3 +193,25 @@ def test_public_names_are_exactly_these():
     assert all(getattr(bertdata, name) is not None for name in bertdata.__all__)
     with pytest.raises(AttributeError, match="no attribute 'loda'"):
         _ = bertdata.loda
+
+
+SIZE = runpy.run_path(str(ROOT / "tools" / "size.py"), run_name="read")
+
+
+def test_lines_of_code_are_counted_without_words():
+    source = '"""Of a\nmodule."""\n\n# why\ndef f(x):\n    """What."""\n    y = (  # so\n        x\n    )\n\n'
+    source += '    return """a\nb"""\n'
+    assert SIZE["code_lines"](source) == {5, 7, 8, 9, 11, 12}
+    assert [*SIZE["long_functions"]("def f():\n" + "    x = 1\n" * 60)] == [("f", 61)]
+    assert [*SIZE["long_functions"]("def f():\n" + "    x = 1\n" * 59)] == []
+    assert [SIZE["group_of"](name) for name in ("run", "models/build", "models/grow", "doctor")] == [
+        "run", "models", "methods", "commands and others",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINER)
+def test_no_function_of_the_core_is_long(name):
+    source, group = TRAINER[name].read_text(encoding="utf-8"), SIZE["group_of"](name.replace(".", "/"))
+    if group in (*SIZE["CORE"], "methods"):
+        assert [*SIZE["long_functions"](source)] == []
+        assert "fmt: skip" not in source

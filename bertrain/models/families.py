@@ -19,14 +19,32 @@ from transformers import BertConfig, BertForPreTraining, ModernBertConfig, PreTr
 
 from bertdata import SpecialTokens
 
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "mlp_dropout",
-            "attention_dropout", "dropout")  # fmt: skip
+DROPOUTS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "embedding_dropout",
+    "mlp_dropout",
+    "attention_dropout",
+    "dropout",
+)
 """The names that configurations of all families give to dropout probabilities of the encoder."""
-HEAD_DROPOUTS = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "cls_dropout",
-                 "summary_last_dropout", "summary_first_dropout")  # fmt: skip
+HEAD_DROPOUTS = (
+    "classifier_dropout",
+    "classifier_dropout_prob",
+    "seq_classif_dropout",
+    "cls_dropout",
+    "summary_last_dropout",
+    "summary_first_dropout",
+)
 """And to those of a classification head."""
-_PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"),
-                ("query_proj", "key_proj", "value_proj"), ("q", "k", "v"), ("Wqkv",))  # fmt: skip
+_PROJECTIONS = (
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("q", "k", "v"),
+    ("Wqkv",),
+)
 """The names that attention modules give to their linear maps for queries, keys and values, or to one for all three."""
 FUSED = {"Wqkv": 3, "Wi": 2}
 """Linear maps whose weights are several matrices one below the other, by name: queries, keys, values; input, gate."""

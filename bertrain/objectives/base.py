@@ -152,5 +152,7 @@ def _broken(name: str, method: str, given: Any, expected: str) -> UsageError:
     what = f"a tensor of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else repr(type(given).__name__)
     return UsageError(
         f"--objective {name}: its {method} gives {what}; it must give {expected} (docs/extending.md)",
-        "bad-entry", option="objective", given=name,
-    )  # fmt: skip
+        "bad-entry",
+        option="objective",
+        given=name,
+    )

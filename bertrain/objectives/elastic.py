@@ -24,9 +24,15 @@ class Elastic(Learner):
     """
 
     def __init__(
-        self, model: PreTrainedModel, objectives: Mapping[str, Objective], *, space: Space, number: int, seed: int,
+        self,
+        model: PreTrainedModel,
+        objectives: Mapping[str, Objective],
+        *,
+        space: Space,
+        number: int,
+        seed: int,
         isolate: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """number: K. seed: of the choice of sub-networks."""
         super().__init__(model, objectives, isolate=isolate)
         self.space, self._number, self._seed = space, number, seed
@@ -69,8 +75,12 @@ class Elastic(Learner):
         """How many sub-networks there are, and how many parameters the smallest and the largest of them have."""
         ends = [elastic.skeleton(self.model, self.space[number]) for number in (0, len(self.space) - 1)]
         least, most = (sum(parameter.numel() for parameter in small.parameters()) for small in ends)
-        return {"number": len(self.space), "in_a_step": self._number, "least_parameters": least,
-                "most_parameters": most}  # fmt: skip
+        return {
+            "number": len(self.space),
+            "in_a_step": self._number,
+            "least_parameters": least,
+            "most_parameters": most,
+        }
 
 
 def _mean(losses: list[LossSum]) -> LossSum:

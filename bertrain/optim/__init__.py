@@ -12,6 +12,13 @@ from bertrain.optim.optimizers import (
 from bertrain.optim.schedules import SCHEDULES, learning_rate
 
 __all__ = [
-    "OPTIMIZERS", "SCHEDULES", "build", "check_scales", "learning_rate", "parameter_groups", "scaled_rates",
-    "set_learning_rate", "set_weight_decay",
-]  # fmt: skip
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "build",
+    "check_scales",
+    "learning_rate",
+    "parameter_groups",
+    "scaled_rates",
+    "set_learning_rate",
+    "set_weight_decay",
+]

@@ -59,8 +59,13 @@ class Muon(torch.optim.Optimizer):
         dtype: torch.dtype,
     ) -> None:
         by_shape = sorted(matrices, key=lambda pair: _shape(*pair))
-        first = {"params": [parameter for parameter, _ in by_shape], "weight_decay": weight_decay,
-                 "decays": True, "momentum": momentum, "rate_scale": rate_scale}  # fmt: skip
+        first = {
+            "params": [parameter for parameter, _ in by_shape],
+            "weight_decay": weight_decay,
+            "decays": True,
+            "momentum": momentum,
+            "rate_scale": rate_scale,
+        }
         self._adamw = torch.optim.AdamW(others, lr=0.0, betas=betas, eps=eps, fused=True)
         super().__init__([first, *self._adamw.param_groups], {"lr": 0.0})
         self._parts, self._dtype = dict(by_shape), dtype

@@ -59,9 +59,18 @@ def on_hub(path: Path, repository: str) -> bytes:
 
 
 def of_run(
-    config: Config, name: str, sources: Sources, *, model_type: str, parameters: int | None, facts: Mapping[str, Any],
-    phases: Sequence[str], evaluation: Mapping[str, Any], regime: str, unigram: float,
-) -> bytes:  # fmt: skip
+    config: Config,
+    name: str,
+    sources: Sources,
+    *,
+    model_type: str,
+    parameters: int | None,
+    facts: Mapping[str, Any],
+    phases: Sequence[str],
+    evaluation: Mapping[str, Any],
+    regime: str,
+    unigram: float,
+) -> bytes:
     """The card of a checkpoint of a run.
 
     name: of its directory. parameters: None if they are not to be counted. facts: `step`, `steps` (planned, or None),

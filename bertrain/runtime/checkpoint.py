@@ -105,9 +105,14 @@ class WriteAbandoned(Exception):
 
 
 def content(
-    *, learner: Learner, optimizer: torch.optim.Optimizer, saved: TrainState,
-    tokenizer: dict[str, bytes], average: Average | None, about: bytes,
-) -> Content:  # fmt: skip
+    *,
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    saved: TrainState,
+    tokenizer: dict[str, bytes],
+    average: Average | None,
+    about: bytes,
+) -> Content:
     """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes.
 
     about: its card.

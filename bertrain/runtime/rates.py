@@ -17,9 +17,20 @@ from transformers import PreTrainedModel
 from bertrain.models.families import family_of, layers_of, projections_of
 
 PEAK_FLOPS = {
-    "H200": 989e12, "H100": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "A100": 312e12, "L40S": 362e12,
-    "L40": 181e12, "L4": 121e12, "A10": 125e12, "V100": 125e12, "T4": 65e12, "4090": 165e12, "3090": 71e12,
-}  # fmt: skip
+    "H200": 989e12,
+    "H100": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "4090": 165e12,
+    "3090": 71e12,
+}
 """Dense bf16 and fp16 operations a second, from the makers' data sheets."""
 
 

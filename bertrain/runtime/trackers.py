@@ -63,10 +63,13 @@ def _wandb(record: Record) -> Writer:
     import wandb
 
     options: dict[str, Any] = {
-        "project": os.environ.get("WANDB_PROJECT", PROJECT), "name": os.environ.get("WANDB_NAME", record.name),
-        "id": record.id, "dir": str(record.out), "config": record.options,
+        "project": os.environ.get("WANDB_PROJECT", PROJECT),
+        "name": os.environ.get("WANDB_NAME", record.name),
+        "id": record.id,
+        "dir": str(record.out),
+        "config": record.options,
         "settings": wandb.Settings(console="off", init_timeout=ANSWER_S, finish_timeout=ANSWER_S),
-    }  # fmt: skip
+    }
     note = ""
     if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
         run = wandb.init(**options)

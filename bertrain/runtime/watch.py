@@ -49,9 +49,15 @@ class Watch(contextlib.ExitStack):
     """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all ranks."""
 
     def __init__(
-        self, config: Config, plan: Plan, ranks: World, sources: Sources, *, step: int,
+        self,
+        config: Config,
+        plan: Plan,
+        ranks: World,
+        sources: Sources,
+        *,
+        step: int,
         read: Sequence[Mapping[str, Any]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """sources: the datasets of --data, and their weights. read: the entries of `stream` so far."""
         super().__init__()
         self.config, self.plan, self.ranks, self.sources = config, plan, ranks, sources
@@ -140,8 +146,9 @@ class Watch(contextlib.ExitStack):
         self._keep(entry)
         self._run_json["resolved"] |= {"parameters": entry["parameters"]} | ({"lr_scale": scales} if scales else {})
         self._renew_run_json()
-        losses = " before and ".join("-" if entry[f"loss_{when}"] is None else f"{entry[f'loss_{when}']:.4f}"
-                                     for when in ("before", "after"))  # fmt: skip
+        losses = " before and ".join(
+            "-" if entry[f"loss_{when}"] is None else f"{entry[f'loss_{when}']:.4f}" for when in ("before", "after")
+        )
         self.say(
             f"step {entry['step']}: the model grows from {entry['layers_before']} to {entry['layers']} layers, "
             f"{entry['parameters']:,} parameters; loss {losses} after"

@@ -79,9 +79,14 @@ class Spans(Task):
         cut = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         texts = [t[: o[most - 1][1]] if len(o) > most else t for t, o in zip(texts, cut, strict=True)]
         encoded = tokenizer(
-            texts, [question.context for question in examples], truncation="only_second", max_length=length,
-            stride=length // 3, return_overflowing_tokens=True, return_offsets_mapping=True,
-        )  # fmt: skip
+            texts,
+            [question.context for question in examples],
+            truncation="only_second",
+            max_length=length,
+            stride=length // 3,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
         numbers, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
         rows = [{name: encoded[name][i] for name in encoded} for i in range(len(numbers))]
         in_context = [[part == 1 for part in encoded.sequence_ids(i)] for i in range(len(numbers))]
