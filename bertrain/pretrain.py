@@ -11,6 +11,11 @@ nothing had happened; on CPUs bit for bit.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C may come
+    from bertrain.runtime.stop import answer_at_start
+
+    answer_at_start()
+
 import contextlib
 import gc
 import sys

@@ -5,8 +5,11 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -309,3 +312,15 @@ def test_parameters_that_a_checkpoint_lacks_are_not_random(dataset, bert_run, tm
     index["files"][checkpoint.BESIDE] = {"bytes": path.stat().st_size, "sha256": checkpoint.digest(path)[0]}
     (out / "step-00000001" / "checkpoint.json").write_text(json.dumps(index))
     refused_run(dataset.path, out, steps=2, kind="other-settings", option="objective", **options)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ctrl_c_while_a_run_imports_is_one_line_of_the_first_rank(tmp_path, rank):
+    """A package that is imported on the way types it."""
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    environment = os.environ | {"RANK": rank, "PYTHONPATH": f"{tmp_path}:{Path(pretrain.__file__).parent.parent}"}
+    command = [sys.executable, "-m", "bertrain.pretrain", "--data", "x"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (130, -signal.SIGINT)
+    assert done.stdout == ""
+    assert done.stderr == "interrupted before the run began; run the same command again\n" * (rank == "0")
