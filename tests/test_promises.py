@@ -323,4 +323,5 @@ def test_ctrl_c_while_a_run_imports_is_one_line_of_the_first_rank(tmp_path, rank
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode in (130, -signal.SIGINT)
     assert done.stdout == ""
-    assert done.stderr == "interrupted before the run began; run the same command again\n" * (rank == "0")
+    assert len(done.stderr.splitlines()) == (rank == "0")
+    assert "Traceback" not in done.stderr
