@@ -19,6 +19,7 @@ import hashlib
 import json
 import math
 import statistics
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -34,8 +35,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 import bertdata
 from bertdata.cli import OneSentence
-from bertdata.errors import BuildError, UsageError
-from bertdata.files import naming, write_file
+from bertdata.errors import UsageError
+from bertdata.files import fsync_directory, naming, write_file
 from bertrain import optim
 from bertrain.config import pick
 from bertrain.models import adapters
@@ -57,14 +58,24 @@ LENGTH = 128  # tokens of a row, if neither the user nor the model wants another
 
 
 def tune(
-    ranks: World, start: str, name: str, columns: Columns, files: dict[str, str], out: Path, *, seeds: int,
-    main: str | None = None, teacher: str | None = None, lora: str = "", **options: Any,
-) -> dict[str, Any]:  # fmt: skip
+    ranks: World,
+    start: str,
+    name: str,
+    columns: Columns,
+    files: dict[str, str],
+    out: Path,
+    *,
+    seeds: int,
+    main: str | None = None,
+    teacher: str | None = None,
+    lora: str = "",
+    **options: Any,
+) -> dict[str, Any]:
     """Fine-tunes all seeds, shared out among the ranks, and writes result.json, which is returned to every rank.
 
     name: of the task. files: the paths of "train" and "dev", and perhaps "test". main: the measure that chooses the
     epoch, if not the task's own. teacher: the directory of a fine-tuned model that gives the labels to train on.
-    options: those of `finetune`. The caller is `alone` in `out`. Raises UsageError if a finished seed there is of other
+    options: the others of `common`. The caller is `alone` in `out`. Raises UsageError if a seed there is of other
     options, files or weights.
     """
     if lora and options["from_scratch"]:
@@ -78,46 +89,23 @@ def tune(
     def read() -> tuple[dict[str, Any], dict[str, Any]]:
         refuse_results(out, suite=None)
         options["length"] = _length(directory, options["length"])
-        parts, warnings = {}, []
-        for split, path in files.items():
-            parts[split], more = task.read(path)
-            warnings += more
-        warnings += task.learn(parts["train"])
+        parts = _examples(task, files, quiet=ranks.rank != 0)
         task.main = main or task.main
-        for warning in warnings if ranks.rank == 0 else ():
-            click.echo(warning, err=True)
-        made_of = {"checkpoint": directory, "task": name, "columns": list(columns), "main": task.main, **options}
-        digests = {split: _digest([Path(file) for file in task.files(path)]) for split, path in files.items()}
-        made_of |= {"files": digests, "weights": _digest(_weights(directory))}
-        made_of |= {"teacher": _digest(_weights(teacher))} if teacher else {}
+        made_of = {"checkpoint": directory, "task": name, **_contents(task, files, directory, teacher), **options}
         _refuse_seeds(out, made_of)
         return parts, made_of
 
     parts, made_of = ranks.together(read)
     train = parts.pop("train")
-
-    @functools.cache
-    def answers() -> torch.Tensor:  # once for all seeds of this rank
-        return _answers(str(teacher), task, train, options["length"], ranks.device)
+    # Once for all seeds of this rank.
+    answers = functools.cache(lambda: _answers(str(teacher), task, train, options["length"], ranks.device))
 
     def run(seed: int) -> dict[str, Any]:
-        target = out / f"seed-{seed}"
-        kept = _kept(target)
-        finished: dict[str, Any] = kept["run"] if kept else {}
-        if not finished:
-            (target / SEED_RESULT).unlink(missing_ok=True)
-            finished = finetune(
-                made_of["checkpoint"], task, train, parts, seed=seed, out=target, ranks=ranks,
-                answers=answers if teacher else None, **options,
-            )  # fmt: skip
-            write_file(target / SEED_RESULT, json.dumps({"of": made_of, "run": finished}, indent=1).encode())
-        else:
-            click.echo(f"seed {seed}: finished before, in {target}", err=True)
-        shown = "; ".join(
-            f"{split} " + ", ".join(f"{metric} {value:.4f}" for metric, value in finished[split].items())
-            for split in parts
-        )
-        click.echo(f"seed {seed}: best after epoch {finished['best_epoch']}: {shown}", err=True)
+        finished = _finished(out, seed)
+        if finished is None:
+            taught = answers() if teacher else None  # first, as it may draw
+            finished = finetune(made_of, task, train, parts, taught, seed=seed, out=_place(out, seed), ranks=ranks)
+        _say(finished, list(parts))
         return finished
 
     runs: list[dict[str, Any]] = []
@@ -129,6 +117,38 @@ def tune(
     result = {"checkpoint": directory, "task": name, "seeds": seeds, **options, **_spreads(runs, list(parts))}
     ranks.on_first(lambda: write_file(out / RESULT, json.dumps(result | {"runs": runs}, indent=1).encode()))
     return result
+
+
+def _examples(task: Task, files: dict[str, str], *, quiet: bool) -> dict[str, Any]:
+    """Split → its examples, from which the task has learned its labels. quiet: prints no warnings."""
+    parts, warnings = {}, []
+    for split, path in files.items():
+        parts[split], more = task.read(path)
+        warnings += more
+    warnings += task.learn(parts["train"])
+    for warning in () if quiet else warnings:
+        click.echo(warning, err=True)
+    return parts
+
+
+def _contents(task: Task, files: dict[str, str], directory: str, teacher: str | None) -> dict[str, Any]:
+    """What seed.json says of the files: their columns, the measure, and the digests of all that is read."""
+    digests = {split: _digest([Path(file) for file in task.files(path)]) for split, path in files.items()}
+    known = {
+        "columns": list(task.columns),
+        "main": task.main,
+        "files": digests,
+        "weights": _digest(_weights(directory)),
+    }
+    return known | ({"teacher": _digest(_weights(teacher))} if teacher else {})
+
+
+def _say(run: dict[str, Any], splits: list[str]) -> None:
+    """Prints the measures of a seed."""
+    shown = "; ".join(
+        f"{split} " + ", ".join(f"{metric} {value:.4f}" for metric, value in run[split].items()) for split in splits
+    )
+    click.echo(f"seed {run['seed']}: best after epoch {run['best_epoch']}: {shown}", err=True)
 
 
 @contextlib.contextmanager
@@ -144,7 +164,7 @@ def refuse_results(out: Path, suite: str | None) -> None:
     """Raises UsageError if result.json in --out is of another command. suite: its name; None: of finetune."""
     try:
         before = json.loads((out / RESULT).read_bytes()).get("suite")
-    except (OSError, ValueError, AttributeError):
+    except (FileNotFoundError, ValueError, AttributeError):
         return
     if before != suite:
         command = f"suite {before}" if before else "finetune"
@@ -183,19 +203,41 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
+def _place(out: Path, seed: int) -> Path:
+    return out / f"seed-{seed}"
+
+
+def _finished(out: Path, seed: int) -> dict[str, Any] | None:
+    """What an earlier start wrote of a seed, if it finished it. A damaged one gets another name, and a line says so.
+
+    Raises DatasetError or OSError for an error of reading that may pass, and changes nothing then.
+    """
+    directory = _place(out, seed)
+    if not directory.exists():
+        return None
+    fault, kept = checkpoint.fault_of(directory), _kept(directory)
+    if kept and not fault:
+        click.echo(f"seed {seed}: finished before, in {directory}", err=True)
+        return kept["run"]
+    aside, what = checkpoint.set_aside(directory), fault or f"{SEED_RESULT} is not readable"
+    fsync_directory(out)
+    click.echo(f"seed {seed}: {directory} is damaged: {what}; it is now {aside}, and is trained again", err=True)
+    return None
+
+
 def _kept(directory: Path) -> dict[str, Any] | None:
-    """What seed.json says of a finished seed; None if it is not finished."""
+    """What seed.json says of a seed; None if that is damaged, or not there. Raises OSError if it cannot be read now."""
+    damaged = ValueError, KeyError, TypeError, AttributeError
     try:
         kept = json.loads((directory / SEED_RESULT).read_bytes())
-        return (
-            kept if kept["of"].keys() >= {"checkpoint", "columns", "files", "weights", "main"} and kept["run"] else None
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        is_whole = kept["of"].keys() >= {"checkpoint", "columns", "files", "weights", "main"} and kept["run"]
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *damaged):
         return None
+    return kept if is_whole else None
 
 
 def _refuse_seeds(out: Path, made_of: dict[str, Any]) -> None:
-    """Raises UsageError, which names what differs, if a finished seed is of other options, files or weights."""
+    """Raises UsageError, which names what differs, if a seed is of other options, files or weights."""
     wanted = _named(made_of)
     for directory in sorted(out.glob("seed-*")):
         kept = _kept(directory)
@@ -232,46 +274,94 @@ def _difference(name: str, before: Any, wanted: Any) -> str:
 
 
 def finetune(
-    directory: str, task: Task, train: Any, held_out: dict[str, Any], *, seed: int, out: Path, ranks: World,
-    epochs: int, batch_size: int, lr: float, length: int, dropout: float, from_scratch: bool, precision: str,
-    patience: int | None, lora: str = "", answers: Callable[[], torch.Tensor] | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """One run. held_out: "dev", and perhaps "test". Returns the curve, the best epoch, and its metrics by split.
+    made_of: dict[str, Any],
+    task: Task,
+    train: Any,
+    held_out: dict[str, Any],
+    taught: torch.Tensor | None = None,
+    *,
+    seed: int,
+    out: Path,
+    ranks: World,
+) -> dict[str, Any]:
+    """One run, whose model is written to `out`. Returns the curve, the best epoch, and its metrics by split.
 
-    answers: gives the labels to train on instead of those of `train`.
+    made_of: the checkpoint and the options, and what else seed.json is to say. held_out: "dev", and perhaps "test".
+    taught: the labels to train on instead of those of `train`.
     """
-    taught = answers() if answers else None  # first: it may draw, and only the first seed of a rank computes it
+    directory, device, lora = made_of["checkpoint"], ranks.device, made_of.get("lora", "")
     torch.manual_seed(bertdata.key(seed, "finetune") >> 1)
-    device = ranks.device
-    model, num_loaded = _model(directory, task, from_scratch=from_scratch, dropout=dropout)
-    half = family_of(model).half
-    if precision == "bf16" and not half:
-        sentence = f"{model.config.model_type} computes in fp32 alone; give --precision fp32"
-        raise UsageError(sentence, "unsupported", option="precision", given=precision)
-    bf16 = precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
-    choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=length)
+    model, num_loaded = _model(directory, task, from_scratch=made_of["from_scratch"], dropout=made_of["dropout"])
+    bf16 = _is_bf16(model, made_of["precision"], device)
+    choose_attention(model, bf16=bf16, on_gpu=device.type == "cuda", length=made_of["length"])
     num_tensors = len(model.base_model.state_dict())
     click.echo(f"seed {seed}: loaded {num_loaded} of {num_tensors} encoder tensors from {directory}", err=True)
     if lora:
         adapters.add(model, adapters.parse(lora), seed=seed, whole=adapters.heads_of(model))
     tokenizer = _tokenizer(directory)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     model.to(device).train()  # type: ignore[arg-type]  # transformers gives `to` a wrong type
     sets: dict[str, Data] = {}
     for name, part in {"train": train, **held_out}.items():
-        sets[name], warnings = task.encode(tokenizer, part, length)
+        sets[name], warnings = task.encode(tokenizer, part, made_of["length"])
         for warning in warnings if seed == 0 else ():
             click.echo(warning, err=True)
+    data = sets.pop("train")
+    data = data if taught is None else data._replace(labels=taught)
+    options = {name: made_of[name] for name in ("epochs", "batch_size", "lr", "patience")}
+    hidden = None if ranks.rank == 0 else True
+    curve, weights = _trained(model, tokenizer, task, data, sets, seed=seed, bf16=bf16, hidden=hidden, **options)
+    best = _best(curve, task)
+    scores = {name: best[name] for name in held_out}
+    facts = {
+        "seed": seed,
+        "epoch": best["epoch"],
+        "epochs": made_of["epochs"],
+        "rows": len(data.rows),
+        **{name: made_of[name] for name in ("batch_size", "lr", "length", "dropout")},
+        "adapter": lora or "none",
+        "start": "random weights" if made_of["from_scratch"] else "those of the checkpoint",
+    }
+    head, model_type = task.head.__name__, model.config.model_type
+    about = card.of_task(out.name, directory, head, model_type=model_type, facts=facts, scores=scores)
+    run = {"seed": seed, "best_epoch": best["epoch"], **scores, "curve": curve}
+    record = json.dumps({"of": made_of, "run": run}, indent=1).encode()
+    _write(out, model, weights, tokenizer, {card.CARD: about, SEED_RESULT: record})
+    return run
+
+
+def _is_bf16(model: PreTrainedModel, precision: str, device: torch.device) -> bool:
+    """Whether matrix products are in bfloat16. Raises UsageError for a model that cannot compute in it."""
+    half = family_of(model).half
+    if precision == "bf16" and not half:
+        sentence = f"{model.config.model_type} computes in fp32 alone; give --precision fp32"
+        raise UsageError(sentence, "unsupported", option="precision", given=precision)
+    return precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
+
+
+def _trained(
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    data: Data,
+    held_out: dict[str, Data],
+    *,
+    seed: int,
+    bf16: bool,
+    hidden: bool | None,
+    epochs: int,
+    batch_size: int,
+    lr: float,
+    patience: int | None,
+) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Trains a model. Returns a point of the curve for each epoch, and the weights after the best one."""
+    device, (rows, labels, _) = model.device, data
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     optimizer = torch.optim.AdamW(optim.parameter_groups(model, WEIGHT_DECAY), lr=0.0, fused=True)
-    rows, labels, _ = sets["train"]
-    labels = labels if taught is None else taught
     steps = epochs * -(-len(rows) // batch_size)
     schedule: dict[str, Any] = {"peak": lr, "steps": steps, "warmup_steps": round(WARMUP * steps), "schedule": "linear"}
     curve: list[dict[str, Any]] = []
-    best, step = None, 0
-    kept: dict[str, torch.Tensor] = {}
-    hidden = None if ranks.rank == 0 else True
-    bar = tqdm(total=steps, desc=f"seed {seed}", unit="step", leave=False, disable=hidden)
+    weights: dict[str, torch.Tensor] = {}
+    step, bar = 0, tqdm(total=steps, desc=f"seed {seed}", unit="step", leave=False, disable=hidden)
     for epoch in range(epochs):
         total = 0.0
         for chosen in _batches(rows, batch_size, np.random.default_rng(bertdata.key(seed, "order", epoch))):
@@ -286,40 +376,36 @@ def finetune(
             bar.update()
             optimizer.zero_grad()
             step, total = step + 1, total + loss.item() * chosen.size
+        train_loss = total / len(rows)
         if not math.isfinite(total):
-            sentence = (
-                f"seed {seed}: the loss is {total / len(rows)} in epoch {epoch + 1}; lower --lr {lr} and run again"
-            )
+            sentence = f"seed {seed}: the loss is {train_loss} in epoch {epoch + 1}; lower --lr {lr} and run again"
             raise TrainingError(sentence, "not-finite", option="lr", given=lr)
         with autocast:
-            scores = {name: _score(model, tokenizer, task, sets[name], device) for name in held_out}
-        curve.append({"epoch": epoch + 1, "train_loss": total / len(rows), **scores})
-        main = scores["dev"][task.main]
-        if best is None or main > best[0]:
-            best, kept = (main, epoch), copy.deepcopy(model.state_dict())
-        elif patience and epoch - best[1] >= patience:
+            scores = {name: _score(model, tokenizer, task, part, device) for name, part in held_out.items()}
+        curve.append({"epoch": epoch + 1, "train_loss": train_loss, **scores})
+        best = _best(curve, task)
+        if best is curve[-1]:
+            weights = copy.deepcopy(model.state_dict())
+        elif patience and len(curve) - best["epoch"] >= patience:
             break
     bar.close()
-    assert best is not None  # noqa: S101  (there is an epoch)
+    return curve, weights
+
+
+def _best(curve: list[dict[str, Any]], task: Task) -> dict[str, Any]:
+    """The point of the best epoch on dev, the first of equal ones."""
+    return max(curve, key=lambda point: point["dev"][task.main])
+
+
+def _write(out: Path, model: Any, weights: dict[str, torch.Tensor], tokenizer: Any, files: dict[str, bytes]) -> None:
+    """Writes the model of a seed, complete or not at all. files: by name, what else is in its directory."""
     # Each rank has a model of its own, and transformers would save that of rank 0 alone.
-    model.should_save_on_this_rank = lambda is_main_process: is_main_process  # type: ignore[method-assign]  # on purpose
-    try:
-        with naming(out):
-            adapters.save(model, kept, out)
-            tokenizer.save_pretrained(out)
-    except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
-        reason = str(error).partition("\n")[0]
-        sentence = f"{out} cannot be written ({reason}); make room and run the same command again"
-        raise BuildError(sentence, "unwritable", option="out", given=str(out)) from None
-    scores = {name: curve[best[1]][name] for name in held_out}
-    facts = {"seed": seed, "epoch": best[1] + 1, "epochs": epochs, "rows": len(rows), "batch_size": batch_size,
-             "lr": lr, "length": length, "dropout": dropout, "adapter": lora or "none",
-             "start": "random weights" if from_scratch else "those of the checkpoint"}  # fmt: skip
-    about = card.of_task(
-        out.name, directory, task.head.__name__, model_type=model.config.model_type, facts=facts, scores=scores
-    )
-    card.renew(out, about)
-    return {"seed": seed, "best_epoch": best[1] + 1, **scores, "curve": curve}
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    with naming(out), checkpoint.whole(out, leaving=threading.Event()) as temporary:
+        adapters.save(model, weights, temporary)
+        tokenizer.save_pretrained(temporary)
+        for name, content in files.items():
+            (temporary / name).write_bytes(content)
 
 
 def _model(
@@ -334,9 +420,13 @@ def _model(
     labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
     try:
         model, info = task.head.from_pretrained(
-            directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False,
-            ignore_mismatched_sizes=True, **labels,
-        )  # fmt: skip
+            directory,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            **labels,
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _unloadable(directory, error) from None
     encoder = f"{model.base_model_prefix}."
@@ -367,17 +457,23 @@ def _unloadable(directory: Path | str, error: Exception) -> UsageError:
     if not (Path(directory).exists() or may_be_on_hub(str(directory))):
         return UsageError(
             f"--checkpoint {directory} does not exist; give a run, a checkpoint or a name on the hub",
-            "model-not-found", option="checkpoint", given=str(directory),
-        )  # fmt: skip
+            "model-not-found",
+            option="checkpoint",
+            given=str(directory),
+        )
     if not Path(directory).exists():
         return UsageError(
             f"--checkpoint {directory} is no directory here, and the hub does not give it ({reason}); check the name",
-            "model-not-found", option="checkpoint", given=str(directory),
-        )  # fmt: skip
+            "model-not-found",
+            option="checkpoint",
+            given=str(directory),
+        )
     return UsageError(
         f"--checkpoint {directory} cannot be fine-tuned ({reason}); give another",
-        "model-unreadable", option="checkpoint", given=str(directory),
-    )  # fmt: skip
+        "model-unreadable",
+        option="checkpoint",
+        given=str(directory),
+    )
 
 
 def _length(directory: str, length: int | None) -> int:
@@ -549,9 +645,20 @@ OPTIONS = (
 )
 @common
 def main(
-    start: str, train: str, dev: str, test: str | None, out: str, task: str, text: str, other: str, label: str,
-    separator: str, teacher: str | None, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    start: str,
+    train: str,
+    dev: str,
+    test: str | None,
+    out: str,
+    task: str,
+    text: str,
+    other: str,
+    label: str,
+    separator: str,
+    teacher: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Fine-tune a checkpoint for a task, over several seeds. Also under torchrun: ranks train different seeds.
 
     The learning rate rises over the first tenth of the steps and then falls to 0; weight decay is 0.01.

@@ -20,11 +20,12 @@ from bertdata.cli import OneSentence
 from bertdata.errors import BertdataError, RemoteError, UsageError
 from bertrain.runtime import card, checkpoint
 
-FINE_TUNED = ("seed.json", "result.json")  # of bertrain finetune: with paths of this machine; seed.json is written last
+FINE_TUNED = ("seed.json", "result.json")  # of bertrain finetune: with paths of this machine
 STATE = {checkpoint.INDEX, checkpoint.TRAINER, checkpoint.OPTIMIZER, checkpoint.BESIDE, checkpoint.AVERAGE_FILE}
+STATE |= {FINE_TUNED[0]}
 WEIGHTS = "*.safetensors"
 PATTERNS = (WEIGHTS, "*.json", "vocab.txt", "merges.txt", "*.model", card.CARD)
-"""The files of a directory that no run of bertrain pretrain wrote, such as a fine-tuned model."""
+"""The files of a directory that no run of bertrain wrote."""
 LOGIN = "log in with hf auth login, or set HF_TOKEN"
 
 
@@ -118,7 +119,7 @@ def _not_a_name(repository: str) -> UsageError:
 
 def _refuse_several(path: Path) -> None:
     """Raises UsageError for the directory of a fine-tuning or a suite, which holds a model for each seed."""
-    models = sorted(file.parent for file in (*path.glob("*/seed.json"), *path.glob("*/*/seed.json")))
+    models = sorted(file.parent for file in (*path.glob("seed-*/seed.json"), *path.glob("*/seed-*/seed.json")))
     if models and not (path / "config.json").exists():
         sentence = f"{path} holds a fine-tuned model for each seed; give one, such as {models[0]}"
         raise UsageError(sentence, "not-a-run", option="checkpoint", given=str(path))

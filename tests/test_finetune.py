@@ -1,6 +1,9 @@
 """Fine-tuning: tables are read or named, metrics are those of the textbooks, weights come from the checkpoint."""
 
+import errno
 import json
+import os
+import signal
 import statistics
 
 import numpy as np
@@ -8,12 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import BAD, GOOD, json_of, refused, refuses, succeeds, write, write_labelled
+from helpers import BAD, GOOD, failing, json_of, recorded, refused, refuses, succeeds, write, write_labelled
 from safetensors.torch import load_file, save_file
+from training import FORKS
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
-from bertrain import finetune, plot, tables
+from bertrain import finetune, plot, push, tables
 from bertrain.models import build
+from bertrain.runtime import checkpoint
 from bertrain.tasks import TASKS, Columns
 
 
@@ -145,6 +150,108 @@ def test_a_full_disk_is_one_sentence(bert_run, tmp_path, full_disk):
     assert refusal.given == str(out / "seed-0")
     assert not (out / "seed-0" / "seed.json").exists()
     succeeds(finetune.main, *arguments)
+
+
+# --------------------------------------------------------------------------------------------------- a seed is kept
+
+
+@pytest.fixture
+def command(bert_run, tmp_path):
+    """A fine-tuning of one seed into tmp_path/out."""
+    data, files = write_labelled(tmp_path / "train.tsv"), []
+    for name, value in {"checkpoint": bert_run, "train": data, "dev": data, "out": tmp_path / "out"}.items():
+        files += [f"--{name}", value]
+    return [*files, "--seeds", 1, "--epochs", 1]
+
+
+def content(out):
+    """The files of a fine-tuning, but for the lock, in which a process writes its number."""
+    paths = (path for path in out.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
+
+
+def test_a_seed_survives_a_loss_of_power(command, tmp_path):
+    with recorded(tmp_path) as disk:
+        succeeds(finetune.main, *command)
+    seed = tmp_path / "out" / "seed-0"
+    files = [path for path in seed.rglob("*") if path.is_file()]
+    assert {seed / "model.safetensors", seed / "seed.json", seed / "tokenizer.json"} <= {*files}
+    assert all(map(disk.holds, files))
+    assert disk.renames[-2:] == [seed, tmp_path / "out" / "result.json"]
+    assert not disk.pending
+
+
+def test_a_damaged_seed_is_named_and_trained_again(command, tmp_path):
+    succeeds(finetune.main, *command)
+    out, seed = tmp_path / "out", tmp_path / "out" / "seed-0"
+    whole = content(out)
+    assert push.files_of(seed)[1] == ["checkpoint.json", "seed.json"]  # which stay here
+    weights = whole["seed-0/model.safetensors"]
+    damages = {
+        "model.safetensors": weights[:-1] + bytes([weights[-1] ^ 1]),
+        "tokenizer.json": whole["seed-0/tokenizer.json"][:-1],
+        "seed.json": b"{}",
+        "checkpoint.json": None,  # as if it was never written
+    }
+    for turn, (name, damage) in enumerate(damages.items(), start=1):
+        (seed / name).unlink()
+        if damage is not None:
+            (seed / name).write_bytes(damage)
+        damaged = {path.name: path.read_bytes() for path in seed.iterdir()}
+        said = succeeds(finetune.main, *command).stderr
+        aside = out / ("damaged-seed-0" if turn == 1 else f"damaged-seed-0-{turn}")
+        (line,) = (line for line in said.splitlines() if " is damaged: " in line)
+        assert all(str(part) in line for part in (f"seed 0: {seed}", name, aside))
+        assert {path.name: path.read_bytes() for path in aside.iterdir()} == damaged
+        assert {path: known for path, known in content(out).items() if not path.startswith("damaged")} == whole
+        assert " is damaged: " not in succeeds(finetune.main, *command).stderr
+    (seed / "model.safetensors").write_bytes(b"")
+    refused(finetune.main, *command, "--lr", 1e-4, kind="other-settings", option="out")  # and nothing is renamed
+    assert (seed / "model.safetensors").read_bytes() == b""
+
+
+def test_a_seed_that_cannot_be_read_now_is_not_trained_again(command, tmp_path, monkeypatch):
+    succeeds(finetune.main, *command)
+    before, digest = content(tmp_path / "out"), checkpoint.digest
+
+    def failing_digest(path):
+        if path.name == "model.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return digest(path)
+
+    monkeypatch.setattr(checkpoint, "digest", failing_digest)
+    refused(finetune.main, *command, kind="unreadable")
+    monkeypatch.undo()
+    assert content(tmp_path / "out") == before
+    assert "finished before" in succeeds(finetune.main, *command).stderr
+
+
+def _killed(command, number):
+    """Fine-tunes, and dies at this call of those that change the disk."""
+    torch.set_num_threads(1)
+    with failing(number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        succeeds(finetune.main, *command)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(command, tmp_path):
+    out = tmp_path / "out"
+    command += ["--seeds", 2]
+    with failing(-1, None) as calls:
+        succeeds(finetune.main, *command)
+    expected = content(out)
+    for number in range(len(calls)):
+        out.rename(tmp_path / f"before-{number}")
+        child = FORKS.Process(target=_killed, args=(command, number))
+        child.start()
+        child.join(120)
+        assert child.exitcode == -signal.SIGKILL
+        finished = [*out.glob("seed-*")]
+        assert not any(map(checkpoint.fault_of, finished))
+        said = succeeds(finetune.main, *command).stderr
+        assert said.count("finished before") == len(finished)
+        assert " is damaged: " not in said
+        assert content(out) == expected
 
 
 def test_dropout_is_everywhere(source):

@@ -14,7 +14,7 @@
 A checkpoint is written under a temporary name, fsynced and renamed; `writer` does it beside training. A run resumes
 from the newest one whose files are what its checkpoint.json says. Newer ones are damaged: they become damaged-XXXXXXXX,
 of which the newest two are kept. An error of reading that may pass, such as one of a network file system, ends the run
-instead, and changes nothing.
+instead, and changes nothing. Seeds of a fine-tuning are written and checked in the same way.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,37 +134,34 @@ def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) ->
 
 
 def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
-    """Writes a directory that AutoModelForMaskedLM loads, completely or not at all, and syncs it.
+    """Writes a directory that AutoModelForMaskedLM loads, as `whole` does.
 
-    model: of which the weights are, and whose configuration is written. Raises OSError or BuildError if
-    there is no room, and WriteAbandoned once `leaving` is set. After any error, a directory of this name is as it was.
+    model: of which the weights are, and whose configuration is written.
     """
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
+    with whole(target, leaving=leaving) as temporary:
         adapters.save(model, content.weights, temporary)
         for name, saved in content.objects.items():
             _raise_if(leaving)
             torch.save(saved, temporary / name)
         for name, data in content.files.items():
             (temporary / name).write_bytes(data)
+
+
+@contextmanager
+def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
+    """Gives a temporary directory to write a model into; then syncs it, adds the index, and renames it to `target`.
+
+    Raises OSError or BuildError if there is no room, and WriteAbandoned once `leaving` is set. After any error, a
+    directory of this name is as it was.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
+        yield temporary
         if card.is_changed(target):  # of the mean of an earlier run to this step
             shutil.copyfile(target / card.CARD, temporary / card.CARD)
-        files = {}
-        mode = (temporary / "config.json").stat().st_mode  # safetensors writes for its owner alone
-        for path in sorted(path for path in temporary.rglob("*") if path.is_file()):
-            _raise_if(leaving)
-            path.chmod(mode)
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-            if path != temporary / card.CARD:
-                name = path.relative_to(temporary).as_posix()
-                files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
-        for path in temporary.rglob("*"):
-            if path.is_dir():
-                fsync_directory(path)
-        write_file(temporary / INDEX, json.dumps({"files": files}, indent=1).encode())
+        _seal(temporary, leaving)
         _raise_if(leaving)
         shutil.rmtree(target, ignore_errors=True)
         os.replace(temporary, target)
@@ -172,14 +169,29 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
     except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
         shutil.rmtree(temporary, ignore_errors=True)
         reason = str(error).partition("\n")[0]
-        raise BuildError(
-            f"{target} cannot be written ({reason}); make room and run the same command again",
-            "unwritable",
-            option="out",
-        ) from None
+        sentence = f"{target} cannot be written ({reason}); make room and run the same command again"
+        raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _seal(directory: Path, leaving: threading.Event) -> None:
+    """Syncs all files of a directory, then writes the index, which has the size and the digest of each."""
+    files = {}
+    mode = (directory / "config.json").stat().st_mode  # safetensors writes for its owner alone
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        _raise_if(leaving)
+        path.chmod(mode)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        if path != directory / card.CARD:
+            name = path.relative_to(directory).as_posix()
+            files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
+    for path in directory.rglob("*"):
+        if path.is_dir():
+            fsync_directory(path)
+    write_file(directory / INDEX, json.dumps({"files": files}, indent=1).encode())
 
 
 def _raise_if(leaving: threading.Event) -> None:
@@ -238,14 +250,14 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     """
     warnings: list[str] = []
     for path in _numbered(run, STEP):
-        fault = _fault(path)
+        fault = fault_of(path)
         if fault is None:
             return path, warnings
         warnings.append(f"checkpoint {path} is damaged: {fault}")
     return None, warnings
 
 
-def _fault(path: Path) -> str | None:
+def fault_of(path: Path) -> str | None:
     """What is wrong with a checkpoint. Raises DatasetError for an error that says nothing of what is on disk."""
     try:
         files = json.loads((path / INDEX).read_bytes())["files"]
@@ -370,15 +382,18 @@ class Choice(NamedTuple):
             return str(error.strerror)
 
 
-def _set_aside(damaged: Path) -> Path:
-    """Renames a checkpoint to damaged-XXXXXXXX, or damaged-XXXXXXXX-2 and so on, and returns the new path."""
+def set_aside(damaged: Path) -> Path:
+    """Renames a checkpoint to damaged-XXXXXXXX, or damaged-XXXXXXXX-2 and so on, and returns the new path.
+
+    seed-0 of a fine-tuning becomes damaged-seed-0.
+    """
     first = damaged.with_name(DAMAGED + damaged.name.removeprefix(STEP))
     paths = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
     return damaged.rename(next(path for path in paths if not path.exists()))
 
 
 def _remove_damaged(run: Path, say: Callable[[str], None]) -> None:
-    """Removes all but the newest KEPT_DAMAGED of what `_set_aside` has made. say: is told of each before."""
+    """Removes all but the newest KEPT_DAMAGED of what `set_aside` has made. say: is told of each before."""
     found = [match for name in os.listdir(run) if (match := re.fullmatch(DAMAGED + r"(\d{8})(?:-(\d+))?", name))]
     for old in sorted(found, key=lambda match: (match[1], int(match[2] or 1)))[:-KEPT_DAMAGED]:
         say(f"{run / old[0]}, a damaged checkpoint, is removed; the newest {KEPT_DAMAGED} stay")
@@ -408,7 +423,7 @@ def choose(run: Path, say: Callable[[str], None]) -> Choice:
             given=str(run),
         )
     named = zip(warnings, _numbered(run, STEP), strict=False)
-    warnings = [f"{warning}; it is now {_set_aside(damaged)}" for warning, damaged in named]
+    warnings = [f"{warning}; it is now {set_aside(damaged)}" for warning, damaged in named]
     if warnings:
         fsync_directory(run)
         _remove_damaged(run, say)
@@ -423,7 +438,7 @@ def find(path: Path, option: str = "checkpoint") -> Path:
     option: the option that names it, for errors. Raises UsageError if there is none, DatasetError if it is damaged.
     """
     if (path / "config.json").is_file():
-        if (path / INDEX).exists() and (fault := _fault(path)):
+        if (path / INDEX).exists() and (fault := fault_of(path)):
             sentence = f"checkpoint {path} is damaged: {fault}; give the run's directory to use another"
             raise DatasetError(sentence, "damaged", option=option, given=str(path))
         return path
