@@ -54,8 +54,14 @@ SUITES: dict[str, dict[str, Entry]] = {
         "stsb": _glue("regression", "sentence1", "sentence2", "score", "pearson spearman", "STS-B"),
         "qqp": _glue("pairs", "question1", "question2", "is_duplicate", "f1 accuracy", "QQP"),
         "mnli": _glue(
-            "pairs", "sentence1", "sentence2", "gold_label", "accuracy", "MNLI",
-            dev="dev_matched.tsv", test="dev_mismatched.tsv",
+            "pairs",
+            "sentence1",
+            "sentence2",
+            "gold_label",
+            "accuracy",
+            "MNLI",
+            dev="dev_matched.tsv",
+            test="dev_mismatched.tsv",
         ),
         "qnli": _glue("pairs", "question", "sentence", "label", "accuracy", "QNLI"),
         "rte": _glue("pairs", "sentence1", "sentence2", "label", "accuracy", "RTE"),
@@ -72,7 +78,7 @@ SUITES: dict[str, dict[str, Entry]] = {
         "cmrc2018": _clue("qa", "", "", "exact_match f1", "cmrc2018"),
         "c3": _clue("choice", "", "", "accuracy", "c3", "d-train.json", "d-dev.json"),
     },
-}  # fmt: skip
+}
 """The tasks of each suite. ChID of CLUE is not here: half a million blanks with ten choices each are too many rows."""
 
 
@@ -130,10 +136,10 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
                 results[task] = tune(
                     ranks, start, entry.task, entry.columns, its_files, directory, main=main, **options
                 )
+        suite = {"suite": name, "checkpoint": start, "tasks": results, "missing": missing}
+        ranks.on_first(lambda: write_file(Path(out, RESULT), json.dumps(suite, indent=1).encode()))
     if ranks.rank:
         return
-    suite = {"suite": name, "checkpoint": start, "tasks": results, "missing": missing}
-    write_file(Path(out, RESULT), json.dumps(suite, indent=1).encode())
     if as_json:
         click.echo(json.dumps(suite))
         return

@@ -1,6 +1,7 @@
 """Suites: the tasks whose files are there run, in the layouts that GLUE and CLUE give out; the others are listed."""
 
 import json
+import os
 
 import pytest
 from helpers import BAD, GOOD, json_of, refused, succeeds, write
@@ -57,6 +58,24 @@ def test_a_suite_of_chinese_files(bert_run, tmp_path):
     assert all("dev_accuracy" in task for task in result["tasks"].values())
     read = tables.read(str(data / "csl_public" / "dev.json"), text="abst", other="keyword", label="label")
     assert read.others == ["salt 水"] * 4
+
+
+def test_a_suite_holds_its_directory_until_its_results_are_written(bert_run, tmp_path, monkeypatch):
+    data, out, refusals = tmp_path / "glue", tmp_path / "out", []
+    for split in ("train", "dev"):
+        write(data / "CoLA" / f"{split}.tsv", *(f"gj04\t{int(text in GOOD)}\t\t{text}" for text in GOOD + BAD))
+    arguments, write_file = ["glue", *common(bert_run, data, out)], suite.write_file
+
+    def written(path, content):
+        refusals.append(refused(suite.main, *arguments, kind="busy", given=str(os.getpid())))
+        write_file(path, content)
+
+    monkeypatch.setattr(suite, "write_file", written)
+    result = json_of(suite.main, *arguments)
+    assert [refusal.sentence.partition(" by ")[0] for refusal in refusals] == [f"{out} is in use"]
+    assert json.loads((out / "result.json").read_bytes()) == result
+    monkeypatch.undo()
+    assert json_of(suite.main, *arguments) == result
 
 
 def test_files_of_a_suite_that_are_not_there_are_named(tmp_path):
