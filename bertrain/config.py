@@ -48,10 +48,17 @@ class Needs(NamedTuple):
     is_given: Callable[[Config], bool]
 
 
+class Excludes(NamedTuple):
+    """Two options that do not go together."""
+
+    option: str
+    other: str
+    why: str
+
+
 COUNT = Bounds("at least 1", lambda value: value >= 1)
 ABOVE_0 = Bounds("a number above 0", lambda value: 0 < value < math.inf)
 FROM_0 = Bounds("0 or a number above it", lambda value: 0 <= value < math.inf)
-BETWEEN = Bounds("a share between 0 and 1, such as 0.1", lambda value: 0 < value < 1)
 DECAY = Bounds("a number from 0 to below 1, such as 0.9", lambda value: 0 <= value < 1)
 PART = Bounds("a share of the run from 0 to below 1, such as 0.1", lambda value: 0 <= value < 1)
 WARMUP = Bounds("a share of the run below 1, such as 0.06, or --warmup-steps", PART.hold)
@@ -63,6 +70,25 @@ GROW = Needs("a [[phase]] with layers", lambda config: config.grows)
 ELASTIC = Needs("--elastic", lambda config: bool(config.elastic))
 INIT = Needs("--init: the weights to freeze", lambda config: bool(config.init))
 TEACHER = Needs("a --teacher-cache or a --teacher", lambda config: bool(config.distil_method))
+
+
+EXCLUDES = (
+    Excludes("mix_temperature", "weights", "both say how datasets are mixed"),
+    Excludes("teacher_cache", "teacher", "both teach"),
+    Excludes("lora", "side_channel", "a side channel trains the word embeddings, which an adapter freezes"),
+    Excludes("elastic", "lora", "sub-networks train all their weights"),
+    Excludes("trains", "elastic", "sub-networks train all their weights"),
+    Excludes("gradient_checkpointing", "elastic", "the weights of a sub-network exist only in the forward pass"),
+    Excludes("init", "grows", "a model that grows begins with random weights, so give --model"),
+    Excludes("lora", "grows", "a model that grows trains all its weights"),
+    Excludes("elastic", "grows", "sub-networks have numbers of layers of their own"),
+    Excludes("branch", "init", "both say with which weights a run begins"),
+    Excludes("branch", "lora", "an adapter begins on the weights of --init"),
+    Excludes("branch", "teacher_cache", "a cache has answers to rows from the first one on"),
+    Excludes("branch", "grows", "a branch has the layers of its run"),
+)
+"""What does not go together, for any values. `grows` and `trains` are what phases say."""
+_OF_PHASES = {"grows": "layers in phases", "trains": "trains in phases"}
 
 
 def _option(group: str, default: Any, **more: Any) -> Any:
@@ -293,10 +319,10 @@ class Config:
         self.milestones  # noqa: B018  (refuses what is none)
         for option in fields(self):
             self._check_needs(option)
-        self._check_adapter()
+        for each in EXCLUDES:
+            self._check_excludes(each)
         self._check_growth()
         self._check_bases()
-        self._check_branch()
         self._check_trains()
         self._check_elastic()
         self._check_duration()
@@ -358,14 +384,23 @@ class Config:
             sentence = f"{given} {value} needs {needs.expected}; give that too, or leave {given} out"
             raise UsageError(sentence, "needs-option", option=option.name, given=value)
 
+    def _check_excludes(self, pair: Excludes) -> None:
+        names = (pair.option, pair.other)
+        if all(self._is_given(name) for name in names):
+            shown = [_OF_PHASES.get(name, flag(name)) for name in names]
+            sentence = f"{' and '.join(shown)} were given: {pair.why}; give one of them"
+            raise UsageError(sentence, "conflict", option=pair.option, given=getattr(self, pair.option))
+
+    def _is_given(self, name: str) -> bool:
+        """Whether an option is set, for the run or in a phase."""
+        if name == "grows":
+            return self.grows
+        values = [getattr(part.options, name) for part in self.parts] if name == "trains" else [getattr(self, name)]
+        return any(value is not None and value is not False and value not in ("", ()) for value in values)
+
     def _check_weights(self) -> None:
         number = len(self.data)
-        if self.mix_temperature is not None:
-            if self.weights:
-                sentence = "--weights and --mix-temperature were given, and both say how datasets are mixed; give one"
-                raise UsageError(sentence, "conflict", option="mix_temperature", given=self.mix_temperature)
-            return
-        if len(self.weights) != (number if number > 1 else 0):
+        if self.mix_temperature is None and len(self.weights) != (number if number > 1 else 0):
             sentence = (
                 f"{counted(number, 'dataset')} and {counted(len(self.weights), 'weight')} were given; give --weights a "
                 "number for each --data: --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature"
@@ -374,26 +409,12 @@ class Config:
             )
             raise UsageError(sentence, "conflict", option="weights", given=list(self.weights))
 
-    def _check_branch(self) -> None:
-        for option in ("init", "lora", "teacher_cache"):
-            if self.branch and getattr(self, option):
-                sentence = (
-                    f"--branch and {flag(option)} were given; a branch goes on as its run did, so give one of them"
-                )
-                raise UsageError(sentence, "conflict", option="branch", given=self.branch)
-        if self.branch and self.grows:
-            sentence = "--branch and phases with layers were given; a branch has those of its run, so leave layers out"
-            raise UsageError(sentence, "conflict", option="branch", given=self.branch)
-
     def _check_trains(self) -> None:
         try:
             re.compile(self.trains)
         except re.error as error:
             sentence = f"trains {self.trains!r} is not a regular expression ({error}); write it like layers.[6-9]|head"
             raise UsageError(sentence, "malformed", option="trains", given=self.trains) from None
-        if self.elastic and any(part.options.trains for part in self.parts):
-            sentence = "--elastic and phases with trains were given; sub-networks train all their weights, so give one"
-            raise UsageError(sentence, "conflict", option="trains")
 
     def _check_bases(self) -> None:
         for name in ("rope_base", "rope_base_local"):
@@ -405,14 +426,6 @@ class Config:
         total = self.mask_fraction + self.random_fraction
         self._require("random_fraction", total <= 1 + 1e-9, f"at most 1 - --mask-fraction {self.mask_fraction}")
 
-    def _check_adapter(self) -> None:
-        if self.lora and self.side_channel:
-            sentence = (
-                "--side-channel and --lora were given; a side channel trains the word embeddings, which are frozen "
-                "beside an adapter, so give one of them"
-            )
-            raise UsageError(sentence, "conflict", option="lora")
-
     def _check_growth(self) -> None:
         if not self.grows:
             return
@@ -421,14 +434,6 @@ class Config:
             shown = ", ".join("all" if number == math.inf else str(number) for number in layers)
             sentence = f"the phases have {shown} layers; give numbers that do not fall, and none for all of --model"
             raise UsageError(sentence, "malformed", option="layers", given=layers)
-        for option, why in (
-            ("init", "a model that grows begins with random weights, so give --model"),
-            ("lora", "a model that grows trains all its weights"),
-            ("elastic", "sub-networks have numbers of layers of their own"),
-        ):
-            if getattr(self, option):
-                sentence = f"{flag(option)} and phases with layers were given: {why}; leave one of them out"
-                raise UsageError(sentence, "conflict", option=option)
         if self.distil_method in ("relations", "hidden"):
             sentence = (
                 f"--distil {self.distil_method} compares layers by their number, which phases with layers change; give "
@@ -439,15 +444,6 @@ class Config:
     def _check_elastic(self) -> None:
         if not self.elastic:
             return
-        if self.lora:
-            sentence = "--elastic and --lora were given; sub-networks train all their weights, so give one"
-            raise UsageError(sentence, "conflict", option="elastic")
-        if self.gradient_checkpointing:
-            sentence = (
-                "--gradient-checkpointing and --elastic were given; the weights of a sub-network exist only in the "
-                "forward pass, so its layers cannot be computed again; leave --gradient-checkpointing out"
-            )
-            raise UsageError(sentence, "conflict", option="gradient_checkpointing")
         if self.compile == "on":
             sentence = "--compile on would compile each sub-network of --elastic; leave it out"
             raise UsageError(sentence, "conflict", option="compile", given=self.compile)
@@ -481,10 +477,6 @@ class Config:
             raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
 
     def _check_distillation(self) -> None:
-        if self.teacher and self.teacher_cache:
-            raise UsageError(
-                "--teacher and --teacher-cache were given; give one of them", "conflict", option="teacher_cache"
-            )
         if self.teacher_cache and len(self.paths) > 1:
             sentence = (
                 f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(self.paths)}; give "
