@@ -74,7 +74,7 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:  # a build's own says what is kept
         if sys.stderr.isatty():
             say("")  # the terminal has shown ^C
-        say(f"interrupted; {interrupt or 'run the same command again to continue'}")
+        say(f"interrupted; {str(interrupt) or 'run the same command again to continue'}")
         sys.exit(130)
     except BrokenPipeError:  # the program that reads our output has ended, as in `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

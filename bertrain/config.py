@@ -347,7 +347,7 @@ class Config:
         elif form == "tables":
             if isinstance(value, list | tuple) and all(isinstance(table, Mapping) for table in value):
                 return tuple(value)
-            expected = "a list of tables"
+            expected = "a list of tables; write [[phase]] above each"
         elif form in ("rows", "amount") and value != "":
             with contextlib.suppress(ValueError, TypeError):
                 if form == "amount":
@@ -525,10 +525,11 @@ class Config:
         for number, table in enumerate(self.phase, 1):
             with _of_phase(number):
                 parts.append(self._part(table, rest=1 - sum((part.amount for part in parts), Fraction(0))))
-        for number, part in enumerate(parts[:-1], 1):
-            if not self.phase[number - 1].keys() & set(DURATIONS):
+        takes_rest = {part.unit for part in parts} == {"share"}  # what a last phase without a duration does then
+        for number, table in enumerate(self.phase, 1):
+            if not table.keys() & set(DURATIONS) and not (takes_rest and number == len(parts)):
                 sentence = f"[[phase]] {number} has no duration; give it one of {', '.join(DURATIONS)}"
-                raise UsageError(sentence, "missing", option="phase", given=part.unit)
+                raise UsageError(sentence, "missing", option="phase", given=number)
         return tuple(parts)
 
     def _part(self, table: Mapping[str, Any], *, rest: Fraction) -> Part:

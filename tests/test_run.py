@@ -227,7 +227,7 @@ REFUSED = [
     ("malformed", "phase", {"phase": 3}, {"phase": [3]}),
     ("unknown", "optimizer", {"phase": [{"steps": 3, "optimizer": "muon"}]}),
     ("unknown", "lenght", {"phase": [{"steps": 3, "lenght": 8}]}),
-    ("missing", "phase", {"phase": [{}, {"share": 0.5}]}),
+    ("missing", "phase", {"phase": [{}, {"share": 0.5}]}, {"phase": [{"steps": 3}, {}]}),
     ("conflict", "share", {"phase": [{"steps": 3, "share": 0.5}]}),
     ("conflict", "phase", {"phase": [{"steps": 3}], "steps": 5}, {"phase": [{"steps": 3}, {"share": 0.5}]}),
     ("conflict", "phase", {"phase": [{"steps": 3}, {"time": "5s"}]}, {"phase": [{"time": "5s"}], "budget": "9s"}),
