@@ -35,6 +35,7 @@ class Batches:
         Raises UsageError for options that do not fit the datasets, and for a teacher's cache of another stream.
         """
         self.config, self.datasets = config, datasets
+        self._samples: dict[tuple[str, int], int] = {}
         self._ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
         self.plan = Plan.of(config, self, world_size=world_size)
         self.read: dict[str, int] = {}
@@ -44,10 +45,11 @@ class Batches:
 
     def samples(self, paths: Sequence[str], length: int) -> int:
         """The samples of an epoch of datasets, in rows of `length`."""
-        return sum(
-            assemble.loader(self.config, self.datasets[path], length=length, with_answers=False).num_samples
-            for path in paths
-        )
+        for path in paths:
+            if (path, length) not in self._samples:
+                loader = assemble.loader(self.config, self.datasets[path], length=length, with_answers=False)
+                self._samples[path, length] = loader.num_samples
+        return sum(self._samples[path, length] for path in paths)
 
     def tokens(self, path: str) -> int:
         """The tokens of the train split of a dataset."""
