@@ -133,11 +133,13 @@ def with_phases(options: str, phases: str, file: Path) -> list[str]:
     return [*(word for pair in pairs if pair[0] not in in_phases for word in pair), "--config", str(file)]
 
 
-def run(command: list[str], cache: Path, threads: int) -> None:
+def run(command: list[str], cache: Path, threads: int) -> str:
+    """Runs a module, and returns what it prints."""
     more = {"OMP_NUM_THREADS": str(threads), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     done = subprocess.run([sys.executable, "-m", *command], env=os.environ | more, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+    return done.stdout
 
 
 def prepare(corpus: str, tokenizer: str | None, size: str, out: Path) -> list[str]:

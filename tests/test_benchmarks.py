@@ -4,14 +4,19 @@ import copy
 import importlib
 import json
 import re
+import runpy
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bertdata.sources import docstrings
+from bertrain import recipes
+from bertrain.config import Config
+from bertrain.phases import resolve
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -180,6 +185,25 @@ def test_the_commands_of_the_page_are_ones_that_make_bench_takes(table):
             table.main.make_context("table", shlex.split(value))
     named = set(re.findall(r"--[a-z-]+", page.partition("| `BENCH_OPTIONS`")[2].splitlines()[0]))
     assert named < {option for parameter in table.main.params for option in parameter.opts}
+
+
+def test_the_three_phases_of_the_study_are_those_of_the_recipe(table):
+    names = ("mlm_probability", "lr", "lr_end", "schedule", "rope_base", "rope_base_local")
+    study = runpy.run_path(str(ROOT / "benchmarks" / "phases.py"), run_name="read")
+    options = {name: tomllib.loads(row) for name, row in study["ROWS"].items()}
+    recipe = tomllib.loads(recipes.file_of("ettin-17m").read_text())
+    three, one = (
+        resolve(Config(data="d", out="o", model="m", steps=1200, **options[name]), None)
+        for name in ("three phases", "one phase")
+    )
+    parts = zip(options["three phases"]["phase"], recipe["phase"], strict=True)
+    assert all((recipe | theirs).get(name) == ours.get(name) for ours, theirs in parts for name in names)
+    tokens = [float(phase["tokens"][:-1]) * {"B": 1, "T": 1000}[phase["tokens"][-1]] for phase in recipe["phase"]]
+    steps = [phase.stop - phase.start for phase in three]
+    assert steps == pytest.approx([1200 * part / sum(tokens) for part in tokens])
+    assert {phase.length * rows for phase in (*three, *one) for rows in phase.rows} == {study["TOKENS_OF_A_STEP"]}
+    assert three[-1].stop == one[-1].stop
+    assert three[-1].rate.peak * three[-1].rate.end == pytest.approx(one[0].rate.peak * one[0].rate.end)
 
 
 def test_preparing_makes_text_vocabulary_and_shards_once(table, tmp_path, monkeypatch):
