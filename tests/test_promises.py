@@ -17,7 +17,7 @@ import torch
 from conftest import built
 from helpers import invoke, json_of, refuses, succeeds, waited, write
 from tqdm import tqdm
-from training import ALONE, assert_near, changing, entries, flags, on_ranks, refused_run, train
+from training import ALONE, QUIET, assert_near, changing, entries, flags, on_ranks, refused_run, train
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
@@ -325,3 +325,16 @@ def test_ctrl_c_while_a_run_imports_is_one_line_of_the_first_rank(tmp_path, rank
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == (rank == "0")
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_goes_on_when_the_reader_of_its_output_has_gone(dataset, tmp_path):
+    """As `bertrain pretrain … | head` leaves it."""
+    options = QUIET | {"steps": 4, "save_every": 2}
+    words = [sys.executable, "-m", "bertrain.pretrain", *map(str, flags(dataset.path, tmp_path / "run", **options))]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert entries(tmp_path / "run")[-1]["step"] == 4
+    assert checkpoint.newest(tmp_path / "run")[0].name == "step-00000004"

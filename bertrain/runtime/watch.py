@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,10 +185,13 @@ class Watch(contextlib.ExitStack):
             self.warn(f"run.json cannot be written: {error.strerror}")
 
     def say(self, line: str) -> None:
-        """Prints a line on rank 0, above the progress bar if there is one."""
+        """Prints a line on rank 0, above the progress bar if there is one. A reader that has gone ends no run."""
         if self.is_first:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
+            try:
+                tqdm.write(line, file=sys.stdout)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def warn(self, line: str) -> None:
         self.say(f"warning: {line}")
