@@ -39,7 +39,8 @@ def check_names(config: Config) -> None:
     if config.lora:
         adapters.parse(config.lora)
     pick(OPTIMIZERS, config.optimizer, "--optimizer")
-    pick(SCHEDULES, config.schedule, "--schedule")
+    for part in config.parts:
+        pick(SCHEDULES, part.options.schedule, "--schedule")
 
 
 def objectives(config: Config) -> dict[str, type[Objective]]:
@@ -132,6 +133,8 @@ def model(
         weights, warnings = _with_adapter(config, shards, resume, nsp=nsp)
     elif resume:
         weights, warnings = build.load(resume, nsp=nsp), []
+        if config.branch:
+            build.check_fits(resume, shards, weights)
     elif config.init:
         weights, warnings = build.start_from(_start_of(config.init), shards, length=config.longest, nsp=nsp)
     else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,13 @@ class Batches:
                     raise UsageError(sentence, "other-settings", option=option, given=given) from None
             sentence = f"{directory.parent} was begun with other options: {error}; give the same, or another --out"
             raise UsageError(sentence, "other-settings", option="out", given=str(directory.parent)) from None
+
+    def saved_phases(self) -> list[dict[str, Any]]:
+        """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""
+        saved = json.loads(json.dumps([asdict(phase) for phase in self.plan.phases]))
+        for phase in saved:
+            phase["sources"] = [[self.datasets[path].dataset_id, weight] for path, weight in phase["sources"]]
+        return saved
 
     def source_tokens(self) -> dict[str, int]:
         """The tokens read of each dataset, by its path, padding included."""

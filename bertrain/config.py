@@ -304,10 +304,7 @@ class Config:
     def __post_init__(self) -> None:
         for option in fields(self):
             object.__setattr__(self, option.name, self._parsed(option))
-        for name in self.log_to:
-            if name not in TRACKERS:
-                sentence = f"--log-to {name} is unknown; give one of {', '.join(TRACKERS)}"
-                raise UsageError(sentence, "unknown", option="log_to", given=name)
+            self._check_choice(option)
         if not self.data and not self.phase:
             raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
         for option in fields(self):
@@ -358,10 +355,18 @@ class Config:
         else:
             is_kind = isinstance(value, (int, float) if kind is float else kind)
             if is_kind and isinstance(value, bool) == (kind is bool):
-                return value
+                with contextlib.suppress(OverflowError):
+                    return float(value) if kind is float else value
             expected = _KINDS[kind]
         sentence = f"{flag(option.name)} is {value!r}, which is not {expected}"
         raise UsageError(sentence, "malformed", option=option.name, given=value)
+
+    def _check_choice(self, option: Field[Any]) -> None:
+        choices, value = getattr(option.metadata.get("type"), "choices", ()), getattr(self, option.name)
+        for each in (value if isinstance(value, tuple) else (value,)) if choices else ():
+            if each not in choices:
+                sentence = f"{flag(option.name)} {each} is unknown; give one of {', '.join(choices)}"
+                raise UsageError(sentence, "unknown", option=option.name, given=each)
 
     def _check_bounds(self, option: Field[Any]) -> None:
         bounds, value = option.metadata.get("bounds"), getattr(self, option.name)
@@ -554,7 +559,7 @@ class Config:
     @property
     def grows(self) -> bool:
         """Whether a phase says how many layers the model has."""
-        return any("layers" in table for table in self.phase)
+        return self.layers is not None or any("layers" in table for table in self.phase)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:

@@ -195,7 +195,7 @@ def _run(config: Config, batches: Batches, shards: bertdata.Dataset, learner: Le
         saved = state.read(newest)
         saved.require_made_with(newest, checkpoint.made_with(config))
         if saved.phases or config.phase:
-            check_begun(run, saved.phases, saved.phase, batches.plan.phases if config.phase else ())
+            check_begun(run, saved.phases, saved.phase, batches.saved_phases() if config.phase else [])
         batches.resume(newest, saved)
         # With --lora the run adapts the weights that the checkpoint names, which may be others than --init has.
         base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else learner.base

@@ -5,10 +5,9 @@ docs/determinism.md has the rules under "Phases of a run"; docs/phases.md is for
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -228,15 +227,23 @@ def _check_average(config: Config, phases: Sequence[Phase]) -> None:
         raise UsageError(sentence, "out-of-range", option="average", given=config.average)
 
 
-def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, phases: Sequence[Phase]) -> None:
+_NAMES = {
+    "sources": "data or weights",
+    "rate": "lr, schedule or warmup",
+    "rows": "global_batch_size",
+    "masking": "masks",
+}
+
+
+def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, now: Sequence[Mapping[str, Any]]) -> None:
     """Raises UsageError unless the phases that have begun are as they were. The one under way may have become longer.
 
-    before: the phases of a checkpoint, in JSON. current: the number of the one under way.
+    before, now: the phases of a checkpoint and of the options, as checkpoints have them; empty without [[phase]].
+    current: the number of the one under way.
     """
-    if bool(before) != bool(phases):
+    if bool(before) != bool(now):
         sentence = f"{out} was begun {'with' if before else 'without'} [[phase]]; give the same, or another --out"
         raise UsageError(sentence, "other-settings", option="phase")
-    now = json.loads(json.dumps([asdict(phase) for phase in phases]))
     if current > len(now):
         sentence = f"[[phase]] {current} of {out} has begun, and there are only {len(now)} now; put it back"
         raise UsageError(sentence, "other-settings", option="phase", given=current)
@@ -244,16 +251,16 @@ def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, ph
         is_shorter = number == current and phase["stop"] < was["stop"]
         if is_shorter or (number < current and phase["stop"] != was["stop"]):
             sentence = (
-                f"[[phase]] {number} of {out} lasted to step {was['stop']} of the schedule, and now it would last to "
-                f"step {phase['stop']}; only the phase under way may get longer, so give phases steps in place of "
-                "shares, or put it back"
+                f"[[phase]] {number} of {out} would now be {'shorter' if phase['stop'] < was['stop'] else 'longer'}; "
+                "only the phase under way may get longer, and shares and times are parts of the whole run, so give "
+                "phases steps or tokens, or put it back"
             )
             raise UsageError(sentence, "other-settings", option="phase", given=number)
         for name, value in was.items():
             if name != "stop" and _lasting(value) != _lasting(phase[name]):
                 sentence = (
-                    f"[[phase]] {number} of {out} has begun with {name} {value}, and now it has {phase[name]}; put it "
-                    "back, or go on with --branch and another --out"
+                    f"[[phase]] {number} of {out} has begun with another {_NAMES.get(name, name)}; put it back, or go "
+                    "on with --branch and another --out"
                 )
                 raise UsageError(sentence, "other-settings", option="phase", given=name)
 

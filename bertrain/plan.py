@@ -26,6 +26,7 @@ HEAD = ("phase", "begins at", "steps", "tokens", "rows", "length", "masked", "ra
 def plan(config: Config) -> None:
     """Print the phases of a run: steps, tokens, epochs of each dataset, learning rate, masks, and disk space."""
     with one_sentence():
+        assemble.check_names(config)
         batches = Batches(config, assemble.datasets(config))
         rows = list(_rows(batches))
         widths = [max(len(row[column]) for row in (HEAD, *rows)) for column in range(len(HEAD))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +128,7 @@ class Records:
             tokens=run.tokens,
             seconds=run.clock.seconds,
             phase=run.phase.number,
-            phases=[asdict(phase) for phase in run.plan.phases] if run.config.phase else [],
+            phases=run.batches.saved_phases() if run.config.phase else [],
             loader=run.loader.state_dict(),
             streams=run.batches.positions,
             read=run.watch.read,

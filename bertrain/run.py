@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,7 +37,7 @@ class Run:
         """choice: the checkpoint to resume from, as rank 0 chose it."""
         self.config, self.out, self.ranks = config, Path(config.out), ranks
         self.resumed_from, self.warnings = choice.path, list(choice.warnings)
-        branch = checkpoint.find(Path(config.branch), "branch") if config.branch and not choice.path else None
+        branch = checkpoint.to_branch(Path(config.branch)) if config.branch and not choice.path else None
         self.begun_from = self.resumed_from or branch
         """The checkpoint whose state is taken."""
         choice.check()
@@ -63,13 +62,14 @@ class Run:
         self._prepare(weights)
         self.made_with |= {"teacher": self.learner.teacher, "init": self.learner.base}
         if self.begun_from:
-            begun.require_made_with(self.begun_from, self.made_with)
+            begun.require_made_with(self.begun_from, {name: self.made_with[name] for name in ("teacher", "init")})
         else:
             assemble.check_parts(config, self.shards, self.learner, self.plan.phases)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         if self.begun_from:
             checkpoint.read_optimizer(self.begun_from, self.optimizer, self.learner)
         self._apply(self.phase)
+        self._check_trains()
         if self.begun_from and self.scaler.is_enabled() and begun.scaler:
             self.scaler.load_state_dict(dict(begun.scaler))
         if self.average and self.resumed_from and self.progress > 1 - config.average:
@@ -101,7 +101,23 @@ class Run:
         rotary.set_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
         for name, parameter in self.trained.items():
             parameter.requires_grad_(re.search(phase.trains, name) is not None)
+        if not any(parameter.requires_grad for parameter in self.learner.parameters()):
+            self._refuse_trains(phase)
         optim.set_weight_decay(self.optimizer, phase.weight_decay)
+
+    def _check_trains(self) -> None:
+        """Raises UsageError for a phase ahead that would train nothing, unless layers come later."""
+        for phase in self.plan.phases[self.phase.number :] if not self.config.grows else ():
+            if not any(re.search(phase.trains, name) for name in self.trained):
+                self._refuse_trains(phase)
+
+    def _refuse_trains(self, phase: Phase) -> None:
+        names = list(self.trained)
+        sentence = (
+            f"[[phase]] {phase.number}: trains {phase.trains!r} matches none of the {len(names)} parameters that can "
+            f"be trained, such as {names[0]} and {names[-1]}; correct the pattern, or leave it out"
+        )
+        raise UsageError(sentence, "no-match", option="trains", given=phase.trains)
 
     @property
     def phase(self) -> Phase:
@@ -122,17 +138,24 @@ class Run:
             return TrainState()
         saved, given = state.read(self.begun_from), dict(self.made_with)
         if self.resumed_from is None:
-            del given["model"]  # that of the branch
+            del given["model"]
             saved.require_made_with(self.begun_from, given)
             self.batches.branch(self.begun_from, saved)
-            return replace(saved.branch(), made_with={**saved.made_with, "model": self.made_with["model"]})
+            return saved.branch()
         if self.config.resume == "no":
             sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
         saved.require_made_with(self.resumed_from, given)
         if saved.phases or self.config.phase:  # else more may change: run.json keeps what
-            phases.check_begun(self.out, saved.phases, saved.phase, self.plan.phases if self.config.phase else ())
+            now = self.batches.saved_phases() if self.config.phase else []
+            phases.check_begun(self.out, saved.phases, saved.phase, now)
         self.batches.resume(self.resumed_from, saved)
+        if self.plan.seconds and saved.seconds["trained"] / self.plan.seconds * self.plan.steps < self.phase.start:
+            sentence = (
+                f"{self.out} is in [[phase]] {saved.phase}, and with so much more time it would be in an earlier one; "
+                "give the time that it was begun with, or go on with --branch and another --out"
+            )
+            raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
         return saved
 
     # ------------------------------------------------------------------------------------------------------- a step
@@ -145,7 +168,7 @@ class Run:
     @property
     def scheduled(self) -> int:
         """The step of the schedule that comes next."""
-        return self.plan.scheduled(self.step, self.progress)
+        return max(self.phase.start, self.plan.scheduled(self.step, self.progress))
 
     @property
     def is_done(self) -> bool:

@@ -40,6 +40,7 @@ from bertrain.batches import Batches
 from bertrain.config import Config
 from bertrain.models import build, rotary
 from bertrain.phases import check_begun, resolve
+from bertrain.runtime import clock, state
 from bertrain.runtime.state import TrainState
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
@@ -386,10 +387,9 @@ def test_a_model_without_local_layers_or_rotary_positions_is_refused(dataset, tm
 # --------------------------------------------------------------------------------------------- going on with a new file
 
 
-def begun(phases, current, stop=None):
-    """The phases of a checkpoint, in JSON."""
-    made = resolve(Config(data="x", phase=phases), SIZES)
-    return json.loads(json.dumps([asdict(phase) for phase in made])), current
+def saved(phases):
+    """Phases as a checkpoint has them."""
+    return json.loads(json.dumps([asdict(phase) for phase in resolve(Config(data="x", phase=phases), SIZES)]))
 
 
 def test_a_phase_with_all_layers_is_no_growth(dataset, tmp_path):
@@ -426,20 +426,19 @@ FIRST = [{"steps": 4, "lr": 1e-3}, {"steps": 4, "lr": 2e-3}, {"steps": 4, "lr": 
 )
 def test_phases_that_have_begun_stay_as_they_were(change, is_right, tmp_path):
     now = [phase | change.get(number, {}) for number, phase in enumerate(FIRST)]
-    phases = resolve(Config(data="x", phase=now), SIZES)
     if is_right:
-        check_begun(tmp_path, *begun(FIRST, 2), phases)
+        check_begun(tmp_path, saved(FIRST), 2, saved(now))
         return
     with refuses("other-settings", "phase"):
-        check_begun(tmp_path, *begun(FIRST, 2), phases)
+        check_begun(tmp_path, saved(FIRST), 2, saved(now))
 
 
 def test_a_curve_of_several_phases_may_get_longer(tmp_path):
     """The steps that are taken had the rates that they had."""
     one, two = [{"steps": 4}, {"steps": 4}], [{"steps": 4}, {"steps": 8}, {"steps": 2}]
-    check_begun(tmp_path, *begun(one, 2), resolve(Config(data="x", phase=two), SIZES))
+    check_begun(tmp_path, saved(one), 2, saved(two))
     with refuses("other-settings", "phase", given=2):
-        check_begun(tmp_path, *begun(one, 2), resolve(Config(data="x", phase=one[:1]), SIZES))
+        check_begun(tmp_path, saved(one), 2, saved(one[:1]))
 
 
 def test_a_run_goes_on_with_another_file(dataset, tmp_path):
@@ -528,6 +527,65 @@ def test_a_branch_resumes_to_the_same_bits_and_needs_the_streams_of_its_run(data
     refused_run(dataset.path, other, **options | {"branch": str(tmp_path / "no")}, kind="not-found", option="branch")
     with refuses("conflict", "branch"):
         Config(data="x", branch="run", init="run")
+
+
+def test_a_branch_goes_on_without_the_run_that_it_is_of_and_refuses_what_does_not_fit(dataset, corpus, tmp_path):
+    train(dataset.path, tmp_path / "run", steps=2, **QUIET)
+    options = QUIET | {"branch": str(tmp_path / "run" / "step-00000002"), "save_every": 1}
+    train(dataset.path, tmp_path / "branch", steps=1, **options)
+    (tmp_path / "run").rename(tmp_path / "away")
+    train(dataset.path, tmp_path / "branch", steps=2, **options)
+    assert entries(tmp_path / "branch")[-1]["step"] == 2
+    (tmp_path / "away").rename(tmp_path / "run")
+    bertdata.build([corpus], tmp_path / "other", vocab_size=60)
+    refused_run(tmp_path / "other", tmp_path / "no", steps=1, **options, kind="tokenizer-differs")
+    weights = tmp_path / "weights"
+    build.load(tmp_path / "run" / "step-00000002").save_pretrained(weights)
+    known = {"kind": "not-a-run", "option": "branch"}
+    refused_run(dataset.path, tmp_path / "no", steps=1, **options | {"branch": str(weights)}, **known)
+
+
+@pytest.mark.parametrize("more", [{"lr_scale": ["embeddings=0"]}, {}])
+def test_a_phase_that_trains_nothing_is_refused_at_every_start(dataset, tmp_path, more):
+    pattern = "embeddings" if more else "nomatch"
+    options, known = QUIET | more, {"kind": "no-match", "option": "trains"}
+    phases = [{"steps": 1}, {"steps": 1, "trains": pattern}]
+    refused_run(dataset.path, tmp_path / "run", phase=phases, **options, **known)
+    train(dataset.path, tmp_path / "run", phase=phases[:1], **options)
+    refused_run(dataset.path, tmp_path / "run", phase=phases, **options, **known)
+    refused_run(dataset.path, tmp_path / "other", phase=[phases[1] | {"steps": 2}], **options, **known)
+
+
+def test_a_path_may_be_written_otherwise_and_a_dataset_may_not_change(dataset, other, tmp_path):
+    given = {name: value for name, value in SMALL.items() if name not in ("data", "weights")} | QUIET
+    run = {"out": str(tmp_path / "run")} | given
+
+    def phases(path, number):
+        return [{"steps": 1, "data": str(path)}] * number
+
+    pretrain.pretrain(Config(**run, phase=phases(dataset.path, 1)))
+    with refuses("other-settings", "phase"):
+        run_of(Config(**run, phase=phases(other.path, 1)))
+    pretrain.pretrain(Config(**run, phase=phases(f"{dataset.path}/", 2)))
+    assert entries(tmp_path / "run")[-1]["step"] == 2
+
+
+def test_a_run_by_time_does_not_go_back_to_an_earlier_phase(dataset, tmp_path, monkeypatch):
+    """A step takes 1/8 s or more of the run's clock."""
+    seconds = itertools.count()
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
+    phases = changing(0.5, lr=[1e-3, 5e-4])
+    train(dataset.path, tmp_path / "run", budget="4s", phase=phases, **QUIET)
+    assert state.read(last_checkpoint(tmp_path / "run")).phase == 2
+    known = {"kind": "other-settings", "option": "budget"}
+    refused_run(dataset.path, tmp_path / "run", budget="400s", phase=phases, **QUIET, **known)
+
+
+def test_the_last_part_of_wsd_is_exact():
+    """0.07 of 100 steps are 7; in binary it is a little more."""
+    plain = {"peak": 1.0, "steps": 100, "warmup_steps": 0, "schedule": "wsd", "decay_share": 0.07}
+    rates = [optim.learning_rate(step, **plain) for step in range(100)]
+    assert [rate < 1 for rate in rates].index(True) == 94  # the first of the seven has 1 − sqrt(0)
 
 
 def test_milestones_stay(dataset, tmp_path):

@@ -284,12 +284,12 @@ def fault_of(path: Path) -> str | None:
 
 def made_with(config: Config) -> dict[str, str | None]:
     """The options that a run keeps to its end, by what they contain, not by where that is."""
-    start = config.branch or config.init
+    start = config.init
     if start and Path(start).is_dir():
         build.refuse_adapter(Path(start))
         start = str(find(Path(start), "init"))
     return {
-        "model": build.identity(start or config.model),
+        "model": "that of --branch" if config.branch else build.identity(start or config.model),
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
         "elastic": config.elastic,
@@ -430,6 +430,15 @@ def choose(run: Path, say: Callable[[str], None]) -> Choice:
     _remove_unfinished(run)
     index = hashlib.sha256((path / INDEX).read_bytes()).hexdigest() if path else ""
     return Choice(path, index, tuple(warnings))
+
+
+def to_branch(path: Path) -> Path:
+    """The checkpoint that --branch names. Raises UsageError for a directory that has weights alone."""
+    found = find(path, "branch")
+    if not ((found / TRAINER).is_file() and (found / OPTIMIZER).is_file()):
+        sentence = f"--branch {found} is no checkpoint of a run; give OUT/step-XXXXXXXX, or --init for weights alone"
+        raise UsageError(sentence, "not-a-run", option="branch", given=str(path))
+    return found
 
 
 def find(path: Path, option: str = "checkpoint") -> Path:
