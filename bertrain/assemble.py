@@ -18,7 +18,7 @@ from bertdata.errors import UsageError
 from bertdata.format.answers import TeacherCache
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain.config import Config, pick
-from bertrain.models import adapters, build, grow, rotary
+from bertrain.models import adapters, build, grow
 from bertrain.models.elastic import Space
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
@@ -125,7 +125,7 @@ def model(
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights.
 
-    phase: whose layers and rotary positions it has; None for all layers, and positions as they are.
+    phase: whose number of layers it has; None for all.
     """
     nsp = "nsp" in objectives(config)
     torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
@@ -141,8 +141,6 @@ def model(
         special = shards.special_tokens
         sizes: dict[str, Any] = {"length": config.longest, "layers": phase.layers if phase else None}
         weights, warnings = build.build(config.model, special, **sizes, seed=config.seed, nsp=nsp)
-    if phase:
-        rotary.set_bases(weights, phase.rope_base, phase.rope_base_local)
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
@@ -223,27 +221,32 @@ def sizes(learner: Learner) -> dict[str, int]:
 def check_parts(config: Config, shards: bertdata.Dataset, learner: Learner, phases: Sequence[Phase]) -> None:
     """Raises UsageError for a model that cannot follow the phases, and for a --lr-scale that cannot work.
 
-    One cannot that never matches anything, or that leaves nothing to train in a sub-network of --elastic. Call
-    optim.build first.
+    One cannot that never matches anything, or that leaves nothing to train in a sub-network of --elastic. phases: the
+    one under way and those ahead. Call optim.build first.
     """
     names = list(sizes(learner))
-    of_model = [name for name, _ in learner.model.named_parameters()]
+    trained = [name for name, parameter in learner.model.named_parameters() if parameter.requires_grad]
     if config.grows:
         deepest, _ = model(config, shards)
         grow.check_depths(deepest, [phase.layers for phase in phases])
         grow.check_outside(deepest, model(config, shards, phases[0])[0])
-        of_model = [name for name, _ in deepest.named_parameters()]
-        names += of_model
+        later = [name for name, _ in deepest.named_parameters()]
+        names, trained = names + later, trained + later
     check_scales(names, config)
     for phase in phases:
-        if not any(re.search(phase.trains, name) for name in of_model):
-            sentence = (
-                f"[[phase]] {phase.number}: trains {phase.trains!r} matches none of the {len(of_model)} parameters, "
-                f"such as {of_model[0]} and {of_model[-1]}; correct the pattern, or leave it out"
-            )
-            raise UsageError(sentence, "no-match", option="trains", given=phase.trains)
+        check_trains(phase, trained)
     if isinstance(learner, Elastic):
         learner.check_trained(config.lr_scale)
+
+
+def check_trains(phase: Phase, names: Sequence[str]) -> None:
+    """Raises UsageError for a phase that would train nothing. names: of the parameters that can be trained."""
+    if not any(re.search(phase.trains, name) for name in names):
+        sentence = (
+            f"[[phase]] {phase.number}: trains {phase.trains!r} matches none of the {len(names)} parameters that can "
+            f"be trained, such as {names[0]} and {names[-1]}; correct the pattern, or leave it out"
+        )
+        raise UsageError(sentence, "no-match", option="trains", given=phase.trains)
 
 
 def _distillation(

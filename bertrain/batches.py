@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,16 @@ class Batches:
 
     def words(self) -> float:
         """The white-space words read of all datasets: of each stream the share of its epoch that was read."""
-        total = 0.0
-        ids = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
+        words = {path: dataset.manifest.counts["words"]["train"] for path, dataset in self.datasets.items()}
+        return sum(count / self.samples([path], length) * words[path] for path, length, count in self._counts())
+
+    def _counts(self) -> Iterator[tuple[str, int, int]]:
+        """Of each stream of the run's datasets: the path, the row length, and the samples read so far."""
+        paths = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
         for stream, count in self.positions.items():
             dataset_id, length = stream.split(" ")
-            if path := ids.get(dataset_id):
-                words = self.datasets[path].manifest.counts["words"]["train"]
-                total += count / self.samples([path], int(length)) * words
-        return total
+            if dataset_id in paths:  # a branch may have others
+                yield paths[dataset_id], int(length), count
 
     def check_words(self) -> None:
         """Raises UsageError for a dataset whose words were not counted when it was made."""
@@ -240,11 +242,8 @@ class Batches:
     def source_tokens(self) -> dict[str, int]:
         """The tokens read of each dataset, by its path, padding included."""
         tokens = dict.fromkeys(self.datasets, 0)
-        ids = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
-        for stream, count in self.positions.items():
-            dataset_id, length = stream.split(" ")
-            if dataset_id in ids:
-                tokens[ids[dataset_id]] += count * int(length)
+        for path, length, count in self._counts():
+            tokens[path] += count * length
         return tokens
 
     def epochs(self) -> dict[str, float]:

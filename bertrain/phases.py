@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from fractions import Fraction
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +19,7 @@ import bertdata
 from bertdata.errors import UsageError, counted
 from bertrain.config import Config, Part
 from bertrain.optim import learning_rate
-from bertrain.values import Ramp
+from bertrain.values import Ramp, exact
 
 TIMED = 1_000_000  # the scheduled steps of a run by time
 Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
@@ -87,12 +86,11 @@ class Phase:
         """Rows of a step, over all ranks."""
         return self.rows.at(scheduled - self.start, self.steps)
 
-    def samples(self, stop: int | None = None) -> int:
-        """The rows of its steps before scheduled step `stop`, in a run by steps; of all steps if it is None."""
-        number = max(0, min(self.stop if stop is None else stop, self.stop) - self.start)
+    def samples(self) -> int:
+        """The rows of all its steps, in a run by steps."""
         if self.rows.first == self.rows.last:
-            return number * self.rows.first
-        return int(self.rows.at(np.arange(number), self.steps).sum())
+            return self.steps * self.rows.first
+        return int(self.rows.at(np.arange(self.steps), self.steps).sum())
 
     @property
     def model(self) -> tuple[object, ...]:
@@ -153,9 +151,11 @@ def _sources(options: Config, sizes: Sizes) -> Sources:
     if options.mix_temperature is None or len(options.data) == 1:
         return tuple(zip(options.data, map(float, options.weights or (1,)), strict=True))
     tokens = [sizes.tokens(path) for path in options.data]
-    exact, power = Context(prec=28), Decimal(str(options.mix_temperature))
-    shares = [exact.power(exact.divide(Decimal(number), Decimal(max(tokens))), power) for number in tokens]
-    weights = [max(1, int(exact.multiply(share, Decimal(10**6)).to_integral_value(context=exact))) for share in shares]
+    digits, power = Context(prec=28), Decimal(str(options.mix_temperature))
+    shares = [digits.power(digits.divide(Decimal(number), Decimal(max(tokens))), power) for number in tokens]
+    weights = [
+        max(1, int(digits.multiply(share, Decimal(10**6)).to_integral_value(context=digits))) for share in shares
+    ]
     return tuple(zip(options.data, map(float, weights), strict=True))
 
 
@@ -182,11 +182,6 @@ def _borders(config: Config, parts: Sequence[Part], sources: Sequence[Sources], 
         steps = config.steps or math.ceil(exact(config.epochs or 1) * epoch(0) / mean)
         return [round(steps * done) for done in accumulate(amounts)]
     return list(accumulate(map(steps_of, range(len(parts)))))
-
-
-def exact(number: float) -> Fraction:
-    """The decimal that Python prints for a number."""
-    return Fraction(str(number))
 
 
 def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:

@@ -1,4 +1,4 @@
-"""The state of a pre-training run: made from a Config, saved in checkpoints, changed by each step."""
+"""A pre-training run on one rank: its model, its optimizer and its streams, which each step changes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bertrain.runtime.watch import Watch
 
 
 class Run:
-    """Everything a run needs, on this rank. Making it fails on all ranks if it fails on one."""
+    """What a step needs and changes. Call it on all ranks together: then it fails on all if it fails on one."""
 
     def __init__(self, config: Config, ranks: World, choice: checkpoint.Choice) -> None:
         """choice: the checkpoint to resume from, as rank 0 chose it."""
@@ -63,13 +63,11 @@ class Run:
         self.made_with |= {"teacher": self.learner.teacher, "init": self.learner.base}
         if self.begun_from:
             begun.require_made_with(self.begun_from, {name: self.made_with[name] for name in ("teacher", "init")})
-        else:
-            assemble.check_parts(config, self.shards, self.learner, self.plan.phases)
+        assemble.check_parts(config, self.shards, self.learner, self.plan.phases[self.phase.number - 1 :])
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         if self.begun_from:
             checkpoint.read_optimizer(self.begun_from, self.optimizer, self.learner)
         self._apply(self.phase)
-        self._check_trains()
         if self.begun_from and self.scaler.is_enabled() and begun.scaler:
             self.scaler.load_state_dict(dict(begun.scaler))
         if self.average and self.resumed_from and self.progress > 1 - config.average:
@@ -98,26 +96,11 @@ class Run:
 
     def _apply(self, phase: Phase) -> None:
         """Gives the model and the optimizer what a phase says about them, beside the number of layers."""
+        assemble.check_trains(phase, list(self.trained))
         rotary.set_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
         for name, parameter in self.trained.items():
             parameter.requires_grad_(re.search(phase.trains, name) is not None)
-        if not any(parameter.requires_grad for parameter in self.learner.parameters()):
-            self._refuse_trains(phase)
         optim.set_weight_decay(self.optimizer, phase.weight_decay)
-
-    def _check_trains(self) -> None:
-        """Raises UsageError for a phase ahead that would train nothing, unless layers come later."""
-        for phase in self.plan.phases[self.phase.number :] if not self.config.grows else ():
-            if not any(re.search(phase.trains, name) for name in self.trained):
-                self._refuse_trains(phase)
-
-    def _refuse_trains(self, phase: Phase) -> None:
-        names = list(self.trained)
-        sentence = (
-            f"[[phase]] {phase.number}: trains {phase.trains!r} matches none of the {len(names)} parameters that can "
-            f"be trained, such as {names[0]} and {names[-1]}; correct the pattern, or leave it out"
-        )
-        raise UsageError(sentence, "no-match", option="trains", given=phase.trains)
 
     @property
     def phase(self) -> Phase:

@@ -62,14 +62,14 @@ class Validation:
         return True
 
     def loss(self) -> float | None:
-        """The loss on the validation split; on the train split of shards that have no other."""
+        """The loss on the validation split; on the train split of the first dataset where none has another."""
         run = self._run
         run.end_of_steps()
         if self._held_out:
             result = self._evaluate()
         else:
             options = self._options | {"split": "train", "max_samples": EVALUATED_SAMPLES}
-            result = evaluate(run.learner, run.shards, run.ranks, **options)
+            result = evaluate(run.learner, run.datasets[run.phase.sources[0][0]], run.ranks, **options)
         run.clock.lap("evaluated")
         return result["loss"] if result else None
 

@@ -44,6 +44,11 @@ def ramp(given: int | str) -> Ramp:
     return Ramp(parts[0], parts[-1])
 
 
+def exact(number: float) -> Fraction:
+    """The decimal that Python prints for a number."""
+    return Fraction(str(number))
+
+
 def seconds(given: str) -> Fraction:
     """ "90s", "30m", "24h" and "2d". Raises ValueError for anything else, and for a time of 0."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", given)

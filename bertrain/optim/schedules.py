@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from fractions import Fraction
 from numbers import Real
 
 from bertdata.errors import UsageError
+from bertrain.values import exact
 
 
 def learning_rate(
@@ -55,7 +55,7 @@ def one_minus_sqrt(step: int, steps: int, warmup_steps: int) -> float:
 
 def wsd(step: int, steps: int, warmup_steps: int, decay_share: float = 0.2) -> float:
     """Warm-up, stable, decay: stays at the peak, then falls in the last part as 1 − sqrt (Hägele et al., 2024)."""
-    left, falling = steps - step, min(steps - warmup_steps, max(1, math.ceil(Fraction(str(decay_share)) * steps)))
+    left, falling = steps - step, min(steps - warmup_steps, max(1, math.ceil(exact(decay_share) * steps)))
     return 1.0 if left > falling else 1 - math.sqrt((falling - left) / falling)
 
 
