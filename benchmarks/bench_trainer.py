@@ -115,8 +115,8 @@ def trainer(kind: str, data: str, out: str, rows: int, steps: int, world_size: i
 
 
 def ours(data: str, out: str, rows: int, steps: int, precision: str) -> None:
-    from bertrain.config import Config
     from bertrain.models import build
+    from bertrain.options.config import Config
     from bertrain.pretrain import pretrain
 
     chosen, choose = list[str](), build.choose_attention

@@ -92,7 +92,7 @@ def main(
     for seed in range(seeds):
         logits, results = place / f"logits-{seed}", dict[str, dict[str, float]]()
         seconds, _ = run(
-            "bertrain.teacher", "--model", asked, "--data", data, "--out", logits, "--length", length,
+            "bertrain.lab.distillation.teacher", "--model", asked, "--data", data, "--out", logits, "--length", length,
             "--seed", seed, "--top-k", top_k, "--max-samples", steps * rows, "--yes",
         )  # fmt: skip
         _, said = run("bertdata", "inspect", logits, "--json")
@@ -113,7 +113,7 @@ def main(
             print(seed, name, result, flush=True)
     names = ("alone", "distilled", "longer") if trained else ("alone", "distilled", "longer", "longest")
     runs = [place / f"{name}-{seed}" for name in names for seed in range(seeds)]
-    run("bertrain.plot", *runs, "--out", place / "curves.png")
+    run("bertrain.commands.plot", *runs, "--out", place / "curves.png")
     print(table(found))
     regime = (
         f"{seeds} seeds, {Path(teacher).name} teaches {student}, {steps} steps of {rows} rows of {length}, k = {top_k}"

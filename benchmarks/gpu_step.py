@@ -38,12 +38,13 @@ from common import machine
 import bertdata
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain import feed, optim
-from bertrain.config import Config
+from bertrain import optim
 from bertrain.models import build as model
 from bertrain.objectives import Learner, MaskedTokens
+from bertrain.options.config import Config
 from bertrain.pretrain import pretrain
-from bertrain.runtime import rates
+from bertrain.run import rates
+from bertrain.runtime import feed
 
 ROWS = {32: 4, 128: 256, 512: 64, 1024: 32}  # of a step, by length
 GRID = [("bert-base", 128), ("modernbert-base", 1024), ("modernbert-base", 128), ("bert-base", 512),

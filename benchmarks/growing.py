@@ -9,7 +9,7 @@ at equal operations and at equal seconds. What is done stands in OUT/results.jso
 may be stopped at any time. It ends with a table: loss at the end, operations, seconds of training, and the loss on the
 validation split just before and just after each growth.
 
-Operations are counted from the model (bertrain/runtime/rates.py): 2 for a multiply-add, the backward pass twice the
+Operations are counted from the model (bertrain/run/rates.py): 2 for a multiply-add, the backward pass twice the
 forward pass, and no backward pass through a frozen trunk. The phases of a run (docs/phases.md) lie beside it in a file.
 """
 
@@ -26,7 +26,7 @@ from recipes import result_of, run, with_phases
 
 import bertdata
 from bertrain.models import build
-from bertrain.runtime.rates import Operations
+from bertrain.run.rates import Operations
 
 LENGTH, ROWS_OF_A_STEP, LAYERS = 64, 32, 6
 MODEL = {"model_type": "modernbert", "num_hidden_layers": LAYERS, "hidden_size": 64, "num_attention_heads": 2,

@@ -112,7 +112,15 @@ def judge(place: Path, shards: Path) -> dict[str, Any]:
     """The loss of a model in rows of each length: what bertrain evaluate prints."""
     judged = {}
     for length in (SHORT, LONG):
-        command = ["bertrain.evaluate", "--checkpoint", str(place), "--data", str(shards), "--length", str(length)]
+        command = [
+            "bertrain.commands.evaluate",
+            "--checkpoint",
+            str(place),
+            "--data",
+            str(shards),
+            "--length",
+            str(length),
+        ]
         said = json.loads(run([*command, "--json"], place.parent, 1).splitlines()[-1])
         judged[str(length)] = {name: said[name] for name in ("loss", "accuracy", "targets", "samples")}
     return judged

@@ -54,7 +54,7 @@ def main(corpus: str, out: str, steps: int, trials: int, seeds: int, latency: st
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     common = ["--checkpoint", trained, "--data", shards, "--batch-size", 8, "--max-samples", max_samples, "--json"]
     if not (place / "latency").exists():
-        probe = json.loads(run("bertrain.search", *common, "--latency", "100s", "--trials", 20, "--method", "random",
+        probe = json.loads(run("bertrain", "search", *common, "--latency", "100s", "--trials", 20, "--method", "random",
                                "--seed", 1000, "--out", searched))  # fmt: skip
         limit = latency or f"{statistics.median(trial['latency_ms'] for trial in probe['trials']):.2f}ms"
         (place / "latency").write_text(limit)
@@ -63,7 +63,7 @@ def main(corpus: str, out: str, steps: int, trials: int, seeds: int, latency: st
     rows = []
     for seed in range(seeds):
         for method in METHODS:
-            found = json.loads(run("bertrain.search", *common, "--latency", limit, "--trials", trials, "--method",
+            found = json.loads(run("bertrain", "search", *common, "--latency", limit, "--trials", trials, "--method",
                                    method, "--seed", seed, "--out", searched))  # fmt: skip
             best[method].append(found["best"]["loss"])
             after = [min(trial["loss"] for trial in found["trials"][:number]) for number in (10, 20, 30, trials)]

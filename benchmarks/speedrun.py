@@ -12,7 +12,7 @@ whichever gives more. Its recipe is run_mlm's: AdamW, a linear schedule, 15 % of
 its peak rate is 2e-3, as that of run_mlm, 5e-5, suits fine-tuning, with a warm-up and 128 rows a step. "ours, same
 recipe" trains as many steps with that recipe (SAME), so that only the engine differs.
 
-All are then scored alike: masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.finetune over
+All are then scored alike: masked loss as bits per byte on the same held-out shards, SST-2 by bertrain.lab.finetune over
 three seeds. The script trains on the held-out documents too, as it gets all of the text. With --seeds N all are trained
 N times from the same shards and rows.
 
@@ -39,7 +39,7 @@ import torch
 from common import MALLOC, has_bf16, report, small_modernbert
 from environments import python_of
 
-from bertrain.validation import EVALUATED_SAMPLES
+from bertrain.run.validation import EVALUATED_SAMPLES
 
 LENGTH, LR = 64, 2e-3  # LR: of the script
 RECIPE = "--optimizer muon --lr 3e-3 --muon-rate 3 --muon-momentum 0.9 --warmup 0.1"  # docs/recipes.md
@@ -210,7 +210,7 @@ def main(
     def score(model: str, *more: str) -> dict[str, Any]:
         options = ["--checkpoint", model, "--data", str(scratch / "shards"), "--length", str(LENGTH)]
         scored = json.loads(
-            run([sys.executable, "-m", "bertrain.evaluate", "--json", *options, *more]).splitlines()[-1]
+            run([sys.executable, "-m", "bertrain", "evaluate", "--json", *options, *more]).splitlines()[-1]
         )
         return {key: round(scored[key], 4) for key in ("loss", "accuracy", "bits_per_byte")}
 
@@ -219,7 +219,7 @@ def main(
         tuning += ["--length", str(LENGTH), "--precision", PRECISION]
         for part in ("train", "dev", "test"):
             tuning += [f"--{part}", str(Path(sst2 or "", f"{part}.tsv"))]
-        tuned = json.loads(run([sys.executable, "-m", "bertrain.finetune", "--json", *tuning]).splitlines()[-1])
+        tuned = json.loads(run([sys.executable, "-m", "bertrain", "finetune", "--json", *tuning]).splitlines()[-1])
         return {"SST-2 dev": tuned["dev_accuracy"], "SST-2 test": tuned["test_accuracy"]}
 
     with tempfile.TemporaryDirectory() as directory:

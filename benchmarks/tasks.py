@@ -27,8 +27,8 @@ import click
 import numpy as np
 from common import report
 
-from bertrain import tables
-from bertrain.tasks import metrics
+from bertrain.lab import tables
+from bertrain.lab.tasks import metrics
 
 
 class Entry(NamedTuple):
@@ -120,7 +120,7 @@ def finetuned(entry: Entry, files: dict[str, str], checkpoint: str, out: Path, o
     columns = ["--task", entry.kind, "--text", entry.text, "--label", entry.label]
     columns += ["--other", entry.other] if entry.other else []
     named = [word for split, path in files.items() for word in (f"--{split}", path)]
-    command = [sys.executable, "-m", "bertrain.finetune", "--checkpoint", checkpoint, "--out", str(out), "--json"]
+    command = [sys.executable, "-m", "bertrain", "finetune", "--checkpoint", checkpoint, "--out", str(out), "--json"]
     done = subprocess.run([*command, *columns, *named, *options], stdout=subprocess.PIPE, text=True, env=os.environ)
     if done.returncode:
         sys.exit(f"bertrain finetune failed for {out}")

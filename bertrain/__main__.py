@@ -17,20 +17,21 @@ from bertdata.cli import one_sentence
 from bertdata.errors import install
 
 COMMANDS = {
-    "demo": "Run all steps once: from text to a trained model.",
-    "pretrain": "Pre-train a masked language model on shards.",
-    "plan": "Print the phases of a run before it starts.",
-    "evaluate": "Measure a checkpoint on held-out text, or on minimal pairs.",
-    "finetune": "Fine-tune a checkpoint on labelled text, over several seeds.",
-    "augment": "Add copies with replaced words to labelled text.",
-    "suite": "Fine-tune a checkpoint for the tasks of GLUE or CLUE.",
-    "search": "Find the best sub-network of an elastic run within a latency limit.",
-    "extract": "Write a sub-network as a separate checkpoint.",
-    "push": "Send a checkpoint to the Hugging Face hub.",
-    "teacher": "Store a teacher's predictions once, for students.",
-    "doctor": "Check data, model, memory and disk before a long run.",
-    "plot": "Draw the curves of runs to a picture or a page.",
+    "demo": ("commands.demo", "Run all steps once: from text to a trained model."),
+    "pretrain": ("pretrain", "Pre-train a masked language model on shards."),
+    "plan": ("commands.plan", "Print the phases of a run before it starts."),
+    "evaluate": ("commands.evaluate", "Measure a checkpoint on held-out text, or on minimal pairs."),
+    "finetune": ("lab.finetune", "Fine-tune a checkpoint on labelled text, over several seeds."),
+    "augment": ("lab.augment", "Add copies with replaced words to labelled text."),
+    "suite": ("lab.suite", "Fine-tune a checkpoint for the tasks of GLUE or CLUE."),
+    "search": ("lab.elastic.search", "Find the best sub-network of an elastic run within a latency limit."),
+    "extract": ("lab.elastic.extract", "Write a sub-network as a separate checkpoint."),
+    "push": ("commands.push", "Send a checkpoint to the Hugging Face hub."),
+    "teacher": ("lab.distillation.teacher", "Store a teacher's predictions once, for students."),
+    "doctor": ("commands.doctor", "Check data, model, memory and disk before a long run."),
+    "plot": ("commands.plot", "Draw the curves of runs to a picture or a page."),
 }
+"""By name: the module whose `main` is the command, and what it is for."""
 
 
 class _Commands(click.Group):
@@ -44,7 +45,7 @@ class _Commands(click.Group):
             return None
         try:
             with one_sentence():  # importing torch takes seconds, in which Ctrl-C may come
-                return importlib.import_module(f"bertrain.{name}").main
+                return importlib.import_module(f"bertrain.{COMMANDS[name][0]}").main
         except ModuleNotFoundError as error:
             package = str(error.name).partition(".")[0]
             if package == "bertrain":
@@ -55,12 +56,12 @@ class _Commands(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """The names of commands, for which nothing need be imported, and options."""
-        names = [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
+        names = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
         return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
 @click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -31,17 +31,17 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bertdata.cli import one_sentence
-from bertrain import feed
-from bertrain.config import Config, default_out
-from bertrain.flags import command
 from bertrain.objectives import Learner
-from bertrain.records import Records
-from bertrain.run import Run
-from bertrain.runtime import checkpoint
+from bertrain.options.config import Config, default_out
+from bertrain.options.flags import command
+from bertrain.run import checkpoint
+from bertrain.run.rates import Rates
+from bertrain.run.records import Records
+from bertrain.run.run import Run
+from bertrain.run.validation import Validation
+from bertrain.runtime import feed
 from bertrain.runtime.dist import COMPILES_S, SILENT_S, Readings, world
-from bertrain.runtime.rates import Rates
 from bertrain.runtime.stop import Signals
-from bertrain.validation import Validation
 
 
 def pretrain(config: Config) -> None:

@@ -22,7 +22,7 @@ from grammar import END, Grammar
 
 import bertdata
 from bertdata.cli import main as bertdata_command
-from bertrain.evaluate import main as evaluate
+from bertrain.commands.evaluate import main as evaluate
 from bertrain.pretrain import main as pretrain
 
 TOPICS, NOUNS, VERBS, ADJECTIVES, ADVERBS = 5, 60, 30, 60, 30  # nouns and verbs of each topic

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 import bertdata
-from bertrain import feed, optim
+from bertrain import optim
 from bertrain.models import build
 from bertrain.models.families import FAMILIES
 from bertrain.objectives import OBJECTIVES
+from bertrain.runtime import feed
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
          "max_position_embeddings": 80, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip

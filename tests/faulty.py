@@ -5,7 +5,7 @@ import os
 import signal
 
 from bertrain import pretrain
-from bertrain.runtime import checkpoint
+from bertrain.run import checkpoint
 
 
 def main(arguments):

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from training import SMALL, entries, last_checkpoint, learner, losses, refused_run, remove_after, train
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from bertrain import doctor, evaluate, finetune
-from bertrain import run as run_module
-from bertrain.config import Config
-from bertrain.models import adapters
-from bertrain.runtime.rates import Operations
+from bertrain.commands import doctor, evaluate
+from bertrain.lab import adapters, finetune
+from bertrain.options.config import Config
+from bertrain.run import run as run_module
+from bertrain.run.rates import Operations
 
 NUMBER = {"bert": 12, "modernbert": 8, "bert untied": 12, "albert": 6}  # linear maps in the layers
 LORA = {"lora": "r=2,alpha=6", "steps": 4, "eval_every": 0, "save_every": 2, "lr": 2e-2}

@@ -12,8 +12,8 @@ from helpers import BAD, GOOD, invoke, json_of, recorded, refused, refuses, succ
 from training import on_ranks
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from bertrain import augment, finetune, tables
-from bertrain.finetune import resolved
+from bertrain.lab import augment, finetune, tables
+from bertrain.lab.finetune import resolved
 
 ROLES = {"text": "0", "other": "", "label": "-1"}
 
@@ -215,7 +215,7 @@ def test_ranks_share_out_the_texts_and_write_the_bytes_of_one(checkpoint, tmp_pa
     data = write(tmp_path / "a.tsv", *(f"light {'salt ' * (n % 7)}wind {n} stone\t{n % 2}" for n in range(100)))
     common = ["--checkpoint", checkpoint, "--train", data, "--copies", 2, "--out"]
     augmented(checkpoint, data, tmp_path / "one.tsv", "--copies", 2)
-    said, _ = on_ranks(2, "bertrain.augment", [*common, tmp_path / "two.tsv"])
+    said, _ = on_ranks(2, "bertrain.lab.augment", [*common, tmp_path / "two.tsv"])
     assert said.count("100 rows and") == 1
     assert (tmp_path / "one.tsv").read_bytes() == (tmp_path / "two.tsv").read_bytes()
 

@@ -15,8 +15,8 @@ import pytest
 
 from bertdata.sources import docstrings
 from bertrain import recipes
-from bertrain.config import Config
-from bertrain.phases import resolve
+from bertrain.options.config import Config
+from bertrain.run.phases import resolve
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from training import TINY
 
 from bertdata.errors import UsageError
-from bertrain.batches import Batches
-from bertrain.config import Config
-from bertrain.run import Run
-from bertrain.runtime import checkpoint, state
+from bertrain.options.config import Config
+from bertrain.run import checkpoint, state
+from bertrain.run.batches import Batches
+from bertrain.run.run import Run
 
 TOOL = Path(__file__).parent.parent / "tools" / "campaign.py"
 sys.path.append(str(TOOL.parent))
@@ -59,7 +59,7 @@ def forget_sums(patch):
 
 
 def keep_later_entries(patch):
-    from bertrain.runtime import watch
+    from bertrain.run import watch
 
     log = watch.Log
     patch.setattr(watch, "Log", lambda path, after_step: log(path, after_step=99 if after_step else 0))

@@ -12,11 +12,12 @@ from huggingface_hub import ModelCard
 from training import TINY, train
 from transformers import AutoModelForMaskedLM
 
-from bertrain import extract, finetune
-from bertrain.config import Config
+from bertrain.lab import finetune
+from bertrain.lab.elastic import extract
+from bertrain.lab.tasks import TASKS
+from bertrain.options.config import Config
 from bertrain.pretrain import pretrain
-from bertrain.runtime import card, checkpoint, state
-from bertrain.tasks import TASKS
+from bertrain.run import card, checkpoint, state
 
 BERT = json.loads(Path(TINY).read_bytes()) | {"num_hidden_layers": 3}
 OPTIONS = {"steps": 4, "save_every": 2, "eval_every": 2, "average": 0.5, "mlm_probability": 0.3}

@@ -10,7 +10,7 @@ from transformers import AutoModelForMaskedLM
 import bertdata
 from bertdata import cli
 from bertdata.sources import docstrings
-from bertrain import demo
+from bertrain.commands import demo
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from training import (
     train,
 )
 
-from bertrain import evaluate
-from bertrain.runtime import checkpoint
+from bertrain.commands import evaluate
+from bertrain.run import checkpoint
 
 pytestmark = pytest.mark.dist
 
@@ -133,7 +133,7 @@ def test_an_error_before_the_first_step_is_said_once(dataset, tmp_path):
 def test_evaluation_on_two_ranks_is_that_of_one(two, dataset):
     """Also of samples that do not fill batches."""
     arguments = ["--checkpoint", two, "--data", dataset.path, "--split", "train", "--length", 16, "--max-samples", 129]
-    stated = json.loads(on_ranks(2, "bertrain.evaluate", [*arguments, "--json"])[0].splitlines()[-1])
+    stated = json.loads(on_ranks(2, "bertrain.commands.evaluate", [*arguments, "--json"])[0].splitlines()[-1])
     alone = json_of(evaluate.main, *arguments)
     assert stated["samples"] == alone["samples"] == 129
     assert stated["targets"] == alone["targets"]

@@ -47,10 +47,11 @@ import bertdata
 from bertdata.cli import main as bertdata_command
 from bertdata.errors import StateError
 from bertdata.tokenize.load import load
-from bertrain import flags
 from bertrain.__main__ import main as bertrain_command
-from bertrain.models import build, elastic, families
-from bertrain.models.elastic import Sizes
+from bertrain.lab.elastic import space as elastic
+from bertrain.lab.elastic.space import Sizes
+from bertrain.models import build, families
+from bertrain.options import flags
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("docs/**/*.md"))]

@@ -23,14 +23,15 @@ from tqdm import tqdm
 from training import ALONE, QUIET, assert_near, entries, learner, losses, refused_run, remove_after, train
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
-from bertrain import assemble, extract, search
 from bertrain.__main__ import main
-from bertrain.config import Config
-from bertrain.models import build, elastic
-from bertrain.models.elastic import Sizes, Space
-from bertrain.objectives.elastic import Elastic, _mean
+from bertrain.lab.elastic import extract, search
+from bertrain.lab.elastic import space as elastic
+from bertrain.lab.elastic.space import Sizes, Space
+from bertrain.lab.elastic.training import Elastic, _mean
+from bertrain.models import build
 from bertrain.objectives.losses import LossSum
-from bertrain.runtime import checkpoint
+from bertrain.options.config import Config
+from bertrain.run import assemble, checkpoint
 
 WHOLE = Sizes(3, 32, 4, 48)
 SHAPE = {"num_attention_heads": 4, "num_hidden_layers": 3}

@@ -10,11 +10,12 @@ import torch
 from families import LONGFORMER
 from training import QUIET, SMALL, TINY, changing, refused_run, train, train_twice
 
-from bertrain import assemble, optim
-from bertrain.config import Config
+from bertrain import optim
 from bertrain.models import build
 from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, Learner, LossSum, Objective
+from bertrain.options.config import Config
+from bertrain.run import assemble
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 EXAMPLES = {

@@ -20,12 +20,16 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 from transformers.modeling_outputs import MaskedLMOutput
 
 from bertdata.errors import DatasetError
-from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
-from bertrain.config import Config
+from bertrain.commands import doctor, evaluate
+from bertrain.lab import finetune
+from bertrain.lab.distillation import teacher
+from bertrain.lab.distillation.taps import EMBEDDINGS, Taps
 from bertrain.models import build as models
 from bertrain.models.families import FAMILIES, family_of, layers_of
-from bertrain.models.taps import EMBEDDINGS, Taps
-from bertrain.runtime.rates import Operations
+from bertrain.options.config import Config
+from bertrain.run import assemble
+from bertrain.run.rates import Operations
+from bertrain.runtime import feed
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from training import FORKS
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
-from bertrain import finetune, plot, push, tables
+from bertrain.commands import plot, push
+from bertrain.lab import finetune, tables
+from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import build
-from bertrain.runtime import checkpoint
-from bertrain.tasks import TASKS, Columns
+from bertrain.run import checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def run(tmp_path_factory):
     def results_of(*names):
         with contextlib.chdir(folder):
             for name in names:
-                results[name] = results.get(name) or freeze.scenario(lines[name], ROOT)
+                results[name] = results.get(name) or freeze.scenario(lines[name])
         return {name: results[name] for name in names}
 
     return results_of
@@ -78,14 +78,8 @@ def test_the_first_differing_step_and_file_are_named():
     assert len(freeze.differences(before, {})) == len(freeze.differences({"one": {"error": "no"}}, before)) == 1
 
 
-def test_a_commit_gets_the_spelling_that_it_knows(monkeypatch, tmp_path):
-    monkeypatch.setattr(freeze, "SPELLINGS", [("a.py", "deeper", "--deeper 2@0.5", "--grow 1,2 --grow-at 0.5")])
-    line = "bertrain pretrain --out run --init bert --deeper 2@0.5"
-    (tmp_path / "a.py").write_text("grow")
-    old = freeze.complete(line, tmp_path)
-    (tmp_path / "a.py").write_text("deeper")
-    new = freeze.complete(line, tmp_path)
-    assert "--grow-at" in old
-    assert "--deeper" in new
-    assert new.count("--init") == 1
-    assert "--model" not in new  # the default that --init replaces
+def test_a_default_gives_way_to_an_option_that_replaces_it():
+    words = freeze.complete("bertrain pretrain --out run --init bert")
+    assert words.count("--init") == 1
+    assert "--model" not in words
+    assert "--steps" in words

@@ -24,11 +24,16 @@ from helpers import json_of, succeeds, write_labelled
 from training import ALONE, CPU, entries, flags, launch, learner, train
 from transformers import CONFIG_MAPPING
 
-from bertrain import assemble, doctor, evaluate, feed, finetune, teacher
-from bertrain.config import Config
+from bertrain.commands import doctor, evaluate
+from bertrain.lab import finetune
+from bertrain.lab.distillation import teacher
 from bertrain.models import build
 from bertrain.models.families import FAMILIES
-from bertrain.run import Run
+from bertrain.options.config import Config
+from bertrain.run import assemble
+from bertrain.run import evaluate as evaluation
+from bertrain.run.run import Run
+from bertrain.runtime import feed
 from bertrain.runtime.dist import Readings, World
 
 DEVICE = torch.device(os.environ.get("GPU_TESTS_ON", "cuda"))
@@ -267,7 +272,7 @@ def test_evaluation_is_that_of_the_cpu(dataset, tmp_path, options):
     result = json_of(evaluate.main, *command)
     assert result["loss"] == pytest.approx(log[-1]["validation_loss"], rel=1e-5)
     weights = learner(build.load(tmp_path / "run" / "step-00000002"), isolate=bool(options))
-    plain = evaluate.evaluate(weights, dataset, ALONE, split="validation", length=32)
+    plain = evaluation.evaluate(weights, dataset, ALONE, split="validation", length=32)
     assert result["loss"] == pytest.approx(plain["loss"], rel=1e-4)
     assert (result["targets"], result["samples"]) == (plain["targets"], plain["samples"])
 

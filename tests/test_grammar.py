@@ -13,9 +13,9 @@ import torch
 from training import learner, train
 
 import bertdata
-from bertrain import feed
 from bertrain.models import build as model
-from bertrain.runtime import checkpoint
+from bertrain.run import checkpoint
+from bertrain.runtime import feed
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 from grammar import MASK, Grammar  # noqa: E402

@@ -12,10 +12,12 @@ from training import QUIET, changing, learner, refused_run, train, train_twice
 from transformers import AutoModelForMaskedLM
 
 from bertrain import optim
-from bertrain.config import Config
-from bertrain.models import build, grow
-from bertrain.runtime import checkpoint, clock
-from bertrain.runtime.watch import Watch, _scale_lines
+from bertrain.lab import growth as grow
+from bertrain.models import build
+from bertrain.options.config import Config
+from bertrain.run import checkpoint
+from bertrain.run.watch import Watch, _scale_lines
+from bertrain.runtime import clock
 
 GROW = {"phase": changing(0.3, 0.6, layers=[1, 2, None]), "steps": 10, "eval_every": 0}
 UPPER = r"layers?\.{}\.|head|decoder|final_norm|^cls\."  # what is above the layers that it names, and these

@@ -7,7 +7,7 @@ from families import assert_isolated, model_of, packed_rows
 from training import CPU, learner
 
 from bertdata import Loader
-from bertrain import feed
+from bertrain.runtime import feed
 
 BOTH, BERT = (pytest.mark.parametrize("kind", kinds) for kinds in (["bert", "modernbert"], ["bert"]))
 

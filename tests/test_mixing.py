@@ -15,12 +15,13 @@ from training import changing, entries, flags, losses, mixing, on_ranks, remove_
 import bertdata
 from bertdata.errors import UsageError
 from bertdata.look.trace import trace
-from bertrain import doctor, run
 from bertrain import pretrain as pretraining
-from bertrain.config import Config
-from bertrain.evaluate import main as evaluate_main
-from bertrain.flags import command
+from bertrain.commands import doctor
+from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.objectives.losses import classification
+from bertrain.options.config import Config
+from bertrain.options.flags import command
+from bertrain.run import run
 
 STEPS = {"model": "bert-tiny", "steps": 6, "global_batch_size": 7, "micro_batch_size": 3, "log_every": 4}
 QUICK = {"model": "bert-tiny", "steps": 1, "eval_every": 0}

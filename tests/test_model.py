@@ -15,10 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertdata
 from bertdata.errors import DatasetError, UsageError
-from bertrain import feed, optim
-from bertrain.config import Config
-from bertrain.evaluate import evaluate
+from bertrain import optim
 from bertrain.models import build as model
+from bertrain.options.config import Config
+from bertrain.run.evaluate import evaluate
+from bertrain.runtime import feed
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 from training import QUIET, assert_near, changing, refused_run, train, train_twice
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from bertrain import evaluate, optim, run
-from bertrain.config import Config
+from bertrain import optim
+from bertrain.commands import evaluate
 from bertrain.optim import learning_rate, muon
 from bertrain.optim.lamb import Lamb
 from bertrain.optim.stable import StableAdamW
-from bertrain.runtime import checkpoint
+from bertrain.options.config import Config
+from bertrain.run import checkpoint, run
 
 
 def rates(schedule, steps, warmup_steps):

@@ -47,20 +47,25 @@ def hiding(tmp_path_factory):
 
 def test_help_names_every_command_with_a_line():
     shown = succeeds(main, "--help").output
-    for name, line in COMMANDS.items():
+    for name, (_, line) in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(line)}$", shown, re.MULTILINE)
     assert succeeds(main, "--version").output.split()[-1] == bertdata.__version__
 
 
 def test_every_module_that_is_a_command_is_one_of_bertrain():
     has_main = re.compile(r"^(def main\(|main = )", re.MULTILINE)
-    modules = {path.stem for path in (ROOT / "bertrain").glob("*.py") if has_main.search(path.read_text())}
-    assert modules - {"__main__"} == set(COMMANDS)
+    package = ROOT / "bertrain"
+    modules = {
+        ".".join(path.relative_to(package).with_suffix("").parts)
+        for path in package.rglob("*.py")
+        if has_main.search(path.read_text())
+    }
+    assert modules - {"__main__"} == {module for module, _ in COMMANDS.values()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_is_the_main_of_its_module(name):
-    module = importlib.import_module(f"bertrain.{name}")
+    module = importlib.import_module(f"bertrain.{COMMANDS[name][0]}")
     assert isinstance(module.main, click.Command)
     assert main.get_command(click.Context(main), name) is module.main
     succeeds(main, name, "--help")
@@ -132,7 +137,7 @@ def test_without_torch_help_still_answers_and_an_import_is_pythons_own_error(hid
     run = """from bertrain.__main__ import main
 main(["--help"], standalone_mode=False)
 try:
-    import bertrain.feed
+    import bertrain.runtime.feed
 except ModuleNotFoundError as error:
     print(error.name)"""
     result = python("-c", run, hide="torch transformers", before=hiding)
@@ -141,7 +146,9 @@ except ModuleNotFoundError as error:
     assert result.stdout.endswith("\ntorch\n")
 
 
-@pytest.mark.parametrize("command", ["-c import bertrain.plan", "-m bertrain doctor", "-m bertrain.pretrain --help"])
+@pytest.mark.parametrize(
+    "command", ["-c import bertrain.commands.plan", "-m bertrain doctor", "-m bertrain.pretrain --help"]
+)
 def test_a_bertdata_that_is_not_ours_is_one_sentence(tmp_path, command):
     ours = tmp_path / "ours"
     ours.mkdir()

@@ -21,10 +21,11 @@ from bertdata.tokenize.load import load
 from bertdata.tokenize.spelling import Spelling
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
 from bertdata.tokenize.train import train_unigram
-from bertrain import evaluate, pairs
+from bertrain.commands import evaluate, pairs
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
-from bertrain.runtime import watch
+from bertrain.run import evaluate as evaluation
+from bertrain.run import watch
 from bertrain.runtime.dist import World
 
 PAIRS = [
@@ -127,10 +128,10 @@ def test_scores_do_not_depend_on_batches_or_ranks(bert_like, file, monkeypatch):
 @pytest.mark.dist
 def test_two_ranks_give_the_result_of_one(bert_like, file):
     arguments = ["--checkpoint", bert_like, "--pairs", file, "--json"]
-    said, _ = on_ranks(2, "bertrain.evaluate", arguments)
+    said, _ = on_ranks(2, "bertrain.commands.evaluate", arguments)
     assert json.loads(said.splitlines()[-1]) == result_of(bert_like, "--pairs", file)
     assert said.count("\n") == 1
-    _, err = on_ranks(2, "bertrain.evaluate", [*arguments, "--length", 9], code=2)
+    _, err = on_ranks(2, "bertrain.commands.evaluate", [*arguments, "--length", 9], code=2)
     assert err.count("--length") == 1
 
 
@@ -270,8 +271,8 @@ def test_each_sample_is_shown_with_the_best_predictions_of_its_masked_tokens(che
     data = built(tmp_path, make_text(12), tokenizer=str(directory), validation=0.5)
     options = {"split": "validation", "length": 24, "rows": 2}
     encoder = Encoder(build.load(directory))
-    predicted = evaluate.predictions(encoder, data, CPU, **options)
-    batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=evaluate.MASKING))
+    predicted = evaluation.predictions(encoder, data, CPU, **options)
+    batch = next(bertdata.Loader(data, length=24, global_batch_size=2, split="validation", masking=evaluation.MASKING))
     assert len(predicted) == (batch.targets >= 0).sum()
     arguments = ["--checkpoint", directory, "--data", data.path, "--length", 24, "--max-samples", 2, "--show", 2]
     blocks = succeeds(evaluate.main, *arguments).stdout.split("sample ")[1:3]

@@ -35,13 +35,15 @@ from training import (
 from transformers import AutoModelForMaskedLM
 
 import bertdata
-from bertrain import assemble, optim, plan, pretrain
-from bertrain.batches import Batches
-from bertrain.config import Config
+from bertrain import optim, pretrain
+from bertrain.commands import plan
 from bertrain.models import build, rotary
-from bertrain.phases import check_begun, resolve
-from bertrain.runtime import clock, state
-from bertrain.runtime.state import TrainState
+from bertrain.options.config import Config
+from bertrain.run import assemble, state
+from bertrain.run.batches import Batches
+from bertrain.run.phases import check_begun, resolve
+from bertrain.run.state import TrainState
+from bertrain.runtime import clock
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
 DEFAULT = Config(data="x")

@@ -9,7 +9,7 @@ import pytest
 from helpers import data_of, invoke, refused, succeeds
 from training import train
 
-from bertrain import plot, report
+from bertrain.commands import plot, report
 
 
 def page(*runs):

@@ -32,9 +32,9 @@ import bertdata
 from bertdata.look.trace import stream_of
 from bertdata.tokenize.load import load
 from bertdata.write import build
-from bertrain.evaluate import main as evaluate_main
+from bertrain.commands.evaluate import main as evaluate_main
 from bertrain.pretrain import main as pretrain_main
-from bertrain.runtime import checkpoint
+from bertrain.run import checkpoint
 
 
 @pytest.fixture

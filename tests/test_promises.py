@@ -21,15 +21,20 @@ from training import ALONE, QUIET, assert_near, changing, entries, flags, on_ran
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from bertdata.errors import UsageError
-from bertrain import assemble, doctor, evaluate, finetune, pretrain, teacher
-from bertrain.config import Config
-from bertrain.flags import read_options
+from bertrain import pretrain
+from bertrain.commands import doctor, evaluate
+from bertrain.lab import finetune
+from bertrain.lab.distillation import teacher
 from bertrain.models import build as models
 from bertrain.objectives import OBJECTIVES
 from bertrain.optim import OPTIMIZERS
-from bertrain.run import Run
-from bertrain.runtime import checkpoint, stop
-from bertrain.validation import Validation
+from bertrain.options.config import Config
+from bertrain.options.flags import read_options
+from bertrain.run import assemble, checkpoint
+from bertrain.run import evaluate as evaluation
+from bertrain.run.run import Run
+from bertrain.run.validation import Validation
+from bertrain.runtime import stop
 
 DROPOUT = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2,
            "intermediate_size": 64, "hidden_dropout_prob": 0.3}  # fmt: skip
@@ -224,7 +229,7 @@ def test_long_commands_show_progress_and_end_in_a_table(bert_run, dataset, tmp_p
             super().__init__(**options | {"file": io.StringIO(), "disable": False})
             bars.append(self)
 
-    for module in (evaluate, finetune, teacher):
+    for module in (evaluation, finetune, teacher):
         monkeypatch.setattr(module, "tqdm", Bar)
     common = ["--checkpoint", bert_run, "--data", dataset.path]
     stated = json_of(evaluate.main, *common)

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import ModelCard, constants
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from bertrain import push
+from bertrain.commands import push
 
 PAGE = (Path(__file__).parent.parent / "docs" / "cards.md").read_text()
 SENT = ["README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]

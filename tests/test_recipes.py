@@ -13,10 +13,10 @@ from helpers import refused, succeeds
 from training import entries
 
 from bertrain import recipes
-from bertrain.config import MICRO_BATCH_SIZE, Config, helps
-from bertrain.flags import command
-from bertrain.phases import resolve
+from bertrain.options.config import MICRO_BATCH_SIZE, Config, helps
+from bertrain.options.flags import command
 from bertrain.pretrain import pretrain
+from bertrain.run.phases import resolve
 
 
 @pytest.fixture

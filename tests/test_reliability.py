@@ -33,8 +33,8 @@ from bertdata.format.verify import verify
 from bertdata.read.words import continuing_ids
 from bertdata.sources import documents
 from bertdata.write import build
-from bertrain.runtime import checkpoint
-from bertrain.runtime import log as run_log
+from bertrain.run import checkpoint
+from bertrain.run import log as run_log
 
 ROOT = Path(bertdata.__file__).parents[1]
 SMALL = {"shard_size": 900, "validation": 0.2}

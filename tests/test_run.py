@@ -39,13 +39,16 @@ from bertdata.errors import UsageError
 from bertdata.look.trace import stream_of
 from bertdata.torch import tensors
 from bertdata.write import build
-from bertrain import doctor, evaluate, feed, phases, pretrain, validation
-from bertrain import run as runs
-from bertrain.config import Config
+from bertrain import pretrain
+from bertrain.commands import doctor, evaluate
 from bertrain.models import build as model
-from bertrain.run import Run
-from bertrain.runtime import checkpoint, clock, rates, state, stop, watch, writer
-from bertrain.schedule import Plan
+from bertrain.options.config import Config
+from bertrain.run import checkpoint, phases, rates, state, validation, watch, writer
+from bertrain.run import evaluate as evaluation
+from bertrain.run import run as runs
+from bertrain.run.run import Run
+from bertrain.run.schedule import Plan
+from bertrain.runtime import clock, feed, stop
 
 
 def steps_of(log):
@@ -620,8 +623,8 @@ def test_long_rows_are_evaluated_fewer_at_a_time_to_the_same_numbers(dataset, tm
     train(dataset.path, tmp_path / "run", steps=1, isolate_documents=isolate, **QUIET)
     arguments = ["--checkpoint", tmp_path / "run", "--data", dataset.path, "--split", "train", "--max-samples", 24]
     results = []
-    for tokens in (evaluate.PLACES, 5 * 32, 1):
-        monkeypatch.setattr(evaluate, "PLACES", tokens)
+    for tokens in (evaluation.PLACES, 5 * 32, 1):
+        monkeypatch.setattr(evaluation, "PLACES", tokens)
         results.append(json_of(evaluate.main, *arguments))
     for other in results[1:]:
         assert other["loss"] == pytest.approx(results[0]["loss"], rel=1e-6)

@@ -13,9 +13,10 @@ from transformers import AutoModelForMaskedLM
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain import feed, optim
-from bertrain.config import Config
-from bertrain.optim import side_channel
+from bertrain import optim
+from bertrain.lab import side_channel
+from bertrain.options.config import Config
+from bertrain.runtime import feed
 
 EMBEDDINGS = "model.bert.embeddings.word_embeddings.weight"
 SHORT = {"steps": 5, "eval_every": 0, "model": TINY}

@@ -6,7 +6,7 @@ import os
 import pytest
 from helpers import BAD, GOOD, json_of, refused, succeeds, write
 
-from bertrain import suite, tables
+from bertrain.lab import suite, tables
 
 
 def common(checkpoint, data, out):

@@ -22,9 +22,9 @@ from training import on_ranks
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, AutoTokenizer
 
 from bertdata.files import locked
-from bertrain import finetune
-from bertrain.tasks import TASKS, Columns, metrics, spans
-from bertrain.tasks.words import Sentence
+from bertrain.lab import finetune
+from bertrain.lab.tasks import TASKS, Columns, metrics, spans
+from bertrain.lab.tasks.words import Sentence
 
 
 @pytest.fixture(scope="module")
@@ -538,7 +538,7 @@ def test_a_seed_that_gets_no_better_ends(bert_run, tmp_path):
 def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
     common = arguments(bert_run, tmp_path, "--seeds", 3, "--precision", "fp32")
     alone = tuned(*common, "--out", tmp_path / "one")
-    out, _ = on_ranks(2, "bertrain.finetune", [*common, "--json", "--out", tmp_path / "two"])
+    out, _ = on_ranks(2, "bertrain.lab.finetune", [*common, "--json", "--out", tmp_path / "two"])
     assert json.loads(out) == alone
     for seed in range(3):
         one, same = (load_file(tmp_path / out / f"seed-{seed}" / "model.safetensors") for out in ("one", "two"))
@@ -549,7 +549,7 @@ def test_ranks_share_out_the_seeds_and_give_the_bits_of_one(bert_run, tmp_path):
 @pytest.mark.dist
 def test_an_error_is_printed_once_by_ranks(bert_run, tmp_path):
     common = arguments(bert_run, tmp_path, "--text", "7", "--out", tmp_path / "out")
-    _, err = on_ranks(2, "bertrain.finetune", common, code=2)
+    _, err = on_ranks(2, "bertrain.lab.finetune", common, code=2)
     assert err.count("'7'") == 1, err
 
 

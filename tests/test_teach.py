@@ -25,13 +25,15 @@ import bertdata
 from bertdata import cli
 from bertdata.errors import StateError
 from bertdata.format import answers
-from bertrain import assemble, doctor, feed, teacher
-from bertrain.config import Config
+from bertrain.commands import doctor
+from bertrain.lab.distillation import objective as distil
+from bertrain.lab.distillation import teacher
 from bertrain.models import build as model
-from bertrain.objectives import distil
 from bertrain.objectives.losses import divergence
+from bertrain.options.config import Config
 from bertrain.pretrain import main as pretrain_main
-from bertrain.runtime import checkpoint
+from bertrain.run import assemble, checkpoint
+from bertrain.runtime import feed
 
 TEACHER = {"model_type": "bert", "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3,
            "intermediate_size": 64, "hidden_dropout_prob": 0.1}  # fmt: skip
@@ -160,7 +162,7 @@ def test_inspect_has_the_means_of_the_predictions(dataset, big, caches):
 @pytest.mark.slow
 def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp_path):
     out = tmp_path / "logits"
-    shown, _ = on_ranks(3, "bertrain.teacher", ask(dataset, big, out, "--variants", VARIANTS))
+    shown, _ = on_ranks(3, "bertrain.lab.distillation.teacher", ask(dataset, big, out, "--variants", VARIANTS))
     assert shown.count(str(out)) == 3  # each line is printed by one rank
     assert contents(out) == contents(caches["few"])
 

@@ -12,8 +12,8 @@ from helpers import refuses, succeeds
 from training import QUIET, TINY, entries, refused_run, train
 
 from bertdata.errors import install
-from bertrain import config
-from bertrain.config import Config
+from bertrain.options import config
+from bertrain.options.config import Config
 from bertrain.pretrain import main as pretrain_command
 from bertrain.runtime import trackers
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 from helpers import refused
 
-from bertrain.config import Config
 from bertrain.objectives import OBJECTIVES, Learner
+from bertrain.options.config import Config
 from bertrain.pretrain import main, pretrain
-from bertrain.records import Records
-from bertrain.run import Run
-from bertrain.runtime import checkpoint
+from bertrain.run import checkpoint
+from bertrain.run.records import Records
+from bertrain.run.run import Run
 from bertrain.runtime.dist import World
 
 torch.set_num_threads(1)  # the same bits again need the same number of threads

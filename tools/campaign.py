@@ -258,7 +258,7 @@ def _rank(target: Callable[[], None], folder: Path, said: Path, environment: dic
     """A forked process: its directory, its streams, and signals as a shell would give them to it."""
     import torch
 
-    from bertrain import run
+    from bertrain.run import run
 
     os.chdir(folder)
     os.environ.update(environment)
@@ -489,7 +489,7 @@ def _pretrain(*arguments: str) -> Callable[[], None]:
 
 def made(run: Run, inputs: Path, folder: Path) -> Verdict:
     """Makes a run undisturbed, and once more with its stops, in a new folder. inputs: of `make_inputs`."""
-    from bertrain.config import Config
+    from bertrain.options.config import Config
 
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -562,7 +562,7 @@ def make_inputs(folder: Path) -> None:
             build(["english.txt"], name, tokenizer="vocab.txt", **options)
 
     def answer() -> None:
-        from bertrain import teacher
+        from bertrain.lab.distillation import teacher
 
         for name, options in CACHES.items():
             given = ["--model", "teacher", "--data", "english", "--out", name, "--top-k", "8", "--length", "32"]
@@ -576,7 +576,7 @@ def make_inputs(folder: Path) -> None:
 
 def prepare(inputs: Path) -> None:
     """Imports what a run imports, and loads the compiled loops, so that forks have both."""
-    from bertrain.config import Config  # noqa: F401
+    from bertrain.options.config import Config  # noqa: F401
 
     def collect() -> None:
         with contextlib.suppress(SystemExit):
@@ -585,7 +585,7 @@ def prepare(inputs: Path) -> None:
 
     shutil.rmtree(inputs / "warm", ignore_errors=True)
     _in_child(collect, inputs, inputs / "said")
-    for name in [*(inputs / "modules").read_text().split("\n"), "peft", "bertrain.objectives.distil"]:
+    for name in [*(inputs / "modules").read_text().split("\n"), "peft", "bertrain.lab.distillation.objective"]:
         if name.partition(".")[0] in ("bertdata", "bertrain", "torch", "transformers", "numba", "peft", "scipy"):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)

@@ -62,27 +62,6 @@ PHASES = {
     "trunk": [{"share": 0.25, "layers": 1}, {"trains": "layer.1|cls"}],
 }
 """Files of phases, by their name without .toml."""
-SPELLINGS = [
-    *(
-        ("bertrain/config.py", "    phase: tuple", f"--config {name}.toml", old)
-        for name, old in {
-            "masks": "--mlm-probability 0.3:0.15",
-            "lengths": "--length 32 --long-length 64 --long-share 0.5",
-            "long": "--length 32 --long-length 64",
-            "longer": "--length 32 --long-length 64 --global-batch-size 4:8",
-            "batch": "--global-batch-size 4:8@0.8",
-            "half": "--grow 1,2 --grow-at 0.5",
-            "early": "--grow 1,2 --grow-at 0.4",
-            "trunk": "--grow 1,2 --grow-at 0.25 --freeze-trunk",
-        }.items()
-    ),
-    ("bertrain/config.py", "    warmup_steps: int", "--warmup-steps", "--warmup"),
-    ("bertrain/config.py", "    weights: str", "--data dedup --weights 0.7,0.3", "0.7 --data dedup 0.3"),
-    ("bertrain/config.py", "    weights: str", "--data lines --weights 0.5,0.5", "0.5 --data lines 0.5"),
-]
-"""Where commits spell a command line differently: a file, a text in it, the spelling of the commits that have this text
-in this file, and the spelling of the others. Scenarios have the first spelling."""
-
 DEFAULTS = {  # options of each command line that does not give them itself
     "bertdata build": "--shard-size 40000 --validation 0.05 --workers 1",
     "bertdata import": "--shard-size 20000 --validation 0.05",
@@ -376,23 +355,20 @@ def scenarios(only: str = "", *, ray: bool = False) -> list[dict[str, str]]:
     every = {name: line for stage in stages for name, line in stage.items()}
     wanted = [name for name in every if re.fullmatch(only or ".*", name)]
     for name in wanted:  # which grows
-        words = [word for line in every[name].split(" ; ") for word in complete(line.removeprefix("torchrun "), ROOT)]
+        words = [word for line in every[name].split(" ; ") for word in complete(line.removeprefix("torchrun "))]
         read = [value.split("/")[0] for option, value in itertools.pairwise(words) if option in READS]
         wanted += [value for value in dict.fromkeys(read) if value in every and value not in wanted]
     return [{name: line for name, line in stage.items() if name in wanted} for stage in stages]
 
 
-def complete(line: str, root: Path) -> list[str]:
-    """The words of a command line, with DEFAULTS, in the spelling of the commit that is checked out in `root`."""
+def complete(line: str) -> list[str]:
+    """The words of a command line, with DEFAULTS."""
     words = shlex.split(line)
     command = " ".join(words[:2])
     given = set(words).union(*(INSTEAD.get(word, ()) for word in words))
     if "/run.json" not in line and "--finish" not in given:
         for option in re.findall(r"--[^ ]+(?: (?!--)[^ ]+)*", DEFAULTS.get(command, "")):
             line += f" {option}" if option.split()[0] not in given else ""
-    for file, text, new, old in SPELLINGS:
-        if not ((root / file).exists() and text in (root / file).read_text(encoding="utf-8")):
-            line = line.replace(new, old)
     return shlex.split(line)
 
 
@@ -442,14 +418,14 @@ def figures(value: Any, name: str = "") -> dict[str, float]:
     return shown
 
 
-def scenario(line: str, root: Path) -> Result:
+def scenario(line: str) -> Result:
     """Runs the command lines of a scenario in this process and folder, and reads what the last one wrote."""
     words: list[str] = []
     for command in line.split(" ; "):
         if command.startswith("resume "):
             _kill_after_first_half(Path(command.removeprefix("resume ")))
             continue
-        words = complete(command.removeprefix("torchrun "), root)
+        words = complete(command.removeprefix("torchrun "))
         said = call(words)
     if int(os.environ.get("RANK", "0")):
         return {}
@@ -493,7 +469,7 @@ def _in_child(line: str, root: Path, folder: Path, out: Path, environment: dict[
     os.chdir(folder)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     try:
-        result = scenario(line, root)
+        result = scenario(line)
         files = [
             getattr(module, "__file__", None) or "" for name, module in sys.modules.items() if PACKAGES.match(name)
         ]
@@ -509,7 +485,7 @@ def collect(root: Path, folder: Path, *, only: str, ray: bool, jobs: int) -> dic
     """The results of all scenarios of the commit in `root`, whose packages python must import from there."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([
-        "bertdata.cli", "bertrain.pretrain", "bertrain.evaluate", "bertrain.finetune", "bertrain.teacher", "peft",
+        "bertdata.cli", "bertrain.pretrain", "bertrain.commands.evaluate", "bertrain.lab.finetune", "peft",
         "transformers.models.bert.modeling_bert", "transformers.models.modernbert.modeling_modernbert",
     ])  # fmt: skip
 

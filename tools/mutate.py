@@ -76,16 +76,16 @@ EQUIVALENT = {
     ("bertdata/write/kernels.py dropped term: i < half and j < out.size -> (j < out.size)",
      "if i < half and j < out.size:"):
         "with the first half done fewer than 8 bytes of its last document are left, so the loop behind it does nothing",
-    ("bertrain/objectives/distil.py sign: -1 -> (1)",
+    ("bertrain/lab/distillation/objective.py sign: -1 -> (1)",
      "losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))"):
         "the arrays have two axes, so that the last is axis 1",
-    ("bertrain/objectives/distil.py sign: -2 -> (2)",
+    ("bertrain/lab/distillation/objective.py sign: -2 -> (2)",
      "return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])"):
         "the array has four axes, so that the last but one is axis 2",
-    ("bertrain/run.py dropped term: on_gpu or config.compiles(on_gpu=on_gpu) -> (config.compiles(on_gpu=on_gpu))",
+    ("bertrain/run/run.py dropped term: on_gpu or config.compiles(on_gpu=on_gpu) -> (config.compiles(on_gpu=on_gpu))",
      "self.clock = Clock(begun.seconds, compiles=on_gpu or config.compiles(on_gpu=on_gpu))"):
         "without a GPU both are the same, and with one only what a time is called differs",
-    ("bertrain/tables.py bound: 30 -> 31", "csv.field_size_limit(1 << 30)"):
+    ("bertrain/lab/tables.py bound: 30 -> 31", "csv.field_size_limit(1 << 30)"):
         "no test makes a cell of 2**30 characters",
 }  # fmt: skip
 """Mutation without its line's number, and the text of its line → why no test can see it."""

@@ -3,7 +3,7 @@
     python tools/size.py                 a table by package, and functions of more than 60 lines
     python tools/size.py bertdata        of another package
 
-The core is what a pre-training run imports; methods are in it as long as they are no guests of it.
+The core is what a pre-training run imports.
 """
 
 from __future__ import annotations
@@ -19,15 +19,8 @@ import click
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 60  # lines of a function
-GROUPS = {
-    "pretrain": ["pretrain"],
-    "run": ["config", "values", "flags", "phases", "schedule", "batches", "feed", "assemble", "run", "validation",
-            "records", "milestones", "recipes/__init__"],
-    "methods": ["models/adapters", "models/elastic", "models/grow", "models/taps", "objectives/distil",
-                "objectives/elastic", "optim/side_channel"],
-}  # fmt: skip
-"""What is not grouped by its directory. Methods are what the core should know nothing of."""
-CORE = ("pretrain", "run", "models", "objectives", "optim", "runtime")
+CORE = ("pretrain", "options", "run", "models", "objectives", "optim", "runtime", "recipes")
+"""What a pre-training run imports."""
 _NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -54,11 +47,8 @@ def long_functions(source: str) -> Iterator[tuple[str, int]]:
 
 
 def group_of(name: str) -> str:
-    """The group of a module such as models/build."""
-    for group, members in GROUPS.items():
-        if name in members:
-            return group
-    return name.rpartition("/")[0] or "commands and others"
+    """The package of a module such as lab/elastic/space, or its name."""
+    return name.partition("/")[0]
 
 
 @click.command()
@@ -69,7 +59,7 @@ def main(package: str) -> None:
     long: list[str] = []
     for path in sorted((ROOT / package).rglob("*.py")):
         source, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT / package).with_suffix("").as_posix()
-        sizes[group_of(name) if package == "bertrain" else name.rpartition("/")[0] or "top"] += len(code_lines(source))
+        sizes[group_of(name)] += len(code_lines(source))
         long += [f"{number:>6}  {name}: {function}" for function, number in long_functions(source)]
     for group, number in sorted(sizes.items(), key=lambda pair: -pair[1]):
         click.echo(f"{number:>6}  {group}")

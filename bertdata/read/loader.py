@@ -60,7 +60,7 @@ class Loader:
         is as many samples as its datasets have together.
     variants: number M of different epochs; epoch e repeats the order and masks of epoch e mod M. None: every epoch has
         new masks.
-    teacher_cache: directory with a teacher's answers to this same stream (bertrain.teacher). Each batch has its answers
+    teacher_cache: directory with a teacher's answers to this same stream (bertrain teacher). Each batch has its answers
         too, and the loader takes the variants of the cache.
     starts: of several datasets, how many samples of each were read before this mix began; not given: none. Each goes on
         from there, in its own order.

@@ -34,7 +34,7 @@ from bertdata import Dataset, SpecialTokens, key
 from bertdata.errors import DatasetError, TokenizerError, UsageError
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
-from bertrain.models import grow
+from bertrain.lab import growth as grow
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import DROPOUTS, PRESETS, family_of, first_position, preset
 

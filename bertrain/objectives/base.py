@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 
 from bertdata import Batch
 from bertdata.errors import UsageError
-from bertrain.config import Config
-from bertrain.feed import MicroBatch
 from bertrain.models.encoder import Encoder
 from bertrain.objectives.losses import LossSum
+from bertrain.options.config import Config
+from bertrain.runtime.feed import MicroBatch
 
 
 class Outputs(NamedTuple):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bertdata import Batch
-from bertrain.feed import MicroBatch, num_targets
 from bertrain.models.encoder import Encoder
 from bertrain.objectives.base import Objective, Outputs
 from bertrain.objectives.losses import LossSum, classification
+from bertrain.runtime.feed import MicroBatch, num_targets
 
 
 class MaskedTokens(Objective):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from bertdata import Batch
-from bertrain.feed import MicroBatch
 from bertrain.models.encoder import Encoder
 from bertrain.objectives.base import Objective, Outputs
 from bertrain.objectives.losses import LossSum, classification
+from bertrain.runtime.feed import MicroBatch
 
 
 class NextSentences(Objective):

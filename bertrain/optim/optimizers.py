@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from bertdata.errors import UsageError
-from bertrain.config import Config
 from bertrain.optim.lamb import Lamb
 from bertrain.optim.muon import Muon, hidden_matrices
 from bertrain.optim.stable import StableAdamW
+from bertrain.options.config import Config
 
 
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from numbers import Real
 
 from bertdata.errors import UsageError
-from bertrain.values import exact
+from bertrain.options.values import exact
 
 
 def learning_rate(

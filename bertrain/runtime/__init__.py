@@ -1,1 +1,1 @@
-"""What every command needs while it runs: ranks, checkpoints, the log, rates, warnings."""
+"""What every command needs while it runs, and knows no model: ranks, tensors of a batch, clock, signals, trackers."""

@@ -1,0 +1,1 @@
+"""The commands beside `pretrain`; each file is one, or what several need. `bertrain` lists them."""

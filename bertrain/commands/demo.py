@@ -1,0 +1,89 @@
+"""All steps on text that every machine has: corpus, shards, two minutes of training, predictions, a checkpoint.
+
+    bertdata demo
+
+Each step is a command that you could type, and is shown as one. What is there already is used again.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+import torch
+
+from bertdata.cli import OneSentence
+from bertdata.cli import main as bertdata
+from bertdata.errors import UsageError
+from bertdata.files import make_directory, write_file
+from bertdata.sources import docstrings
+from bertrain import pretrain
+from bertrain.commands import evaluate
+from bertrain.run import checkpoint
+
+CORPUS_BYTES = 10_000_000
+STEPS = 1600
+THREADS = 2  # for which its seconds are stated
+BUILD = ("--vocab-size", "2000")
+ROWS = ("--length", "64", "--global-batch-size", "32")
+TRAIN = ("--steps", str(STEPS), "--eval-every", "400", "--save-every", "400")
+MARK = ".demo"  # the file of a directory that a demo has made
+
+
+def make_or_require(out: Path) -> None:
+    """Makes the directory. Raises UsageError if it cannot be made or written, or holds what no demo has made."""
+    try:
+        make_directory(out)
+        others, may_write = sorted(os.listdir(out)), os.access(out, os.W_OK | os.X_OK)
+        if not others and may_write:
+            write_file(out / MARK, b"")
+    except OSError as error:
+        sentence = f"--out {out} cannot be used ({error.strerror}); give another directory"
+        raise UsageError(sentence, "unwritable", option="out", given=str(out)) from None
+    if others and MARK not in others:
+        sentence = f"--out {out} holds {others[0]}, which the demo has not made; give a new directory"
+        raise UsageError(sentence, "out-exists", option="out", given=str(out))
+    if not may_write:
+        raise UsageError(
+            f"--out {out} cannot be written to; give another directory", "unwritable", option="out", given=str(out)
+        )
+
+
+@click.command(cls=OneSentence)
+@click.option("--out", default="demo", help="Directory for the text, the shards and the run.")
+def main(out: str) -> None:
+    """Run all steps once: text, shards, two minutes of training on two CPU cores, predictions.
+
+    The text is the docstrings of the installed Python packages. Finished steps are not repeated, so after Ctrl-C the
+    same command continues. Remove the directory to start anew.
+    """
+    make_or_require(Path(out))
+    torch.set_num_threads(min(THREADS, torch.get_num_threads()))
+    corpus, shards, run = (str(Path(out) / name) for name in ("corpus.txt", "shards", "run"))
+    if not Path(corpus).exists():
+        number, size = docstrings.write(Path(corpus), CORPUS_BYTES)
+        click.echo(f"{corpus}: {number:,} docstrings of the installed packages, {size / 1e6:.1f} MB")
+    if not (Path(shards) / "manifest.json").exists():
+        _call("bertdata", bertdata, "build", corpus, "--out", shards, *BUILD)
+    _call("bertdata", bertdata, "inspect", shards, *ROWS, "--world-size", "1")
+    _call("bertdata", bertdata, "verify", shards)
+    _call("bertrain pretrain", pretrain.main, "--data", shards, "--out", run, *ROWS, *TRAIN)
+    newest = checkpoint.find(Path(run))
+    if newest.name != f"{checkpoint.STEP}{STEPS:08d}":  # a signal has ended the training, which has said so
+        return
+    _call("bertrain evaluate", evaluate.main, "--checkpoint", run, "--data", shards, "--show", "4")
+    click.echo(f"\nA Hugging Face checkpoint: {newest}")
+    code = f"from transformers import AutoModelForMaskedLM; AutoModelForMaskedLM.from_pretrained({str(newest)!r})"
+    click.echo(f'python -c "{code}"')
+
+
+def _call(name: str, command: click.Command, *words: str) -> None:
+    """Shows a command as it would be typed, and runs it. Its failure ends the program."""
+    click.echo(f"\n$ {name} {shlex.join(words)}")
+    command.main(list(words), prog_name=name, standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Check a run before it starts.
+
+    bertrain doctor --data shards/ --out run/ --nproc 8 --model bert-base --global-batch-size 4096
+
+Takes the options of bertrain pretrain and builds what it would build, without training. Prints PASS, WARN or FAIL for
+each check, and what to do. The exit code is 1 if a check fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import torch
+from transformers import PreTrainedModel
+
+import bertdata
+from bertdata.errors import BertdataError, DatasetError, counted
+from bertdata.format.verify import verify
+from bertrain import optim
+from bertrain.lab import adapters
+from bertrain.models.families import family_of
+from bertrain.objectives import Learner
+from bertrain.options.config import Config
+from bertrain.options.flags import command
+from bertrain.run import assemble, checkpoint, state
+from bertrain.run.batches import Batches
+from bertrain.run.phases import check_begun
+from bertrain.run.schedule import Plan
+from bertrain.runtime.dist import World
+
+PASS, WARN, FAIL = "PASS", "WARN", "FAIL"
+Finding = tuple[str, str]  # verdict, sentence
+SPARE = 1.2  # times the memory that is counted; buffers and fragmentation take the rest
+
+
+def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
+    """Names of checks, with verdict and reason. A check that later ones depend on ends the list when it fails."""
+    try:
+        datasets = assemble.datasets(config)
+    except BertdataError as error:
+        yield "shards", (FAIL, str(error))
+        return
+    for shards in datasets.values():
+        faults = verify(shards.path)
+        sound = f"{counted(shards.num_documents, 'document')}, {shards.num_tokens:,} tokens, every byte as written"
+        line = f"{shards.path}: {sound}" if len(datasets) > 1 else sound
+        yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, line)
+    try:
+        assemble.check_names(config)
+        batches = Batches(config, datasets, world_size=nproc)
+        targets = batches.first_targets()
+    except BertdataError as error:
+        yield "samples", (FAIL, str(error))
+        return
+    loader, plan = batches.loader, batches.plan
+    steps = counted(plan.steps, "step") if not plan.seconds else f"{plan.seconds:,.0f} seconds"
+    epochs = plan.samples() / loader.num_samples
+    sizes = f"{counted(loader.num_samples, 'sample')} of {loader.length} tokens an epoch, {steps}"
+    yield "samples", (PASS, sizes + ("" if plan.seconds else f", {epochs:.2g} epochs"))
+    for line in plan.describe():
+        yield "phase", (PASS, line)
+    for line in batches.shares():
+        yield "mix", (PASS, line)
+    facts = loader.facts
+    if facts["pad_share"] > 0.1 or facts["crop_share"] > 0.1:
+        shares = (
+            f"{facts['pad_share']:.0%} of all tokens are padding and {facts['crop_share']:.0%} of the text is cut off"
+        )
+        yield "rows", (WARN, f"{shares}; see bertdata inspect --samples {assemble.samples(config)} for other lengths")
+    yield "batch", _batch(config, plan, nproc)
+    first = [warning for warning in plan.warnings if "warmup" in warning]
+    curve = plan.phases[0].rate
+    share = f"{curve.warmup_steps:,} of {curve.steps:,} steps"
+    if plan.seconds:
+        share = f"{curve.warmup_steps / curve.steps:.0%} of the time"
+    yield "warm-up", (WARN, first[0]) if first else (PASS, share)
+    yield "masks", (PASS, f"{targets:,} targets in the first rows")
+    for shards in datasets.values():
+        if "validation" not in shards.splits:
+            where = f"{shards.path} has " * (len(datasets) > 1)
+            yield (
+                "validation",
+                (WARN, f"{where}no validation split, so nothing is evaluated; build with --validation 0.01"),
+            )
+    shards = next(iter(datasets.values()))  # which has the tokenizer of all
+    try:
+        weights, warnings = assemble.model(config, shards)
+        cpu = torch.device("cpu")
+        learner = assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
+        optim.build(learner, config)
+        assemble.check_parts(config, shards, learner, plan.phases)
+    except BertdataError as error:
+        yield "model", (FAIL, str(error))
+        return
+    parameters = sum(parameter.numel() for parameter in weights.parameters())
+    trained = sum(parameter.numel() for parameter in weights.parameters() if parameter.requires_grad)
+    size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
+    yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
+    yield "devices", _devices(nproc)
+    yield "memory", _memory(config, plan, weights, parameters, trained, nproc)
+    yield "disk", _disk(config, parameters, trained)
+    yield "run", _run(config, batches, shards, learner)
+
+
+def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
+    ranks = "one rank" if nproc == 1 else f"each of {nproc} ranks"
+    shape = f"{plan.phases[0].rows} rows a step: {plan.accumulation} × {plan.micro_batch_size} on {ranks}"
+    others = [warning for warning in plan.warnings if "warmup" not in warning]
+    if others:
+        return WARN, f"{shape}; {others[0]}; give another --global-batch-size"
+    if plan.share * nproc > 1.1 * max(max(phase.rows) for phase in plan.phases):
+        return WARN, f"{shape}; some ranks wait for others; make the batch a multiple of the ranks"
+    return PASS, shape
+
+
+def _devices(nproc: int) -> Finding:
+    if not torch.cuda.is_available():
+        return WARN, f"no GPU that torch can use; {counted(nproc, 'rank')} on CPU cores: for small models only"
+    count = torch.cuda.device_count()
+    if count < nproc:
+        return FAIL, f"{nproc} ranks and {counted(count, 'GPU')}; give --nproc {count}"
+    return PASS, f"{count} × {torch.cuda.get_device_name(0)}"
+
+
+def _memory(config: Config, plan: Plan, weights: PreTrainedModel, parameters: int, trained: int, nproc: int) -> Finding:
+    """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints."""
+    shape, on_gpu = weights.config, torch.cuda.is_available()
+    width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
+    inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
+    size = 2 if on_gpu and config.precision != "fp32" else 4
+    length, slots = plan.phases[0].length, max(phase.masking.num_slots(phase.length) for phase in plan.phases)
+    tokens = plan.micro_batch_size * length
+    kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
+    passes = config.sub_networks if config.elastic else 1  # each may be as large as the model, and all are kept
+    activations = passes * tokens * width * layers * kept * size
+    head = (
+        passes * plan.micro_batch_size * (length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
+    )
+    mean = 4 if config.average else 0  # bytes a parameter; while the mean is evaluated, the weights are kept aside
+    needed = (4 * parameters + (12 + 2 * mean) * trained + activations + head) * SPARE
+    copied = 4 * parameters + (8 + mean) * trained
+    if on_gpu:
+        free, where = torch.cuda.mem_get_info(0)[1], "a GPU"
+    else:
+        needed, where = needed * nproc + copied, "this machine"
+        with open("/proc/meminfo") as file:
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    estimate = f"needs about {needed / 1e9:.1f} GB; {where} has {free / 1e9:.1f} GB"
+    if needed > free:
+        return FAIL, f"{estimate}; give a smaller --micro-batch-size than {plan.micro_batch_size}"
+    return (WARN, f"{estimate}; it may not fit") if needed > 0.85 * free else (PASS, estimate)
+
+
+def _disk(config: Config, parameters: int, trained: int) -> Finding:
+    directory = _existing(Path(config.out))
+    mean = 4 * bool(config.average)  # bytes a parameter; the end of a run writes it as a model, too
+    needed = (4 * parameters + (8 + mean) * trained) * (config.keep + 1) + mean * parameters
+    free = shutil.disk_usage(directory).free
+    estimate = (
+        f"{counted(config.keep, 'checkpoint')} and one being written need {needed / 1e9:.1f} GB; "
+        f"{free / 1e9:.1f} GB are free"
+    )
+    return (FAIL, f"{estimate} at {directory}; make room or lower --keep") if needed > free else (PASS, estimate)
+
+
+def _existing(path: Path) -> Path:
+    """A path, or the first of the directories above it that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _run(config: Config, batches: Batches, shards: bertdata.Dataset, learner: Learner) -> Finding:
+    run = Path(config.out)
+    if run.exists() and not run.is_dir():
+        return FAIL, f"--out {run} is a file; give a directory"
+    if not os.access(parent := _existing(run), os.W_OK | os.X_OK):
+        return FAIL, f"--out {run} cannot be written, as {parent} gives no permission; give another --out"
+    try:
+        newest, damaged = checkpoint.newest(run)
+    except DatasetError as error:
+        return FAIL, str(error)
+    if damaged:
+        return WARN if newest else FAIL, damaged[0]
+    if not newest:
+        return PASS, f"{run} is new"
+    if config.resume == "no":
+        return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
+    try:
+        saved = state.read(newest)
+        saved.require_made_with(newest, checkpoint.made_with(config))
+        if saved.phases or config.phase:
+            check_begun(run, saved.phases, saved.phase, batches.saved_phases() if config.phase else [])
+        batches.resume(newest, saved)
+        # With --lora the run adapts the weights that the checkpoint names, which may be others than --init has.
+        base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else learner.base
+        saved.require_made_with(newest, {"teacher": learner.teacher, "init": base})
+    except BertdataError as error:
+        return FAIL, str(error)
+    return PASS, f"continues from {newest.name}"
+
+
+def doctor(config: Config, nproc: int) -> None:
+    """Check a run before it starts: shards, samples, batch, warm-up, model, devices, memory, disk."""
+    failed = False
+    for name, (verdict, reason) in check(config, nproc):
+        failed |= verdict == FAIL
+        click.echo(f"{verdict}  {name:<11}{reason}")
+    if failed:
+        sys.exit(1)
+
+
+def _with_ranks(run: Callable[[Config, int], None]) -> click.Command:
+    """The options of pretrain, and --nproc."""
+    ranks = [1]
+    with_options = command(lambda config: run(config, ranks[0]))
+
+    def take(context: click.Context, parameter: click.Parameter, value: int) -> None:
+        ranks[0] = value
+
+    option = click.Option(
+        ["--nproc"],
+        default=1,
+        show_default=True,
+        help="Number of ranks of the run.",
+        type=click.IntRange(min=1),
+        callback=take,
+        expose_value=False,
+    )
+    with_options.params.insert(0, option)
+    with_options.help = run.__doc__
+    return with_options
+
+
+main = _with_ranks(doctor)
+
+if __name__ == "__main__":
+    main()

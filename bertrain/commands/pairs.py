@@ -1,0 +1,236 @@
+"""Minimal pairs: how often a masked language model prefers the good sentence of a pair to the bad one.
+
+    bertrain evaluate --checkpoint run/ --pairs blimp.jsonl.gz
+
+docs/evaluation.md describes the file, the scores and the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional as F
+from tqdm import tqdm
+
+import bertdata
+from bertdata.errors import TokenizerError, UsageError
+from bertdata.read.words import continuing
+from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer
+from bertrain.commands import reading
+from bertrain.models.encoder import PLACES, Encoder
+from bertrain.runtime.dist import World
+
+SCORES = ("word-l2r", "pll")
+SENTENCES = (("good", "bad"), ("sentence_good", "sentence_bad"))  # the names that files give to the two sentences
+GROUPS = {"field": ("field",), "phenomenon": ("phenomenon", "linguistics_term"), "paradigm": ("paradigm", "UID")}
+"""What a result is split by: its name → the names that files give to it."""
+MOST_SHOWN = 20  # groups of one kind in a table for a terminal
+SEED = 0
+
+
+class Pair(NamedTuple):
+    """A minimal pair of a file of --pairs."""
+
+    line: int  # of the file, from 1
+    good: str
+    bad: str
+    groups: dict[str, str]  # by the names in GROUPS, those that the file has
+
+
+def read(path: str, most: int | None = None) -> list[Pair]:
+    """The pairs of a file of JSON lines, which may be compressed; or `most` of them, the first in a fixed random order.
+
+    Raises UsageError, which names the file and the line, for what cannot be read or is no pair.
+    """
+    pairs = []
+    for number, line in enumerate(reading.text(path, "pairs").split("\n"), 1):
+        if not line.strip():
+            continue
+        row = reading.parsed(line, path, number, advice="give one JSON object in each line")
+        row = row if isinstance(row, dict) else {}
+        sentences = next(([row[good], row[bad]] for good, bad in SENTENCES if good in row and bad in row), [])
+        if not sentences or not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
+            raise UsageError(
+                f"{path}, line {number} has no two sentences; give a JSON object with a good and a bad one, such as "
+                '{"good": "She sleeps.", "bad": "She sleep."}',
+                "bad-row",
+            )
+        values = {kind: next((row[name] for name in names if name in row), None) for kind, names in GROUPS.items()}
+        groups = {kind: str(value) for kind, value in values.items() if value is not None}
+        good_one, bad_one = sentences
+        pairs.append(Pair(number, good_one, bad_one, groups))
+    if not pairs:
+        sentence = f"{path} holds no pairs; give JSON lines, each with a good and a bad sentence"
+        raise UsageError(sentence, "empty", option="pairs", given=path)
+    if most is not None and most < len(pairs):
+        pairs = [pairs[i] for i in sorted(sorted(range(len(pairs)), key=_draw)[:most])]
+    return pairs
+
+
+def _draw(number: int) -> int:
+    return bertdata.key(SEED, "pairs", number)
+
+
+def tokenizer_of(directory: Path, encoder: Encoder) -> Tokenizer:
+    """The tokenizer of a checkpoint. Raises UsageError if there is none, or if it has not what rows are made of."""
+    try:
+        tokenizer = load_tokenizer(str(directory))
+    except TokenizerError as error:
+        sentence = f"--pairs needs the tokenizer of the checkpoint: {error}; put its {TOKENIZER} there"
+        raise UsageError(sentence, "tokenizer-unreadable", option="checkpoint", given=str(directory)) from None
+    special = tokenizer.special
+    missing = [f"[{role.upper()}]" for role in ("cls", "sep", "mask") if getattr(special, role) is None]
+    if missing:
+        sentence = (
+            f"the tokenizer of {directory} has no {' and no '.join(missing)}, which --pairs needs; give a checkpoint "
+            "with the tokenizer that it was trained with"
+        )
+        raise UsageError(sentence, "tokenizer-lacks-token", option="checkpoint", given=str(directory))
+    if special.vocab_size > encoder.model.config.vocab_size:
+        sentence = (
+            f"the tokenizer of {directory} has a vocabulary of {special.vocab_size}, and the model there one of "
+            f"{encoder.model.config.vocab_size}; give a checkpoint with the tokenizer that it was trained with"
+        )
+        raise UsageError(sentence, "tokenizer-differs", option="checkpoint", given=str(directory))
+    return tokenizer
+
+
+def encode(pairs: Sequence[Pair], tokenizer: Tokenizer, *, path: str, most: int) -> list[tuple[list[int], list[int]]]:
+    """The ids of the good and the bad sentence of each pair: [CLS] … [SEP], as in rows of one document.
+
+    path: of the pairs, for messages. Raises UsageError for a sentence of more than `most` tokens, or of none.
+    """
+    sentences = (sentence for pair in pairs for sentence in (pair.good, pair.bad))
+    texts = [sentence.encode(errors="replace") for sentence in sentences]  # JSON can spell half a character
+    offsets = torch.tensor([0, *(len(text) + 1 for text in texts)]).cumsum(0).numpy()
+    encoded = tokenizer.encode(b"\n".join([*texts, b""]), offsets, sentences=False)
+    ids, ends = encoded.ids.tolist(), encoded.documents.tolist()
+    cls = tokenizer.special.cls  # [SEP] is there already, after each document
+    rows = [[cls, *ids[start:stop]] for start, stop in itertools.pairwise(ends)]
+    for number, row in enumerate(rows):
+        line = pairs[number // 2].line
+        if len(row) > most:
+            raise UsageError(
+                f"{path}, line {line}: a sentence is {len(row)} tokens long, and the model has {most} positions; leave "
+                "the pair out",
+                "too-long",
+            )
+        if len(row) <= 2:
+            raise UsageError(f"{path}, line {line}: a sentence has no token; leave the pair out", "bad-row")
+    return list(zip(rows[::2], rows[1::2], strict=True))
+
+
+@torch.no_grad()
+def log_likelihoods(
+    encoder: Encoder,
+    rows: Sequence[Sequence[int]],
+    tokenizer: Tokenizer,
+    ranks: World,
+    *,
+    score: str,
+    progress: bool = False,
+) -> list[float]:
+    """The pseudo-log-likelihood of each row, in nats: the sum over its tokens of log p(token | row with masks).
+
+    rows: ids, [CLS] first and [SEP] last, which are not scored. score "pll" (Salazar et al., 2020) masks the token
+    alone; "word-l2r" (Kauf and Ivanova, 2023) also the tokens to its right that belong to the same word. All ranks must
+    call it; each takes its part, and all get the same result.
+
+    A row of n ids takes n - 2 rows in the forward pass. Rows of one length go together, so none is padded: this is
+    exact for every family of models, and the fastest. It wastes nothing, as even a single row fills a batch of n - 2.
+    """
+    encoder.eval()
+    device, special = ranks.device, tokenizer.special
+    continues = torch.tensor(continuing(tokenizer.files[TOKENIZER], special.vocab_size), device=device)
+    assert special.mask is not None  # noqa: S101  (tokenizer_of refuses a tokenizer without it)
+    is_special = torch.zeros_like(continues)
+    is_special[list(special.special_ids)] = True
+    sums = torch.zeros(len(rows), dtype=torch.float64, device=device)
+    mine = sorted(range(len(rows)), key=lambda number: len(rows[number]))[ranks.rank :: ranks.world_size]
+    by_length: dict[int, list[int]] = {}
+    for number in mine:
+        by_length.setdefault(len(rows[number]), []).append(number)
+    total = sum((length - 2) * len(numbers) for length, numbers in by_length.items())
+    hidden = None if progress and ranks.rank == 0 else True
+    with tqdm(total=total, unit="token", unit_scale=True, leave=False, disable=hidden) as bar:
+        for length, numbers in by_length.items():
+            ids = torch.tensor([rows[number] for number in numbers], device=device)
+            of_rows, positions = torch.tensor(numbers, device=device), torch.arange(length, device=device)
+            words = positions.expand_as(ids)  # the number of the word of each token
+            if score == "word-l2r":
+                inside = continues[ids] & ~is_special[ids]
+                inside[:, 1:] &= ~is_special[ids[:, :-1]]
+                words = (~inside).cumsum(1)
+            for variants in torch.arange(len(numbers) * (length - 2), device=device).split(max(1, PLACES // length)):
+                row, position = variants // (length - 2), 1 + variants % (length - 2)
+                masked = (words[row] == words[row, position].unsqueeze(1)) & (positions >= position.unsqueeze(1))
+                logits = encoder.logits(
+                    input_ids=ids[row].masked_fill(masked, special.mask), masked_positions=position.unsqueeze(1)
+                )
+                losses = F.cross_entropy(logits.squeeze(1).float(), ids[row, position], reduction="none")
+                sums.index_add_(0, of_rows[row], -losses.double())
+                bar.update(variants.numel())
+    return ranks.sum(sums).tolist()
+
+
+def evaluate(
+    encoder: Encoder,
+    pairs: Sequence[Pair],
+    rows: Sequence[tuple[list[int], list[int]]],
+    tokenizer: Tokenizer,
+    ranks: World,
+    *,
+    score: str,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Accuracy over all pairs and over each group. A pair whose scores are equal counts one half.
+
+    rows: what `encode` gives for the pairs. Sentences of the same ids are scored once, so their scores are equal.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    numbers_of_pairs = [[numbers.setdefault(tuple(row), len(numbers)) for row in pair] for pair in rows]
+    scores = log_likelihoods(encoder, list(numbers), tokenizer, ranks, score=score, progress=progress)
+    gains = [scores[good] - scores[bad] for good, bad in numbers_of_pairs]
+    right = [1.0 if gain > 0 else 0.5 if gain == 0 else 0.0 for gain in gains]
+    by: dict[str, dict[str, Any]] = {}
+    for kind in GROUPS:
+        groups: dict[str, list[float]] = {}
+        for pair, value in zip(pairs, right, strict=True):
+            if kind in pair.groups:
+                groups.setdefault(pair.groups[kind], []).append(value)
+        if groups:
+            by[kind] = {name: _accuracy(groups[name]) for name in sorted(groups)}
+    return {"score": score, **_accuracy(right), "ties": right.count(0.5), "by": by}
+
+
+def _accuracy(right: Sequence[float]) -> dict[str, Any]:
+    mean = math.fsum(right) / len(right)
+    error = math.sqrt(math.fsum((value - mean) ** 2 for value in right)) / len(right)
+    return {"accuracy": mean, "standard_error": error, "pairs": len(right)}
+
+
+def text(result: dict[str, Any], directory: Path, path: str) -> str:
+    """The result for a terminal."""
+
+    def line(name: str, part: dict[str, Any]) -> str:
+        return f"  {name:<44}{part['pairs']:>9,}{part['accuracy']:>11.2%}{part['standard_error']:>9.2%}"
+
+    lines = [f"{directory}: minimal pairs of {path}, score {result['score']}"]
+    lines += [f"  {'':<44}{'pairs':>9}{'accuracy':>11}{'± s.e.':>9}", line("all", result)]
+    for kind, groups in result["by"].items():
+        if len(groups) <= MOST_SHOWN:
+            lines += ["", f"  {kind}", *(line(f"  {name}", part) for name, part in groups.items())]
+        else:
+            lines += ["", f"  {len(groups)} groups by {kind}: --json gives them"]
+    if ties := result["ties"]:
+        lines += [
+            "",
+            f"  {ties:,} pair{' has' if ties == 1 else 's have'} equal scores, and count{'s' * (ties == 1)} half",
+        ]
+    return "\n".join(lines)

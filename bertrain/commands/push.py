@@ -1,0 +1,160 @@
+"""Send a checkpoint with its model card to the Hugging Face hub.
+
+    bertrain push run/ org/name
+
+What only a run needs to go on stays here: the optimizer's moments, the state of the loader, the checkpoint's index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import click
+import huggingface_hub
+from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
+
+from bertdata.cli import OneSentence
+from bertdata.errors import BertdataError, RemoteError, UsageError
+from bertrain.run import card, checkpoint
+
+FINE_TUNED = ("seed.json", "result.json")  # of bertrain finetune: with paths of this machine
+STATE = {checkpoint.INDEX, checkpoint.TRAINER, checkpoint.OPTIMIZER, checkpoint.BESIDE, checkpoint.AVERAGE_FILE}
+STATE |= {FINE_TUNED[0]}
+WEIGHTS = "*.safetensors"
+PATTERNS = (WEIGHTS, "*.json", "vocab.txt", "merges.txt", "*.model", card.CARD)
+"""The files of a directory that no run of bertrain wrote."""
+LOGIN = "log in with hf auth login, or set HF_TOKEN"
+
+
+def files_of(directory: Path) -> tuple[list[str], list[str]]:
+    """The files to send of a directory with a model, and those of a run that stay here: names, sorted.
+
+    Of a checkpoint those that its checkpoint.json names, and its card; so nothing that somebody has put beside them.
+    """
+    if (directory / checkpoint.INDEX).exists():
+        names = {checkpoint.INDEX, *json.loads((directory / checkpoint.INDEX).read_bytes())["files"]}
+        names |= {card.CARD} if (directory / card.CARD).is_file() else set()
+    else:
+        paths = (path for pattern in PATTERNS for path in directory.glob(pattern))
+        names = {path.name for path in paths if path.is_file()} - set(FINE_TUNED)
+        if directory.name.startswith("seed-") and not (directory / FINE_TUNED[0]).exists():
+            sentence = f"{directory} is not finished, as it has no seed.json; run bertrain finetune to its end"
+            raise UsageError(sentence, "unfinished", option="checkpoint", given=str(directory))
+    if not any(Path(name).match(WEIGHTS) for name in names):
+        sentence = f"{directory} has no weights as safetensors; give a run or a checkpoint"
+        raise UsageError(sentence, "weights-missing", option="checkpoint", given=str(directory))
+    return sorted(names - STATE), sorted(names & STATE)
+
+
+def push(directory: Path, repository: str, names: list[str], *, public: bool) -> str:
+    """Sends files of a directory in one commit. Returns its URL. A repository that this makes is private, or `public`.
+
+    Raises RemoteError for a repository that everybody sees where `public` is not given, and where the hub fails.
+    """
+    token = huggingface_hub.get_token()
+    if token is None:
+        raise RemoteError(f"there is no access token for the Hugging Face hub; {LOGIN}", "access-denied")
+    try:
+        api = huggingface_hub.HfApi(token=token)
+        api.create_repo(repository, private=not public, exist_ok=True)
+        if not public and not api.model_info(repository).private:
+            sentence = f"{repository} exists and is public; give --public if everybody may see this model"
+            raise RemoteError(sentence, "missing", option="public")
+        files = {
+            name: card.on_hub(directory / name, repository) if name == card.CARD else directory / name for name in names
+        }
+        add = [huggingface_hub.CommitOperationAdd(name, file) for name, file in files.items()]
+        return api.create_commit(repository, add, commit_message=f"{directory.name} of bertrain").commit_url
+    except BertdataError:
+        raise
+    except Exception as error:  # of the network, of the hub, of the name, or of a file
+        raise _sentence(repository, error, token) from None
+
+
+def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
+    """The error for a failure of the hub or of the network. It never has the token."""
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    reason = (str(error).partition("\n")[0] or type(error).__name__).replace(token, "...")
+    if isinstance(error, HFValidationError):
+        return _not_a_name(repository)
+    if isinstance(error, OfflineModeIsEnabled):
+        return RemoteError("HF_HUB_OFFLINE forbids to ask the Hugging Face hub; unset it", "access-denied")
+    if isinstance(error, FileNotFoundError):
+        return RemoteError(f"{error.filename} was removed while it was sent; run the same command again", "changed")
+    if status == 401:
+        return RemoteError(f"{hub} does not know your access token; {LOGIN}", "access-denied")
+    if status == 403:
+        return RemoteError(
+            f"your access token may not write to {repository}; use one that may, or another name",
+            "access-denied",
+            option="repository",
+            given=repository,
+        )
+    if status == 404:
+        return RemoteError(
+            f"{hub} has no {repository} that your access token may see; check the name",
+            "not-found",
+            option="repository",
+            given=repository,
+        )
+    if status:
+        return RemoteError(
+            f"{hub} refuses {repository} ({reason}); run the same command again later, or ask the hub",
+            "server-failed",
+            option="repository",
+            given=repository,
+        )
+    return RemoteError(f"the connection to {hub} failed ({reason}); run the same command again later", "server-failed")
+
+
+def _not_a_name(repository: str) -> UsageError:
+    return UsageError(
+        f"{repository} is no name of a repository; give org/name", "malformed", option="repository", given=repository
+    )
+
+
+def _refuse_several(path: Path) -> None:
+    """Raises UsageError for the directory of a fine-tuning or a suite, which holds a model for each seed."""
+    models = sorted(file.parent for file in (*path.glob("seed-*/seed.json"), *path.glob("*/seed-*/seed.json")))
+    if models and not (path / "config.json").exists():
+        sentence = f"{path} holds a fine-tuned model for each seed; give one, such as {models[0]}"
+        raise UsageError(sentence, "not-a-run", option="checkpoint", given=str(path))
+
+
+@click.command(cls=OneSentence)
+@click.argument("path", metavar="CHECKPOINT")
+@click.argument("repository", metavar="ORG/NAME")
+@click.option("--public", is_flag=True, help="Let everybody see the repository. Default: a new one is private.")
+@click.option("--dry-run", is_flag=True, help="Only list the files that would be sent. Contacts no server.")
+def main(path: str, repository: str, public: bool, dry_run: bool) -> None:
+    """Send a checkpoint with its model card to the Hugging Face hub.
+
+    CHECKPOINT is a checkpoint, a fine-tuned model, or a run, whose newest complete checkpoint is sent. The files
+    replace files with the same names in the repository ORG/NAME. If it does not exist, the command creates it.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise _not_a_name(repository)
+    _refuse_several(Path(path))
+    directory = checkpoint.find(Path(path)).resolve()
+    names, left = files_of(directory)
+    click.echo(f"{path}: {directory.name}, for {repository}{'' if public else ', private'}")
+    for name in names:
+        click.echo(f"  {(directory / name).stat().st_size:>15,} bytes  {name}")
+    if left:
+        click.echo(f"  stays here: {', '.join(left)}")
+    if card.CARD not in names:
+        click.echo(f"warning: there is no {card.CARD}, so the hub will show nothing about the model", err=True)
+    elif "\nlicense: other\n" in (directory / card.CARD).read_text(encoding="utf-8", errors="replace"):
+        click.echo(f"warning: the license is `other`; name one in {directory / card.CARD}", err=True)
+    if dry_run:
+        click.echo("nothing was sent")
+        return
+    click.echo(push(directory, repository, names, public=public))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Learning from a teacher, which answers from a cache or while the student trains."""

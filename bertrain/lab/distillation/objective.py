@@ -1,0 +1,230 @@
+"""Distillation: learn from a teacher beside the text, (1 − alpha) · text + alpha · teacher.
+
+logits     T² · KL divergence of the predictions at the masked places (Hinton et al., "Distilling the Knowledge in a
+           Neural Network", 2015). The teacher's come from a cache of its k most probable tokens and the mass of all
+           others, or from a teacher that runs during training.
+relations  KL divergence of the relations of queries, of keys and of values among the places of a row, in the last
+           layers (Wang et al., "MiniLMv2", 2021). Teacher and student may have any widths and numbers of heads.
+hidden     Mean squared difference of hidden states, through a projection that is trained along, and of attention
+           scores, layer by layer (Jiao et al., "TinyBERT", 2020).
+
+A teacher is not a part of the student's module. Its answers come as tensors of the micro-batch, from a cache or from
+`Teacher`, so it is in no state_dict, no gradient and no checkpoint of the student's.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from bertdata import IGNORE_INDEX, Batch, key
+from bertdata.errors import UsageError
+from bertrain.lab.distillation import taps
+from bertrain.lab.distillation.taps import EMBEDDINGS, Taps
+from bertrain.models.encoder import Encoder, inputs_of
+from bertrain.objectives.base import Objective, Outputs
+from bertrain.objectives.losses import LossSum, divergence
+from bertrain.options.config import Config
+from bertrain.runtime.feed import MicroBatch, num_targets
+
+SMALLEST_RELATION_HEAD = 16  # dimensions of the student in one relation head
+PROJECTIONS = ("teacher_queries", "teacher_keys", "teacher_values")
+_HIDDEN_SCORE = -1e9  # the score of a place that must not be seen; no NaN where all places of a row are hidden
+
+
+class Distil(Objective):
+    """The loss from a teacher. Counts targets for logits, else rows."""
+
+    accuracy_name = "agreement"  # how often teacher and student hold the same token most probable; 0 without logits
+
+    def __init__(
+        self, model: PreTrainedModel, config: Config, *, vocab_size: int, teacher: PreTrainedModel | None = None
+    ) -> None:
+        """vocab_size: tokens of the text; the student's vocabulary may be padded. teacher: None for a cache."""
+        super().__init__(model, config)
+        self.method, self.weight, self.temperature = config.distil_method, config.alpha, config.temperature
+        self.isolate, self.vocab_size = config.isolate_documents, vocab_size
+        self.layer_pairs: list[tuple[int, int]] = []  # a layer of the student and the teacher's that it learns from
+        self.compares_attention, self.num_heads = False, getattr(model.config, "num_attention_heads", 0)
+        self.uses_logits = config.distil_method == "logits"
+        self.teacher: Teacher | None = None
+        """Who answers each micro-batch; None where a cache has the answers. It is no torch module, so not a part."""
+        if teacher is None or config.distil_method == "logits":
+            return
+        for tapped in (model, teacher):
+            taps.check(tapped, hidden=config.distil_method == "hidden")
+        student_config, teacher_config = model.config, teacher.config
+        self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, config)
+        self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.distil_method == "hidden")
+        if config.distil_method == "hidden":
+            both = self._taps.has_attention and taps.has_attention(teacher)
+            self.compares_attention = both and self.num_heads == teacher_config.num_attention_heads
+            torch.manual_seed(key(config.seed, "distil") >> 1)
+            self.projection = torch.nn.Linear(student_config.hidden_size, teacher_config.hidden_size)
+
+    def of(self, model: PreTrainedModel) -> Distil:
+        """For --distil relations, and for the last layer of --distil hidden, whose projection is sliced."""
+        if not self.layer_pairs:
+            return self
+        adapted, last = copy.copy(self), model.config.num_hidden_layers - 1
+        adapted.layer_pairs = [(last, self.layer_pairs[0][1])]
+        adapted._taps = Taps(model, [last], hidden=self.method == "hidden")  # noqa: SLF001
+        adapted.compares_attention = self.compares_attention and model.config.num_attention_heads == self.num_heads
+        return adapted
+
+    def count(self, batch: Batch) -> int:
+        return num_targets(batch) if self.method == "logits" else batch.sample_ids.size
+
+    def prepare(self, piece: MicroBatch) -> MicroBatch:
+        return piece | self.teacher.answers(piece) if self.teacher else piece
+
+    def forward(self, encoder: Encoder, outputs: Outputs, piece: MicroBatch) -> LossSum:
+        if self.method == "logits":
+            assert outputs.logits is not None  # noqa: S101  (uses_logits is true)
+            return self._logits(outputs.logits[..., : self.vocab_size].float(), piece)
+        has_targets = (piece["targets"] != IGNORE_INDEX).any(1)  # rows without one, also a rank's filler row, add 0
+        seen, filled = visible(piece, isolate=self.isolate)
+        row_losses = (self._relations if self.method == "relations" else self._hidden)(encoder, piece, seen, filled)
+        self._taps.forget()
+        loss = (row_losses * has_targets).sum()
+        return LossSum(loss, torch.zeros_like(has_targets.sum()))
+
+    def _logits(self, logits: torch.Tensor, piece: MicroBatch) -> LossSum:
+        """logits float32 [B, K, V] → T² · KL summed over the targets."""
+        used = piece["targets"] != IGNORE_INDEX
+        logprobs = piece["teacher_logprobs"].float()
+        if "teacher_ids" in piece:
+            ids = piece["teacher_ids"].long()
+            losses = divergence(logits, logprobs, self.temperature, ids, piece["teacher_tails"].float())
+            best = ids[..., 0]
+        else:
+            losses = divergence(logits, logprobs, self.temperature)
+            best = logprobs.argmax(-1)
+        return LossSum(self.temperature**2 * (losses * used).sum(), ((logits.argmax(-1) == best) & used).sum())
+
+    def _relations(self, encoder: Encoder, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+        """[B]: mean of the KL over relation heads, filled places and the three kinds of relations."""
+        losses = torch.zeros(filled.shape[0], device=filled.device)
+        for student, name in zip(self._taps.projections(self.layer_pairs[0][0]), PROJECTIONS, strict=True):
+            teacher = piece[name]
+            heads = relation_heads(student.shape[-1], teacher.shape[-1])
+            log_q, log_p = (_log_relations(x, heads, seen) for x in (student, teacher))
+            kl = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1).mean(1)
+            losses = losses + (kl * filled).sum(-1) / (3 * filled.sum(-1))
+        return losses
+
+    def _hidden(self, encoder: Encoder, piece: MicroBatch, seen: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+        """[B]: mean squares over dimensions, filled places and layers; and of attention scores, if heads match."""
+        losses = torch.zeros(filled.shape[0], device=filled.device)
+        for number, (layer, _) in enumerate(self.layer_pairs):
+            states, projection = self._taps.hidden[layer], self.projection
+            projected = F.linear(states, projection.weight[:, : states.shape[-1]], projection.bias)
+            difference = projected.float() - piece["teacher_hidden"][number].float()
+            losses = losses + (difference.square().mean(-1) * filled).sum(-1) / (filled.sum(-1) * len(self.layer_pairs))
+        layers = [layer for layer, _ in self.layer_pairs if layer != EMBEDDINGS]
+        for number, layer in enumerate(layers if self.compares_attention else []):
+            queries, keys = self._taps.projections(layer)[:2]
+            scores = _scores(queries, keys, encoder.model.config.num_attention_heads)
+            both = (seen * filled[:, None, :, None]).expand(-1, -1, -1, scores.shape[-1])
+            squares = ((scores - piece["teacher_scores"][number].float()).square() * both).sum((1, 2, 3))
+            losses = losses + squares / (both.sum((1, 2, 3)) * scores.shape[1] * len(layers))
+        return losses
+
+
+class Teacher:
+    """Answers micro-batches with a model: in eval mode, without gradients, with its padding inert.
+
+    logits: teacher_logprobs [B, K, V]. relations: teacher_queries, teacher_keys and teacher_values
+    [B, T, width]. hidden: teacher_hidden [layers, B, T, H] and, where student and teacher have as many heads,
+    teacher_scores [layers, B, heads, T, T].
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        student: Distil,
+        device: torch.device,
+        precision: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """precision: the autocast that the teacher runs in."""
+        self._encoder = Encoder(model, isolate=student.isolate).to(device).eval().requires_grad_(False)
+        self._precision, self._vocab_size, self._method = precision, student.vocab_size, student.method
+        self._layers = [layer for _, layer in student.layer_pairs]
+        self._compares_attention = student.compares_attention
+        if student.method != "logits":
+            self._taps = Taps(model, self._layers, hidden=student.method == "hidden")
+
+    def answers(self, piece: MicroBatch) -> MicroBatch:
+        with self._precision():
+            if self._method == "logits":
+                logits = self._encoder.logits(**piece)
+                return {"teacher_logprobs": logits[..., : self._vocab_size].float().log_softmax(-1)}
+            self._encoder.encode(**inputs_of(piece))
+            if self._method == "relations":
+                return dict(zip(PROJECTIONS, self._taps.projections(self._layers[0]), strict=True))
+            tensors = {"teacher_hidden": torch.stack([self._taps.hidden[layer] for layer in self._layers])}
+            if self._compares_attention:
+                heads = self._encoder.model.config.num_attention_heads
+                queries_and_keys = [self._taps.projections(layer)[:2] for layer in self._layers if layer != EMBEDDINGS]
+                tensors["teacher_scores"] = torch.stack([_scores(q, k, heads) for q, k in queries_and_keys])
+            return tensors
+
+
+def visible(piece: MicroBatch, *, isolate: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which places a place may attend to, bool [B, 1, T or 1, T], and which places hold text, float [B, T]."""
+    filled = piece.get("attention_mask")
+    filled = torch.ones_like(piece["input_ids"]) if filled is None else filled
+    seen = filled[:, None, None, :].bool()
+    if isolate and "position_ids" in piece:
+        documents = (piece["position_ids"] == 0).cumsum(1)
+        seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
+    return seen, filled.float()
+
+
+def relation_heads(student_width: int, teacher_width: int) -> int:
+    """How many relation heads two widths are cut into.
+
+    As many as divide both widths and leave 16 dimensions of the student's to each; for coprime widths one.
+    """
+    common = math.gcd(student_width, teacher_width)
+    most = max(1, student_width // SMALLEST_RELATION_HEAD)
+    return max(heads for heads in range(1, min(common, most) + 1) if common % heads == 0)
+
+
+def _log_relations(states: torch.Tensor, heads: int, seen: torch.Tensor) -> torch.Tensor:
+    """[B, T, H] → the log of how much each place is related to each other place: [B, heads, T, T]."""
+    return _scores(states, states, heads).masked_fill(~seen, _HIDDEN_SCORE).log_softmax(-1)
+
+
+def _scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> torch.Tensor:
+    """[B, T, H] each → float32 [B, heads, T, T], divided by the root of a head's width.
+
+    Where several heads share a key, keys are narrower than queries.
+    """
+    sharing = queries.shape[-1] // keys.shape[-1]
+    q, k = (x.unflatten(-1, (heads // n, -1)).transpose(1, 2) for x, n in ((queries, 1), (keys, sharing)))
+    k = k.repeat_interleave(sharing, 1) if sharing > 1 else k
+    return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
+
+
+def _layer_pairs(student_layers: int, teacher_layers: int, config: Config) -> list[tuple[int, int]]:
+    """Layers of the student, and the layers of the teacher that they learn from."""
+    if config.distil_method == "relations" or config.distil_layers == "last":
+        return [(student_layers - 1, teacher_layers - 1)]
+    if teacher_layers < student_layers:
+        sentence = (
+            f"--distil-layers uniform needs a teacher with at least the student's {student_layers} layers, and "
+            f"--teacher {config.teacher} has {teacher_layers}; give --distil-layers last"
+        )
+        raise UsageError(sentence, "unsupported", option="distil_layers", given=config.distil_layers)
+    return [
+        (EMBEDDINGS, EMBEDDINGS),
+        *((layer, (layer + 1) * teacher_layers // student_layers - 1) for layer in range(student_layers)),
+    ]

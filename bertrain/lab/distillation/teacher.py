@@ -1,0 +1,298 @@
+"""A teacher's answers to exactly the masked samples that a student will see, written once.
+
+    python -m bertrain teacher --model big/ --data shards/ --out logits/ --variants 4
+    torchrun --nproc-per-node 8 -m bertrain teacher --model big/ --data shards/ --out logits/ --max-samples 10000000
+    torchrun --nproc-per-node 8 -m bertrain.pretrain --data shards/ --out run/ --teacher-cache logits/
+
+Masks are a function of seed, variant and sample, so they are known before any student exists. Interrupted, the same
+command continues, on any number of ranks. docs/format.md says what is written, docs/determinism.md which samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import bertdata
+from bertdata.choices import MASKING_POLICIES, SHUFFLES
+from bertdata.cli import SETTINGS, one_sentence
+from bertdata.errors import DatasetError, UsageError
+from bertdata.format import answers
+from bertdata.format.records import FORMAT_VERSION
+from bertrain.models import build
+from bertrain.models.encoder import Encoder
+from bertrain.models.families import family_of
+from bertrain.options.config import Config
+from bertrain.run import assemble, checkpoint
+from bertrain.run.rates import has_bf16
+from bertrain.runtime import feed
+from bertrain.runtime.dist import World, world
+
+LIMIT_BYTES = 10 * 10**9  # more needs --yes
+MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay readable
+PROBE_BATCHES = 2  # timed for the estimate, after a first one that is not
+
+
+class _Work:
+    """The student's stream, the teacher, and the header that names both; on this rank."""
+
+    def __init__(self, ranks: World, options: dict[str, Any]) -> None:
+        self.ranks, self.out = ranks, Path(options["out"])
+        variants, max_samples = options["variants"], options["max_samples"]
+        if variants is None and max_samples is None:
+            sentence = (
+                "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
+                "masks; give --max-samples, the number of rows that the student reads, or --variants, the "
+                "number of epochs after which masks repeat"
+            )
+            raise UsageError(sentence, "missing", option="max_samples")
+        self.shards = bertdata.open(options["data"])
+        self.vocab_size = self.shards.special_tokens.vocab_size
+        names = ("data", "out", "length", "seed", "shuffle", "mlm_probability", "masking")
+        student = Config(
+            **{name: options[name] for name in names},
+            isolate_documents=options["samples"] == "packed",
+            objective="mlm+nsp" if options["samples"] == "pairs" else "mlm",
+        )
+        self.loader = assemble.loader(student, self.shards, variants=variants)
+        if options["top_k"] > self.vocab_size:
+            sentence = (
+                f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens of {options['data']}; give fewer"
+            )
+            raise UsageError(sentence, "out-of-range", option="top_k", given=options["top_k"])
+        if self.loader.num_slots == 0:
+            sentence = (
+                f"--mlm-probability {options['mlm_probability']} of rows of {options['length']} tokens is less than "
+                "one token; raise it, or --length"
+            )
+            raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=options["mlm_probability"])
+        directory = checkpoint.find(Path(options["model"]))
+        weights = build.load(directory)
+        build.check_fits(directory, self.shards, weights)
+        if options["length"] > build.max_length(weights.config):
+            most = build.max_length(weights.config)
+            sentence = (
+                f"--length {options['length']} is more than the {most} positions of {directory}; give at most {most}"
+            )
+            raise UsageError(sentence, "too-long", option="length", given=options["length"])
+        encoder = Encoder(weights, isolate=student.isolate_documents)
+        self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
+        most_samples = None if variants is None else variants * self.loader.num_samples
+        stream, on_gpu = self.loader.state_dict(), ranks.device.type == "cuda"
+        del stream["position"]
+        self.header = {
+            "format": answers.FORMAT,
+            "format_version": FORMAT_VERSION,
+            "teacher": {
+                "sha256": build.fingerprint(weights),
+                "parameters": sum(parameter.numel() for parameter in weights.parameters()),
+                "precision": "bf16" if on_gpu and has_bf16(ranks.device) and family_of(weights).half else "fp32",
+            },
+            "tokenizer": self.shards.manifest.tokenizer["tokenizer.json"],
+            "stream": stream,
+            "epoch_samples": self.loader.num_samples,
+            "epoch_tokens": self.shards.splits["train"].num_tokens,
+            "samples": min(number for number in (most_samples, max_samples) if number is not None),
+            "slots": self.loader.num_slots,
+            "vocab_size": self.vocab_size,
+            "top_k": options["top_k"],
+            "id_dtype": "<u2" if self.vocab_size <= 1 << 16 else "<u4",
+            "unit_samples": options["unit_samples"],
+            "batch_samples": options["batch_size"],
+        }
+        units = answers.num_units(self.header)
+        if units > MOST_UNITS:
+            least = -(-self.header["samples"] // MOST_UNITS)
+            sentence = (
+                f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
+                f"give at least {least}"
+            )
+            raise UsageError(sentence, "out-of-range", option="unit_samples", given=options["unit_samples"])
+
+    def begin(self) -> list[int]:
+        """Writes the header, or compares it with the one that is there. Returns the units to make. For rank 0."""
+        answers.begin(self.out, self.header)
+        return [] if self.is_complete else answers.missing_units(self.out, self.header)
+
+    @property
+    def is_complete(self) -> bool:
+        return (self.out / answers.CACHE).exists()
+
+    def plan(self, missing: list[int], *, yes: bool) -> None:
+        """Prints the number of bytes and an estimate of the time. Raises UsageError past the limit without --yes."""
+        header, size = self.header, answers.num_bytes(self.header)
+        tokens = header["samples"] * header["epoch_tokens"] / header["epoch_samples"]
+        left = answers.num_bytes(header, missing)
+        rows = [answers.rows_of(header, number) for number in missing]
+        seconds = self._seconds_a_sample() * sum(stop - first for first, stop in rows) / self.ranks.world_size
+        made = answers.num_units(header) - len(missing)
+        processes = "1 process" if self.ranks.world_size == 1 else f"{self.ranks.world_size} processes"
+        click.echo(
+            f"{self.out}: {header['samples']:,} samples of {self.loader.length} tokens, {header['slots']} masked "
+            f"tokens each, {header['top_k']} of {self.vocab_size:,} predictions kept\n"
+            f"{size:,} bytes, {size / tokens:.2f} a token of the corpus; {made} of "
+            f"{answers.num_units(header)} units are complete; about {seconds:,.0f} s on {processes}"
+        )
+        free = shutil.disk_usage(self.out).free
+        if left > free and not yes:
+            sentence = (
+                f"{left:,} bytes would be written, and {free:,} are free in {self.out}; make room, or give fewer "
+                "samples, or --yes"
+            )
+            raise UsageError(sentence, "unwritable", option="out", given=str(self.out))
+        if left > LIMIT_BYTES and not yes:
+            sentence = (
+                f"{left:,} bytes would be written, and more than {LIMIT_BYTES:,} need --yes; give it, or fewer samples"
+            )
+            raise UsageError(sentence, "missing", option="yes")
+
+    def _seconds_a_sample(self) -> float:
+        rows = min(self.header["batch_samples"], self.header["samples"])
+        started = 0.0
+        for number in range(1 + PROBE_BATCHES):
+            if number == 1:
+                started = time.perf_counter()
+            self._predict(np.arange(rows))
+        return (time.perf_counter() - started) / (PROBE_BATCHES * rows)
+
+    def unit(self, number: int) -> None:
+        """Makes one unit, in forward passes that depend on its number alone."""
+        first, stop = answers.rows_of(self.header, number)
+        size = self.header["batch_samples"]
+        pieces = (self._predict(np.arange(start, min(start + size, stop))) for start in range(first, stop, size))
+        answers.write_unit(self.out, self.header, number, pieces)
+
+    @torch.no_grad()
+    def _predict(self, positions: np.ndarray) -> tuple[answers.Answers, dict[str, Any]]:
+        """The teacher's answers to the samples at some positions, and the counts of them."""
+        batch = self.loader.read(positions)
+        piece = next(feed.micro_batches(batch, size=positions.size, count=1, device=self.ranks.device))
+        used = (piece["targets"] != bertdata.IGNORE_INDEX).unsqueeze(-1)
+        bf16 = self.header["teacher"]["precision"] == "bf16"
+        with torch.autocast("cuda", torch.bfloat16) if bf16 else contextlib.nullcontext():
+            logits = self.encoder.logits(**piece)
+        logprobs = logits[..., : self.vocab_size].float().log_softmax(-1)
+        top, ids = logprobs.topk(self.header["top_k"], dim=-1)
+        tails = logprobs.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+        entropy = -(logprobs.exp() * logprobs.clamp(min=answers.LEAST)).sum(-1, keepdim=True)
+        if not torch.isfinite(entropy).all():
+            sentence = f"the teacher predicts NaN for samples from {positions[0]:,} on; give a teacher that works"
+            raise DatasetError(sentence, "unsupported", option="model")
+        arrays = (
+            (ids * used).cpu().numpy().astype(self.header["id_dtype"]),
+            top.clamp(min=answers.LEAST).where(used, 0.0).half().cpu().numpy(),
+            tails.clamp(answers.LEAST, 0.0).where(used, 0.0).half().squeeze(-1).cpu().numpy(),
+        )
+        missing = self.header["slots"] - used.shape[1]  # rows in which less is masked have fewer slots
+        kept = answers.Answers(*(np.pad(x, [(0, 0), (0, missing), (0, 0)][: x.ndim]) for x in arrays))
+        counts = {
+            "samples": positions.size,
+            "targets": int(used.sum()),
+            "entropy": float((entropy.double() * used).sum()),
+            "tail_mass": float((tails.double().exp() * used).sum()),
+        }
+        return kept, counts
+
+
+def answer(ranks: World, options: dict[str, Any]) -> None:
+    """Makes the units that are missing, the j-th by rank j mod W, and publishes the cache."""
+    work = ranks.together(lambda: _Work(ranks, options))
+    missing = ranks.from_first(work.begin)  # one rank looks, so that all share the same units
+    ranks.on_first(lambda: work.plan(missing, yes=options["yes"]) if missing else None)
+    with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
+        for number in range(0, len(missing), ranks.world_size):
+            mine = missing[number + ranks.rank : number + ranks.rank + 1]
+            ranks.together(lambda: [*map(work.unit, mine)])  # noqa: B023  (called at once)
+            bar.update(len(missing[number : number + ranks.world_size]))
+    ranks.on_first(lambda: None if work.is_complete else answers.publish(work.out, work.header))
+    if ranks.rank == 0:
+        click.echo(f"done: {work.out}; bertdata inspect {work.out} says what is in it")
+
+
+def _unlock(out: Path, *, is_new: bool) -> None:
+    """Removes the lock's file: a finished cache must have the same bytes whichever process wrote it.
+
+    A refused command leaves no files.
+    """
+    if not (out / answers.PLAN).exists():
+        (out / ".lock").unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):  # not empty
+                out.rmdir()
+
+
+_ONE = click.IntRange(min=1)
+
+
+@click.command(context_settings=SETTINGS)
+@click.option("--model", required=True, help="The teacher: a run directory, or any directory with a masked LM in it.")
+@click.option("--data", required=True, help="Directory of shards that the student will learn from.")
+@click.option("--out", required=True, help="Directory for the cache.")
+@click.option(
+    "--top-k",
+    default=64,
+    type=_ONE,
+    help="Number of most probable tokens to store for each masked token. For the others, only their total.",
+)
+@click.option(
+    "--variants", type=_ONE, help="Number of epochs after which order and masks repeat. Give this or --max-samples."
+)
+@click.option(
+    "--max-samples",
+    type=_ONE,
+    help="Number of samples to predict, usually the student's --steps times its --global-batch-size.",
+)
+@click.option("--length", default=128, type=click.IntRange(min=3), help="Row length in tokens, as the student's.")
+@click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
+@click.option(
+    "--samples",
+    type=click.Choice(["windows", "packed", "pairs"]),
+    default="windows",
+    help="Kind of rows: packed for --isolate-documents, pairs for --objective mlm+nsp.",
+)
+@click.option("--mlm-probability", default=0.15, help="Share of a row's tokens to mask, as the student's.")
+@click.option(
+    "--masking", type=click.Choice(MASKING_POLICIES), default="exact", help="Masking policy, as the student's."
+)
+@click.option("--shuffle", type=click.Choice(SHUFFLES), default="full", help="Order of an epoch, as the student's.")
+@click.option("--batch-size", default=64, type=_ONE, help="Rows in one forward pass.")
+@click.option(
+    "--unit-samples",
+    default=4096,
+    type=_ONE,
+    help="Samples in one unit of the cache. A killed command loses at most one unit on each rank.",
+)
+@click.option(
+    "--yes",
+    is_flag=True,
+    help=f"Do not refuse to write more than {LIMIT_BYTES // 10**9} GB, or more than the disk has free.",
+)
+def main(**options: Any) -> None:
+    """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun."""
+    with one_sentence(), world(patience=timedelta(days=7)) as ranks, contextlib.ExitStack() as stack:
+        out = Path(options["out"])
+
+        def lock() -> None:
+            if (out / "manifest.json").exists():
+                raise UsageError(
+                    f"--out {out} holds a dataset; give another directory", "out-exists", option="out", given=str(out)
+                )
+            is_new = not out.exists()
+            stack.enter_context(checkpoint.Lock(out))
+            stack.callback(_unlock, out, is_new=is_new)
+
+        ranks.on_first(lock)
+        answer(ranks, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Write a sub-network of an elastic run as an ordinary Hugging Face checkpoint.
+
+    bertrain extract --checkpoint run/ --layers 4 --width 192 --heads 3 --feed-forward 384 --out small/
+
+Its logits are those that it has inside the large model, and it may be trained further: bertrain pretrain --init small/.
+docs/search.md says which sub-networks there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import click
+from transformers import PreTrainedModel
+
+from bertdata.cli import OneSentence
+from bertdata.errors import UsageError
+from bertdata.files import naming
+from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from bertrain.lab.elastic import space as elastic
+from bertrain.models import build
+from bertrain.models.families import family_of
+from bertrain.run import card, checkpoint, state
+
+
+def complete_model(directory: Path) -> PreTrainedModel:
+    """The model of a checkpoint, with its head for next sentences if it has one."""
+    model = build.load(directory)
+    kind = family_of(model).next_sentence
+    has_head = kind is not None and kind.__name__ in (model.config.architectures or ())
+    return build.load(directory, nsp=True) if has_head else model
+
+
+def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
+    """Writes a sub-network of a checkpoint, complete or not at all: config, weights and the checkpoint's tokenizer."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(
+            f"--out {out} is not an empty directory; give a new one", "out-exists", option="out", given=str(out)
+        )
+    paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
+    sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
+    step = state.read(directory).step if (directory / state.TRAINER).exists() else None
+    about = card.of_part(
+        out.name, directory, model_type=small.config.model_type, sizes=str(sizes), parameters=parameters, step=step
+    )
+    files = {path.name: path.read_bytes() for path in paths} | {card.CARD: about}
+    with naming(out):
+        checkpoint.write(out, small, checkpoint.Content(small.state_dict(), {}, files), leaving=threading.Event())
+
+
+@click.command(cls=OneSentence)
+@click.option("--checkpoint", "path", required=True, help="A run that was trained with --elastic, or a checkpoint.")
+@click.option("--layers", type=int, help="Number of layers. Default of all sizes: the size of the checkpoint.")
+@click.option("--width", type=int, help="Width of the hidden states.")
+@click.option("--heads", type=int, help="Number of attention heads; each has width / heads dimensions.")
+@click.option("--feed-forward", type=int, help="Width of the feed-forward part of a layer.")
+@click.option("--out", required=True, help="New directory for the sub-network.")
+def main(path: str, out: str, **given: int | None) -> None:
+    """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
+    directory = checkpoint.find(Path(path))
+    model = complete_model(directory)
+    config, trained = model.config, checkpoint.elastic_of(directory)
+    sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})
+    elastic.check(config, sizes)
+    small = elastic.cut(model, sizes)
+    write(small, directory, Path(out).resolve())
+    if not trained or sizes not in elastic.Space(trained, config):
+        was = f"--elastic {trained}" if trained else "no --elastic"
+        click.echo(f"warning: {directory} was trained with {was}, so it has not trained this sub-network", err=True)
+    parameters = sum(parameter.numel() for parameter in small.parameters())
+    click.echo(f"{out}: {sizes}, {parameters:,} parameters; bertrain pretrain --init {out} trains it further")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""Find the sub-network of an elastic run with the lowest validation loss among those that are fast enough.
+
+    bertrain search --checkpoint run/ --data shards/ --latency 5ms --trials 60 --out search/
+
+A trial measures the loss of one sub-network on fixed samples with fixed masks. Its latency is measured before: the
+median time of the encoder's forward pass on this machine. OUT/trials.jsonl has a line for every sub-network that was
+measured. What stands there is not measured again, so a search may be stopped at any time. OUT/search.png shows loss
+against latency. docs/search.md has the rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import bertdata
+from bertdata.cli import OneSentence
+from bertdata.errors import UsageError
+from bertdata.files import naming, write_file
+from bertrain.commands.evaluate import opened
+from bertrain.commands.plot import drawing
+from bertrain.lab.elastic import space as elastic
+from bertrain.lab.elastic.space import Sizes, Space
+from bertrain.models import build
+from bertrain.models.encoder import Encoder
+from bertrain.run import checkpoint
+from bertrain.run.evaluate import evaluate
+from bertrain.runtime.dist import World, world
+
+FIRST = 10  # random trials before evolution begins; Yin et al. (2021) have 25, of many more
+EXPLORE, MUTATION = 0.5, 0.25  # as they have them
+CHILDREN = 100  # in a row without a new trial are enough
+DRAWS = 1000  # in a row without a new trial end a search
+WARMUP, REPEATS = 3, 15  # passes before a latency is measured, and passes that are measured
+SHOWN = 10  # trials in the table
+METHODS = ("evolution", "random")
+TRIALS, SETTINGS, PICTURE = "trials.jsonl", "search.json", "search.png"
+DIFFERENCES = {
+    "weights": "of other weights; give the checkpoint that it was begun with",
+    "dataset_id": "on another dataset; give the --data that it was begun with",
+    "device": "on the device {before}, and this is {now}; run it there",
+    "threads": "with {before} threads, and now there are {now}; set OMP_NUM_THREADS={before}",
+    "split": "on --split {before}, and {now} was given; give the same",
+    "length": "with --length {before}, and now it is {now}; give the same",
+    "max_samples": "with --max-samples {before}, and now it is {now}; give the same",
+    "batch_size": "with --batch-size {before}, and now it is {now}; give the same",
+}
+"""What the numbers of a search depend on → what is said where it differs from before, and what to do."""
+
+
+def candidate(space: Space, number: int, *, seed: int, best: Sizes | None) -> Sizes:
+    """Draw `number` of a search, a function of the arguments alone.
+
+    best: the sub-network that it is a child of: each of its sizes goes to the next smaller or larger value of the space
+    with probability 1/4. None: any of the space.
+    """
+    draw = np.random.default_rng(bertdata.key(seed, "search", number))
+    if best is None:
+        return space[int(draw.integers(len(space)))]
+    while True:
+        child = Sizes(
+            *(
+                _beside(size, values, up=draw.random() < 0.5) if draw.random() < MUTATION else size
+                for size, values in zip(best, space.values, strict=True)
+            )
+        )
+        if child in space:
+            return child
+
+
+def _beside(size: int, values: list[int], *, up: bool) -> int:
+    """The next larger or smaller value; the size itself at the end of the values."""
+    index = values.index(size) + (1 if up else -1)
+    return values[min(max(index, 0), len(values) - 1)]
+
+
+def _explores(seed: int, trial: int) -> bool:
+    return np.random.default_rng(bertdata.key(seed, "explore", trial)).random() < EXPLORE
+
+
+def search(
+    space: Space,
+    *,
+    method: str,
+    trials: int,
+    seed: int,
+    limit: float,
+    latency: Callable[[Sizes], float],
+    loss: Callable[[Sizes], float],
+) -> dict[Sizes, float]:
+    """The sub-networks that were tried, in their order, with their losses.
+
+    Sub-networks are drawn until `trials` have a latency of at most `limit`; of these alone the loss is asked for. All
+    draws of `random` are from the complete space. So are the first 10 trials of `evolution`; each later trial is, with
+    probability 1/2, from the complete space, else a child of the best so far (or from the complete space where 100
+    children give no new trial). So the first trials of a longer search are those of a shorter one. Fewer trials come
+    back where 1,000 draws in a row give no new one.
+    """
+    losses: dict[Sizes, float] = {}
+    number, last = 0, 0  # of the next draw, and of that which gave the last trial
+    while len(losses) < trials and number - last < DRAWS:
+        evolves = method == "evolution" and len(losses) >= FIRST
+        evolves = evolves and number - last < CHILDREN and not _explores(seed, len(losses))
+        best = min(losses, key=lambda sizes: losses[sizes]) if evolves else None
+        sizes = candidate(space, number, seed=seed, best=best)
+        number += 1
+        if sizes not in losses and latency(sizes) <= limit:
+            losses[sizes] = loss(sizes)
+            last = number
+    return losses
+
+
+# ----------------------------------------------------------------------------------------------------------- measuring
+
+
+@torch.no_grad()
+def latency_ms(encoder: Encoder, *, rows: int, length: int, device: torch.device) -> float:
+    """The median time of the encoder's forward pass for `rows` rows of `length` tokens, without its head, in ms."""
+    places = torch.arange(length, device=device).expand(rows, -1)
+    ids = places % encoder.model.config.vocab_size
+    times = []
+    for _ in range(WARMUP + REPEATS):
+        _synchronize(device)
+        started = time.perf_counter()
+        encoder.encode(ids, position_ids=places)
+        _synchronize(device)
+        times.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(times[WARMUP:])
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Measurements:
+    """Latency, loss and accuracy of sub-networks, each measured once, and kept in trials.jsonl.
+
+    settings: what the numbers depend on. Raises UsageError if those in the directory were made with others.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        settings: Mapping[str, Any],
+        make: Callable[[Sizes], Encoder],
+        latency: Callable[[Encoder], float],
+        judge: Callable[[Encoder], Mapping[str, Any]],
+    ) -> None:
+        """make: a sub-network. latency: of one, in ms. judge: its "loss" and "accuracy"."""
+        self._path, self._make, self._latency, self._judge = out / TRIALS, make, latency, judge
+        self.entries: dict[Sizes, dict[str, Any]] = {}
+        try:
+            before = json.loads((out / SETTINGS).read_bytes())
+        except (OSError, ValueError):
+            before = None
+        before = before if isinstance(before, dict) else None
+        if before is not None and before != settings:
+            name = next(name for name in {**settings, **before} if before.get(name) != settings.get(name))
+            difference = DIFFERENCES[name].format(before=before.get(name), now=settings.get(name))
+            sentence = f"--out {out} holds a search {difference}; or give another --out"
+            raise UsageError(sentence, "other-settings", option="out", given=str(out))
+        if before is not None and self._path.exists():
+            self._read(self._path.read_text(errors="replace"))
+        write_file(out / SETTINGS, json.dumps(settings, indent=1).encode())
+        lines = "".join(json.dumps(entry) + "\n" for entry in self.entries.values())
+        write_file(self._path, lines.encode())
+
+    def _read(self, text: str) -> None:
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+                sizes = Sizes(*(entry[name] for name in Sizes._fields))
+            except (ValueError, KeyError, TypeError):  # cut off as the process died, or damaged as the power failed
+                break
+            self.entries[sizes] = entry
+
+    def latency(self, sizes: Sizes) -> float:
+        if sizes not in self.entries:
+            encoder = self._make(sizes)
+            parameters = sum(parameter.numel() for parameter in encoder.parameters())
+            self._keep(sizes, {"parameters": parameters, "latency_ms": self._latency(encoder)})
+        return self.entries[sizes]["latency_ms"]
+
+    def loss(self, sizes: Sizes) -> float:
+        if "loss" not in self.entries[sizes]:
+            result = self._judge(self._make(sizes))
+            self._keep(sizes, self.entries[sizes] | {name: result[name] for name in ("loss", "accuracy")})
+        return self.entries[sizes]["loss"]
+
+    def _keep(self, sizes: Sizes, entry: dict[str, Any]) -> None:
+        self.entries[sizes] = sizes._asdict() | entry
+        with naming(self._path), open(self._path, "a") as file:
+            file.write(json.dumps(self.entries[sizes]) + "\n")
+
+
+def _milliseconds(given: str) -> float:
+    """--latency in ms. Raises UsageError for what is no time."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s)", given)
+    if not match or float(match[1]) <= 0:
+        sentence = f"--latency {given} is not a time above 0; write it like 5ms or 0.2s"
+        raise UsageError(sentence, "malformed", option="latency", given=given)
+    return float(match[1]) * (1e3 if match[2] == "s" else 1)
+
+
+def _draw(pyplot: Any, path: Path, entries: list[dict[str, Any]], limit: float) -> None:
+    """Loss against latency of the trials, the best first."""
+    figure, axis = pyplot.subplots(figsize=(7, 5), layout="constrained")
+    axis.scatter(*zip(*((e["latency_ms"], e["loss"]) for e in entries), strict=True), s=12, label="trials")
+    axis.scatter(entries[0]["latency_ms"], entries[0]["loss"], s=60, marker="*", color="C3", label="best")
+    axis.axvline(limit, color="gray", linestyle="--", linewidth=1, label="limit")
+    axis.set(xlabel="latency (ms)", ylabel="validation loss (nats a token)")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    temporary = path.with_name("." + path.name)
+    with naming(path):
+        figure.savefig(temporary, dpi=100)
+    temporary.replace(path)
+    pyplot.close(figure)
+
+
+# ------------------------------------------------------------------------------------------------------------- command
+
+
+@click.command(cls=OneSentence)
+@click.option("--checkpoint", "path", required=True, help="A run that was trained with --elastic.")
+@click.option("--data", required=True, help="Directory of shards.")
+@click.option("--latency", "limit", required=True, help="Longest latency of a sub-network, such as 5ms or 0.2s.")
+@click.option("--trials", default=60, type=click.IntRange(min=1), help="Number of sub-networks to evaluate.")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="evolution",
+    help="evolution: children of the best sub-network so far, and random ones. random: only random ones.",
+)
+@click.option("--seed", default=0, type=click.IntRange(min=0), help="Random seed of the choice of sub-networks.")
+@click.option(
+    "--batch-size", default=1, type=click.IntRange(min=1), help="Rows of the forward pass whose latency is measured."
+)
+@click.option("--length", type=click.IntRange(min=3), help="Row length in tokens. Default: the length of the run.")
+@click.option("--split", default="validation", help="Split to evaluate on.")
+@click.option(
+    "--max-samples",
+    default=512,
+    type=click.IntRange(min=1),
+    help="Number of samples to evaluate on.",
+)
+@click.option("--out", required=True, help="Directory for trials.jsonl and search.png.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object on the last line.")
+def main(
+    path: str,
+    data: str,
+    limit: str,
+    trials: int,
+    method: str,
+    seed: int,
+    batch_size: int,
+    length: int | None,
+    split: str,
+    max_samples: int,
+    out: str,
+    as_json: bool,
+) -> None:
+    """Find the sub-network of an elastic run with the lowest validation loss within a latency limit.
+
+    The latency is the median of 15 forward passes of the encoder on this machine, without the head. Run it alone: other
+    work on the machine makes it longer.
+    """
+    most, pyplot = _milliseconds(limit), drawing()
+    with world() as ranks:
+        if ranks.world_size > 1:
+            raise UsageError("bertrain search measures on one process; start it without torchrun", "unsupported")
+        encoder, shards, directory, places = opened(path, data, split, length, ranks)
+        if not (trained := checkpoint.elastic_of(directory)):
+            sentence = (
+                f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was"
+            )
+            raise UsageError(sentence, "unsupported", option="checkpoint", given=path)
+        with checkpoint.Lock(Path(out)):
+            space = Space(trained, encoder.model.config)
+            latency = {"rows": batch_size, "length": places}
+            samples = {"split": split, "length": places, "max_samples": max_samples}
+            known = _measurements(Path(out), encoder, shards, ranks, latency, samples)
+            result = _run(space, known, most, method=method, trials=trials, seed=seed)
+            entries = [known.entries[sizes] for sizes in result]
+            _draw(pyplot, Path(out, PICTURE), sorted(entries, key=lambda entry: entry["loss"]), most)
+    facts = {"checkpoint": str(directory), "method": method, "seed": seed, "limit_ms": most, "threads": _threads()}
+    _say(facts | {"space": len(space)} | latency, entries, out, as_json=as_json)
+
+
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+def _measurements(
+    out: Path,
+    encoder: Encoder,
+    shards: bertdata.Dataset,
+    ranks: World,
+    latency: dict[str, int],
+    samples: dict[str, Any],
+) -> Measurements:
+    """What measures the sub-networks of a model, with the numbers that are in `out` already."""
+    model, device = encoder.model, ranks.device
+    on = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    settings = {
+        "weights": build.fingerprint(model),
+        "dataset_id": shards.dataset_id,
+        "device": on,
+        "threads": _threads(),
+        **samples,
+        "batch_size": latency["rows"],
+    }
+    complete = model.cpu().eval()
+
+    def make(sizes: Sizes) -> Encoder:
+        return Encoder(elastic.cut(complete, sizes), isolate=encoder.isolate).to(device).eval()
+
+    def judge(small: Encoder) -> Mapping[str, Any]:
+        result = evaluate(small, shards, ranks, **samples)
+        if result is None or result["loss"] is None:
+            sentence = (
+                f"the split {samples['split']} of {shards.path} is too short to mask; choose another with --split"
+            )
+            raise UsageError(sentence, "too-short-to-mask", option="split", given=samples["split"])
+        return result
+
+    return Measurements(out, settings, make, lambda small: latency_ms(small, **latency, device=device), judge)
+
+
+def _run(space: Space, known: Measurements, limit: float, *, method: str, trials: int, seed: int) -> dict[Sizes, float]:
+    """`search`, with a progress bar. Raises UsageError if no sub-network is fast enough."""
+    with tqdm(total=trials, unit="trial", leave=False, disable=None) as bar:
+
+        def loss(sizes: Sizes) -> float:
+            value = known.loss(sizes)
+            bar.update()
+            return value
+
+        def latency(sizes: Sizes) -> float:  # also of those that are too slow, after which no trial is counted
+            value = known.latency(sizes)
+            bar.set_postfix_str(f"{len(known.entries)} timed")
+            return value
+
+        smallest = latency(space[0])
+        options: dict[str, Any] = {"method": method, "trials": trials, "seed": seed, "limit": limit}
+        losses = search(space, **options, latency=latency, loss=loss)
+    if not losses:
+        sentence = (
+            f"none of the sub-networks that were measured has a latency of {limit:g} ms; the smallest has "
+            f"{smallest:.3g} ms: give a higher --latency"
+        )
+        raise UsageError(sentence, "out-of-range", option="latency", given=f"{limit:g}ms")
+    return losses
+
+
+def _say(facts: dict[str, Any], entries: list[dict[str, Any]], out: str, *, as_json: bool) -> None:
+    """Prints the best trials, and the command that writes the first of them."""
+    best = sorted(entries, key=lambda entry: entry["loss"])
+    if as_json:
+        click.echo(json.dumps(facts | {"best": best[0], "trials": entries}))
+        return
+    places = f"{facts['rows']} × {facts['length']} tokens, threads: {facts['threads']}"
+    click.echo(
+        f"{facts['checkpoint']}: {len(entries)} of {facts['space']:,} sub-networks tried ({facts['method']}), latency "
+        f"at most {facts['limit_ms']:g} ms ({places})"
+    )
+    names = ("layers", "width", "heads", "feed_forward", "parameters")
+    click.echo(
+        "".join(f"{name.replace('_', '-'):>14}" for name in names) + f"{'latency':>11}{'loss':>9}{'accuracy':>10}"
+    )
+    for entry in best[:SHOWN]:
+        sizes = "".join(f"{entry[name]:>14,}" for name in names)
+        click.echo(f"{sizes}{entry['latency_ms']:>8.2f} ms{entry['loss']:>9.4f}{entry['accuracy']:>10.2%}")
+    sizes = " ".join(f"--{name.replace('_', '-')} {best[0][name]}" for name in names[:4])
+    click.echo(f"{TRIALS} and {PICTURE} are in {out}; the best as a checkpoint:")
+    click.echo(f"bertrain extract --checkpoint {facts['checkpoint']} {sizes} --out small/")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Sub-networks: smaller models whose weights are slices of a larger one's (AutoTinyBERT, Yin et al., 2021).
+
+A sub-network has the first `layers` layers of the model and the first `width` dimensions of its hidden states. It has
+the first `heads` attention heads, and of each head the first width / heads dimensions. Inside a layer it has the first
+`feed_forward` dimensions. So its configuration is that of the model with four other numbers, transformers builds it,
+and its tensors are slices of the model's: docs/search.md.
+
+    tensor                              what a sub-network has of it
+    queries, keys, values               rows: of each of its heads the first ones; columns: the first
+    what attention gives back           columns: those rows
+    Wqkv, Wi (fused)                    rows: of each matrix in it the first ones; columns: the first
+    every other                         the first of each dimension
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from bertdata import key
+from bertdata.errors import UsageError, counted
+from bertrain.lab import growth as grow
+from bertrain.models.families import FAMILIES, FUSED, family_of
+
+EXAMPLE = "layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64"
+
+
+class Sizes(NamedTuple):
+    """The four numbers in which sub-networks differ."""
+
+    layers: int
+    width: int  # of hidden states
+    heads: int
+    feed_forward: int  # width inside a layer
+
+    def __str__(self) -> str:
+        layers, heads = counted(self.layers, "layer"), counted(self.heads, "head")
+        return f"{layers}, width {self.width}, {heads}, feed-forward {self.feed_forward}"
+
+
+class Values(NamedTuple):
+    """By the names of Sizes, the numbers that a space has, ascending."""
+
+    layers: list[int]
+    width: list[int]
+    heads: list[int]
+    feed_forward: list[int]
+
+
+def sizes_of(config: PreTrainedConfig) -> Sizes:
+    """The sizes of a complete model. Raises UsageError for a family without sub-networks."""
+    if family_of(config).elastic is None:
+        can = " or ".join(name for name, family in FAMILIES.items() if family.elastic)
+        raise UsageError(
+            f"{config.model_type} has no sub-networks; give a {can}", "unsupported", given=config.model_type
+        )
+    return Sizes(config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
+
+
+def check(config: PreTrainedConfig, sizes: Sizes) -> None:
+    """Raises UsageError for sizes that no sub-network of a model has."""
+    for name, size, most in zip(Sizes._fields, sizes, sizes_of(config), strict=True):
+        if not 1 <= size <= most:
+            sentence = f"{_flag(name)} is {size}, and the model has {most}; give 1 to {most}"
+            raise UsageError(sentence, "out-of-range", option=name, given=size)
+    if not _heads_fit(config, sizes.width, sizes.heads):
+        sentence = f"--width {sizes.width} does not go with --heads {sizes.heads}: {_rule(config)}; give others"
+        raise UsageError(sentence, "conflict", option="heads", given=sizes.heads)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _head_width(config: PreTrainedConfig) -> int:
+    return config.hidden_size // config.num_attention_heads
+
+
+def _heads_fit(config: PreTrainedConfig, width: int, heads: int) -> bool:
+    """Whether a sub-network may have a width with so many heads."""
+    each, rest = divmod(width, heads)
+    most = _head_width(config)
+    return rest == 0 and (each <= most if family_of(config).elastic == "any" else each == most)
+
+
+def _rule(config: PreTrainedConfig) -> str:
+    most = _head_width(config)
+    narrower = f"at most the {most} of the model" if family_of(config).elastic == "any" else f"the {most} of the model"
+    return f"a head has width / heads dimensions, an integer, {narrower}"
+
+
+# --------------------------------------------------------------------------------------------------------------- space
+
+
+class Space:
+    """The sub-networks that a run trains, numbered from 0: all sizes that --elastic names, where width and heads fit.
+
+    text: ranges FIRST:LAST or FIRST:LAST:STEP by the names of Sizes, with commas between; the last is the model's. What
+    is not named is the model's. config: that of the model. Raises UsageError for anything else.
+    """
+
+    def __init__(self, text: str, config: PreTrainedConfig) -> None:
+        full = sizes_of(config)
+        self.values = Values(*([size] for size in full))
+        for name, numbers in _ranges(text).items():
+            most = getattr(full, name)
+            if numbers[-1] != most:
+                sentence = f"--elastic {name} ends with {numbers[-1]}, and the model has {most}; end with {most}"
+                raise UsageError(sentence, "out-of-range", option="elastic", given=text)
+            self.values = self.values._replace(**{name: numbers})
+        heads = self.values.heads
+        self._pairs = [(w, h) for w in self.values.width for h in heads if _heads_fit(config, w, h)]
+        for width in self.values.width:
+            if width not in dict(self._pairs):
+                sentence = (
+                    f"--elastic: width {width} goes with none of the heads {', '.join(map(str, heads))}: "
+                    f"{_rule(config)}; name other heads or widths"
+                )
+                raise UsageError(sentence, "conflict", option="elastic", given=text)
+
+    def __len__(self) -> int:
+        return len(self.values.layers) * len(self._pairs) * len(self.values.feed_forward)
+
+    def __getitem__(self, number: int) -> Sizes:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        number, inner = divmod(number, len(self.values.feed_forward))
+        layer, pair = divmod(number, len(self._pairs))
+        return Sizes(self.values.layers[layer], *self._pairs[pair], self.values.feed_forward[inner])
+
+    def __contains__(self, sizes: Sizes) -> bool:
+        return (sizes.width, sizes.heads) in self._pairs and all(
+            size in values for size, values in zip(sizes, self.values, strict=True)
+        )
+
+    def pick(self, seed: int, step: int, index: int) -> Sizes:
+        """The sub-network `index` of a step: a function of these numbers alone, each as likely as any other."""
+        return self[key(seed, "subnet", step, index) % len(self)]
+
+
+def _ranges(text: str) -> dict[str, list[int]]:
+    """--elastic by name, in its order. Raises UsageError for what is no range, or names no size."""
+    ranges: dict[str, list[int]] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"(\w+)=(\d+)(?::(\d+)(?::(\d+))?)?", part.strip())
+        if not match or match[1] not in Sizes._fields or match[1] in ranges:
+            sentence = (
+                f"--elastic {text}: {part.strip() or 'an empty part'} is not one of {', '.join(Sizes._fields)}, each "
+                f"named once with numbers first:last or first:last:step; write it like {EXAMPLE}"
+            )
+            raise UsageError(sentence, "malformed", option="elastic", given=text)
+        first, last, step = int(match[2]), int(match[3] or match[2]), int(match[4] or 1)
+        if not 1 <= first <= last or step < 1 or (last - first) % step:
+            sentence = (
+                f"--elastic {part.strip()}: steps of {step} do not lead from {first} to {last}; write it like {EXAMPLE}"
+            )
+            raise UsageError(sentence, "malformed", option="elastic", given=text)
+        ranges[match[1]] = list(range(first, last + 1, step))
+    return ranges
+
+
+# ------------------------------------------------------------------------------------------------------------- slicing
+
+
+def _configuration(config: PreTrainedConfig, sizes: Sizes) -> PreTrainedConfig:
+    small = copy.deepcopy(config)
+    grow.shorten(small, sizes.layers)
+    small.hidden_size, small.num_attention_heads, small.intermediate_size = sizes[1:]
+    return small
+
+
+def skeleton(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel:
+    """A sub-network without weights: its tensors have shapes alone. It is called with `slices` in their place."""
+    with torch.device("meta"):
+        return type(model)(_configuration(model.config, sizes))
+
+
+def slices(model: PreTrainedModel, small: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The tensors of a sub-network by name: views of the model's, or copies where its heads are narrower.
+
+    Gradients reach the model's parameters through them. small: the sub-network, or its `skeleton`.
+    """
+    heads = model.config.num_attention_heads, small.config.num_attention_heads
+    full = dict(_tensors(model))
+    return {name: _first(full[name], tensor.shape, _groups(name, heads)) for name, tensor in _tensors(small)}
+
+
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _groups(name: str, heads: tuple[int, int]) -> dict[int, tuple[int, int]]:
+    """Dimension of a tensor → how many groups lie in it one after the other, and how many of them are taken."""
+    module = name.split(".")[-2]
+    if module in FUSED:
+        return {0: (FUSED[module], FUSED[module])}
+    if module in ("query", "key", "value"):
+        return {0: heads}
+    return {1: heads} if name.endswith("attention.output.dense.weight") else {}
+
+
+def _first(tensor: torch.Tensor, shape: torch.Size, groups: dict[int, tuple[int, int]]) -> torch.Tensor:
+    """The part of a tensor that has the given shape: the first of each dimension, or of each group that is taken."""
+    for dim, size in enumerate(shape):
+        if tensor.shape[dim] == size:
+            continue
+        number, taken = groups.get(dim, (1, 1))
+        parts = tensor.unflatten(dim, (number, -1)).narrow(dim, 0, taken).narrow(dim + 1, 0, size // taken)
+        tensor = parts.flatten(dim, dim + 1)
+    return tensor
+
+
+@torch.no_grad()
+def cut(model: PreTrainedModel, sizes: Sizes) -> PreTrainedModel:
+    """A sub-network as a model of its own, with copies of its weights, on the CPU. Call `check` first."""
+    with torch.random.fork_rng(devices=[]):  # the random weights that it begins with are replaced
+        small = type(model)(_configuration(model.config, sizes))
+    own = dict(_tensors(small))
+    for name, part in slices(model, small).items():
+        own[name].copy_(part)
+    return small.train(model.training)

@@ -1,0 +1,248 @@
+"""Labelled examples from TSV, CSV, JSON lines or Parquet → texts and labels; and rows back to such a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertdata.errors import UsageError
+from bertdata.files import TEMPORARY, fsync_directory, naming
+from bertrain.commands import reading
+
+TEXTS = ("text", "other")  # the options that name columns of text
+_ROWS = 10_000  # of a row group of Parquet
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a file as they stand there, and which columns are which. A role is the name of an option: "label"."""
+
+    path: Path
+    names: list[Any]  # of the columns; their numbers from 0 where a TSV or CSV has no header
+    rows: list[dict[Any, Any]]  # by the names of the columns
+    places: list[str]  # "file, line n" of each
+    columns: dict[str, Any]  # the name of each, by its role
+    num_left: int  # rows that were left out
+
+    def values(self, role: str) -> list[Any]:
+        """The values of the column of a role, as they stand in the file."""
+        return [row[self.columns[role]] for row in self.rows]
+
+    def texts(self, role: str) -> list[str]:
+        """The texts of the column of a role. A text that is a list is joined by spaces."""
+        return [_text(value) for value in self.values(role)]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The labelled texts of a file."""
+
+    texts: list[str]
+    others: list[str] | None  # the second text of each, of pairs
+    labels: list[Any]  # as they stand in the file
+    places: list[str] = field(default_factory=list, compare=False)  # "file, line n" of each, for messages
+    num_left: int = 0  # rows that were left out
+
+
+def read(path: str, *, text: str, other: str, label: str, skip: bool = False, unlabelled: bool = False) -> Examples:
+    """The rows of a file. text, other and label name columns, or number them from 0. other "": there is no second text.
+
+    A TSV or CSV whose first row holds one of these names, or "label", has a header; else columns are numbered. A text
+    that is a list is joined by spaces. skip: leaves out rows that do not fit, and those labelled "-", on which
+    annotators did not agree. unlabelled: an empty label is a label. Raises UsageError, naming the file and the line,
+    for what does not fit and for empty labels.
+    """
+    rows = table(path, {"text": text, "other": other, "label": label}, skip, unlabelled)
+    others = rows.texts("other") if other else None
+    return Examples(rows.texts("text"), others, rows.values("label"), rows.places, rows.num_left)
+
+
+def table(path: str, roles: dict[str, str], skip: bool = False, unlabelled: bool = False) -> Table:
+    """All rows of a file. roles: the option that names a column → the column; "": there is none. Else as in `read`."""
+    for role, column in roles.items():
+        if not column and role != "other":
+            raise UsageError(
+                f"--{role} is empty; give a column of {path}, by its name or its number from 0", "missing", option=role
+            )
+    file, roles = Path(path), {role: column for role, column in roles.items() if column}
+    try:
+        names, rows = _rows(file, {"label", *roles.values()}, skip)
+    except UsageError:
+        raise
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; check the name", "not-found", given=path) from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", "unreadable", given=path) from None
+    except (ValueError, csv.Error) as error:  # no Parquet, ...
+        if isinstance(error, UnicodeDecodeError) and file.suffix.lower() != ".parquet":
+            reading.decoded(file.read_bytes(), path)  # which names the line
+        raise UsageError(f"{path} cannot be read: {error}", "not-of-format", given=path) from None
+    if not rows:
+        raise UsageError(f"{path} holds no examples; give a row for each", "empty", given=path)
+    columns: dict[str, Any] = {}
+    for role, wanted in roles.items():
+        if wanted in names:
+            columns[role] = wanted
+        elif is_number(wanted) and -len(names) <= int(wanted) < len(names):
+            columns[role] = names[int(wanted)]
+        else:
+            listed = ", ".join(map(str, names))
+            sentence = f"{path} has no column {wanted!r} for --{role}; give one of {listed}"
+            raise UsageError(sentence, "no-column", option=role, given=wanted)
+    for role in columns.keys() - {"label"}:
+        if columns[role] == columns["label"] and len(names) == 1:
+            sentence = (
+                f"{path} has a single column, {names[0]!r}, and --{role} and --label need one each; put tabs between "
+                "the columns of a .tsv, and commas between those of a .csv"
+            )
+            raise UsageError(sentence, "no-column", option="label", given=roles["label"])
+        if columns[role] == columns["label"]:
+            others = ", ".join(str(name) for name in names if name != columns[role])
+            sentence = (
+                f"{path}: --{role} and --label name the same column, {columns[role]!r}; give another for one of them, "
+                f"of {others}"
+            )
+            raise UsageError(sentence, "conflict", option="label", given=roles["label"])
+    num_rows = len(rows)
+    if skip:
+        rows = [(number, row) for number, row in rows if _fits(row, columns)]
+    for role, column in columns.items():
+        for number, row in rows:
+            value = row.get(column)
+            if value is None or (role == "label" and not unlabelled and not str(value).strip()):
+                raise UsageError(
+                    f"{path}, line {number} has no value for column {column!r}; fill it or remove the row", "bad-row"
+                )
+    places = [f"{path}, line {number}" for number, _ in rows]
+    return Table(file, names, [row for _, row in rows], places, columns, num_rows - len(rows))
+
+
+def write(path: Path, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
+    """Writes rows to a new file, complete or not at all, in the format of the file that `like` was read from.
+
+    A column of texts is one of strings in Parquet. rows: with the columns of `like`, one after the other, so that they
+    need not fit in memory.
+    """
+    temporary, kind = path.with_name(path.name + TEMPORARY), like.path.suffix.lower()
+    with naming(path), open(temporary, "wb") as file:
+        if kind == ".parquet":
+            _write_parquet(file, like, rows)
+        else:
+            with io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True) as lines:
+                header = [] if like.names == list(range(len(like.names))) else [{name: name for name in like.names}]
+                if kind in (".jsonl", ".json"):
+                    lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                elif kind == ".csv":
+                    cells = ([row[name] for name in like.names] for row in itertools.chain(header, rows))
+                    csv.writer(lines, lineterminator="\n").writerows(cells)
+                else:
+                    joined = ("\t".join(row[name] for name in like.names) for row in itertools.chain(header, rows))
+                    lines.writelines(f"{line}\n" for line in joined)
+                lines.flush()
+                os.fsync(file.fileno())
+    os.replace(temporary, path)
+    fsync_directory(path.parent)
+
+
+def _write_parquet(file: Any, like: Table, rows: Iterator[dict[Any, Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pq.read_schema(like.path)
+    for role in like.columns.keys() & set(TEXTS):
+        name = like.columns[role]
+        schema = schema.set(schema.get_field_index(name), pa.field(name, pa.string()))
+    with pq.ParquetWriter(file, schema) as writer:
+        while some := list(itertools.islice(rows, _ROWS)):
+            writer.write_table(pa.Table.from_pylist(some, schema=schema))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def is_number(column: str) -> bool:
+    """Whether a column is given by its number and not by its name."""
+    return column.removeprefix("-").isdecimal()
+
+
+def _fits(row: dict[Any, Any], columns: dict[str, Any]) -> bool:
+    return row.get(columns["label"]) != "-" and all(row.get(column) not in (None, "") for column in columns.values())
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _rows(file: Path, wanted: set[str], skip: bool) -> tuple[list[Any], list[tuple[int, dict[Any, Any]]]]:
+    """Names of the columns, and rows with the line each is on. wanted: names that tell a header. skip: see read."""
+    kind = file.suffix.lower()
+    if kind == ".parquet":
+        import pyarrow.parquet
+
+        _check_names(pyarrow.parquet.read_schema(file).names, str(file))
+        table = pyarrow.parquet.read_table(file)
+        return table.column_names, list(enumerate(table.to_pylist(), 1))
+    if kind in (".jsonl", ".json"):
+        rows = []
+        with open(file, encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                rows.append((number, _parsed(line, file, number)))
+        return list(rows[0][1]) if rows else [], rows
+    if kind not in (".tsv", ".csv", ".txt"):
+        raise UsageError(
+            f"{file} has an unknown ending; give .tsv, .csv, .jsonl or .parquet", "unknown-format", given=str(file)
+        )
+    csv.field_size_limit(1 << 30)
+    with open(file, encoding="utf-8-sig", newline="") as lines:
+        plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if kind != ".csv" else {}
+        reader = csv.reader(lines, **plain)
+        cells = [(reader.line_num, row) for row in reader if any(row)]
+    names: list[Any] = list(range(len(cells[0][1]))) if cells else []
+    if cells and any(name in cells[0][1] for name in wanted if name and not is_number(name)):
+        first, names = cells.pop(0)
+        _check_names(names, f"{file}, line {first}")
+    for number, row in cells:
+        if len(row) != len(names) and skip:
+            row.clear()
+        elif len(row) != len(names):
+            raise UsageError(
+                f"{file}, line {number} has another number of columns, {len(row)}, than the first row, {len(names)}; "
+                "correct the row",
+                "bad-row",
+            )
+    return names, [(number, dict(zip(names, row))) for number, row in cells]  # noqa: B905
+
+
+def _parsed(line: str, file: Path, number: int) -> dict[str, Any]:
+    """A line of JSON. Raises UsageError for what is no object, or no text that can be written again."""
+
+    names: list[str] = []  # of the outermost object, whose end comes last
+
+    def remembered(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names[:] = [name for name, _ in pairs]
+        return dict(pairs)
+
+    advice = "give one JSON object in each line"
+    row = reading.parsed(line.rstrip(), file, number, advice=advice, object_pairs_hook=remembered)
+    if not isinstance(row, dict):
+        raise UsageError(f"{file}, line {number} is not a JSON object; {advice}", "bad-row")
+    _check_names(names, f"{file}, line {number}")
+    reading.refuse_halves(line, file, number)
+    return row
+
+
+def _check_names(names: list[Any], row: str) -> None:
+    """Raises UsageError if two columns have one name, because one of them would be lost; columns may have none."""
+    twice = next((name for number, name in enumerate(names) if name and name in names[:number]), None)
+    if twice is not None:
+        raise UsageError(
+            f"{row} has two columns {twice!r}; give one of them another name, or remove it", "not-of-format"
+        )

@@ -1,0 +1,729 @@
+"""The options of a run: one dataclass, its checks, and the command line made from it."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields
+from datetime import date
+from fractions import Fraction
+from functools import cache, cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
+from bertdata.errors import UsageError, counted
+from bertrain.options import values
+
+METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
+GROWTH = ("stack", "fresh")
+TRACKERS = ("tensorboard", "wandb", "trackio")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+MICRO_BATCH_SIZE = 64  # the default is at most this
+
+DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
+DISTILLATION, HARDWARE, CHECKPOINTS = "Distillation", "Speed and memory", "Checkpoints and log"
+IN_FILES = ""  # the group of options that only a file or Python can give: they are of phases
+DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which has one of them
+
+
+class Bounds(NamedTuple):
+    """Which values an option may have."""
+
+    expected: str  # what to give, for errors
+    hold: Callable[[Any], bool]
+
+
+class Needs(NamedTuple):
+    """What an option means nothing without."""
+
+    expected: str  # what to give, for errors
+    is_given: Callable[[Config], bool]
+
+
+class Excludes(NamedTuple):
+    """Two options that do not go together."""
+
+    option: str
+    other: str
+    why: str
+
+
+COUNT = Bounds("at least 1", lambda value: value >= 1)
+ABOVE_0 = Bounds("a number above 0", lambda value: 0 < value < math.inf)
+FROM_0 = Bounds("0 or a number above it", lambda value: 0 <= value < math.inf)
+DECAY = Bounds("a number from 0 to below 1, such as 0.9", lambda value: 0 <= value < 1)
+PART = Bounds("a share of the run from 0 to below 1, such as 0.1", lambda value: 0 <= value < 1)
+WARMUP = Bounds("a share of the run below 1, such as 0.06, or --warmup-steps", PART.hold)
+SHARE = Bounds("a share above 0 and at most 1, such as 0.2", lambda value: 0 < value <= 1)
+WEIGHT = Bounds("a weight from 0 to 1", lambda value: 0 <= value <= 1)
+WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
+MUON = Needs("--optimizer muon", lambda config: config.optimizer not in ("adamw", "stableadamw", "lamb"))
+GROW = Needs("a [[phase]] with layers", lambda config: config.grows)
+ELASTIC = Needs("--elastic", lambda config: bool(config.elastic))
+INIT = Needs("--init: the weights to freeze", lambda config: bool(config.init))
+TEACHER = Needs("a --teacher-cache or a --teacher", lambda config: bool(config.distil_method))
+
+
+EXCLUDES = (
+    Excludes("mix_temperature", "weights", "both say how datasets are mixed"),
+    Excludes("teacher_cache", "teacher", "both teach"),
+    Excludes("lora", "side_channel", "a side channel trains the word embeddings, which an adapter freezes"),
+    Excludes("elastic", "lora", "sub-networks train all their weights"),
+    Excludes("trains", "elastic", "sub-networks train all their weights"),
+    Excludes("gradient_checkpointing", "elastic", "the weights of a sub-network exist only in the forward pass"),
+    Excludes("init", "grows", "a model that grows begins with random weights, so give --model"),
+    Excludes("lora", "grows", "a model that grows trains all its weights"),
+    Excludes("elastic", "grows", "sub-networks have numbers of layers of their own"),
+    Excludes("branch", "init", "both say with which weights a run begins"),
+    Excludes("branch", "lora", "an adapter begins on the weights of --init"),
+    Excludes("branch", "teacher_cache", "a cache has answers to rows from the first one on"),
+    Excludes("branch", "grows", "a branch has the layers of its run"),
+)
+"""What does not go together, for any values. `grows` and `trains` are what phases say."""
+_OF_PHASES = {"grows": "layers in phases", "trains": "trains in phases"}
+
+
+def _option(group: str, default: Any, **more: Any) -> Any:
+    """A field of Config; its help is the docstring below it.
+
+    more: `bounds` of its value; what it `needs`; whether a `phase` may set it; its `form`, if it is more than one plain
+    value; and its `type` for click, if it is not that of the default.
+    """
+    return field(default=default, metadata={"group": group} | more)
+
+
+class Part(NamedTuple):
+    """A [[phase]] as it is given; the whole run where there is none."""
+
+    options: Config  # those of the run, with those of the phase in their place
+    unit: str  # of its duration: one of DURATIONS
+    amount: Fraction
+    sets: frozenset[str]  # the options that the phase itself gives
+
+    @property
+    def sets_rate(self) -> bool:
+        return bool(self.sets & _RATE)
+
+    @property
+    def sets_warmup(self) -> bool:
+        return bool(self.sets & {"warmup", "warmup_steps"})
+
+
+_RATE = frozenset({"lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_steps"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Every option of bertrain.pretrain. run/run.json holds them, and --config reads them from there.
+
+    Names of objectives, optimizers, schedules and models are checked where they are looked up, so that other programs
+    can add their own.
+    """
+
+    data: str | tuple[str, ...] = _option(DATA, (), form="many", phase=True)
+    """Dataset of bertdata build: a directory or a URL. May be repeated; several datasets are mixed by --weights.
+    [required]
+    """
+    weights: str | tuple[float, ...] = _option(DATA, (), form="numbers", bounds=ABOVE_0, phase=True)
+    """Share of each --data in the rows, in their order, with commas between: --data a/ --data b/ --weights 0.7,0.3."""
+    mix_temperature: float | None = _option(DATA, None, type=float, bounds=FROM_0, phase=True)
+    """Mixes several --data by their size, instead of --weights: in the ratio of their tokens to this power, such as
+    0.7. 1 is the ratio of their tokens.
+    """
+    out: str = _option(CHECKPOINTS, "")
+    """Directory of the run: checkpoints, log.jsonl and run.json. Default: runs/MODEL-DATE, of today."""
+    model: str = _option(MODEL, "modernbert-tiny")
+    """Model to train from random weights: a preset (bert-tiny, -mini, -small, -base, -large; modernbert-tiny, -small,
+    -base), or any masked language model of transformers: a config.json, its directory, or a name on the Hugging Face
+    hub. Vocabulary size and positions are fitted to the data.
+    """
+    init: str = _option(MODEL, "")
+    """Weights to start from instead of --model: a run, a checkpoint directory or a name on the Hugging Face hub."""
+    branch: str = _option(MODEL, "")
+    """Checkpoint of another run to go on from, OUT/step-XXXXXXXX or a run: with its model, the optimizer's moments and
+    its place in the data, but from step 0 with the phases of this run.
+    """
+    lora: str = _option(MODEL, "", needs=INIT)
+    """Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r).
+    bits=4 and target=PATTERN may follow (docs/adapters.md).
+    """
+    objective: str = _option(MODEL, "mlm")
+    """Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs."""
+    layers: int | None = _option(IN_FILES, None, type=int, bounds=COUNT, phase=True)
+    """Number of layers: the model has its first ones alone, and grows at the next phase that has more."""
+    grow_by: str = _option(MODEL, "stack", type=click.Choice(GROWTH), needs=GROW)
+    """Weights of new layers where a [[phase]] has more layers. stack: copies of the layers below. fresh: random
+    weights.
+    """
+    trains: str = _option(IN_FILES, "", phase=True)
+    """Regular expression: only parameters of the model whose name contains a match are trained."""
+    rope_base: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
+    """Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model."""
+    rope_base_local: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
+    """Base of the rotary positions of local layers. Default: that of --model."""
+    elastic: str = _option(MODEL, "")
+    """Train sub-networks that share the model's weights, for bertrain search: their sizes, such as
+    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).
+    """
+    sub_networks: int = _option(MODEL, 2, bounds=COUNT, needs=ELASTIC)
+    """Number of sub-networks in a step with --elastic."""
+    side_channel: str = _option(MODEL, "")
+    """File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. The
+    word embeddings of tokens with a common name learn together (docs/side-channels.md).
+    """
+    length: int = _option(DATA, 128, phase=True)
+    """Row length in tokens, special tokens included."""
+    isolate_documents: bool = _option(DATA, False)
+    """Pack several documents into a row; no token attends to another document."""
+    steps: int | None = _option(SCHEDULE, None, type=int, bounds=ABOVE_0)
+    """Number of optimizer steps. Default: one epoch."""
+    epochs: float | None = _option(SCHEDULE, None, type=float, bounds=ABOVE_0)
+    """Number of epochs, instead of --steps."""
+    tokens: str = _option(SCHEDULE, "", form="amount")
+    """Number of tokens to train on, padding included, instead of --steps: a number, which K, M, B or T may follow."""
+    budget: str = _option(SCHEDULE, "")
+    """Training time, instead of --steps: a number with s, m, h or d, such as 90m or 24h. Compiling, evaluation and
+    checkpoints do not count.
+    """
+    global_batch_size: int | str = _option(SCHEDULE, 256, form="rows", phase=True)
+    """Rows in one optimizer step, over all ranks. 16..64 is a linear ramp over the run."""
+    micro_batch_size: int | None = _option(HARDWARE, None, type=int, bounds=ABOVE_0)
+    """Rows in one forward pass of a rank. Default: its share of a step, at most 64."""
+    lr: float = _option(SCHEDULE, 1e-3, bounds=ABOVE_0, phase=True)
+    """Peak learning rate."""
+    lr_end: float = _option(SCHEDULE, 0.0, bounds=WEIGHT, phase=True)
+    """Learning rate at the end of the schedule, as a share of --lr."""
+    warmup: float = _option(SCHEDULE, 0.06, bounds=WARMUP, phase=True)
+    """Length of the linear warm-up, as a share of the run."""
+    warmup_steps: int | None = _option(SCHEDULE, None, type=int, bounds=FROM_0, phase=True)
+    """Length of the linear warm-up in steps, instead of --warmup."""
+    schedule: str = _option(SCHEDULE, "linear", phase=True)
+    """Learning rate after the warm-up: constant; linear, cosine or 1-sqrt, which fall; or wsd, which stays at the peak
+    and falls at the end as 1-sqrt.
+    """
+    decay_share: float = _option(SCHEDULE, 0.2, bounds=SHARE, needs=WSD, phase=True)
+    """Share of the run, at its end, in which the learning rate of --schedule wsd falls."""
+    optimizer: str = _option(SCHEDULE, "adamw")
+    """Optimizer: adamw; muon, which makes updates of hidden matrices orthogonal and uses AdamW for the others;
+    stableadamw, AdamW with smaller steps where gradients grow suddenly; or lamb, for large batches, with steps in
+    proportion to the norm of each matrix.
+    """
+    muon_rate: float = _option(SCHEDULE, 4.0, bounds=ABOVE_0, needs=MUON)
+    """Learning rate of Muon's matrices, as a multiple of --lr."""
+    muon_momentum: float = _option(SCHEDULE, 0.95, bounds=DECAY, needs=MUON)
+    """Decay rate of Muon's mean of gradients."""
+    lr_scale: tuple[str, ...] = _option(SCHEDULE, (), form="many")
+    """PATTERN=FACTOR: scale the learning rate of parameters whose name contains a match of PATTERN, a regular
+    expression, such as embeddings=0.1. 0 freezes them. May be repeated; the last pattern that matches counts.
+    """
+    weight_decay: float = _option(SCHEDULE, 0.01, bounds=FROM_0, phase=True)
+    """Weight decay of matrices; norms and biases have none."""
+    beta1: float = _option(SCHEDULE, 0.9, bounds=DECAY)
+    """Decay rate of the optimizer's mean of gradients."""
+    beta2: float = _option(SCHEDULE, 0.98, bounds=DECAY)
+    """Decay rate of the optimizer's mean of squared gradients."""
+    epsilon: float = _option(SCHEDULE, 1e-6, bounds=ABOVE_0)
+    """Number that the optimizer adds to its denominator."""
+    clip_norm: float = _option(SCHEDULE, 1.0, bounds=ABOVE_0)
+    """Largest norm of the gradient; larger gradients are scaled down."""
+    mlm_probability: float = _option(DATA, 0.15, bounds=SHARE, phase=True)
+    """Share of a row's tokens to mask and predict."""
+    mask_fraction: float = _option(DATA, 0.8, bounds=WEIGHT, phase=True)
+    """Share of the chosen tokens that becomes [MASK]."""
+    random_fraction: float = _option(DATA, 0.1, bounds=WEIGHT, phase=True)
+    """Share of the chosen tokens that becomes a random token. The others stay as they are."""
+    average: float = _option(SCHEDULE, 0.0, bounds=PART)
+    """Share of the run, at its end, over which weights are averaged. The mean is evaluated, and saved as a separate
+    checkpoint, OUT/average-XXXXXXXX.
+    """
+    masking: MaskingPolicy = _option(DATA, "exact", type=click.Choice(MASKING_POLICIES), phase=True)
+    """How to choose tokens: exact, the same share of each row; bernoulli, each token independently; whole_word, all
+    tokens of a word; span, one to ten neighbouring words.
+    """
+    shuffle: str = _option(DATA, "full", type=click.Choice(SHUFFLES))
+    """Order of an epoch: full, or blocks of 64 MiB for data larger than memory."""
+    seed: int = _option(SCHEDULE, 0)
+    """Random seed for initial weights and dropout, and for the data without --data-seed."""
+    data_seed: int | None = _option(DATA, None, type=int)
+    """Random seed for data order and masks. Default: the same as --seed."""
+    teacher_cache: str = _option(DISTILLATION, "")
+    """Directory of stored predictions of a teacher, written by bertrain teacher."""
+    teacher: str = _option(DISTILLATION, "")
+    """Directory of a teacher that runs during training: a run or a checkpoint."""
+    distil: str = _option(DISTILLATION, "auto", type=click.Choice(METHODS), needs=TEACHER)
+    """What to learn from a teacher: its logits (Hinton, 2015), the relations of its queries, keys and values
+    (MiniLMv2), or its hidden states and attention (TinyBERT). auto: logits with --teacher-cache, relations with
+    --teacher.
+    """
+    distil_layers: str = _option(DISTILLATION, "uniform", type=click.Choice(LAYERS), needs=TEACHER)
+    """Layers that --distil hidden compares. uniform: every layer of the student with evenly spaced layers of the
+    teacher. last: only the last.
+    """
+    alpha: float = _option(DISTILLATION, 0.5, bounds=WEIGHT, needs=TEACHER)
+    """Weight of the teacher's loss; the loss on the text has the weight 1 - alpha."""
+    temperature: float = _option(DISTILLATION, 1.0, bounds=ABOVE_0, needs=TEACHER)
+    """Temperature of the teacher's and the student's logits, for --distil logits."""
+    precision: str = _option(HARDWARE, "auto", type=click.Choice(PRECISIONS))
+    """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
+    compile: str = _option(HARDWARE, "auto", type=click.Choice(["auto", "on", "off"]))
+    """Use torch.compile. auto: on GPUs."""
+    gradient_checkpointing: bool = _option(HARDWARE, False)
+    """Save memory: recompute activations in the backward pass."""
+    save_every: int = _option(CHECKPOINTS, 1000, bounds=COUNT)
+    """Steps between checkpoints; the last step always has one."""
+    save_at: tuple[str, ...] = _option(CHECKPOINTS, (), form="many")
+    """Checkpoints that --keep never removes, after so many tokens or words were read: tokens=1B,2B or words=1M,10M. May
+    be repeated.
+    """
+    keep: int = _option(CHECKPOINTS, 3, bounds=COUNT)
+    """Number of checkpoints to keep."""
+    resume: str = _option(CHECKPOINTS, "auto", type=click.Choice(["auto", "no"]))
+    """auto: continue from the newest complete checkpoint in --out. no: refuse if there is one."""
+    eval_masking: float = _option(CHECKPOINTS, 0.15, bounds=SHARE)
+    """Share of the tokens of the validation split to mask and predict."""
+    eval_every: int = _option(CHECKPOINTS, 500, bounds=FROM_0)
+    """Steps between evaluations on up to 2,048 samples of the validation split. 0: only at the end."""
+    log_every: int = _option(CHECKPOINTS, 10, bounds=COUNT)
+    """Steps between entries of log.jsonl."""
+    log_to: tuple[str, ...] = _option(CHECKPOINTS, (), form="many", type=click.Choice(TRACKERS))
+    """Where to send the log besides log.jsonl: tensorboard, which writes to OUT/tensorboard, wandb or trackio
+    (docs/trackers.md). May be repeated.
+    """
+
+    phase: tuple[Mapping[str, Any], ...] = _option(IN_FILES, (), form="tables")
+    """The phases of the run, each with a duration and what it sets (docs/phases.md)."""
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            object.__setattr__(self, option.name, self._parsed(option))
+            self._check_choice(option)
+        if not self.data and not self.phase:
+            raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
+        for option in fields(self):
+            self._check_bounds(option)
+        if self.data:
+            self._check_weights()
+        self._check_masks()
+        self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
+        self.milestones  # noqa: B018  (refuses what is none)
+        for option in fields(self):
+            self._check_needs(option)
+        for each in EXCLUDES:
+            self._check_excludes(each)
+        self._check_growth()
+        self._check_bases()
+        self._check_trains()
+        self._check_elastic()
+        self._check_duration()
+        self._check_distillation()
+
+    def _parsed(self, option: Field[Any]) -> Any:
+        """The value of an option, from Python, a file or the command line. Raises UsageError for another type."""
+        value, kind, form = getattr(self, option.name), _kind(option), option.metadata.get("form")
+        if value is None and option.default is None:
+            return None
+        if form == "numbers":
+            numbers = _numbers(value, float) if isinstance(value, str) and value else value or ()
+            is_right = isinstance(numbers, list | tuple) and all(isinstance(each, int | float) for each in numbers)
+            if is_right and (numbers or not value):
+                return tuple(numbers)
+            expected = "numbers with commas between"
+        elif form == "many":
+            texts = [value] * bool(value) if option.name == "data" and isinstance(value, str) else value
+            if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
+                return tuple(texts)
+            expected = "a list of texts"
+        elif form == "tables":
+            if isinstance(value, list | tuple) and all(isinstance(table, Mapping) for table in value):
+                return tuple(value)
+            expected = "a list of tables; write [[phase]] above each"
+        elif form in ("rows", "amount") and value != "":
+            with contextlib.suppress(ValueError, TypeError):
+                if form == "amount":
+                    return str(value) if values.amount(value) else ""
+                rows = values.ramp(value)
+                return rows.first if rows.first == rows.last else str(rows)
+            expected = "a number of rows, such as 64 or 16..64" if form == "rows" else "a number of tokens, such as 40M"
+        else:
+            is_kind = isinstance(value, (int, float) if kind is float else kind)
+            if is_kind and isinstance(value, bool) == (kind is bool):
+                with contextlib.suppress(OverflowError):
+                    return float(value) if kind is float else value
+            expected = _KINDS[kind]
+        sentence = f"{flag(option.name)} is {value!r}, which is not {expected}"
+        raise UsageError(sentence, "malformed", option=option.name, given=value)
+
+    def _check_choice(self, option: Field[Any]) -> None:
+        choices, value = getattr(option.metadata.get("type"), "choices", ()), getattr(self, option.name)
+        for each in (value if isinstance(value, tuple) else (value,)) if choices else ():
+            if each not in choices:
+                sentence = f"{flag(option.name)} {each} is unknown; give one of {', '.join(choices)}"
+                raise UsageError(sentence, "unknown", option=option.name, given=each)
+
+    def _check_bounds(self, option: Field[Any]) -> None:
+        bounds, value = option.metadata.get("bounds"), getattr(self, option.name)
+        if bounds is None or value is None:
+            return
+        is_right = all(map(bounds.hold, value if isinstance(value, tuple) else [value]))
+        self._require(option.name, is_right, bounds.expected)
+
+    def _require(self, name: str, is_right: bool, expected: str) -> None:
+        """Raises UsageError for an option out of its range. expected: what to give instead."""
+        value = getattr(self, name)
+        if not is_right:
+            raise UsageError(f"{flag(name)} is {value}; give {expected}", "out-of-range", option=name, given=value)
+
+    def _check_needs(self, option: Field[Any]) -> None:
+        """Raises UsageError for an option that is given and means nothing."""
+        needs, value = option.metadata.get("needs"), getattr(self, option.name)
+        if needs and value != option.default and not needs.is_given(self):
+            given = flag(option.name)
+            sentence = f"{given} {value} needs {needs.expected}; give that too, or leave {given} out"
+            raise UsageError(sentence, "needs-option", option=option.name, given=value)
+
+    def _check_excludes(self, pair: Excludes) -> None:
+        names = (pair.option, pair.other)
+        if all(self._is_given(name) for name in names):
+            shown = [_OF_PHASES.get(name, flag(name)) for name in names]
+            sentence = f"{' and '.join(shown)} were given: {pair.why}; give one of them"
+            raise UsageError(sentence, "conflict", option=pair.option, given=getattr(self, pair.option))
+
+    def _is_given(self, name: str) -> bool:
+        """Whether an option is set, for the run or in a phase."""
+        if name == "grows":
+            return self.grows
+        values = [getattr(part.options, name) for part in self.parts] if name == "trains" else [getattr(self, name)]
+        return any(value is not None and value is not False and value not in ("", ()) for value in values)
+
+    def _check_weights(self) -> None:
+        number = len(self.data)
+        if self.mix_temperature is None and len(self.weights) != (number if number > 1 else 0):
+            sentence = (
+                f"{counted(number, 'dataset')} and {counted(len(self.weights), 'weight')} were given; give --weights a "
+                "number for each --data: --data a/ --data b/ --weights 0.7,0.3, or --mix-temperature"
+                if number > 1
+                else "--weights was given, and there is one --data; give several, or leave --weights out"
+            )
+            raise UsageError(sentence, "conflict", option="weights", given=list(self.weights))
+
+    def _check_trains(self) -> None:
+        try:
+            re.compile(self.trains)
+        except re.error as error:
+            sentence = f"trains {self.trains!r} is not a regular expression ({error}); write it like layers.[6-9]|head"
+            raise UsageError(sentence, "malformed", option="trains", given=self.trains) from None
+
+    def _check_bases(self) -> None:
+        for name in ("rope_base", "rope_base_local"):
+            if len({getattr(part.options, name) is None for part in self.parts}) > 1:
+                sentence = f"some phases set {name} and others do not; set it in each, or above them"
+                raise UsageError(sentence, "conflict", option=name)
+
+    def _check_masks(self) -> None:
+        total = self.mask_fraction + self.random_fraction
+        self._require("random_fraction", total <= 1 + 1e-9, f"at most 1 - --mask-fraction {self.mask_fraction}")
+
+    def _check_growth(self) -> None:
+        if not self.grows:
+            return
+        layers = [part.options.layers or math.inf for part in self.parts]
+        if layers != sorted(layers):
+            shown = ", ".join("all" if number == math.inf else str(number) for number in layers)
+            sentence = f"the phases have {shown} layers; give numbers that do not fall, and none for all of --model"
+            raise UsageError(sentence, "malformed", option="layers", given=layers)
+        if self.distil_method in ("relations", "hidden"):
+            sentence = (
+                f"--distil {self.distil_method} compares layers by their number, which phases with layers change; give "
+                "--distil logits, or leave layers out"
+            )
+            raise UsageError(sentence, "conflict", option="distil", given=self.distil)
+
+    def _check_elastic(self) -> None:
+        if not self.elastic:
+            return
+        if self.compile == "on":
+            sentence = "--compile on would compile each sub-network of --elastic; leave it out"
+            raise UsageError(sentence, "conflict", option="compile", given=self.compile)
+        if self.distil_method == "hidden" and self.distil_layers == "uniform":
+            sentence = (
+                "--distil hidden compares every layer, and the sub-networks of --elastic have different ones; give "
+                "--distil-layers last"
+            )
+            raise UsageError(sentence, "conflict", option="distil_layers", given=self.distil_layers)
+
+    def _check_duration(self) -> None:
+        if self.warmup_steps is not None and self.warmup != Config.warmup:
+            sentence = f"--warmup {self.warmup} and --warmup-steps {self.warmup_steps} were given; give one of them"
+            raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
+        given = [f"{flag(name)} {getattr(self, name)}" for name in _TOTALS if getattr(self, name)]
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} were given; give one of them", "conflict", option="steps")
+        units = {part.unit for part in self.parts}
+        if units != {"share"} and (given or units & {"share", "time"} and len(units) > 1):
+            sentence = (
+                f"the phases have {' and '.join(sorted(units))}{f', and {given[0]} was given' if given else ''}; give "
+                "each phase steps, tokens or epochs, or each a time, or each a share of --steps, --tokens, --epochs or "
+                "--budget"
+            )
+            raise UsageError(sentence, "conflict", option="phase")
+        if units == {"share"} and (total := sum(part.amount for part in self.parts)) != 1:
+            sentence = f"the shares of the phases add up to {float(total):g}; give shares whose sum is 1"
+            raise UsageError(sentence, "out-of-range", option="share", given=float(total))
+        if self.seconds and any(part.options.warmup_steps is not None for part in self.parts):
+            sentence = "--warmup-steps was given to a run by time; give --warmup, a share of the time"
+            raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
+
+    def _check_distillation(self) -> None:
+        if self.teacher_cache and len(self.paths) > 1:
+            sentence = (
+                f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(self.paths)}; give "
+                "one, or --teacher, which answers during training"
+            )
+            raise UsageError(sentence, "conflict", option="teacher_cache")
+        if self.teacher_cache and self.distil in ("relations", "hidden"):
+            sentence = f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits; give --distil logits"
+            raise UsageError(sentence, "needs-option", option="distil", given=self.distil)
+        for name in ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction"):
+            if self.teacher_cache and len({getattr(part.options, name) for part in self.parts}) > 1:
+                sentence = (
+                    f"--teacher-cache was given, and the phases have different {name}; a cache has answers to rows of "
+                    "one length, masked by one rule, so leave one of them out"
+                )
+                raise UsageError(sentence, "conflict", option="teacher_cache")
+        if self.compile == "on" and self._recomputes_tapped_layers:
+            sentence = (
+                f"--compile on does not go with --gradient-checkpointing and --distil {self.distil_method}, which "
+                "reads the layers that are computed again; leave one of them out"
+            )
+            raise UsageError(sentence, "conflict", option="compile", given=self.compile)
+
+    @property
+    def _recomputes_tapped_layers(self) -> bool:
+        return self.gradient_checkpointing and self.distil_method in ("relations", "hidden")
+
+    def compiles(self, *, on_gpu: bool) -> bool:
+        """--compile, resolved."""
+        automatic = on_gpu and not self.elastic and not self._recomputes_tapped_layers
+        return self.compile == "on" or (self.compile == "auto" and automatic)
+
+    @property
+    def distil_method(self) -> str | None:
+        """--distil, resolved; None without a teacher."""
+        if not (self.teacher or self.teacher_cache):
+            return None
+        return self.distil if self.distil != "auto" else "logits" if self.teacher_cache else "relations"
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The phases as they are given; one, of the whole run, without any. Raises UsageError for a faulty one."""
+        if not self.phase:
+            return (Part(self, "share", Fraction(1), frozenset()),)
+        parts: list[Part] = []
+        for number, table in enumerate(self.phase, 1):
+            with _of_phase(number):
+                parts.append(self._part(table, rest=1 - sum((part.amount for part in parts), Fraction(0))))
+        takes_rest = {part.unit for part in parts} == {"share"}  # what a last phase without a duration does then
+        for number, table in enumerate(self.phase, 1):
+            if not table.keys() & set(DURATIONS) and not (takes_rest and number == len(parts)):
+                sentence = f"[[phase]] {number} has no duration; give it one of {', '.join(DURATIONS)}"
+                raise UsageError(sentence, "missing", option="phase", given=number)
+        return tuple(parts)
+
+    def _part(self, table: Mapping[str, Any], *, rest: Fraction) -> Part:
+        """A phase. rest: the share of a run that is left to it, if it has no duration."""
+        allowed = {option.name for option in fields(self) if option.metadata.get("phase")}
+        if wrong := sorted(table.keys() - allowed - set(DURATIONS)):
+            of_run = wrong[0] in {option.name for option in fields(self)}
+            reason = "is an option of the whole run, so set it above the phases" if of_run else "is unknown"
+            sentence = f"{wrong[0]} {reason}; a phase may set {', '.join(sorted(allowed))}"
+            raise UsageError(sentence, "unknown", option=wrong[0], given=table[wrong[0]])
+        given = [name for name in DURATIONS if name in table]
+        if len(given) > 1:
+            sentence = f"{' and '.join(given)} were given; a phase has one duration, so give one of them"
+            raise UsageError(sentence, "conflict", option=given[1])
+        unit = given[0] if given else "share"
+        sets = {name: value for name, value in table.items() if name not in DURATIONS}
+        above = {option.name: getattr(self, option.name) for option in fields(self)}
+        dropped = replaced_by(sets, above) | {"phase", "grow_by", *_TOTALS}
+        options = Config(**{name: value for name, value in above.items() if name not in dropped} | sets)
+        return Part(options, unit, _duration(unit, table[unit]) if given else rest, frozenset(sets))
+
+    @property
+    def grows(self) -> bool:
+        """Whether a phase says how many layers the model has."""
+        return self.layers is not None or any("layers" in table for table in self.phase)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The datasets of the run: directories or URLs."""
+        return tuple(dict.fromkeys(path for part in self.parts for path in part.options.data))
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """The time of a run that ends by it; None for a run of steps."""
+        if self.budget:
+            return float(_duration("budget", self.budget))
+        return float(sum(part.amount for part in self.parts)) if self.parts[0].unit == "time" else None
+
+    @property
+    def num_tokens(self) -> int:
+        """--tokens; 0 without it."""
+        return values.amount(self.tokens) if self.tokens else 0
+
+    @cached_property
+    def milestones(self) -> dict[str, list[int]]:
+        """--save-at: numbers of tokens and of words, ascending. Raises UsageError for what is none."""
+        found: dict[str, list[int]] = {"tokens": [], "words": []}
+        for given in self.save_at:
+            unit, _, numbers = given.partition("=")
+            try:
+                found[unit] += map(values.amount, numbers.split(","))
+            except (KeyError, ValueError):
+                sentence = f"--save-at {given} names no milestones; write it like tokens=1B,2B or words=1M,10M"
+                raise UsageError(sentence, "malformed", option="save_at", given=given) from None
+        return {unit: sorted(numbers) for unit, numbers in found.items()}
+
+    @property
+    def rows(self) -> values.Ramp:
+        """--global-batch-size."""
+        return values.ramp(self.global_batch_size)
+
+    @property
+    def rate_scales(self) -> tuple[tuple[re.Pattern[str], float], ...]:
+        """--lr-scale as (pattern, factor), in their order."""
+        scales = []
+        for given in self.lr_scale:
+            pattern, _, factor = given.rpartition("=")
+            try:
+                scales.append((re.compile(pattern), float(factor)))
+            except (ValueError, re.error) as error:
+                sentence = (
+                    f"--lr-scale {given} is not a regular expression, = and a number ({error}); write it like "
+                    "embeddings=0.1"
+                )
+                raise UsageError(sentence, "malformed", option="lr_scale", given=given) from None
+            if not pattern or not 0 <= scales[-1][1] < math.inf:
+                sentence = (
+                    f"--lr-scale {given} needs a pattern, = and a factor of 0 or more; write it like embeddings=0.1"
+                )
+                raise UsageError(sentence, "malformed", option="lr_scale", given=given)
+        return tuple(scales)
+
+    @property
+    def longest(self) -> int:
+        """The longest row of the run, in tokens."""
+        return max(part.options.length for part in self.parts)
+
+
+@cache
+def helps() -> dict[str, str]:
+    """The help of each option: the docstring below its field in this file."""
+    body = next(node for node in ast.parse(inspect.getsource(Config)).body if isinstance(node, ast.ClassDef)).body
+    found = {}
+    for option, below in pairwise(body):
+        match option, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
+
+
+@contextlib.contextmanager
+def _of_phase(number: int) -> Iterator[None]:
+    """A refusal names the phase that it is about."""
+    try:
+        yield
+    except UsageError as error:
+        sentence = f"[[phase]] {number}: {error}"
+        raise UsageError(sentence, error.kind, option=error.option, given=error.given) from None
+
+
+def _duration(unit: str, given: Any) -> Fraction:
+    """A duration as a number: of steps, tokens, epochs or seconds, or a share. Raises UsageError for what is none."""
+    parse: dict[str, Callable[[Any], Any]] = {
+        "budget": values.seconds,
+        "time": values.seconds,
+        "tokens": values.amount,
+    }
+    try:
+        number = Fraction(parse.get(unit, str)(given))
+        if isinstance(given, bool) or number <= 0 or (unit == "steps" and number.denominator > 1):
+            raise ValueError
+    except (ValueError, TypeError, ZeroDivisionError):
+        examples = {"budget": "90s, 30m or 24h", "time": "90s, 30m or 24h", "tokens": "40M or 1.7T", "steps": "1000"}
+        sentence = f"{unit} is {given!r}, which is no duration; write it like {examples.get(unit, '0.5')}"
+        raise UsageError(sentence, "malformed", option=unit, given=given) from None
+    return number
+
+
+def default_out(config: Config) -> str:
+    """The directory of a run without --out: runs/<model>-<date of today>. Ranks must take that of rank 0."""
+    path = Path(config.branch or config.init or config.model)
+    name = path.parent.resolve().name if path.name == "config.json" else path.resolve().name
+    return f"runs/{name}-{date.today():%Y-%m-%d}"
+
+
+def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/extending.md") -> Any:
+    """registry[name]. Raises UsageError, listing the known names, if the name is unknown."""
+    if name not in registry:
+        sentence = (
+            f"{flag} {name or 'without a name'} is unknown; give one of {', '.join(registry)}, or run the file that "
+            f"adds your own ({page})"
+        )
+        raise UsageError(sentence, "unknown", option=flag[2:].replace("-", "_"), given=name)
+    return registry[name]
+
+
+def _numbers(given: str, kind: Callable[[str], Any]) -> list[Any]:
+    """Numbers with commas between; nothing for any other text."""
+    try:
+        return [kind(part) for part in given.split(",")]
+    except ValueError:
+        return []
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+_TOTALS = ("steps", "epochs", "tokens", "budget")
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _kind(option: Field[Any]) -> type:
+    """bool, int, float or str."""
+    kind = option.metadata.get("type", type(option.default))
+    return kind if kind in _KINDS else str  # a click.Choice
+
+
+_INSTEAD = {
+    "model": ["init", "branch"],
+    "branch": ["init"],
+    "init": ["branch"],
+    "data": ["weights"],
+    "weights": ["mix_temperature"],
+    "mix_temperature": ["weights"],
+    "warmup": ["warmup_steps"],
+    "warmup_steps": ["warmup"],
+    "steps": ["epochs", "tokens", "budget"],
+    "epochs": ["steps", "tokens", "budget"],
+    "tokens": ["steps", "epochs", "budget"],
+    "budget": ["steps", "epochs", "tokens"],
+}
+"""An option → options that say the same in another way: it replaces them where it is given later."""
+_OF_VALUE = {"optimizer": ["lr", "muon_rate", "muon_momentum"], "schedule": ["decay_share"]}
+"""An option → options that go with its value: another value, given later, leaves them out."""
+
+
+def replaced_by(given: Mapping[str, Any], before: Mapping[str, Any]) -> set[str]:
+    """Which options of `before` do not hold any more beside those that are given after them."""
+    changed = [name for name, value in given.items() if before.get(name) != value]
+    replaced = set(given).union(*(_INSTEAD.get(name, ()) for name in given))
+    return replaced.union(*(_OF_VALUE.get(name, ()) for name in changed))

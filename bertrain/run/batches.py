@@ -1,0 +1,265 @@
+"""The batches of a run: what it reads in each phase, and how it goes on after a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import bertdata
+from bertdata.errors import StateError, UsageError
+from bertrain.options.config import Config
+from bertrain.run import assemble
+from bertrain.run.log import Sources
+from bertrain.run.phases import Phase
+from bertrain.run.schedule import Plan
+from bertrain.run.state import TrainState
+from bertrain.run.watch import TrainingError
+from bertrain.runtime import feed
+
+
+class Batches:
+    """The batches of a run, for one rank.
+
+    A phase is another loader; `loader` is the one of the next batch. A stream is a dataset in rows of one length. It
+    goes on where it was, in whatever phase it is read next (docs/determinism.md, Phases of a run).
+    """
+
+    def __init__(
+        self, config: Config, datasets: dict[str, bertdata.Dataset], *, rank: int = 0, world_size: int = 1
+    ) -> None:
+        """datasets: those of the run, by path.
+
+        Raises UsageError for options that do not fit the datasets, and for a teacher's cache of another stream.
+        """
+        self.config, self.datasets = config, datasets
+        self._samples: dict[tuple[str, int], int] = {}
+        self._ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+        self.plan = Plan.of(config, self, world_size=world_size)
+        self.read: dict[str, int] = {}
+        """Samples read of each stream before the loader of this phase began."""
+        self.phase = self.plan.phases[0]
+        self.loader = self._loader(self.phase)
+
+    def samples(self, paths: Sequence[str], length: int) -> int:
+        """The samples of an epoch of datasets, in rows of `length`."""
+        for path in paths:
+            if (path, length) not in self._samples:
+                loader = assemble.loader(self.config, self.datasets[path], length=length, with_answers=False)
+                self._samples[path, length] = loader.num_samples
+        return sum(self._samples[path, length] for path in paths)
+
+    def tokens(self, path: str) -> int:
+        """The tokens of the train split of a dataset."""
+        return self.datasets[path].splits["train"].num_tokens
+
+    def words(self) -> float:
+        """The white-space words read of all datasets: of each stream the share of its epoch that was read."""
+        words = {path: dataset.manifest.counts["words"]["train"] for path, dataset in self.datasets.items()}
+        return sum(count / self.samples([path], length) * words[path] for path, length, count in self._counts())
+
+    def _counts(self) -> Iterator[tuple[str, int, int]]:
+        """Of each stream of the run's datasets: the path, the row length, and the samples read so far."""
+        paths = {dataset.dataset_id: path for path, dataset in self.datasets.items()}
+        for stream, count in self.positions.items():
+            dataset_id, length = stream.split(" ")
+            if dataset_id in paths:  # a branch may have others
+                yield paths[dataset_id], int(length), count
+
+    def check_words(self) -> None:
+        """Raises UsageError for a dataset whose words were not counted when it was made."""
+        for path, dataset in self.datasets.items():
+            if "train" not in dataset.manifest.counts.get("words", {}):
+                sentence = (
+                    f"--save-at words: the words of {path} were not counted when it was made; build it again, or give "
+                    "tokens"
+                )
+                raise UsageError(sentence, "missing", option="save_at", given=path)
+
+    def _stream(self, path: str, length: int) -> str:
+        """The name of a stream."""
+        return f"{self.datasets[path].dataset_id} {length}"
+
+    def _streams(self, phase: Phase) -> list[str]:
+        return [self._stream(path, phase.length) for path, _ in phase.sources]
+
+    def _loader(self, phase: Phase, *, starts: Sequence[int] = ()) -> bertdata.Loader:
+        loader = assemble.loader(
+            self.config,
+            [(self.datasets[path], weight) for path, weight in phase.sources],
+            length=phase.length,
+            masking=phase.masking,
+            starts=starts,
+            **self._ranks,
+        )
+        loader.global_batch_size = phase.rows.first
+        return loader
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """Samples read of each stream so far."""
+        return self.read | dict(zip(self._streams(self.phase), self.loader.counts(), strict=True))
+
+    def enter(self, phase: Phase) -> None:
+        """Goes on with the rows of a phase."""
+        before, loader = self.phase, self.loader
+        self.read, self.phase = self.positions, phase
+        if (before.sources, before.length) == (phase.sources, phase.length):
+            self.loader = self._loader(phase, starts=loader.starts)
+            self.loader.position = loader.position
+        else:
+            self.loader = self._begun(phase)
+
+    def _begun(self, phase: Phase) -> bertdata.Loader:
+        """The loader of a phase whose streams go on where they were."""
+        begun = [self.read.get(stream, 0) for stream in self._streams(phase)]
+        loader = self._loader(phase, starts=begun if len(begun) > 1 else ())
+        if len(begun) == 1:
+            loader.position = begun[0]
+        return loader
+
+    def next(self) -> bertdata.Batch:
+        """This rank's rows of the next step. `sources` are numbers of the datasets of the run."""
+        batch = next(self.loader)
+        if len(self.datasets) == 1:
+            return batch
+        numbers = np.array([list(self.datasets).index(path) for path, _ in self.phase.sources])
+        of_rows = np.zeros(len(batch.input_ids), np.int64) if batch.sources is None else batch.sources
+        return replace(batch, sources=numbers[of_rows])
+
+    @property
+    def sources(self) -> Sources:
+        """The datasets of the run, and in which ratio it reads their rows, or steps where it is by time."""
+        if len(self.plan.phases) == 1:
+            return [(self.datasets[path], weight) for path, weight in self.phase.sources]
+        rows = dict.fromkeys(self.datasets, 0.0)
+        for phase in self.plan.phases:
+            total = sum(weight for _, weight in phase.sources)
+            for path, weight in phase.sources:
+                rows[path] += weight / total * (phase.steps if self.plan.seconds else phase.samples())
+        return [(self.datasets[path], weight) for path, weight in rows.items()]
+
+    @property
+    def names(self) -> list[str]:
+        """The paths of the datasets, if the run reads several."""
+        return list(self.datasets) if len(self.datasets) > 1 else []
+
+    def first_targets(self) -> int:
+        """How many targets the first rows have.
+
+        Raises TrainingError for rows too short to mask, and UsageError for a teacher's cache that ends before the run.
+        """
+        loader = self.loader
+        for phase in self.plan.phases[1:]:
+            if phase.masking.num_slots(phase.length) == 0:
+                share = phase.masking.probability
+                sentence = (
+                    f"[[phase]] {phase.number}: mlm_probability {share} of rows of {phase.length} tokens is less than "
+                    "one token; raise it, or length"
+                )
+                raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
+        num_samples = loader.num_samples
+        if loader.teacher_cache is not None:
+            num_samples = self._answered()
+        targets = feed.num_targets(loader.read(np.arange(min(num_samples, 1024))))
+        if targets == 0:
+            share = self.phase.masking.probability
+            sentence = (
+                f"nothing to predict: the samples of {' and '.join(path for path, _ in self.phase.sources)} are too "
+                f"short to mask {share:.0%} of them (samples {loader.num_samples}, ranks {loader.world_size}, batch "
+                f"{loader.global_batch_size}); build with more text, or raise --mlm-probability"
+            )
+            raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
+        return targets
+
+    def _answered(self) -> int:
+        """The samples of the run, all of which the teacher's cache must have."""
+        num_samples = self.plan.samples()
+        if self.loader.variants is not None:  # after which the samples repeat
+            num_samples = min(num_samples, self.loader.variants * self.loader.num_samples)
+        try:
+            self.loader.read(np.array([num_samples - 1]))
+        except UsageError:
+            if self.plan.seconds is not None:
+                sentence = (
+                    f"how many samples a run by time will read is not known, and --teacher-cache "
+                    f"{self.config.teacher_cache} has a last one; give --steps, or a cache of all samples of its "
+                    "--variants"
+                )
+                raise UsageError(sentence, "conflict", option="budget", given=self.config.budget) from None
+            raise
+        return num_samples
+
+    def branch(self, directory: Path, saved: TrainState) -> None:
+        """Begins the first phase with the streams where those of another run were. saved: its state.
+
+        Raises UsageError if the options give other streams.
+        """
+        theirs, ours = saved.loader, self.loader.state_dict()
+        for name in ("seed", "samples", "shuffle", "short_seq_prob"):
+            if theirs[name] != ours[name]:
+                sentence = (
+                    f"--branch {directory}: its {name} is {theirs[name]}, and that of this run is {ours[name]}; give "
+                    "the same, so that its streams go on"
+                )
+                raise UsageError(sentence, "other-settings", option="branch", given=str(directory))
+        self.read = dict(saved.streams)
+        self.loader = self._begun(self.phase)
+
+    def resume(self, directory: Path, saved: TrainState) -> None:
+        """Moves to where a checkpoint was taken. saved: its state.
+
+        Raises UsageError if the options give another stream.
+        """
+        self.phase, state = self.plan.phases[saved.phase - 1], dict(saved.loader)
+        self.read = dict(saved.streams)
+        self.loader = self._loader(self.phase, starts=state.get("starts", ()))
+        try:
+            self.loader.load_state_dict(state)
+        except StateError as error:
+            seed = "seed" if self.config.data_seed is None else "data_seed"
+            for option, name in (("length", "length"), (seed, "seed"), ("shuffle", "shuffle")):
+                if state[name] != (given := self.loader.state_dict()[name]):
+                    flag = option.replace("_", "-")
+                    sentence = (
+                        f"{directory.parent} was begun with --{flag} {state[name]}; use {state[name]} again, or "
+                        "another --out"
+                    )
+                    raise UsageError(sentence, "other-settings", option=option, given=given) from None
+            sentence = f"{directory.parent} was begun with other options: {error}; give the same, or another --out"
+            raise UsageError(sentence, "other-settings", option="out", given=str(directory.parent)) from None
+
+    def saved_phases(self) -> list[dict[str, Any]]:
+        """The phases as a checkpoint has them: with the ids of datasets in place of their paths."""
+        saved = json.loads(json.dumps([asdict(phase) for phase in self.plan.phases]))
+        for phase in saved:
+            phase["sources"] = [[self.datasets[path].dataset_id, weight] for path, weight in phase["sources"]]
+        return saved
+
+    def source_tokens(self) -> dict[str, int]:
+        """The tokens read of each dataset, by its path, padding included."""
+        tokens = dict.fromkeys(self.datasets, 0)
+        for path, length, count in self._counts():
+            tokens[path] += count * length
+        return tokens
+
+    def epochs(self) -> dict[str, float]:
+        """Of each dataset of the phase, by its path: how often it was read in rows of this length."""
+        parts = zip(self.phase.sources, self.loader.counts(), self.loader.sources, strict=True)
+        return {path: count / source.num_samples for (path, _), count, source in parts}
+
+    def shares(self) -> list[str]:
+        """For each dataset of a mix: its share of the rows, its size, and how often the run reads it. Empty for one."""
+        if len(self.phase.sources) == 1:
+            return []
+        counts, total = self.loader.counts(self.phase.samples()), sum(self.loader.weights)
+        parts = zip(self.phase.sources, self.loader.sources, self.loader.weights, counts, strict=True)
+        lines = []
+        for (path, _), source, weight, count in parts:
+            often = "" if self.plan.seconds else f", read {count / source.num_samples:.2g} times"
+            lines.append(f"{path}: {weight / total:.4g} of the rows, {source.num_samples:,} samples an epoch{often}")
+        return lines

@@ -1,0 +1,463 @@
+"""Checkpoints: ordinary Hugging Face directories, complete or not there at all.
+
+    run/run.json                    the options and what they amount to
+    run/log.jsonl                   what happened
+    run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
+        optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; the state (`state`)
+        beside.pt                   parameters of objectives, such as a distillation's projection; often absent
+        average.pt                  with --average, in the last part of a run: the mean of the weights so far
+        adapter/                    with --lora: the adapter as peft writes it; model.safetensors has it merged
+        README.md                   a model card, of which no other file knows: it may be edited
+        checkpoint.json             written last: size and SHA-256 of every other file
+    run/average-00000020/           with --average, at the end of a run: the mean, without optimizer.pt
+
+A checkpoint is written under a temporary name, fsynced and renamed; `writer` does it beside training. A run resumes
+from the newest one whose files are what its checkpoint.json says. Newer ones are damaged: they become damaged-XXXXXXXX,
+of which the newest two are kept. An error of reading that may pass, such as one of a network file system, ends the run
+instead, and changes nothing. Seeds of a fine-tuning are written and checked in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+import bertdata
+from bertdata.errors import BuildError, DatasetError, UsageError
+from bertdata.files import fsync_directory, locked, make_directory, write_file
+from bertdata.format.arrays import digest
+from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
+from bertrain.lab import adapters, side_channel
+from bertrain.models import build
+from bertrain.models.families import has_token_types
+from bertrain.objectives import Learner
+from bertrain.optim.average import Average
+from bertrain.options.config import Config
+from bertrain.run import card, state
+from bertrain.run.state import TRAINER, TrainState
+
+INDEX, OPTIMIZER, BESIDE = "checkpoint.json", "optimizer.pt", "beside.pt"
+STEP = "step-"  # what the name of a directory to resume from begins with; the number of the step follows
+AVERAGE_FILE, AVERAGE = "average.pt", "average-"
+DAMAGED, KEPT_DAMAGED = "damaged-", 2  # what a directory that cannot be used is called; how many of them stay
+STALE_S = 65.0  # for so long a machine may not see what another wrote to a directory that they share (NFS: 60)
+
+
+class Lock:
+    """Keeps a second job out of a run directory, from entering until leaving, for as long as this process lives."""
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._held = run, ExitStack()
+        self._file: os.stat_result | None = None
+
+    def __enter__(self) -> Lock:
+        run = self._run
+        try:
+            if run.exists() and not run.is_dir():
+                raise FileExistsError
+            make_directory(run)
+        except (FileExistsError, NotADirectoryError):
+            sentence = f"--out {run} cannot be made, because a file has this name; give another --out"
+            raise UsageError(sentence, "out-exists", option="out", given=str(run)) from None
+        self._held.enter_context(locked(run / ".lock", f"{run} is in use", "give another --out"))
+        self._file = (run / ".lock").stat()
+        return self
+
+    def require(self) -> None:
+        """Takes the lock again if somebody removed its file. Raises BuildError if another job has taken it since."""
+        with suppress(FileNotFoundError):
+            if self._file and os.path.samestat((self._run / ".lock").stat(), self._file):
+                return
+        self._held.close()
+        self.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.close()
+
+
+class Content(NamedTuple):
+    """What a checkpoint holds, beside the model's configuration: tensors that may still change, or a copy of them."""
+
+    weights: Mapping[str, torch.Tensor]  # the state dict of a model
+    objects: Mapping[str, Any]  # by file name: what torch.save writes
+    files: Mapping[str, bytes]
+
+
+class WriteAbandoned(Exception):
+    """A write was left off because the run ends at once."""
+
+
+def content(
+    *,
+    learner: Learner,
+    optimizer: torch.optim.Optimizer,
+    saved: TrainState,
+    tokenizer: dict[str, bytes],
+    average: Average | None,
+    about: bytes,
+) -> Content:
+    """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes.
+
+    about: its card.
+    """
+    objects: dict[str, Any] = {OPTIMIZER: optimizer.state_dict()}
+    if average and average.count:
+        objects[AVERAGE_FILE] = average.state_dict()
+    if beside := learner.objective_parameters():
+        objects[BESIDE] = beside
+    return Content(learner.model.state_dict(), objects, tokenizer | {TRAINER: saved.content(), card.CARD: about})
+
+
+def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) -> Content:
+    """The content of run/average-XXXXXXXX, beside that of the last step.
+
+    weights: the mean, a state dict. about: its card.
+    """
+    return Content(weights, {}, {**content.files, card.CARD: about})
+
+
+def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
+    """Writes a directory that AutoModelForMaskedLM loads, as `whole` does.
+
+    model: of which the weights are, and whose configuration is written.
+    """
+    with whole(target, leaving=leaving) as temporary:
+        adapters.save(model, content.weights, temporary)
+        for name, saved in content.objects.items():
+            _raise_if(leaving)
+            torch.save(saved, temporary / name)
+        for name, data in content.files.items():
+            (temporary / name).write_bytes(data)
+
+
+@contextmanager
+def whole(target: Path, *, leaving: threading.Event) -> Iterator[Path]:
+    """Gives a temporary directory to write a model into; then syncs it, adds the index, and renames it to `target`.
+
+    Raises OSError or BuildError if there is no room, and WriteAbandoned once `leaving` is set. After any error, a
+    directory of this name is as it was.
+    """
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)  # with the run's directory, should somebody have removed it
+        yield temporary
+        if card.is_changed(target):  # of the mean of an earlier run to this step
+            shutil.copyfile(target / card.CARD, temporary / card.CARD)
+        _seal(temporary, leaving)
+        _raise_if(leaving)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(temporary, target)
+        fsync_directory(target.parent)
+    except (SafetensorError, RuntimeError) as error:  # what the libraries make of a full disk
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = str(error).partition("\n")[0]
+        sentence = f"{target} cannot be written ({reason}); make room and run the same command again"
+        raise BuildError(sentence, "unwritable", option="out", given=str(target)) from None
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _seal(directory: Path, leaving: threading.Event) -> None:
+    """Syncs all files of a directory, then writes the index, which has the size and the digest of each."""
+    files = {}
+    mode = (directory / "config.json").stat().st_mode  # safetensors writes for its owner alone
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        _raise_if(leaving)
+        path.chmod(mode)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        if path != directory / card.CARD:
+            name = path.relative_to(directory).as_posix()
+            files[name] = {"bytes": path.stat().st_size, "sha256": digest(path)[0]}
+    for path in directory.rglob("*"):
+        if path.is_dir():
+            fsync_directory(path)
+    write_file(directory / INDEX, json.dumps({"files": files}, indent=1).encode())
+
+
+def _raise_if(leaving: threading.Event) -> None:
+    if leaving.is_set():
+        raise WriteAbandoned
+
+
+def remove_others(target: Path, *, keep: int) -> None:
+    """Removes all but the newest `keep` directories of the same kind as `target`, which stays, and milestones.
+
+    Raises the first OSError, after it has tried all.
+    """
+    others = [path for path in _numbered(target.parent, target.name[:-8]) if path != target and not _stays(path)]
+    failures = []
+    for old in others[keep - 1 :]:
+        try:
+            shutil.rmtree(old)
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _stays(path: Path) -> bool:
+    """Whether a checkpoint is a milestone of --save-at."""
+    try:
+        return bool(state.read(path).milestones)
+    except (OSError, ValueError, DatasetError):
+        return False
+
+
+def versions() -> dict[str, str]:
+    return {
+        "bertdata": bertdata.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "tokenizers": tokenizers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _numbered(run: Path, kind: str) -> list[Path]:
+    """The directories of a run named `kind` and a step, the newest first. Raises OSError if they cannot be listed."""
+    try:
+        names = os.listdir(run)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [run / name for name in names if re.fullmatch(kind + r"\d{8}", name)]
+    return sorted((path for path in found if path.is_dir()), reverse=True)
+
+
+def newest(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest complete checkpoint of a run, if there is one, and a warning for each newer one that is damaged.
+
+    Raises DatasetError if one cannot be read now, and OSError if the directory cannot be listed.
+    """
+    warnings: list[str] = []
+    for path in _numbered(run, STEP):
+        fault = fault_of(path)
+        if fault is None:
+            return path, warnings
+        warnings.append(f"checkpoint {path} is damaged: {fault}")
+    return None, warnings
+
+
+def fault_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint. Raises DatasetError for an error that says nothing of what is on disk."""
+    try:
+        files = json.loads((path / INDEX).read_bytes())["files"]
+        if "config.json" not in files or not any(name.endswith(".safetensors") for name in files):
+            return f"{INDEX} names no weights"
+        for name, stated in files.items():
+            if (path / name).stat().st_size != stated["bytes"] or digest(path / name)[0] != stated["sha256"]:
+                return f"{name} is not what {INDEX} says"
+    except DatasetError as error:  # a link, or no ordinary file
+        return str(error)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    except OSError as error:
+        raise DatasetError(
+            f"checkpoint {path} cannot be read: {error.strerror}; nothing was changed, so run the same command again "
+            "when it can be read",
+            "unreadable",
+            given=str(path),
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{INDEX} is not readable"
+    return None
+
+
+def made_with(config: Config) -> dict[str, str | None]:
+    """The options that a run keeps to its end, by what they contain, not by where that is."""
+    start = config.init
+    if start and Path(start).is_dir():
+        build.refuse_adapter(Path(start))
+        start = str(find(Path(start), "init"))
+    return {
+        "model": "that of --branch" if config.branch else build.identity(start or config.model),
+        "optimizer": config.optimizer,
+        "lr-scale": " ".join(config.lr_scale),
+        "elastic": config.elastic,
+        "lora": config.lora,
+        "side-channel": side_channel.identity(config.side_channel),
+    }
+
+
+def elastic_of(path: Path) -> str:
+    """--elastic of the run that wrote a checkpoint; an empty text without it, or where no run of ours wrote it."""
+    return str(state.read(path).made_with["elastic"]) if (path / TRAINER).exists() else ""
+
+
+def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
+    """Loads the optimizer's moments and the parameters of objectives; its settings stay those of this run.
+
+    Never unpickles: weights_only. Raises DatasetError if they are of other parameters.
+    """
+    settings = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    try:
+        if learner.objective_parameters():
+            beside = torch.load(path / BESIDE, map_location="cpu", weights_only=True)
+            if beside.keys() != learner.objective_parameters().keys():
+                raise ValueError(f"objectives had {', '.join(beside)}")
+            learner.load_state_dict(beside, strict=False)
+        optimizer.load_state_dict(torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True))
+    except (ValueError, RuntimeError, FileNotFoundError) as error:
+        reason = str(error).partition(" state_dict for Learner:")[2].strip() or str(error)  # what follows that heading
+        reason = reason.partition("\n")[0].rstrip(".")
+        sentence = (
+            f"{path} was written by a run with other parameters ({reason}); give the same --objective and --distil, or "
+            "another --out"
+        )
+        raise DatasetError(sentence, "other-settings", option="objective", given=reason) from None
+    for group, given in zip(optimizer.param_groups, settings, strict=True):
+        group.update(given)
+
+
+def read_average(path: Path, average: Average) -> None:
+    """Loads the mean of the weights, if the checkpoint has one. Raises DatasetError if it is of other weights."""
+    if (path / AVERAGE_FILE).exists():
+        try:
+            average.load_state_dict(torch.load(path / AVERAGE_FILE, map_location="cpu", weights_only=True))
+        except ValueError as error:
+            raise DatasetError(
+                f"{path / AVERAGE_FILE}: {error}; give another --out", "other-settings", option="out"
+            ) from None
+
+
+def tokenizer_files(shards: bertdata.Dataset, model: PreTrainedModel, max_length: int) -> dict[str, bytes]:
+    """What a checkpoint holds of a dataset's tokenizer.
+
+    tokenizer_config.json gets the model's length, so that truncation=True cuts text to what the model takes, and the
+    model's inputs: token_type_ids only if it has them.
+    """
+    config = json.loads(shards.tokenizer_file(TOKENIZER_CONFIG)) | {"model_max_length": max_length}
+    config["model_input_names"] = ["input_ids", *(["token_type_ids"] * has_token_types(model)), "attention_mask"]
+    content = json.dumps(config, ensure_ascii=False, indent=1).encode() + b"\n"
+    return {TOKENIZER: shards.tokenizer_file(TOKENIZER), TOKENIZER_CONFIG: content}
+
+
+class Choice(NamedTuple):
+    """The checkpoint that a run resumes from, as rank 0 chose it for all ranks."""
+
+    path: Path | None  # None: the run is new
+    index_sha256: str  # of its checkpoint.json
+    warnings: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raises DatasetError unless this rank sees the same checkpoint, or sees it after a while."""
+        if self.path is None:
+            return
+        end = time.monotonic() + STALE_S
+        while (seen := self._seen(self.path)) != self.index_sha256:
+            if time.monotonic() > end:
+                sentence = (
+                    f"rank 0 resumes from {self.path}, and another rank does not see the same checkpoint there "
+                    f"({seen[:40]}); give an --out that all machines share"
+                )
+                raise DatasetError(sentence, "other-stream", option="out", given=str(self.path.parent))
+            time.sleep(1)
+
+    @staticmethod
+    def _seen(path: Path) -> str:
+        """The digest of a checkpoint's index, or why it cannot be read."""
+        try:
+            os.listdir(path.parent)  # a network file system then asks its server what is there
+            return hashlib.sha256((path / INDEX).read_bytes()).hexdigest()
+        except OSError as error:
+            return str(error.strerror)
+
+
+def set_aside(damaged: Path) -> Path:
+    """Renames a checkpoint to damaged-XXXXXXXX, or damaged-XXXXXXXX-2 and so on, and returns the new path.
+
+    seed-0 of a fine-tuning becomes damaged-seed-0.
+    """
+    first = damaged.with_name(DAMAGED + damaged.name.removeprefix(STEP))
+    paths = chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2)))
+    return damaged.rename(next(path for path in paths if not path.exists()))
+
+
+def _remove_damaged(run: Path, say: Callable[[str], None]) -> None:
+    """Removes all but the newest KEPT_DAMAGED of what `set_aside` has made. say: is told of each before."""
+    found = [match for name in os.listdir(run) if (match := re.fullmatch(DAMAGED + r"(\d{8})(?:-(\d+))?", name))]
+    for old in sorted(found, key=lambda match: (match[1], int(match[2] or 1)))[:-KEPT_DAMAGED]:
+        say(f"{run / old[0]}, a damaged checkpoint, is removed; the newest {KEPT_DAMAGED} stay")
+        shutil.rmtree(run / old[0])
+
+
+def _remove_unfinished(run: Path) -> None:
+    """Removes what a killed process was writing: the run may never save this step again."""
+    for path in run.glob(".*.tmp"):
+        if re.fullmatch(rf"\.({STEP}|{AVERAGE})\d{{8}}\.tmp", path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def choose(run: Path, say: Callable[[str], None]) -> Choice:
+    """The newest complete checkpoint of a run, whose lock is held. Reads every byte of it. Removes unfinished ones.
+
+    Newer ones, which are damaged, get another name. say: is told of those that are removed, before. Raises DatasetError
+    if no checkpoint is complete, or one cannot be read now: a run never starts anew beside checkpoints.
+    """
+    path, warnings = newest(run)
+    if warnings and path is None:
+        raise DatasetError(
+            f"{warnings[0]}, and --out has no other that is complete; move its step-* directories away to begin again, "
+            "or give another --out",
+            "damaged",
+            option="out",
+            given=str(run),
+        )
+    named = zip(warnings, _numbered(run, STEP), strict=False)
+    warnings = [f"{warning}; it is now {set_aside(damaged)}" for warning, damaged in named]
+    if warnings:
+        fsync_directory(run)
+        _remove_damaged(run, say)
+    _remove_unfinished(run)
+    index = hashlib.sha256((path / INDEX).read_bytes()).hexdigest() if path else ""
+    return Choice(path, index, tuple(warnings))
+
+
+def to_branch(path: Path) -> Path:
+    """The checkpoint that --branch names. Raises UsageError for a directory that has weights alone."""
+    found = find(path, "branch")
+    if not ((found / TRAINER).is_file() and (found / OPTIMIZER).is_file()):
+        sentence = f"--branch {found} is no checkpoint of a run; give OUT/step-XXXXXXXX, or --init for weights alone"
+        raise UsageError(sentence, "not-a-run", option="branch", given=str(path))
+    return found
+
+
+def find(path: Path, option: str = "checkpoint") -> Path:
+    """A directory with a model in it: the path itself, or the newest complete checkpoint of a run.
+
+    option: the option that names it, for errors. Raises UsageError if there is none, DatasetError if it is damaged.
+    """
+    if (path / "config.json").is_file():
+        if (path / INDEX).exists() and (fault := fault_of(path)):
+            sentence = f"checkpoint {path} is damaged: {fault}; give the run's directory to use another"
+            raise DatasetError(sentence, "damaged", option=option, given=str(path))
+        return path
+    checkpoint, warnings = newest(path)
+    if checkpoint is None:
+        if warnings:
+            raise DatasetError(warnings[0], "damaged", option=option, given=str(path))
+        if not path.exists():
+            sentence = f"{path} does not exist; give the directory of a run or of a checkpoint"
+            raise UsageError(sentence, "not-found", option=option, given=str(path))
+        sentence = f"{path} holds no checkpoint; give the directory of a run, or one with config.json and weights"
+        raise UsageError(sentence, "not-a-run", option=option, given=str(path))
+    return checkpoint

@@ -1,0 +1,193 @@
+"""Loss, accuracy and predictions of a model on held-out text, on masks fixed by a seed.
+
+Masks 15 % (80/10/10) unless something else is asked for, whatever a run was trained with, so that numbers compare; the
+loss is a mean over tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from tqdm import tqdm
+
+import bertdata
+from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.spelling import Spelling, spelled
+from bertdata.tokenize.tokenizer import TOKENIZER
+from bertrain.models.encoder import PLACES, Encoder
+from bertrain.runtime import feed
+from bertrain.runtime.dist import World
+
+MASKING = bertdata.Masking(probability=0.15)
+SEED = 0
+ROWS = 64  # of a batch, and of a forward pass
+CONTEXT = 5  # tokens on each side of a masked one
+
+
+@torch.no_grad()
+def evaluate(
+    encoder: Encoder,
+    shards: bertdata.Dataset,
+    ranks: World,
+    *,
+    split: str,
+    length: int,
+    max_samples: int | None = None,
+    masking: bertdata.Masking = MASKING,
+    interrupted: Callable[[], bool] = lambda: False,
+    progress: bool = False,
+) -> dict[str, Any] | None:
+    """Mean loss (nats a token), accuracy and counts over a split, or its first `max_samples` in a fixed random order.
+
+    Also bits_per_byte (bits a token × tokens a byte of the dataset), and the token predicted most often and its share
+    of all predictions. All ranks must call it; each takes its part, and all get the same result. interrupted:
+    asked on all ranks after each batch; where it is true the result is None. progress: show a bar on rank 0.
+    """
+    loader = bertdata.Loader(
+        shards,
+        length=length,
+        global_batch_size=ROWS * ranks.world_size,
+        seed=SEED,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        split=split,
+        masking=masking,
+        samples="packed" if encoder.isolate else "windows",
+        epochs=1,
+    )
+    predicted = torch.zeros(encoder.model.config.vocab_size, dtype=torch.int64, device=ranks.device)
+    totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)  # loss, correct, targets, samples
+    was_training = encoder.training
+    encoder.eval()
+    size = max(1, min(ROWS, PLACES // length))
+    last = min(loader.num_samples, max_samples or loader.num_samples)
+    with tqdm(total=last, unit="sample", leave=False, disable=None if progress and ranks.rank == 0 else True) as bar:
+        while loader.position < last:
+            loader.global_batch_size = min(ROWS * ranks.world_size, last - loader.position)
+            batch, rows = next(loader), -(-loader.global_batch_size // ranks.world_size)  # of the fullest rank
+            for piece in feed.micro_batches(batch, size=size, count=-(-rows // size), device=ranks.device):
+                logits, wanted = encoder.logits(**piece).flatten(0, 1).float(), piece["targets"].flatten()
+                best, counts = logits.argmax(-1), wanted != bertdata.IGNORE_INDEX
+                loss = F.cross_entropy(logits, wanted, ignore_index=bertdata.IGNORE_INDEX, reduction="sum")
+                totals[:2] += torch.stack([loss.double(), (best == wanted).sum().double()])
+                predicted += torch.bincount(best[counts], minlength=predicted.numel())
+            totals[2:] += torch.tensor([feed.num_targets(batch), batch.sample_ids.size], device=ranks.device)
+            bar.update(loader.position - bar.n)
+            if interrupted():
+                encoder.train(was_training)
+                return None
+    encoder.train(was_training)
+    most = int(ranks.sum(predicted).argmax())
+    result = _means(ranks.sum(totals).tolist(), shards) | {
+        "same_token": most,
+        "same_token_text": spelled(load_tokenizer(str(shards.path)))(most),
+    }
+    return {"split": split} | result | {"same_share": int(predicted[most]) / max(1, result["targets"])}
+
+
+def _means(totals: Sequence[float], shards: bertdata.Dataset) -> dict[str, Any]:
+    """What follows from sums over all ranks: of losses, right predictions, targets and samples."""
+    sum_of_losses, num_correct, num_targets, num_samples = totals
+    loss = sum_of_losses / num_targets if num_targets else None
+    text_bytes, counts = shards.manifest.counts["text_bytes"], shards.manifest.counts["documents"]
+    tokens = shards.num_tokens - counts * (shards.special_tokens.separator is not None)
+    return {
+        "loss": loss,
+        "accuracy": num_correct / num_targets if num_targets else None,
+        "mlm_ppl": None if loss is None else math.exp(min(700.0, loss)),
+        "bits_per_byte": None if loss is None or not text_bytes else loss / math.log(2) * tokens / text_bytes,
+        "targets": int(num_targets),
+        "samples": int(num_samples),
+    }
+
+
+def mean(results: Mapping[str, dict[str, Any]], weights: Mapping[str, float]) -> dict[str, Any]:
+    """Results of `evaluate` for the datasets of a mix, by name → their means by weight; `sources` has each one's.
+
+    Where nothing was predicted in a dataset, it does not count. The token that is predicted most often is that of the
+    dataset in which it has the smallest share.
+    """
+    counted = {name: result for name, result in results.items() if result["targets"]}
+    total = sum(weights[name] for name in counted)
+    names = ("loss", "accuracy")
+    means = {
+        kind: sum(weights[name] * result[kind] for name, result in counted.items()) / total if counted else None
+        for kind in names
+    }
+    least = min(results.values(), key=lambda result: result["same_share"])
+    parts = {name: {kind: result[kind] for kind in (*names, "targets")} for name, result in results.items()}
+    return least | means | {"targets": sum(result["targets"] for result in results.values()), "sources": parts}
+
+
+def predictions(
+    encoder: Encoder,
+    shards: bertdata.Dataset,
+    device: torch.device,
+    *,
+    split: str,
+    length: int,
+    rows: int,
+    masking: bertdata.Masking = MASKING,
+) -> list[tuple[str, str, str]]:
+    """The masked tokens of the first rows that `evaluate` sees: what is around each, its target, what is predicted."""
+    rows_shown = samples(encoder, shards, device, split=split, length=length, rows=rows, best=1, masking=masking)
+    return [(around, target, best) for row in rows_shown for around, target, (best,) in row.masked]
+
+
+class Shown(NamedTuple):
+    """A sample as people read it."""
+
+    text: str  # as the model sees it; what is masked stands between > and <
+    masked: list[tuple[str, str, list[str]]]  # of each masked token: tokens around, target, the best predictions
+
+
+@torch.no_grad()
+def samples(
+    encoder: Encoder,
+    shards: bertdata.Dataset,
+    device: torch.device,
+    *,
+    split: str,
+    length: int,
+    rows: int,
+    best: int,
+    masking: bertdata.Masking = MASKING,
+) -> list[Shown]:
+    """The first rows that `evaluate` sees, with the `best` most probable tokens for each mask."""
+    kind = "packed" if encoder.isolate else "windows"
+    loader = bertdata.Loader(
+        shards, masking=masking, length=length, global_batch_size=rows, seed=SEED, split=split, samples=kind
+    )
+    batch = next(loader)
+    piece = next(feed.micro_batches(batch, size=rows, count=1, device=device))
+    was_training = encoder.training
+    encoder.eval()
+    logits = encoder.logits(**piece)[..., : shards.special_tokens.vocab_size]
+    predicted = logits.topk(min(best, logits.shape[-1]), dim=-1).indices.cpu().numpy()
+    encoder.train(was_training)
+    return _read(shards, batch, predicted)
+
+
+def _read(shards: bertdata.Dataset, batch: bertdata.Batch, predicted: np.ndarray) -> list[Shown]:
+    """The rows of a batch as people read them. predicted: int64 [B, K, best]."""
+    tokenizer = load_tokenizer(str(shards.path))
+    spelling, as_read = Spelling(tokenizer.files[TOKENIZER]), spelled(tokenizer)
+    shown = []
+    for row, ids in enumerate(batch.input_ids):
+        size = ids.size if batch.attention_mask is None else int(batch.attention_mask[row].sum())
+        tokens = [tokenizer.spell(int(token)) for token in ids[:size]]
+        slots = np.flatnonzero(batch.targets[row] != bertdata.IGNORE_INDEX)
+        positions = batch.masked_positions[row, slots].tolist()
+        masked = []
+        for slot, position in zip(slots, positions, strict=True):
+            first = max(0, position - CONTEXT)
+            around = spelling.text(tokens[first : position + CONTEXT + 1], {position - first})
+            best = [as_read(int(token)) for token in predicted[row, slot]]
+            masked.append((around, as_read(int(batch.targets[row, slot])), best))
+        shown.append(Shown(spelling.text(tokens, {*positions}), masked))
+    return shown

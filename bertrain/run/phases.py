@@ -1,0 +1,266 @@
+"""A run is a list of phases, each of which begins at a step. `resolve` makes the list from the options of a run.
+
+docs/determinism.md has the rules under "Phases of a run"; docs/phases.md is for users.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+import bertdata
+from bertdata.errors import UsageError, counted
+from bertrain.optim import learning_rate
+from bertrain.options.config import Config, Part
+from bertrain.options.values import Ramp, exact
+
+TIMED = 1_000_000  # the scheduled steps of a run by time
+Sources = tuple[tuple[str, float], ...]  # (directory or URL of a dataset, its weight)
+
+
+class Sizes(Protocol):
+    """How large the datasets of a run are."""
+
+    def samples(self, paths: Sequence[str], length: int) -> int:
+        """The samples of an epoch of these datasets, in rows of `length`."""
+
+    def tokens(self, path: str) -> int:
+        """The tokens of the split that is trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """The learning rate of the scheduled steps from `start` on, of which there are `steps`."""
+
+    start: int
+    steps: int
+    peak: float
+    end: float  # a share of the peak
+    schedule: str
+    decay_share: float
+    warmup_steps: int
+    asked: int  # the warm-up that was asked for, in steps: `resolve` replaces one that is too long
+
+    def at(self, scheduled: int) -> float:
+        return learning_rate(
+            scheduled - self.start,
+            peak=self.peak,
+            end=self.end,
+            steps=self.steps,
+            warmup_steps=self.warmup_steps,
+            schedule=self.schedule,
+            decay_share=self.decay_share,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """What holds in the scheduled steps from `start` to before `stop`. The number counts from 1."""
+
+    number: int
+    start: int
+    stop: int
+    sources: Sources
+    length: int
+    rows: Ramp
+    masking: bertdata.Masking
+    rate: Curve
+    weight_decay: float
+    layers: int | None  # None: those of --model
+    trains: str  # a regular expression; empty: all parameters train
+    rope_base: float | None  # None: that of --model
+    rope_base_local: float | None
+
+    @property
+    def steps(self) -> int:
+        return self.stop - self.start
+
+    def rows_at(self, scheduled: int) -> int:
+        """Rows of a step, over all ranks."""
+        return self.rows.at(scheduled - self.start, self.steps)
+
+    def samples(self) -> int:
+        """The rows of all its steps, in a run by steps."""
+        if self.rows.first == self.rows.last:
+            return self.steps * self.rows.first
+        return int(self.rows.at(np.arange(self.steps), self.steps).sum())
+
+    @property
+    def model(self) -> tuple[object, ...]:
+        """What a phase says about the model itself."""
+        return self.layers, self.trains, self.rope_base, self.rope_base_local
+
+
+def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
+    """The phases of a run; one where the options have no [[phase]]. Costs one question to `sizes` for each.
+
+    Raises UsageError, with the number of the phase, for what cannot be.
+    """
+    parts = config.parts
+    sources = [_sources(part.options, sizes) for part in parts]
+    borders = [0, *_borders(config, parts, sources, sizes)]
+    for number, (start, stop) in enumerate(pairwise(borders), 1):
+        if stop <= start:
+            sentence = (
+                f"[[phase]] {number} of {len(parts)} has no step, as the run has {counted(borders[-1], 'step')}; make "
+                "the run or this phase longer"
+            )
+            raise UsageError(sentence, "out-of-range", option="phase", given=number)
+    curves = _curves(parts, borders)
+    phases = tuple(
+        Phase(
+            number=number,
+            start=borders[number - 1],
+            stop=borders[number],
+            sources=sources[number - 1],
+            length=part.options.length,
+            rows=part.options.rows,
+            masking=masking_of(part.options),
+            rate=curves[number - 1],
+            weight_decay=part.options.weight_decay,
+            layers=part.options.layers,
+            trains=part.options.trains,
+            rope_base=part.options.rope_base,
+            rope_base_local=part.options.rope_base_local,
+        )
+        for number, part in enumerate(parts, 1)
+    )
+    _check_average(config, phases)
+    return phases
+
+
+def masking_of(options: Config) -> bertdata.Masking:
+    """The masking of the rows that a phase trains on."""
+    return bertdata.Masking(
+        probability=options.mlm_probability,
+        policy=options.masking,
+        mask_fraction=options.mask_fraction,
+        random_fraction=options.random_fraction,
+    )
+
+
+def _sources(options: Config, sizes: Sizes) -> Sources:
+    """The datasets of a phase, with the weights that are given or follow from their sizes."""
+    if options.mix_temperature is None or len(options.data) == 1:
+        return tuple(zip(options.data, map(float, options.weights or (1,)), strict=True))
+    tokens = [sizes.tokens(path) for path in options.data]
+    digits, power = Context(prec=28), Decimal(str(options.mix_temperature))
+    shares = [digits.power(digits.divide(Decimal(number), Decimal(max(tokens))), power) for number in tokens]
+    weights = [
+        max(1, int(digits.multiply(share, Decimal(10**6)).to_integral_value(context=digits))) for share in shares
+    ]
+    return tuple(zip(options.data, map(float, weights), strict=True))
+
+
+def _borders(config: Config, parts: Sequence[Part], sources: Sequence[Sources], sizes: Sizes) -> list[int]:
+    """Where each phase ends, in scheduled steps."""
+    amounts = [part.amount for part in parts]
+
+    def epoch(number: int) -> int:
+        return sizes.samples([path for path, _ in sources[number]], parts[number].options.length)
+
+    def steps_of(number: int) -> int:
+        options, amount = parts[number].options, amounts[number]
+        if parts[number].unit == "steps":
+            return int(amount)
+        if parts[number].unit == "epochs":
+            return math.ceil(amount * epoch(number) / options.rows.mean)
+        tokens = amount * config.num_tokens if parts[number].unit == "share" else amount
+        return math.ceil(tokens / (options.length * options.rows.mean))
+
+    if config.seconds:
+        return [round(TIMED * done / sum(amounts)) for done in accumulate(amounts)]
+    if parts[0].unit == "share" and not config.tokens:
+        mean = sum(part.amount * part.options.rows.mean for part in parts)
+        steps = config.steps or math.ceil(exact(config.epochs or 1) * epoch(0) / mean)
+        return [round(steps * done) for done in accumulate(amounts)]
+    return list(accumulate(map(steps_of, range(len(parts)))))
+
+
+def _curves(parts: Sequence[Part], borders: Sequence[int]) -> list[Curve]:
+    """The curve of each phase; phases that set nothing of it share that of the phase before them."""
+    begins = [number for number, part in enumerate(parts) if number == 0 or part.sets_rate]
+    curves: list[Curve] = []
+    for begin, end in pairwise([*begins, len(parts)]):
+        options, start, steps = parts[begin].options, borders[begin], borders[end] - borders[begin]
+        warmup = options.warmup_steps
+        if warmup is None:
+            warmup = round(exact(options.warmup) * steps)
+        if begin and not parts[begin].sets_warmup:
+            warmup = 0
+        curve = Curve(
+            start=start,
+            steps=steps,
+            peak=options.lr,
+            end=options.lr_end,
+            schedule=options.schedule,
+            decay_share=options.decay_share,
+            asked=warmup,
+            warmup_steps=warmup if warmup <= steps else max(1, steps // 10),
+        )
+        curves += [curve] * (end - begin)
+    return curves
+
+
+def _check_average(config: Config, phases: Sequence[Phase]) -> None:
+    """Raises UsageError for a mean that takes in weights from before the model last changed."""
+    last = max((after.start for before, after in pairwise(phases) if before.model != after.model), default=0)
+    total = phases[-1].stop
+    if last > (1 - config.average) * total + 1e-9 * total:
+        most = math.floor(100 * (1 - last / total) + 1e-9) / 100
+        sentence = (
+            f"--average {config.average} takes in weights from before the model last changes, after {last / total:.0%} "
+            f"of the run; give at most {most:g}"
+        )
+        raise UsageError(sentence, "out-of-range", option="average", given=config.average)
+
+
+_NAMES = {
+    "sources": "data or weights",
+    "rate": "lr, schedule or warmup",
+    "rows": "global_batch_size",
+    "masking": "masks",
+}
+
+
+def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, now: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UsageError unless the phases that have begun are as they were. The one under way may have become longer.
+
+    before, now: the phases of a checkpoint and of the options, as checkpoints have them; empty without [[phase]].
+    current: the number of the one under way.
+    """
+    if bool(before) != bool(now):
+        sentence = f"{out} was begun {'with' if before else 'without'} [[phase]]; give the same, or another --out"
+        raise UsageError(sentence, "other-settings", option="phase")
+    if current > len(now):
+        sentence = f"[[phase]] {current} of {out} has begun, and there are only {len(now)} now; put it back"
+        raise UsageError(sentence, "other-settings", option="phase", given=current)
+    for number, (was, phase) in enumerate(zip(before[:current], now, strict=False), 1):
+        is_shorter = number == current and phase["stop"] < was["stop"]
+        if is_shorter or (number < current and phase["stop"] != was["stop"]):
+            sentence = (
+                f"[[phase]] {number} of {out} would now be {'shorter' if phase['stop'] < was['stop'] else 'longer'}; "
+                "only the phase under way may get longer, and shares and times are parts of the whole run, so give "
+                "phases steps or tokens, or put it back"
+            )
+            raise UsageError(sentence, "other-settings", option="phase", given=number)
+        for name, value in was.items():
+            if name != "stop" and _lasting(value) != _lasting(phase[name]):
+                sentence = (
+                    f"[[phase]] {number} of {out} has begun with another {_NAMES.get(name, name)}; put it back, or go "
+                    "on with --branch and another --out"
+                )
+                raise UsageError(sentence, "other-settings", option="phase", given=name)
+
+
+def _lasting(value: Any) -> Any:
+    """A setting without what follows from the length of a learning-rate curve."""
+    follows = ("steps", "warmup_steps", "asked")
+    return {name: part for name, part in value.items() if name not in follows} if isinstance(value, dict) else value

@@ -1,0 +1,230 @@
+"""What a run writes down: its first lines, entries of the log, checkpoints and their cards."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from bertrain import optim
+from bertrain.lab import adapters
+from bertrain.lab.elastic.training import Elastic
+from bertrain.models.build import has_dropout
+from bertrain.run import assemble, card, checkpoint
+from bertrain.run.rates import Rates
+from bertrain.run.run import Run
+from bertrain.run.state import TrainState
+from bertrain.run.validation import EVALUATED_SAMPLES
+from bertrain.run.writer import Writer
+
+
+class Records:
+    """Writes what is due. Its methods are called on every rank; rank 0 writes."""
+
+    def __init__(self, run: Run, lock: checkpoint.Lock) -> None:
+        """lock: of --out, which rank 0 holds."""
+        self._run, self._lock = run, lock
+        self.writer = Writer(run.out, keep=run.config.keep, saved=run.resumed_from, warn=run.watch.warn)
+
+    def begin(self) -> int:
+        """Prints what the run is. Returns the step of the last evaluation in the log."""
+        return self._run.ranks.from_first(self._announce)
+
+    def _announce(self) -> int:
+        """Returns the step of the last evaluation in the log."""
+        run = self._run
+        facts: dict[str, Any] = {
+            "step": run.step,
+            "resumed_from": str(run.resumed_from) if run.resumed_from else None,
+            "precision": run.precision,
+        }
+        if run.config.lr_scale:
+            facts["lr_scale"] = optim.scaled_rates(assemble.sizes(run.learner), run.config)
+        if isinstance(run.learner, Elastic):
+            facts["sub_networks"] = run.learner.facts()
+        if run.learner.side_channel:
+            facts["side_channel"] = run.learner.side_channel.facts
+        for path, shards in run.datasets.items():
+            if "validation" not in shards.splits and run.config.eval_every:
+                where = " on it" if run.batches.names else ""
+                run.warnings.append(
+                    f"{path} has no validation split, so nothing is evaluated{where}; build it with a larger "
+                    "--validation"
+                )
+        if has_dropout(run.learner.model) and run.ranks.world_size > 1:
+            run.warnings.append("the model has dropout, so another number of ranks would give another run")
+        run.watch.announce(
+            facts,
+            parameters=sum(parameter.numel() for parameter in run.learner.parameters()),
+            num_samples=run.loader.num_samples,
+            lines=[*adapters.facts(run.learner.model), *run.batches.shares()],
+            warnings=[*run.warnings, *run.plan.warnings],
+        )
+        return run.watch.last_evaluation.get("step", 0)
+
+    def log(self, rates: Rates, *, is_last: bool) -> None:
+        """Writes an entry of the log. Called on every rank; all stop together if a loss is not finite."""
+        run = self._run
+        means = run.sums.take(run.ranks, run.learner.log_names())
+        tokens, epochs = run.batches.source_tokens(), run.batches.epochs()
+        for name in run.batches.names:
+            means["sources"][name] |= {"tokens": tokens[name], "epochs": round(epochs.get(name, 0.0), 4)}
+        entry = {
+            "step": run.step,
+            **means,
+            "lr": run.rate,
+            "grad_norm": run.norm_or_none(),
+            "tokens": run.tokens,
+            **rates.take(run.ranks.world_size),  # after the sums, for which the host waits for the GPU
+            "seconds": round(time.perf_counter() - run.watch.started, 3),
+            **run.clock.entry(),
+        }
+
+        def show() -> None:
+            if run.ranks.rank == 0:
+                self._lock.require()
+            run.watch.entry(entry, done=is_last)
+            self.writer.poll()
+
+        run.ranks.together(show)
+
+    def reserve(self) -> None:
+        """Gets the memory for checkpoints, beside training. Called after the first step, which makes the moments."""
+        run = self._run
+        if run.ranks.rank == 0:
+            self.writer.reserve(self._contents())
+
+    def save(self, *, required: bool) -> None:
+        """Copies the state, and writes a checkpoint beside training, unless there is one of this step.
+
+        Called on every rank. Waits until the checkpoint before this one is written; required: until this one is, too. A
+        full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
+        """
+        run = self._run
+        run.ranks.together(lambda: run.watch.require_finite(run.step, None, run.norm_or_none()))
+        run.end_of_steps()
+        run.sums.gather(run.ranks)
+        run.take_last()
+
+        def write() -> None:
+            self._lock.require()
+            self.writer.wait()
+            if self.saved_step != run.step:
+                self.writer.save(run.learner.model, self._contents(), required=required)
+
+        run.ranks.on_first(write)
+        run.clock.lap("waited")
+
+    def wait(self) -> None:
+        """Until the checkpoint that is being written is on disk: it has the configuration of the model as it is."""
+        self._run.ranks.on_first(self.writer.wait)
+        self._run.clock.lap("waited")
+
+    def _contents(self) -> dict[str, checkpoint.Content]:
+        """What is saved, by the name of its directory."""
+        run = self._run
+        saved = TrainState(
+            step=run.step,
+            tokens=run.tokens,
+            seconds=run.clock.seconds,
+            phase=run.phase.number,
+            phases=run.batches.saved_phases() if run.config.phase else [],
+            loader=run.loader.state_dict(),
+            streams=run.batches.positions,
+            read=run.watch.read,
+            since_entry=run.sums.state(),
+            scaler=run.scaler.state_dict(),
+            milestones=run.milestones.passed,
+            made_with=run.made_with,
+            world_size=run.ranks.world_size,
+            versions=checkpoint.versions(),
+        )
+        content = checkpoint.content(
+            learner=run.learner,
+            optimizer=run.optimizer,
+            saved=saved,
+            tokenizer=run.tokenizer,
+            average=run.average,
+            about=self._card(f"{checkpoint.STEP}{run.step:08d}"),
+        )
+        contents = {f"{checkpoint.STEP}{run.step:08d}": content}
+        if run.average and run.is_done and run.average.count:  # the mean first: without the other it is made again
+            name = f"{checkpoint.AVERAGE}{run.step:08d}"
+            mean = checkpoint.mean(content, run.average.weights(run.learner.model), self._card(name))
+            contents = {name: mean} | contents
+        return contents
+
+    def _card(self, name: str) -> bytes:
+        """The model card of a directory, with the newest evaluation. On rank 0."""
+        run = self._run
+        model = run.learner.model
+        facts = {
+            "step": run.step,
+            "steps": None if run.plan.seconds else run.plan.steps,
+            "tokens": run.tokens,
+            "seconds": run.clock.seconds["trained"],
+            "ranks": run.ranks.world_size,
+            "device": run.ranks.device.type,
+            "precision": run.precision,
+        }
+        return card.of_run(
+            run.config,
+            name,
+            run.batches.sources,
+            model_type=model.config.model_type,
+            parameters=None if adapters.has_adapter(model) else sum(p.numel() for p in model.parameters()),
+            facts=facts,
+            phases=run.plan.describe(),
+            evaluation=run.watch.last_evaluation,
+            unigram=run.watch.reference["unigram"],
+            regime=f"The loss is the mean over the masked tokens of at most {EVALUATED_SAMPLES:,} rows of "
+            f"{run.loader.length} tokens of the validation split. {run.config.eval_masking:.0%} of their tokens are "
+            "masked, whatever the masked share of the training.",
+        )
+
+    def _renew_cards(self) -> None:
+        """The cards of the last step get the evaluation that came after its checkpoint. A full disk ends no run."""
+        run = self._run
+        try:
+            for kind in (checkpoint.STEP, checkpoint.AVERAGE):
+                name = f"{kind}{run.step:08d}"
+                card.renew(run.out / name, self._card(name))
+        except OSError as error:
+            run.watch.warn(f"the model card of step {run.step} lacks its validation loss: {error.strerror}")
+
+    def finish(self) -> None:
+        """Writes the mean of the weights, if the run had ended before it was asked for. Called on every rank.
+
+        Warns of phases that were left out, as the last step went past the end of the time.
+        """
+        run = self._run
+        if run.is_done and run.ranks.rank == 0 and run.phase.number < (wanted := len(run.plan.phases)):
+            run.watch.warn(
+                f"the time was up in [[phase]] {run.phase.number} of {wanted}, as its last step took long; give the "
+                "run more time"
+            )
+        if run.is_done:
+            run.ranks.on_first(self._renew_cards)
+        name = f"{checkpoint.AVERAGE}{run.step:08d}"
+        if not (run.average and run.is_done) or run.ranks.from_first(lambda: (run.out / name).exists()):
+            return
+        run.take_last()
+
+        def write() -> None:
+            self.writer.save(run.learner.model, {name: self._contents()[name]}, required=True)
+
+        run.ranks.on_first(write)
+
+    @property
+    def saved(self) -> Path | None:
+        """The newest checkpoint that is on disk, on rank 0."""
+        return self.writer.saved
+
+    @property
+    def saved_step(self) -> int | None:
+        return int(self.saved.name.removeprefix(checkpoint.STEP)) if self.saved else None
+
+    def describe_newest(self) -> str:
+        """What a stopped run has saved: a sentence."""
+        saved = f"Step {self.saved_step} is saved" if self.saved else "Nothing is saved yet"
+        return f"{saved}; run the same command to continue."

@@ -1,0 +1,99 @@
+"""What the options of a run amount to for its datasets and a number of ranks: phases, micro-batches, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bertdata.errors import counted
+from bertrain.options.config import MICRO_BATCH_SIZE, Config
+from bertrain.run.phases import Phase, Sizes, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The phases of a run, and how its ranks share a step.
+
+    What changes along a run changes at a step of its schedule. These are the steps of the run, and in a run by time
+    millionths of its time.
+    """
+
+    phases: tuple[Phase, ...]
+    steps: int  # of the schedule
+    seconds: float | None  # of a run by time
+    micro_batch_size: int  # for the rows of the first phase
+    accumulation: int  # forward passes in a step of most rows, the same on every rank
+    share: int  # rows of such a step on the rank that has most
+    world_size: int
+    warnings: tuple[str, ...]
+
+    def scheduled(self, step: int, progress: float) -> int:
+        """The step of the schedule. progress: share of the run that is done."""
+        return min(step if self.seconds is None else int(progress * self.steps), self.steps - 1)
+
+    def phase_at(self, scheduled: int) -> Phase:
+        return next(phase for phase in reversed(self.phases) if phase.start <= scheduled)
+
+    def samples(self) -> int:
+        """The rows of a run by steps."""
+        return sum(phase.samples() for phase in self.phases)
+
+    def micro_batches(self, length: int, rows: int) -> tuple[int, int]:
+        """Rows and number of the forward passes of a step, for rows of `length`. Longer rows come fewer at a time."""
+        share, first = -(-rows // self.world_size), self.phases[0].length
+        size = max(1, min(share, self.micro_batch_size * min(first, length) // length))
+        return size, -(-share // size)
+
+    def describe(self) -> list[str]:
+        """A line for each phase; none for a run of one."""
+        return [self.line(phase) for phase in self.phases] if len(self.phases) > 1 else []
+
+    def line(self, phase: Phase) -> str:
+        """What holds in a phase, for people."""
+        if self.seconds is None:
+            where = f"steps {phase.start:,} to {phase.stop:,}"
+        else:
+            where = f"{phase.start / self.steps:.0%} to {phase.stop / self.steps:.0%} of the time"
+        data = ", ".join(f"{path} {weight:g}" if len(phase.sources) > 1 else path for path, weight in phase.sources)
+        ends = phase.rate.at(phase.start), phase.rate.at(phase.stop - 1)
+        bases = [base for base in (phase.rope_base, phase.rope_base_local) if base]
+        more = f", {counted(phase.layers, 'layer')}" if phase.layers else ""
+        more += f", trains {phase.trains}" if phase.trains else ""
+        more += f", rotary base {' and '.join(f'{base:g}' for base in bases)}" if bases else ""
+        return (
+            f"phase {phase.number} of {len(self.phases)}, {where}: {data}, {phase.rows} rows of {phase.length} tokens, "
+            f"{phase.masking.probability:.0%} masked, rate {ends[0]:.2e} to {ends[1]:.2e} ({phase.rate.schedule})"
+            f"{more}"
+        )
+
+    @classmethod
+    def of(cls, config: Config, sizes: Sizes, *, world_size: int) -> Plan:
+        """Whole steps, so that every rank takes the same number; the last may reach into the next epoch."""
+        phases = resolve(config, sizes)
+        largest = max(max(phase.rows) for phase in phases)
+        share = -(-largest // world_size)  # rows of the fullest rank
+        micro = min(share, config.micro_batch_size or MICRO_BATCH_SIZE)
+        return cls(
+            phases=phases,
+            steps=phases[-1].stop,
+            seconds=config.seconds,
+            micro_batch_size=micro,
+            accumulation=-(-share // micro),
+            share=share,
+            world_size=world_size,
+            warnings=tuple(dict.fromkeys(_warnings(phases, sizes, world_size))),
+        )
+
+
+def _warnings(phases: tuple[Phase, ...], sizes: Sizes, world_size: int) -> Iterator[str]:
+    for curve in dict.fromkeys(phase.rate for phase in phases):
+        if curve.warmup_steps != curve.asked:
+            steps = counted(curve.steps, "step")
+            yield f"--warmup-steps {curve.asked} is longer than a schedule of {steps}; using {curve.warmup_steps}"
+    for phase in phases:
+        largest, num_samples = max(phase.rows), sizes.samples([path for path, _ in phase.sources], phase.length)
+        if largest > num_samples:
+            rows, samples = counted(largest, "row"), counted(num_samples, "sample")
+            yield f"a step of {rows} sees each of the {samples} more than once"
+        if (least := min(phase.rows)) < world_size:
+            yield f"{world_size} ranks share {counted(least, 'row')} a step, so some ranks are idle"

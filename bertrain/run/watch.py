@@ -1,0 +1,365 @@
+"""What a run shows while it runs: log.jsonl, run.json, a progress bar or lines, trackers if asked, warnings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+import bertdata
+from bertdata.files import make_directory, write_file
+from bertrain.options.config import Config
+from bertrain.run import checkpoint
+from bertrain.run.log import Log, Sources, reference_losses
+from bertrain.run.phases import Phase
+from bertrain.run.schedule import Plan
+from bertrain.runtime import trackers
+from bertrain.runtime.clock import Clock
+from bertrain.runtime.dist import World
+
+QUIET_S = 30  # seconds between lines, where there is no terminal for a bar
+COLLAPSED = 0.9  # share of predictions that are one token
+COLLAPSE_STEPS = 500  # earlier, a model that predicts one token has only begun
+SHOWN_PREDICTIONS = 5  # of an evaluation
+KEPT_PREDICTIONS = 8  # of an evaluation, about 100 bytes each in log.jsonl
+PLATEAU_STEPS, PLATEAU_NATS = 1500, 0.7  # warn if, so late, the loss is still this close to the unigram entropy
+
+
+def table(predictions: list[tuple[str, str, str]]) -> list[str]:
+    """Lines for a terminal, one for each (tokens around, target, predicted); a cross marks a wrong one."""
+    lines = [f"{'Input':<76} | {'Target':<16} | Predicted"]
+    return lines + [
+        f"{around[:76]:<76} | {target:<16} | {guess}{'' if guess == target else '  x'}"
+        for around, target, guess in predictions
+    ]
+
+
+class TrainingError(bertdata.BertdataError):
+    """A run cannot continue."""
+
+
+class Watch(contextlib.ExitStack):
+    """Rank 0 writes and prints; the other ranks show nothing, but errors are raised on all ranks."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        ranks: World,
+        sources: Sources,
+        *,
+        step: int,
+        read: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """sources: the datasets of --data, and their weights. read: the entries of `stream` so far."""
+        super().__init__()
+        self.config, self.plan, self.ranks, self.sources = config, plan, ranks, sources
+        self.out, self.is_first = Path(config.out), ranks.rank == 0
+        self.reference = reference_losses(sources, "train")
+        self.started = self._last_line = time.perf_counter()
+        self._is_mlm = config.objective.split("+")[0] == "mlm"  # the loss compares with guessing a token
+        self._warned: set[str] = set()
+        self._stream: dict[str, Any] = {}
+        self.read = [dict(entry) for entry in read]
+        """The entries of `stream` at the changes so far: the log has them, and so do checkpoints."""
+        self._log: Log | None = None
+        self._trackers: list[trackers.Tracker] = []
+        if not self.is_first:
+            return
+        make_directory(self.out)
+        self._log = self.enter_context(Log(self.out / "log.jsonl", after_step=step))
+        total = None if plan.seconds else plan.steps
+        self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
+        names = list(dict.fromkeys(config.log_to))
+        self._trackers = trackers.start(names, self.out, asdict(config), step=step, logged=self._log.last_step)
+        self.push(self._close_trackers)
+
+    @property
+    def last_evaluation(self) -> dict[str, Any]:
+        """The entry of the last evaluation in the log; empty if there is none."""
+        return self._log.last_evaluation if self._log else {}
+
+    def announce(
+        self, facts: dict[str, Any], *, parameters: int, num_samples: int, lines: list[str], warnings: list[str]
+    ) -> None:
+        """Prints what the run amounts to, and keeps it in run.json beside the changes since the run began.
+
+        lines: about an adapter, and about the sources of a mix.
+        """
+        config, plan = self.config, self.plan
+        ids = [shards.dataset_id for shards, _ in self.sources]
+        resolved = facts | {
+            "dataset_id": ids if len(ids) > 1 else ids[0],
+            "samples_per_epoch": num_samples,
+            "world_size": self.ranks.world_size,
+            "device": str(self.ranks.device),
+            "parameters": parameters,
+            **asdict(plan),
+            "reference_loss": self.reference,
+            "versions": checkpoint.versions(),
+        }
+        resolved.pop("warnings")
+        history = self._history(facts["step"]) if facts["resumed_from"] else []
+        self._run_json: dict[str, Any] = {"config": asdict(config), "resolved": resolved, "history": history}
+        self._write_run_json()
+        if self._log and self._log.bad_lines:
+            numbers = ", ".join(map(str, self._log.bad_lines))
+            warnings = [*warnings, f"log.jsonl had lines that are no entries, which were left out: {numbers}"]
+        for warning in warnings:
+            self.warn(warning)
+        resumed = f", resumed after step {facts['step']} from {facts['resumed_from']}" if facts["resumed_from"] else ""
+        length = f"{plan.steps:,} steps" if not plan.seconds else f"{plan.seconds:,.0f} seconds"
+        rows = plan.phases[0].rows
+        size = f"{rows} {'row' if max(rows) == 1 else 'rows'}"
+        passes = "one pass" if plan.accumulation == 1 else f"{plan.accumulation} passes of {plan.micro_batch_size}"
+        ranks = "one process" if self.ranks.world_size == 1 else f"each of {self.ranks.world_size} processes"
+        first = (
+            f"{config.init or config.model}: {parameters:,} parameters, {length}, {size} a step, in {passes} on "
+            f"{ranks}, {facts['precision']}, {num_samples:,} samples an epoch{resumed}"
+        )
+        reference = (
+            f"losses to compare with, in nats a token of the train split: {self.reference['uniform']:.3f} by guessing "
+            f"evenly, {self.reference['unigram']:.3f} by frequency alone"
+        )
+        lines = [first, *lines, reference, *plan.describe()]
+        lines += [*_elastic_lines(resolved.get("sub_networks")), *_scale_lines(resolved.get("lr_scale", []))]
+        if channel := resolved.get("side_channel"):
+            lines.append("--side-channel: {ids:,} ids have one or more of {structures:,} structures".format(**channel))
+        for line in lines:
+            self.say(line)
+
+    def phase(self, step: int, phase: Phase) -> None:
+        """Shows that a phase begins after a step."""
+        self.say(f"step {step}: {self.plan.line(phase)}")
+
+    def growth(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
+        """Keeps and shows how the model has grown. scales: what --lr-scale amounts to from then on."""
+        if not self.is_first:
+            return
+        self._keep(entry)
+        self._run_json["resolved"] |= {"parameters": entry["parameters"]} | ({"lr_scale": scales} if scales else {})
+        self._renew_run_json()
+        losses = " before and ".join(
+            "-" if entry[f"loss_{when}"] is None else f"{entry[f'loss_{when}']:.4f}" for when in ("before", "after")
+        )
+        self.say(
+            f"step {entry['step']}: the model grows from {entry['layers_before']} to {entry['layers']} layers, "
+            f"{entry['parameters']:,} parameters; loss {losses} after"
+        )
+        for line in _scale_lines(scales):
+            self.say(line)
+
+    def _history(self, step: int) -> list[dict[str, Any]]:
+        """The history in run.json, with what this start changes. Says each change."""
+        try:
+            before = json.loads((self.out / "run.json").read_bytes())
+            options, history = dict(before["config"]), list(before.get("history", []))
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+        values = json.loads(json.dumps(asdict(self.config)))
+        changes = {
+            name: [options[name], value]
+            for name, value in values.items()
+            if name in options and options[name] != value and name not in ("out", "resume")
+        }
+        for name, (was, value) in changes.items():
+            self.say(f"note: --{name.replace('_', '-')} was {was!r} and is {value!r} after step {step}")
+        return [*history, {"after_step": step, "changed": changes}] if changes else history
+
+    def _write_run_json(self) -> None:
+        write_file(self.out / "run.json", json.dumps(self._run_json, indent=1).encode())
+
+    def _renew_run_json(self) -> None:
+        """Writes run.json again. A full disk does not end a run."""
+        try:
+            self._write_run_json()
+        except OSError as error:
+            self.warn(f"run.json cannot be written: {error.strerror}")
+
+    def say(self, line: str) -> None:
+        """Prints a line on rank 0, above the progress bar if there is one. A reader that has gone ends no run."""
+        if self.is_first:
+            try:
+                tqdm.write(line, file=sys.stdout)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def warn(self, line: str) -> None:
+        self.say(f"warning: {line}")
+
+    def advance(self) -> None:
+        if self.is_first:
+            self._bar.update()
+
+    def stream(self, step: int, loader: bertdata.Loader) -> None:
+        """Keeps what a run reads after a step, at its start and at each change: then every later batch is known.
+
+        The entry has the state of the loader and its global_batch_size.
+        """
+        if not self.is_first:
+            return
+        state = loader.state_dict() | {"global_batch_size": loader.global_batch_size}
+        if state | {"position": None} != self._stream:
+            self._stream = state | {"position": None}
+            entry = {"step": step, "stream": state}
+            if not self.read or self.read[-1]["stream"] | {"position": None} != self._stream:
+                self.read.append(entry)
+            self._keep(entry)
+
+    def entry(self, entry: dict[str, Any], *, done: bool) -> None:
+        """Keeps and shows what happened since the last entry. The same on every rank, so all stop together at a NaN."""
+        step, loss = entry["step"], entry["loss"]
+        others = {name: value for name, value in entry.items() if name.endswith("_loss")}
+        self.require_finite(step, loss, entry["grad_norm"], others=others)
+        if not self.is_first:
+            return
+        self._keep(entry)
+        if (
+            self._is_mlm
+            and step >= PLATEAU_STEPS
+            and loss is not None
+            and loss > self.reference["unigram"] - PLATEAU_NATS
+        ):
+            self._warn_once(
+                "plateau",
+                f"after {step} steps the loss is {loss:.2f}, and guessing by frequency gives "
+                f"{self.reference['unigram']:.2f}: the model learns little; try a lower --lr or a longer --warmup",
+            )
+        shown = "-" if loss is None else f"{loss:.4f}"
+        if self._is_mlm:
+            shown += f" (unigram {self.reference['unigram']:.2f})"
+        mfu = f", MFU {entry['mfu']:.1%}" if entry.get("mfu") else ""
+        line = (
+            f"loss {shown}, {entry['tokens_per_s'] / 1000:.1f} ktok/s{mfu}, "
+            f"lr {entry['lr']:.2e}, data wait {entry['data_wait']:.1%}"
+        )
+        self._bar.set_postfix_str(line)
+        if self._bar.disable and (done or time.perf_counter() - self._last_line > QUIET_S):
+            self._last_line = time.perf_counter()
+            total = "" if self.plan.seconds else f"/{self.plan.steps}"
+            self.say(f"step {step}{total}: {line}, {entry['seconds']:.0f} s")
+
+    def require_finite(
+        self, step: int, loss: float | None, norm: float | None, *, others: Mapping[str, float | None] | None = None
+    ) -> None:
+        """Raises TrainingError if one is not. None: not known, or a step that fp16 skips.
+
+        others: losses beside the first one, by their names in the log.
+        """
+        numbers = {"the loss": loss, **(others or {}), "the gradient norm": norm}
+        wild = [f"{name} is {number}" for name, number in numbers.items() if not math.isfinite(number or 0.0)]
+        if not math.isfinite(numbers.get("distil_loss") or 0.0):
+            sentence = (
+                f"the loss from the teacher is {numbers['distil_loss']} at step {step}; lower --lr {self.config.lr}, "
+                "or give another --precision than fp16, in which a teacher may overflow"
+            )
+            raise TrainingError(sentence, "not-finite", option="lr", given=self.config.lr)
+        if wild:
+            sentence = (
+                f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen --warmup and run again "
+                "from the newest checkpoint"
+            )
+            raise TrainingError(sentence, "not-finite", option="lr", given=self.config.lr)
+
+    def evaluation(
+        self, step: int, result: dict[str, Any], predictions: list[tuple[str, str, str]], *, seconds: float
+    ) -> None:
+        """Keeps and shows an evaluation. predictions: tokens around, target, predicted. seconds: what both took."""
+        if not self.is_first:
+            return
+        entry = {"step": step} | {f"validation_{name}": result[name] for name in ("loss", "accuracy", "targets")}
+        entry |= {name: value for name, value in result.items() if name.startswith("average_")}
+        by_source = result.get("sources", {})
+        if by_source:
+            entry["validation_sources"] = by_source
+        self._keep(entry | {"validation_s": round(seconds, 3), "predictions": predictions[:KEPT_PREDICTIONS]})
+        loss = "no target in it" if result["loss"] is None else f"{result['loss']:.4f}, {result['accuracy']:.1%} right"
+        if result.get("average_loss") is not None:
+            loss += f" (with the mean of the last weights {result['average_loss']:.4f})"
+        if by_source:
+            losses = ((name, part["loss"]) for name, part in by_source.items())
+            loss += "; " + ", ".join(f"{name} {'-' if value is None else f'{value:.4f}'}" for name, value in losses)
+        lines = [f"step {step}: validation loss {loss}, {seconds:.1f} s", *table(predictions[:SHOWN_PREDICTIONS])]
+        self.say("\n".join(lines))
+        if step >= COLLAPSE_STEPS and result["same_share"] > COLLAPSED and result["targets"] > 100:
+            self._warn_once(
+                "collapse",
+                f"at step {step} {result['same_share']:.0%} of all predictions are the token "
+                f"{result['same_token_text']!r}: the model has collapsed; try a lower --lr or a longer --warmup",
+            )
+
+    def finish(self, clock: Clock) -> None:
+        """Says what the time of the run went to, and keeps it in run.json."""
+        if not self.is_first:
+            return
+        self.say(str(clock))
+        self._run_json["clock"] = clock.entry()
+        self._renew_run_json()
+
+    def _keep(self, entry: dict[str, Any]) -> None:
+        assert self._log is not None  # noqa: S101  (rank 0)
+        gone = not (self.out / "log.jsonl").exists()
+        if fault := self._log.write(entry):
+            self._warn_once("log", f"log.jsonl cannot be written and is tried again with the next entry: {fault}")
+        elif gone:
+            self._renew_run_json()
+            self._warn_once("gone", f"{self.out} was removed during the run and has been made again")
+        if self._trackers and "stream" not in entry:
+            numbers = {
+                name.replace("validation_", "validation/"): value
+                for name, value in _flat(entry)
+                if name != "step" and isinstance(value, (int, float))
+            }
+            for tracker in self._trackers:
+                tracker.write(numbers, entry["step"])
+            self._warn_of_trackers()
+
+    def _close_trackers(self, kind: type[BaseException] | None, *exception: object) -> None:
+        trackers.close(self._trackers, trackers.LEAVING_S if kind else trackers.END_S)
+        self._warn_of_trackers()
+
+    def _warn_of_trackers(self) -> None:
+        for tracker in self._trackers:
+            if tracker.fault:
+                self._warn_once(tracker.fault, tracker.fault)
+
+    def _warn_once(self, kind: str, line: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self.warn(line)
+
+
+def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers of an entry of the log: those of sources as sources/<name>/loss."""
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}/")
+        else:
+            yield before + name, value
+
+
+def _elastic_lines(facts: dict[str, int] | None) -> list[str]:
+    """What --elastic trains; nothing without it."""
+    if facts is None:
+        return []
+    ends = f"of {facts['least_parameters']:,} to {facts['most_parameters']:,} parameters"
+    return [f"trains {facts['number']:,} sub-networks {ends}, {facts['in_a_step']} in a step"]
+
+
+def _scale_lines(scales: list[dict[str, Any]]) -> list[str]:
+    """What --lr-scale amounts to, a line for each."""
+    return [
+        f"--lr-scale {row['pattern']}={row['factor']:g}: {row['tensors']} tensors, {row['parameters']:,} parameters"
+        + " are frozen" * (row["factor"] == 0)
+        for row in scales
+    ]
