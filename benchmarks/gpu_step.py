@@ -76,7 +76,7 @@ def measure(
     module: Any = weights if way == "plain" else Learner(weights, {"mlm": MaskedTokens(weights, None)}, isolate=isolate)
     if way in ("compiled", "packed") and device.type == "cuda":
         module.compile(fullgraph=True, dynamic=False)
-    config = Config(data=str(shards.path), out="none")
+    config = Config.of(data=str(shards.path), out="none")
     optimizer = optim.build(weights, config)
     waited = 0.0
 
@@ -128,7 +128,7 @@ def whole_run(shards: bertdata.Dataset, name: str, length: int, *, rows: int, qu
     with tempfile.TemporaryDirectory() as out:
         each, start = 2 if quick else 20, time.perf_counter()
         options = {"global_batch_size": rows, "micro_batch_size": rows, "steps": 3 * each, "log_every": each}
-        pretrain(Config(data=str(shards.path), out=out, model=name, length=length, eval_every=0, **options))
+        pretrain(Config.of(data=str(shards.path), out=out, model=name, length=length, eval_every=0, **options))
         entry = json.loads((Path(out) / "log.jsonl").read_text().splitlines()[-1])
     kept = {key: entry.get(key) for key in ("tokens_per_s", "mfu", "data_wait")}
     return kept | {"step_ms": round(1000 * rows * length / entry["tokens_per_s"], 2),

@@ -78,9 +78,9 @@ def growth_of(place: Path, config: Path, shards: Path) -> dict[str, Any]:
     phases = json.loads((place / "run.json").read_text())["resolved"]["phases"]
     operations, tokens, of_trunk, growths = 0.0, 0, 0.0, []
     for entry in entries:
-        if "layers_before" in entry:
-            of_trunk = 2 * forward_of_layers(config, shards, entry["layers_before"])
-            growths.append({name: entry[name] for name in ("layers_before", "layers", "loss_before", "loss_after")})
+        if "layers" in entry.get("change", ()):
+            of_trunk = 2 * forward_of_layers(config, shards, entry["change"]["layers"][0])
+            growths.append({name: entry[name] for name in ("change", "loss_before", "loss_after")})
         elif "tokens_per_s" in entry:
             phase = next(phase for phase in phases if entry["step"] <= phase["stop"])
             each = entry["flops_per_s"] / entry["tokens_per_s"] - (of_trunk if phase["trains"] else 0.0)
@@ -97,7 +97,8 @@ def table(results: list[dict[str, Any]]) -> str:
         if not found:
             continue
         growths = [
-            f"{many[0]['layers_before']}→{many[0]['layers']}: "
+            "→".join(map(str, many[0]["change"]["layers"]))
+            + ": "
             + " → ".join(
                 f"{statistics.median(one[f'loss_{when}'] for one in many):.3f}" for when in ("before", "after")
             )

@@ -110,9 +110,13 @@ class OneSentence(click.Command):
     def __init__(self, *arguments: Any, headings: Mapping[str, Sequence[str]] | None = None, **options: Any) -> None:
         super().__init__(*arguments, **{"context_settings": SETTINGS} | options)
         self.headings = headings or {}
-        for parameter in self.params:
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        parameters = super().get_params(ctx)
+        for parameter in parameters:
             if type(parameter.type) is click.types.StringParamType:
                 parameter.type = _Text()
+        return parameters
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rest = "Other" if self.headings else "Options"

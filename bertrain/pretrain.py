@@ -108,10 +108,9 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
         scale = (1 / counts.clamp(min=1)).float()  # the gradients of all ranks are summed, not averaged
         size, count = plan.micro_batches(run.loader.length, run.loader.global_batch_size)
         pieces = partial(feed.micro_batches, batch, size=size, count=count, device=ranks.device)
-        if is_first and ranks.world_size > 1:
-            run.begin_step()
-            _lay_buckets(run, module, next(pieces()), scale)
         run.begin_step()
+        if is_first and ranks.world_size > 1:
+            _lay_buckets(run, module, next(pieces()), scale)
         for number, piece in enumerate(pieces(), 1):
             with _without_all_reduce(module, number < count), run.autocast():
                 losses = module(**learner.prepare(piece))
@@ -163,6 +162,7 @@ def _lay_buckets(run: Run, module: torch.nn.Module, piece: dict[str, Any], scale
         losses = module(**run.learner.prepare(piece))
         run.learner.total(losses, scale).backward()
     run.optimizer.zero_grad()
+    run.seed()  # again: the pass has drawn numbers
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import bertdata
-from bertrain import optim
+from bertrain import methods, optim
+from bertrain.lab.distillation.taps import READABLE
 from bertrain.models import build
 from bertrain.models.families import FAMILIES
 from bertrain.objectives import OBJECTIVES
@@ -80,7 +81,7 @@ LONGFORMER = {"model_type": "longformer"} | UNLISTED["longformer"]
 FAST = ["bert", "modernbert", "deberta-v2", "xlm", "longformer"]
 """So different that they stand for all where time is short; the last is in no table."""
 LENGTHS = [13, 11, 8]  # of three documents in a row of 32
-TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES)
+TABLES = (OBJECTIVES, optim.OPTIMIZERS, optim.SCHEDULES, FAMILIES, READABLE, methods.known_methods())
 """Where a program adds entries of its own."""
 
 

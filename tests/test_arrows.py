@@ -1,6 +1,7 @@
 """What may import what (ARCHITECTURE.md), and what importing the package costs."""
 
 import ast
+import re
 import runpy
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from helpers import python
 
 import bertdata
+from bertrain.methods import known_methods
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,22 +35,15 @@ PACKAGES = {
     "look": ("format sources tokenize read", "facts show trace page report bench"),
 }  # fmt: skip
 PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import, files) in PACKAGES.items()}
-# The trainer's files, leaf first; each may import those before it.
-_LISTED = """
-options.values recipes.__init__ options.config options.__init__ options.flags runtime.feed runtime.dist runtime.stop
-runtime.clock runtime.trackers runtime.__init__ commands.reading lab.__init__ lab.tables models.families
-models.isolation models.encoder lab.distillation.__init__ lab.distillation.taps lab.growth models.rotary
-lab.elastic.__init__ lab.elastic.space models.build lab.adapters models.__init__ objectives.losses objectives.base
-objectives.mlm objectives.nsp objectives.__init__ lab.distillation.objective lab.elastic.training optim.schedules
-optim.average lab.side_channel optim.muon optim.moments optim.stable optim.lamb optim.optimizers optim.__init__
-run.__init__ run.phases run.schedule run.rates run.log run.card run.state run.checkpoint run.writer run.watch
-run.assemble run.batches run.milestones run.evaluate run.run run.validation run.records pretrain commands.__init__
-commands.pairs commands.evaluate commands.report commands.plot commands.demo commands.plan commands.push
-commands.doctor lab.tasks.metrics lab.tasks.base lab.tasks.texts lab.tasks.words lab.tasks.spans lab.tasks.choices
-lab.tasks.__init__ lab.finetune lab.augment lab.suite lab.elastic.search lab.elastic.extract
-lab.distillation.teacher
-"""
-TRAINER_FILES = _LISTED.split()
+# The trainer's packages and files, leaf first: each may import those before it. `methods` only names what comes later.
+TRAINER_ORDER = ["recipes", "options", "methods", "runtime", "models", "objectives", "optim", "run", "pretrain",
+                 "commands", "lab"]  # fmt: skip
+# Words that names and texts of a method have. The core has none of them but these, which mean something else.
+OF_METHODS = re.compile("lora|adapter|elastic|sub_?net|grow|teacher|distil|side_channel|student", re.IGNORECASE)
+NOT_OF_METHODS = {
+    "distilbert": "a family of models",
+    "TORCHELASTIC_RUN_ID": "a variable that torchrun sets",
+}
 
 ENGINE, TRAINER = (
     {".".join(path.relative_to(root).with_suffix("").parts): path for path in sorted(root.rglob("*.py"))}
@@ -62,10 +57,16 @@ def parsed(path):
 
 
 @cache
-def imports(path, *, only_top=False):
-    """Dotted names that a file imports; `from bertdata import x` counts as bertdata.x."""
-    names = set()
+def imports(path, *, only_top=False, only_run=False):
+    """Dotted names that a file imports; `from bertdata import x` counts as bertdata.x.
+
+    only_top: at the top of the file. only_run: not those below `if TYPE_CHECKING`.
+    """
+    names, tests = set(), [node for node in ast.walk(parsed(path)) if isinstance(node, ast.If)]
+    skipped = {id(inner) for node in tests if ast.unparse(node.test) == "TYPE_CHECKING" for inner in ast.walk(node)}
     for node in parsed(path).body if only_top else ast.walk(parsed(path)):
+        if only_run and id(node) in skipped:
+            continue
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -110,7 +111,7 @@ def test_a_package_imports_every_package_that_it_may(package):
 def test_every_file_is_on_the_map():
     others = {f"{package}.__init__" for package in PACKAGES} | {"__init__", "__main__", "cli", "torch"}
     assert set(ENGINE) - others == {*COMMON, *FILES}
-    assert set(TRAINER) - {"__init__", "__main__"} == {*TRAINER_FILES}
+    assert {name.partition(".")[0] for name in TRAINER} - {"__init__", "__main__"} == set(TRAINER_ORDER)
 
 
 @pytest.mark.parametrize("module", ENGINE)
@@ -126,12 +127,83 @@ def test_libraries_are_where_they_belong(module):
     assert not {"transformers", "pyarrow", "ray"} & at_once
 
 
-@pytest.mark.parametrize("module", TRAINER_FILES)
-def test_a_file_of_the_trainer_imports_what_comes_before_it(module):
-    before = TRAINER_FILES[: TRAINER_FILES.index(module)]
-    allowed = {name.removesuffix(".__init__") for name in before}
-    names = {name.removesuffix(".__init__") for name in TRAINER} - {"__init__", "__main__"}
-    assert modules(imports(TRAINER[module]), "bertrain", names) <= allowed
+def ours(path):
+    """The modules of bertrain that a file imports when it runs: not those that are only named for its types."""
+    known = {name.removesuffix(".__init__") for name in TRAINER} - {"__init__", "__main__"}
+    return modules(imports(path, only_run=True), "bertrain", known)
+
+
+@pytest.mark.parametrize("module", [name for name in TRAINER if name not in ("__init__", "__main__")])
+def test_a_package_of_the_trainer_imports_those_before_it(module):
+    """So no file of the core imports the lab."""
+    package = module.partition(".")[0]
+    allowed = TRAINER_ORDER[: TRAINER_ORDER.index(package) + 1]
+    if package == "options":
+        allowed = [*allowed, "methods"]  # which imports the declaration of options, and they its table
+    assert {name.partition(".")[0] for name in ours(TRAINER[module])} <= set(allowed)
+
+
+def test_files_of_the_trainer_import_each_other_in_no_circle():
+    left = {name.removesuffix(".__init__"): ours(path) for name, path in TRAINER.items()}
+    left = {name: needed - {name} for name, needed in left.items()}
+    while free := [name for name, needed in left.items() if not needed & left.keys()]:
+        for name in free:
+            del left[name]
+    assert left == {}
+
+
+def words_of(path):
+    """The names in a file, and its texts but docstrings."""
+    tree = parsed(path)
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+        for field in ("id", "attr", "name", "arg"):
+            if isinstance(word := getattr(node, field, None), str):
+                yield word
+
+
+@pytest.mark.parametrize("module", [name for name in TRAINER if name.partition(".")[0] not in ("commands", "lab")])
+def test_the_core_knows_no_method(module):
+    if module == "__main__":  # it lists all commands
+        return
+    words = {word for word in words_of(TRAINER[module]) if OF_METHODS.search(word)}
+    assert words <= set(NOT_OF_METHODS)
+    options = set().union(*(method.options_type.names() for method in known_methods().values())) - {"layers", "alpha"}
+    assert not options & {*words_of(TRAINER[module])}
+
+
+def public_names():
+    """The names that docs/extending.md says a method may import, by module."""
+    rows = re.findall(r"^\| `(bertrain[\w.]*)` \| (.*) \|$", (ROOT / "docs" / "extending.md").read_text(), re.MULTILINE)
+    return {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
+
+
+def used_by_the_lab():
+    """The names of the core and of commands that files of the lab use, by module."""
+    found = {}
+    known = {f"bertrain.{name.removesuffix('.__init__')}" for name in TRAINER}
+    for path in (path for name, path in TRAINER.items() if name.startswith("lab.")):
+        shown = {}  # how a file calls a module
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("bertrain"):
+                for alias in node.names:
+                    if (module := f"{node.module}.{alias.name}") in known:
+                        shown[alias.asname or alias.name] = module
+                    else:
+                        found.setdefault(node.module, set()).add(alias.name)
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in shown:
+                found.setdefault(shown[node.value.id], set()).add(node.attr)
+    return {module: names for module, names in found.items() if not module.startswith("bertrain.lab")}
+
+
+def test_the_lab_uses_what_is_documented_as_public():
+    documented = public_names()
+    for module, names in used_by_the_lab().items():
+        assert names <= documented.get(module, set()), module
+        assert not any(name.startswith("_") for name in names)
 
 
 @pytest.mark.parametrize("module", TRAINER)

@@ -193,7 +193,7 @@ def test_the_three_phases_of_the_study_are_those_of_the_recipe(table):
     options = {name: tomllib.loads(row) for name, row in study["ROWS"].items()}
     recipe = tomllib.loads(recipes.file_of("ettin-17m").read_text())
     three, one = (
-        resolve(Config(data="d", out="o", model="m", steps=1200, **options[name]), None)
+        resolve(Config.of(data="d", out="o", model="m", steps=1200, **options[name]), None)
         for name in ("three phases", "one phase")
     )
     parts = zip(options["three phases"]["phase"], recipe["phase"], strict=True)

@@ -192,7 +192,7 @@ def test_each_alternative_is_drawn_and_few_are_refused():
     refused = 0
     for run in runs:
         try:
-            Config(**run.options)
+            Config.of(**run.options)
         except UsageError:
             refused += 1
     assert refused < 60

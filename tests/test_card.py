@@ -111,7 +111,7 @@ def test_an_edited_card_is_kept_and_harms_no_checkpoint(run, is_damaged):
     assert checkpoint.find(run).name == "step-00000004"
     if is_damaged:
         (run / "step-00000004" / "model.safetensors").write_bytes(b"damaged")
-    pretrain(Config(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
+    pretrain(Config.of(**json.loads((run / "run.json").read_bytes())["config"] | {"out": str(run)}))
     if is_damaged:
         cards[0] = run / "damaged-00000004" / "README.md"
     assert [path.read_text() for path in cards] == ["mine\n"] * 2

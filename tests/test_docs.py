@@ -672,9 +672,10 @@ def unknown_in(span):
     program, name, *words = shlex.split(span)
     command = GROUPS[program].get_command(click.Context(GROUPS[program]), name)
     assert command is not None, f"{program} has no command {name}"
-    known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+    parameters = command.get_params(click.Context(command, **command.context_settings))
+    known = {flag for option in parameters for flag in (*option.opts, *option.secondary_opts)}
     unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
-    return unknown, {flag for option in command.params if option.required for flag in option.opts}, words
+    return unknown, {flag for option in parameters if option.required for flag in option.opts}, words
 
 
 @pytest.mark.parametrize("span", COMMANDS)

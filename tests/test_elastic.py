@@ -28,6 +28,7 @@ from bertrain.lab.elastic import extract, search
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
 from bertrain.lab.elastic.training import Elastic, _mean
+from bertrain.methods import methods_of
 from bertrain.models import build
 from bertrain.objectives.losses import LossSum
 from bertrain.options.config import Config
@@ -197,7 +198,10 @@ def test_a_space_that_cannot_be_is_refused_in_one_sentence(configs):
 
 
 def test_sub_networks_are_not_compiled():
-    assert not Config(data="x", out="y", elastic=SPACE).compiles(on_gpu=True)
+    config = Config.of(data="x", out="y", elastic=SPACE, sub_networks=3)
+    (method,) = methods_of(config)
+    assert not assemble.compiles(config, [method], on_gpu=True)
+    assert method.passes() == 3
 
 
 def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_first_step(dataset, tmp_path, configs):
@@ -211,7 +215,7 @@ def test_rates_that_leave_a_sub_network_nothing_to_train_are_refused_before_the_
 
 
 def test_a_run_records_what_it_trains_and_resumes_to_the_bit(dataset, tmp_path, trained, configs):
-    resolved = json.loads((trained / "run.json").read_bytes())["resolved"]["sub_networks"]
+    resolved = json.loads((trained / "run.json").read_bytes())["resolved"]["elastic"]
     model = build.load(trained / "step-00000006")
     least, most = (elastic.skeleton(model, sizes).num_parameters() for sizes in (Sizes(1, 16, 2, 16), WHOLE))
     assert resolved == {"number": 45, "in_a_step": 2, "least_parameters": least, "most_parameters": most}
@@ -247,9 +251,9 @@ def test_a_teacher_teaches_a_sub_network_what_it_teaches_a_model_of_its_own(data
     options |= {"distil": method} | ({"distil_layers": "last"} if method == "hidden" else {})
     found = []
     model = complete(configs, "bert")
-    inside = assemble.learner(Config(**options, elastic=SPACE), model, dataset, ALONE, "fp32")
+    inside = assemble.learner(Config.of(**options, elastic=SPACE), model, dataset, ALONE, "fp32")
     inside.use([sizes])
-    outside = assemble.learner(Config(**options), elastic.cut(model, sizes), dataset, ALONE, "fp32")
+    outside = assemble.learner(Config.of(**options), elastic.cut(model, sizes), dataset, ALONE, "fp32")
     distil = (inside.objectives["distil"], outside.objectives["distil"])
     assert distil[1].compares_attention == (method == "hidden" and heads == 4)
     if method == "hidden":

@@ -3,18 +3,24 @@
 import functools
 import json
 import re
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from families import LONGFORMER
-from training import QUIET, SMALL, TINY, changing, refused_run, train, train_twice
+from helpers import refused, succeeds
+from training import QUIET, SMALL, TINY, changing, last_checkpoint, refused_run, train, train_twice
 
 from bertrain import optim
+from bertrain.methods import METHODS, Method
 from bertrain.models import build
 from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, Learner, LossSum, Objective
 from bertrain.options.config import Config
+from bertrain.options.fields import Options
+from bertrain.options.fields import option as declared
+from bertrain.pretrain import main
 from bertrain.run import assemble
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -59,12 +65,68 @@ def test_an_example_trains_and_resumes(dataset, tmp_path, name, option):
 
 
 def test_the_example_of_a_family_trains_as_it_did_without_its_head(dataset, tmp_path, longformer):
-    config = Config(data=str(dataset.path), out="x", model=longformer, length=32)
+    config = Config.of(data=str(dataset.path), out="x", model=longformer, length=32)
     (dense,) = run(dataset, tmp_path / "dense", model=longformer)
     assert assemble.model(config, dataset)[1]  # a warning that it is slower
     add("longformer")
     assert assemble.model(config, dataset)[1] == []
     assert run(dataset, tmp_path / "run", model=longformer)[0]["loss"] == pytest.approx(dense["loss"], rel=1e-5)
+
+
+def test_a_method_of_ones_own_has_options_a_loss_and_a_counter_that_resumes(dataset, tmp_path):
+    """Its code is short. Without its option a run is as before."""
+    add("unsure")
+    code = [line for line in EXAMPLES["unsure"].splitlines() if line and not line.lstrip().startswith('"')]
+    assert len(code) <= 40
+    options = QUIET | {"steps": 4, "unsure": 0.5, "eval_every": 0}
+    log = train_twice(dataset.path, tmp_path / "run", 2, **options)
+    assert all(entry["entropy_loss"] < 0 for entry in log if "loss" in entry)
+    state = json.loads((last_checkpoint(tmp_path / "run") / "trainer.json").read_text())
+    assert state["methods"] == {"unsure": {"steps": 4}}
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["unsure"] == 0.5
+    plain = train(dataset.path, tmp_path / "plain", **options | {"unsure": 0.0})
+    assert plain[0]["loss"] == log[0]["loss"]
+    assert plain[3]["loss"] != log[3]["loss"]
+    assert "entropy_loss" not in plain[0]
+    lower = {"kind": "out-of-range", "option": "unsure", "given": -1.0}
+    refused_run(dataset.path, tmp_path / "other", **options | {"unsure": -1}, **lower)
+    other = {"kind": "other-settings", "option": "unsure"}
+    refused_run(dataset.path, tmp_path / "run", **options | {"unsure": 0.25}, **other, given="0.25")
+    refused_run(dataset.path, tmp_path / "run", **options | {"unsure": 0.0}, **other, given=None)
+    assert "  --unsure FLOAT" in succeeds(main, "--help").output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clashing(Options):
+    lr: float = declared(0.0)
+    """A rate."""
+
+
+@pytest.mark.parametrize(
+    ("entry", "option"),
+    [
+        (type("Other", (Method,), {"options_type": Clashing}), "lr"),
+        (type("Bad", (Method,), {"options_type": int}), None),
+        (3, None),
+    ],
+)
+def test_a_faulty_entry_of_methods_is_one_sentence(dataset, tmp_path, entry, option):
+    METHODS["mine"] = entry
+    refused(main, "--data", dataset.path, "--out", tmp_path / "run", kind="bad-entry", option=option, given="mine")
+
+
+def test_hooks_of_methods_are_called_in_the_order_of_their_names_in_the_table(dataset, tmp_path):
+    called = []
+
+    def made(name):
+        fields = [(f"use_{name}", int, declared(0))]
+        own = make_dataclass(name, fields, bases=(Options,), frozen=True, kw_only=True)
+        hooks = {"begin_step": lambda self, step, learner: called.append((step, self.name)), "options_type": own}
+        return type(name, (Method,), hooks)
+
+    METHODS.update({name: made(name) for name in ("second", "first")})
+    train(dataset.path, tmp_path / "run", **QUIET, steps=2, use_first=1, use_second=1)
+    assert called == [(0, "second"), (0, "first"), (1, "second"), (1, "first")]
 
 
 class Halves(Objective):
@@ -256,7 +318,7 @@ def test_a_run_resumes_with_its_own_settings_not_those_of_the_checkpoint(dataset
 
 def test_the_data_seed_decides_order_and_masks_and_the_seed_the_weights(dataset):
     def parts(**seeds):
-        config = Config(data=str(dataset.path), out="x", model="bert-tiny", **seeds)
+        config = Config.of(data=str(dataset.path), out="x", model="bert-tiny", **seeds)
         return assemble.loader(config, dataset).seed, build.fingerprint(assemble.model(config, dataset)[0])
 
     assert parts(seed=0) == parts(seed=0, data_seed=0)

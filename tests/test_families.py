@@ -21,11 +21,11 @@ from transformers.modeling_outputs import MaskedLMOutput
 
 from bertdata.errors import DatasetError
 from bertrain.commands import doctor, evaluate
-from bertrain.lab import finetune
+from bertrain.lab import finetune, growth
 from bertrain.lab.distillation import teacher
-from bertrain.lab.distillation.taps import EMBEDDINGS, Taps
+from bertrain.lab.distillation.taps import EMBEDDINGS, Taps, readable
 from bertrain.models import build as models
-from bertrain.models.families import FAMILIES, family_of, layers_of
+from bertrain.models.families import FAMILIES, layers_of
 from bertrain.options.config import Config
 from bertrain.run import assemble
 from bertrain.run.rates import Operations
@@ -48,7 +48,7 @@ def test_the_page_of_models_has_every_family_with_its_facts():
         name: [
             "after padding" if family.positions_after_padding else "0",
             family.isolation or "no",
-            {"attention": "logits, relations, hidden", "hidden": "logits, hidden", None: "logits"}[family.taps],
+            {"attention": "logits, relations, hidden", "hidden": "logits, hidden", None: "logits"}[readable(name)],
         ]
         for name, family in FAMILIES.items()
     }
@@ -96,8 +96,12 @@ def test_a_copy_of_a_learner_predicts_with_its_own_head(configs, dataset, name):
 def test_a_step_of_every_family_is_one_graph(configs, dataset, name):
     """As --compile on asks; with --gradient-checkpointing too."""
     torch.compiler.reset()
-    layers = None if name == "modernbert" else 1  # the second layer of the others is the same code
-    weights = models.build(configs[name], dataset.special_tokens, length=32, seed=0, layers=layers)[0]
+
+    def change(made):
+        if name != "modernbert":  # the second layer of the others is the same code
+            growth.shorten(made, 1)
+
+    weights = models.build(configs[name], dataset.special_tokens, length=32, seed=0, change=change)[0]
     if name == "bert":
         models.recompute_activations(weights)
     plain = learner(weights).train()
@@ -142,7 +146,7 @@ def test_a_checkpoint_is_one_of_transformers_and_a_run_resumes_to_the_same_bits(
 def test_bf16_is_close_or_refused(configs, dataset, name):
     loss = {}
     for precision in ("fp32", "bf16"):
-        config = Config(data=str(dataset.path), out="nowhere", precision=precision, length=32)
+        config = Config.of(data=str(dataset.path), out="nowhere", precision=precision, length=32)
         weights = built(configs[name], dataset)
         if (name, precision) == ("deberta", "bf16"):
             with refuses("unsupported", "precision"):
@@ -161,7 +165,7 @@ def test_bf16_is_close_or_refused(configs, dataset, name):
 
 def test_a_teacher_that_computes_in_fp32_alone_teaches_one_that_does_not(configs, dataset, tmp_path):
     built(configs["deberta"], dataset, seed=1).save_pretrained(tmp_path)
-    config = Config(data=str(dataset.path), out="x", model=configs["bert"], length=32, teacher=str(tmp_path),
+    config = Config.of(data=str(dataset.path), out="x", model=configs["bert"], length=32, teacher=str(tmp_path),
                     distil="logits", precision="bf16")  # fmt: skip
     module = assemble.learner(config, built(configs["bert"], dataset), dataset, ALONE, "bf16")
     _, piece = four_rows(dataset)
@@ -278,7 +282,7 @@ def test_what_cannot_keep_documents_apart_is_refused(configs, dataset, name):
         learner(built(configs[name], dataset), isolate=True)
 
 
-@pytest.mark.parametrize("name", fast([name for name in SMALL if FAMILIES[name].taps], "albert"))
+@pytest.mark.parametrize("name", fast([name for name in SMALL if readable(name)], "albert"))
 def test_what_is_tapped_are_hidden_states_and_linear_maps_of_what_comes_before(configs, dataset, name):
     weights = built(configs[name], dataset).eval()
     shares = len({id(layer) for layer in layers_of(weights)}) == 1
@@ -290,7 +294,7 @@ def test_what_is_tapped_are_hidden_states_and_linear_maps_of_what_comes_before(c
     for number in numbers:
         torch.testing.assert_close(taps.hidden[number], states[number + 1])
     assert len(layers_of(weights)) == 2
-    if FAMILIES[name].taps == "attention":
+    if readable(name) == "attention":
         shapes = {part.shape[:2] for part in taps.projections(numbers[-1])}
         assert shapes == {(2, 32)}
 
@@ -298,14 +302,14 @@ def test_what_is_tapped_are_hidden_states_and_linear_maps_of_what_comes_before(c
 @pytest.mark.parametrize("name", fast(EVERY, among=["modernbert", "xlm", "longformer"]))
 def test_a_family_teaches_and_learns_by_each_method_or_is_refused(configs, dataset, tmp_path, name):
     methods = {"attention": ["relations", "hidden", "logits"], "hidden": ["hidden", "logits"], None: ["logits"]}
-    can = methods[family_of(built(configs[name], dataset)).taps]
+    can = methods[readable(built(configs[name], dataset).config.model_type)]
     _, piece = four_rows(dataset, 40, samples="documents")
     for model, taught_by in ((name, "bert"), ("bert", name)):
         built(configs[taught_by], dataset, seed=1).save_pretrained(tmp_path / taught_by)
         options = {"data": str(dataset.path), "out": "x", "length": 32, "teacher": str(tmp_path / taught_by)}
         for method in ("relations", "hidden", "logits"):
             layers = {"distil_layers": "last"} if method == "hidden" else {}
-            config = Config(**options, model=configs[model], distil=method, **layers)
+            config = Config.of(**options, model=configs[model], distil=method, **layers)
             weights = built(configs[model], dataset)
             if method not in can:
                 with refuses("unsupported", "distil", given=method):
@@ -324,13 +328,13 @@ def test_layers_that_share_weights_or_have_no_known_projections_are_compared_les
     weights = built(configs["bert"], dataset)
     weights.save_pretrained(tmp_path)
     given = {"data": str(dataset.path), "out": "x", "model": configs["bert"], "length": 32, "teacher": str(tmp_path)}
-    shared = Config(**given | {"model": configs["albert"]}, distil="hidden")
+    shared = Config.of(**given | {"model": configs["albert"]}, distil="hidden")
     with refuses("unsupported", "distil_layers"):
         assemble.learner(shared, built(configs["albert"], dataset), dataset, ALONE, "fp32")
     monkeypatch.setattr("bertrain.models.families._PROJECTIONS", ())
     with refuses("unsupported", "distil"):
-        assemble.learner(Config(**given), weights, dataset, ALONE, "fp32")
-    module = assemble.learner(Config(**given, distil="hidden"), weights, dataset, ALONE, "fp32")
+        assemble.learner(Config.of(**given), weights, dataset, ALONE, "fp32")
+    module = assemble.learner(Config.of(**given, distil="hidden"), weights, dataset, ALONE, "fp32")
     assert module.objectives["distil"].compares_attention is False
 
 
@@ -381,7 +385,7 @@ def test_a_model_that_needs_more_than_tokens_is_refused(dataset, tmp_path):
     for name, values in (("xmod", SMALL["roberta"]), ("flaubert", SMALL["flaubert"] | {"pre_norm": True})):
         path = write(tmp_path / f"{name}.json", json.dumps({"model_type": name} | values))
         with refuses("unsupported", "model", given=name):
-            assemble.model(Config(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
+            assemble.model(Config.of(data=str(dataset.path), out="x", model=str(path), length=32), dataset)
 
 
 def test_families_that_are_not_in_the_table_are_slower_and_their_operations_estimated(configs, dataset):
@@ -397,7 +401,7 @@ def test_families_that_are_not_in_the_table_are_slower_and_their_operations_esti
 def test_every_command_takes_every_family(configs, dataset, tmp_path, run_of, name):
     run, data = run_of(name), ("--data", dataset.path)
     succeeds(doctor.main, *data, "--out", tmp_path / "x", "--model", configs[name], "--length", 32, "--steps", 1)
-    _, warnings = assemble.model(Config(data=str(dataset.path), out="x", model=configs[name], length=32), dataset)
+    _, warnings = assemble.model(Config.of(data=str(dataset.path), out="x", model=configs[name], length=32), dataset)
     assert bool(warnings) == (name in UNLISTED)
     assert json_of(evaluate.main, *data, "--checkpoint", run, "--show", 1)["loss"] > 0
     limits = ("--length", 32, "--max-samples", 8, "--batch-size", 8, "--top-k", 4)

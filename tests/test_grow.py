@@ -41,7 +41,7 @@ def state(out, step):
     """Weights and moments of a checkpoint by name: {name: (weight, moments or None)}."""
     path = out / f"step-{step:08d}"
     module = learner(build.load(path))
-    optimizer = optim.build(module, Config(data="x", out="y", **options_of(out)))
+    optimizer = optim.build(module, Config.of(data="x", out="y", **options_of(out)))
     checkpoint.read_optimizer(path, optimizer, module)
     return {name.removeprefix("model."): (weight.detach(), dict(optimizer.state.get(weight, {})))
             for name, weight in module.named_parameters()}  # fmt: skip
@@ -78,8 +78,8 @@ def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp
     if name == "modernbert":
         assert configs[6].layer_types == ["full_attention", "sliding_attention"]
         assert configs[10].layer_types == ["full_attention", "sliding_attention"] * 2
-    growths = [entry for entry in log if "layers" in entry]
-    assert [(entry["step"], entry["layers_before"], entry["layers"]) for entry in growths] == [(3, 1, 2), (6, 2, 4)]
+    growths = [entry for entry in log if "change" in entry]
+    assert [(entry["step"], entry["change"]) for entry in growths] == [(3, {"layers": [1, 2]}), (6, {"layers": [2, 4]})]
     for entry in growths:
         assert entry["loss_before"] > 0 < entry["loss_after"] != entry["loss_before"]
     resolved = json.loads((tmp_path / "run" / "run.json").read_bytes())["resolved"]
@@ -88,9 +88,9 @@ def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp
 
 def small(config, layers, optimizer="adamw", **more):
     """A Learner of `layers` layers with its optimizer, after one step on numbers."""
-    weights, _ = build.build(config, SPECIAL, length=32, seed=layers, layers=layers)
+    weights, _ = build.build(config, SPECIAL, length=32, seed=layers, change=lambda made: grow.shorten(made, layers))
     module = learner(weights)
-    options = Config(data="x", out="y", optimizer=optimizer, **more)
+    options = Config.of(data="x", out="y", optimizer=optimizer, **more)
     made = optim.build(module, options)
     torch.manual_seed(layers)
     for parameter in module.parameters():
@@ -105,7 +105,7 @@ def small(config, layers, optimizer="adamw", **more):
 def test_each_tensor_comes_from_where_the_rule_says(config, stack, before, after):
     one, old = small(config, before)
     two, _ = small(config, after)
-    new = optim.build(two, Config(data="x", out="y"))
+    new = optim.build(two, Config.of(data="x", out="y"))
     initial = {name: weight.detach().clone() for name, weight in two.named_parameters()}
     grow.carry(one, two, old, new, stack=stack)
     prefix = "model.model.layers." if "modernbert" in config else "model.bert.encoder.layer."
@@ -187,7 +187,7 @@ def test_with_a_budget_the_time_decides_when_to_grow(dataset, tmp_path, monkeypa
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: next(seconds) / 8))
     monkeypatch.setattr(Watch, "warn", lambda self, line: warnings.append(line))
     log = train(dataset.path, tmp_path / "run", budget=budget, phase=changing(0.5, layers=[1, None]), **QUIET)
-    growths = [entry for entry in log if "layers" in entry]
+    growths = [entry for entry in log if "change" in entry]
     assert len(growths) == layers - 1
     assert len(warnings) == 2 - layers
     for growth in growths:
@@ -241,8 +241,8 @@ def test_rates_are_scaled_by_the_last_pattern_that_matches(config, optimizer):
     scales = ["embeddings=0.1", r"Wqkv|query=0.5", r"layers?\.3\.=0"]
     weights, _ = build.build(config, SPECIAL, length=32, seed=0)
     module = learner(weights)
-    plain = optim.build(learner(weights), Config(data="x", out="y", optimizer=optimizer))
-    made = optim.build(module, Config(data="x", out="y", optimizer=optimizer, lr_scale=scales))
+    plain = optim.build(learner(weights), Config.of(data="x", out="y", optimizer=optimizer))
+    made = optim.build(module, Config.of(data="x", out="y", optimizer=optimizer, lr_scale=scales))
     rates = []
     for one in (plain, made):
         optim.set_learning_rate(one, 1.0)

@@ -252,11 +252,11 @@ def test_weights_are_in_the_order_of_the_datasets():
 
 def test_a_run_json_with_anything_else_for_data_or_a_teachers_cache_is_refused(mix):
     with refuses("conflict", "teacher_cache"):
-        Config(**mixing(mix), teacher_cache="answers")
+        Config.of(**mixing(mix), teacher_cache="answers")
     for data in (3, [["a", 1]], {"a": 1}):
         with refuses("malformed", "data"):
-            Config(data=data)
+            Config.of(data=data)
     for weights in (3, {"a": 1}, [1, "b"]):
         with refuses("malformed", "weights"):
-            Config(data=["a", "b"], weights=weights)
-    assert Config(data="a").paths == Config(data=["a"]).paths == ("a",)
+            Config.of(data=["a", "b"], weights=weights)
+    assert Config.of(data="a").paths == Config.of(data=["a"]).paths == ("a",)

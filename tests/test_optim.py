@@ -58,7 +58,7 @@ def test_rates_of_the_first_and_last_step():
 def test_only_matrices_are_decayed_and_options_are_those_of_the_optimizer(optimizer):
     given = {"optimizer": optimizer, "weight_decay": 0.07, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-7}
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    decayed, plain = optim.build(model, Config(data="x", out="y", **given)).param_groups
+    decayed, plain = optim.build(model, Config.of(data="x", out="y", **given)).param_groups
     assert (decayed["betas"], decayed["eps"]) == ((0.8, 0.95), 1e-7)
     assert decayed["weight_decay"] == 0.07
     assert [p.ndim for p in decayed["params"]] == [2]

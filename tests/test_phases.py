@@ -4,6 +4,7 @@ import itertools
 import json
 import tomllib
 from dataclasses import asdict
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -46,7 +47,7 @@ from bertrain.run.state import TrainState
 from bertrain.runtime import clock
 
 SIZES = SimpleNamespace(samples=lambda paths, length: 1000 * len(paths), tokens=lambda path: len(path) * 10**6)
-DEFAULT = Config(data="x")
+DEFAULT = Config.of(data="x")
 RUN = {
     name: getattr(DEFAULT, name)
     for name in ("length", "global_batch_size", "lr", "lr_end", "schedule", "decay_share", "warmup")
@@ -72,7 +73,7 @@ def require_same(found, expected):
 
 @pytest.mark.parametrize("vector", VECTORS["phases"], ids=str)
 def test_phases_are_those_of_the_specification(vector):
-    phases = resolve(Config(data="x", **vector["run"], phase=vector["phase"]), SIZES)
+    phases = resolve(Config.of(data="x", **vector["run"], phase=vector["phase"]), SIZES)
     assert [0, *(phase.stop for phase in phases)] == vector["borders"]
     made = table_of(phases)
     require_same(made, reference.table(RUN | vector["run"], vector["phase"]))
@@ -119,14 +120,14 @@ def test_steps_rows_and_rates_are_those_of_the_reference(drawn):
     expected = reference.table(RUN | run, phases)
     if {number for number, *_ in expected} != set(range(1, len(phases) + 1)):
         with refuses("out-of-range", "phase"):
-            resolve(Config(data="x", **run, phase=phases), SIZES)
+            resolve(Config.of(data="x", **run, phase=phases), SIZES)
         return
-    require_same(table_of(resolve(Config(data="x", **run, phase=phases), SIZES)), expected)
+    require_same(table_of(resolve(Config.of(data="x", **run, phase=phases), SIZES)), expected)
 
 
 @given(TIMED)
 def test_phases_by_time_are_parts_of_a_million(phases):
-    made = resolve(Config(data="x", phase=phases), SIZES)
+    made = resolve(Config.of(data="x", phase=phases), SIZES)
     assert [0, *(phase.stop for phase in made)] == reference.borders({}, [RUN | phase for phase in phases], 1000)
 
 
@@ -148,9 +149,8 @@ def test_phases_say_what_options_for_each_change_said(steps, begins, schedule, w
     }  # fmt: skip
 
     def value(name, step):
-        return [kinds[name][number] for number, begin in enumerate(begins[name]) if round(begin / 100 * steps) <= step][
-            -1
-        ]
+        begun = [number for number, begin in enumerate(begins[name]) if round(Fraction(begin, 100) * steps) <= step]
+        return kinds[name][begun[-1]]
 
     borders = sorted({begin for each in begins.values() for begin in each})
     values = {
@@ -158,11 +158,11 @@ def test_phases_say_what_options_for_each_change_said(steps, begins, schedule, w
         for name in kinds
     }
     phases = changing(*(border / 100 for border in borders[1:]), **values)
-    made = resolve(Config(data="x", steps=steps, phase=phases, schedule=schedule, warmup=warmup), SIZES)
+    made = resolve(Config.of(data="x", steps=steps, phase=phases, schedule=schedule, warmup=warmup), SIZES)
     plain = {"steps": steps, "warmup_steps": round(warmup * steps), "schedule": schedule, "peak": DEFAULT.lr}
     for phase in made:
         for step in range(phase.start, phase.stop):
-            found = phase.rows_at(step), phase.masking.probability, phase.length, phase.layers
+            found = phase.rows_at(step), phase.masking.probability, phase.length, phase.methods.get("layers")
             assert found == tuple(value(name, step) for name in kinds)
             assert phase.rate.at(step) == optim.learning_rate(step, **plain)
     assert made[-1].stop == steps
@@ -170,7 +170,7 @@ def test_phases_say_what_options_for_each_change_said(steps, begins, schedule, w
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 200))
 def test_a_ramp_gives_each_number_of_rows_the_same_number_of_steps(first, last, steps):
-    (phase,) = resolve(Config(data="x", steps=steps, global_batch_size=f"{first}..{last}"), SIZES)
+    (phase,) = resolve(Config.of(data="x", steps=steps, global_batch_size=f"{first}..{last}"), SIZES)
     rows = [phase.rows_at(step) for step in range(steps)]
     assert rows == [reference.rows_at(f"{first}..{last}", step, steps) for step in range(steps)]
     assert rows == sorted(rows, reverse=first > last)
@@ -183,16 +183,16 @@ def test_a_ramp_gives_each_number_of_rows_the_same_number_of_steps(first, last, 
 def test_a_phase_without_a_step_is_refused():
     for run in ({"steps": 3}, {"epochs": 0.001}):
         with refuses("out-of-range", "phase", given=2):
-            resolve(Config(data="x", **run, phase=changing(0.9, 0.95, lr=[1, 2, 3])), SIZES)
+            resolve(Config.of(data="x", **run, phase=changing(0.9, 0.95, lr=[1, 2, 3])), SIZES)
 
 
 def test_weights_follow_the_sizes_of_datasets():
-    config = Config(data=["x", "xx", "xxxx" * 10], mix_temperature=0.5, steps=3)
+    config = Config.of(data=["x", "xx", "xxxx" * 10], mix_temperature=0.5, steps=3)
     (phase,) = resolve(config, SIZES)
     assert [round(weight) for _, weight in phase.sources] == [158114, 223607, 1000000]
-    (phase,) = resolve(Config(data=["x", "xx"], mix_temperature=0, steps=3), SIZES)
+    (phase,) = resolve(Config.of(data=["x", "xx"], mix_temperature=0, steps=3), SIZES)
     assert phase.sources[0][1] == phase.sources[1][1]
-    (phase,) = resolve(Config(data="x", mix_temperature=0.7, steps=3), SIZES)
+    (phase,) = resolve(Config.of(data="x", mix_temperature=0.7, steps=3), SIZES)
     assert phase.sources == (("x", 1.0),)
 
 
@@ -224,7 +224,7 @@ def mixed(dataset, other):
 
 
 def batches_of(phases, *, rank=0, world_size=1):
-    config = Config(phase=phases, global_batch_size=7)
+    config = Config.of(phase=phases, global_batch_size=7)
     return Batches(config, assemble.datasets(config), rank=rank, world_size=world_size)
 
 
@@ -292,11 +292,11 @@ def test_a_run_of_many_phases_resumes_to_the_same_bits(mixed, tmp_path, ranks):
     out = tmp_path / "run"
     if ranks is None:
         config = {**given, **options, "out": str(out), "global_batch_size": 7}
-        pretrain.pretrain(Config(**config))
+        pretrain.pretrain(Config.of(**config))
         log = losses(entries(out))
         for step in (13, 7, 4, 2):
             remove_after(out, step)
-            pretrain.pretrain(Config(**config))
+            pretrain.pretrain(Config.of(**config))
             assert losses(entries(out)) == log
         return
     log = losses(train(mixed[0]["data"], out, ranks=ranks, **options))
@@ -311,7 +311,9 @@ def test_what_phases_set_reaches_the_step(dataset, tmp_path):
         {"steps": 2, "lr": 1e-3, "schedule": "constant", "weight_decay": 0.0},
         {"steps": 2, "lr": 2e-3, "lr_end": 0.5, "schedule": "linear", "weight_decay": 0.25, "trains": r"layer\.1"},
     ]
-    config = Config(data=str(dataset.path), out=str(tmp_path / "run"), **SMALL | QUIET | {"phase": phases, "warmup": 0})
+    config = Config.of(
+        data=str(dataset.path), out=str(tmp_path / "run"), **SMALL | QUIET | {"phase": phases, "warmup": 0}
+    )
     run = run_of(config)
     with run.watch:
         assert {group["weight_decay"] for group in run.optimizer.param_groups} == {0.0}
@@ -389,19 +391,19 @@ def test_a_model_without_local_layers_or_rotary_positions_is_refused(dataset, tm
 
 def saved(phases):
     """Phases as a checkpoint has them."""
-    return json.loads(json.dumps([asdict(phase) for phase in resolve(Config(data="x", phase=phases), SIZES)]))
+    return json.loads(json.dumps([asdict(phase) for phase in resolve(Config.of(data="x", phase=phases), SIZES)]))
 
 
 def test_a_phase_with_all_layers_is_no_growth(dataset, tmp_path):
     log = train(dataset.path, tmp_path / "run", phase=changing(0.5, layers=[2, None]), steps=2, **QUIET)
-    assert not any("layers" in entry for entry in log)
+    assert not any("change" in entry for entry in log)
 
 
 def test_the_card_has_the_rows_that_a_run_reads_of_each_dataset(dataset, other, tmp_path):
     one, two = str(dataset.path), str(other.path)
     phases = [{"steps": 3, "data": one}, {"steps": 1, "data": [one, two], "weights": [0.5, 0.5]}]
     given = {name: value for name, value in SMALL.items() if name not in ("data", "weights")}
-    pretrain.pretrain(Config(**given | QUIET | {"phase": phases, "out": str(tmp_path / "run")}))
+    pretrain.pretrain(Config.of(**given | QUIET | {"phase": phases, "out": str(tmp_path / "run")}))
     card = (last_checkpoint(tmp_path / "run") / "README.md").read_text()
     shares = {shards.dataset_id: share for shards, share in ((dataset, "0.875"), (other, "0.125"))}
     for dataset_id, share in shares.items():
@@ -476,7 +478,7 @@ def test_the_plan_of_a_run_is_a_table(dataset, tmp_path, modern):
     said = succeeds(plan.main, "--config", path, "--out", tmp_path / "run").stdout
     lines = [line.split("  ") for line in said.splitlines()]
     cells = [[cell.strip() for cell in line if cell] for line in lines]
-    samples = dataset.path, assemble.loader(Config(data=str(dataset.path)), dataset, length=32).num_samples
+    samples = dataset.path, assemble.loader(Config.of(data=str(dataset.path)), dataset, length=32).num_samples
     assert cells[0] == list(plan.HEAD)
     assert cells[1][:6] == ["1", "step 0", "10", "1,920", "4..8", "32"]
     assert cells[1][6:9] == ["30% exact", "3.33e-04 to 1.00e-03", "constant"]
@@ -526,7 +528,7 @@ def test_a_branch_resumes_to_the_same_bits_and_needs_the_streams_of_its_run(data
     refused_run(dataset.path, other, **options | {"optimizer": "muon"}, kind="other-settings", option="optimizer")
     refused_run(dataset.path, other, **options | {"branch": str(tmp_path / "no")}, kind="not-found", option="branch")
     with refuses("conflict", "branch"):
-        Config(data="x", branch="run", init="run")
+        Config.of(data="x", branch="run", init="run")
 
 
 def test_a_branch_goes_on_without_the_run_that_it_is_of_and_refuses_what_does_not_fit(dataset, corpus, tmp_path):
@@ -563,10 +565,10 @@ def test_a_path_may_be_written_otherwise_and_a_dataset_may_not_change(dataset, o
     def phases(path, number):
         return [{"steps": 1, "data": str(path)}] * number
 
-    pretrain.pretrain(Config(**run, phase=phases(dataset.path, 1)))
+    pretrain.pretrain(Config.of(**run, phase=phases(dataset.path, 1)))
     with refuses("other-settings", "phase"):
-        run_of(Config(**run, phase=phases(other.path, 1)))
-    pretrain.pretrain(Config(**run, phase=phases(f"{dataset.path}/", 2)))
+        run_of(Config.of(**run, phase=phases(other.path, 1)))
+    pretrain.pretrain(Config.of(**run, phase=phases(f"{dataset.path}/", 2)))
     assert entries(tmp_path / "run")[-1]["step"] == 2
 
 
@@ -591,7 +593,7 @@ def test_the_last_part_of_wsd_is_exact():
 def test_milestones_stay(dataset, tmp_path):
     """A step reads 192 tokens, and words in the share of the epoch that it reads."""
     words = dataset.manifest.counts["words"]["train"]
-    samples = assemble.loader(Config(data=str(dataset.path)), dataset, length=32).num_samples
+    samples = assemble.loader(Config.of(data=str(dataset.path)), dataset, length=32).num_samples
     marks = ["tokens=200,900", f"words={words * 19 // samples + 1}"]  # steps 2 and 5; within step 4
     options = QUIET | {"steps": 8, "save_at": marks, "keep": 1, "save_every": 3}
     train(dataset.path, tmp_path / "run", **options)
@@ -606,7 +608,7 @@ def test_milestones_stay(dataset, tmp_path):
 @pytest.mark.parametrize("given", ["tokens", "tokens=", "rows=3", "words=1M,x"])
 def test_milestones_that_are_none_are_refused(given):
     with refuses("malformed", "save_at", given=given):
-        Config(data="x", save_at=[given])
+        Config.of(data="x", save_at=[given])
 
 
 def test_the_share_of_masked_tokens_in_evaluations_is_an_option(dataset, tmp_path):

@@ -128,14 +128,14 @@ def test_changes_along_a_run_are_events(tmp_path):
     entries = [
         {"step": 0, "stream": stream},
         *[step(n, 3.0) for n in (1, 2)],
-        {"step": 2, "layers_before": 2, "layers": 4},
+        {"step": 2, "change": {"layers": [2, 4]}},
         {"step": 2, "stream": stream | {"length": 128, "masking": {"probability": 0.15}, "position": 16}},
         step(3, 2.0),
     ]
     history = [{"after_step": 1, "changed": {"lr": [0.1, 0.2]}}]
     about = {"config": {"lr": 0.2}, "resolved": {"steps": 8}, "history": history}
     data = page(write(tmp_path / "run", entries, about))
-    at_two = [(2, text) for text in ("2 → 4 layers", "length 64 → 128", "probability 0.3 → 0.15")]
+    at_two = [(2, text) for text in ("layers 2 → 4", "length 64 → 128", "probability 0.3 → 0.15")]
     assert events_of(data) == [*at_two, (1, "lr 0.1 → 0.2")]
     assert [event["tokens"] for event in data["runs"][0]["events"]] == [20, 20, 20, 10]
     assert any("step 3 of 8" in line for line in data["warnings"])

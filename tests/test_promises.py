@@ -281,7 +281,7 @@ def test_options_of_another_type_or_name_are_one_sentence():
     malformed = [("objective", "mlm+mlm"), ("lr", None), ("objective", None), ("steps", 5.5), ("isolate_documents", 1)]
     for option, value in [*malformed, ("seed", True), ("objective", "half")]:
         with refuses("bad-entry" if value == "half" else "malformed", option):
-            assemble.check_names(Config(data="x", **{option: value}))
+            assemble.check_names(Config.of(data="x", **{option: value}))
 
 
 def test_what_is_no_run_json_is_one_sentence(tmp_path):
@@ -293,7 +293,7 @@ def test_what_is_no_run_json_is_one_sentence(tmp_path):
 
 def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
     for phases, attention in ((), "eager"), (changing(0.5, length=[128, 1024]), "sdpa"):
-        config = Config(data=str(dataset.path), out="nowhere", precision="bf16", phase=phases)
+        config = Config.of(data=str(dataset.path), out="nowhere", precision="bf16", phase=phases)
         weights, _ = assemble.model(config, dataset)
         assemble.learner(config, weights, dataset, ALONE, "bf16")
         assert weights.config._attn_implementation == attention
@@ -301,7 +301,7 @@ def test_attention_is_chosen_for_the_longest_rows_of_a_run(dataset, tmp_path):
 
 def test_a_teacher_keeps_the_weights_of_objectives_in_proportion(dataset, bert_run, monkeypatch):
     monkeypatch.setattr(OBJECTIVES["mlm"], "weight", 0.5)
-    config = Config(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(bert_run), alpha=0.2)
+    config = Config.of(data=str(dataset.path), out="nowhere", model="bert-tiny", teacher=str(bert_run), alpha=0.2)
     weights, _ = assemble.model(config, dataset)
     learner = assemble.learner(config, weights, dataset, ALONE, "fp32")
     assert [round(objective.weight, 6) for objective in learner.objectives.values()] == [0.4, 0.2]

@@ -278,7 +278,7 @@ REFUSED = [
 )
 def test_options_that_do_not_go_together_are_named(kind, option, given):
     with refuses(kind, option, error=UsageError):
-        Config(**{"data": "x", "length": 32} | given)
+        Config.of(**{"data": "x", "length": 32} | given)
 
 
 def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
@@ -294,7 +294,7 @@ def test_rows_batches_and_masks_change_along_a_run(dataset, tmp_path):
     saved = state.read(out / "step-00000005")
     assert (saved.loader["masking"]["probability"], saved.loader["position"]) == (0.1, 18)
     assert [*saved.streams.values()] == [18]
-    planned = Plan.of(Config(data="x", **SMALL | options), OF_100, world_size=1)
+    planned = Plan.of(Config.of(data="x", **SMALL | options), OF_100, world_size=1)
     assert (planned.micro_batches(32, 6), planned.micro_batches(80, 6)) == ((3, 2), (1, 6))
     for last in (1, 2, 4, 5):  # before, at and after the changes
         remove_after(out, last)
@@ -306,17 +306,17 @@ OF_100 = SimpleNamespace(samples=lambda paths, length: 100)  # datasets of 100 s
 
 def test_a_plan_counts_the_rows_of_a_run():
     given = changing(0.25, 0.5, global_batch_size=[8, 16, "32..8"])
-    planned = Plan.of(Config(data="x", steps=100, phase=given), OF_100, world_size=2)
+    planned = Plan.of(Config.of(data="x", steps=100, phase=given), OF_100, world_size=2)
     rows = [planned.phase_at(step).rows_at(step) for step in range(100)]
     assert [rows[step] for step in (0, 24, 25, 49, 50, 99)] == [8, 8, 16, 16, 32, 8]
     assert planned.samples() == sum(rows)
     assert [planned.micro_batches(128, rows) for rows in (8, 16, 32)] == [(4, 1), (8, 1), (16, 1)]
-    epoch = Plan.of(Config(data="x", phase=given), OF_100, world_size=2)
+    epoch = Plan.of(Config.of(data="x", phase=given), OF_100, world_size=2)
     assert epoch.samples() == pytest.approx(100, abs=40)
 
 
 def test_time_changes_what_a_run_with_a_budget_reads(dataset, tmp_path):
-    config = Config(
+    config = Config.of(
         data=str(dataset.path), out=str(tmp_path / "run"), budget="10s", model=TINY, phase=changing(
             0.3, 0.5, 0.6, 0.8, length=[32, 32, 32, 32, 48], global_batch_size=[4, 4, 6, 6, 6],
             mlm_probability=[0.4, 0.2, 0.2, 0.1, 0.1],
@@ -714,10 +714,10 @@ def test_the_doctor_finds_damaged_shards_and_runs_and_where_it_cannot_write(data
 
 
 def test_the_doctor_counts_the_memory_of_each_sub_network():
-    weights, needed = SimpleNamespace(config=BertConfig()), []
-    shape = Plan.of(Config(data="x", micro_batch_size=999, global_batch_size=999), OF_100, world_size=1)
-    for options in ({}, *({"elastic": "layers=2:6", "sub_networks": number} for number in (2, 3))):
-        _, estimate = doctor._memory(Config(data="x", out="y", **options), shape, weights, 0, 0, 1)
+    weights, needed = SimpleNamespace(config=BertConfig(), parameters=list), []
+    shape = Plan.of(Config.of(data="x", micro_batch_size=999, global_batch_size=999), OF_100, world_size=1)
+    for passes in (1, 2, 3):
+        _, estimate = doctor._memory(Config.of(data="x", out="y"), shape, weights, 1, passes)
         needed.append(float(re.search(r"([\d.]+) GB", estimate)[1]))
     assert needed[1:] == pytest.approx([2 * needed[0], 3 * needed[0]], rel=0.01)
 

@@ -68,8 +68,9 @@ def of_ids(table, dataset, number):
 def test_steps_are_those_of_two_tables_that_are_added(dataset, table):
     """The reference adds the tables in its forward pass, for input and tied output; torch computes its gradients."""
     module, reference = (learner(model_of(TINY, dataset, seed=3)) for _ in range(2))
-    module.side_channel = side_channel.SideChannel(side_channel.read(table, vocabulary(dataset)), 32)
-    optimizer = optim.build(module, Config(data="x", out="y", weight_decay=0.1, clip_norm=1e9))
+    side_channel.add(module, side_channel.read(table, vocabulary(dataset)), 32)
+    optimizer = optim.build(module, Config.of(data="x", out="y", weight_decay=0.1, clip_norm=1e9))
+    module.side_channel.attach(optimizer, module.model.get_input_embeddings().weight)
     optim.set_learning_rate(optimizer, 0.01)
     own = dict(reference.named_parameters())
     matrix = of_ids(table, dataset, len(own[EMBEDDINGS]))

@@ -28,8 +28,9 @@ from bertdata.format import answers
 from bertrain.commands import doctor
 from bertrain.lab.distillation import objective as distil
 from bertrain.lab.distillation import teacher
+from bertrain.lab.distillation.objective import divergence
+from bertrain.methods import methods_of
 from bertrain.models import build as model
-from bertrain.objectives.losses import divergence
 from bertrain.options.config import Config
 from bertrain.pretrain import main as pretrain_main
 from bertrain.run import assemble, checkpoint
@@ -157,6 +158,18 @@ def test_inspect_has_the_means_of_the_predictions(dataset, big, caches):
     assert found["mean_entropy"] == pytest.approx(-(np.exp(logprobs) * logprobs).sum(-1).mean(), rel=1e-2)
     assert found["mean_tail_mass"] == pytest.approx(np.exp(logprobs[:, 64:]).sum(-1).mean(), rel=1e-2)
     assert "2 of 2 epochs" in succeeds(cli.main, "inspect", caches["few"]).output
+
+
+def test_a_recipe_holds_beside_a_cache_and_its_rows_are_those_of_the_cache(dataset, caches, tmp_path):
+    given = ["--data", dataset.path, "--out", tmp_path / "run", "--steps", 2, "--teacher-cache", caches["few"]]
+    said = succeeds(pretrain_main, *given).output
+    options = json.loads((tmp_path / "run" / "run.json").read_bytes())["config"]
+    assert (options["optimizer"], options["global_batch_size"], options["model"]) == ("muon", 64, "modernbert-tiny")
+    assert (options["length"], options["mlm_probability"]) == (32, 0.15)
+    assert "--length 32 --data-seed 0 --mlm-probability 0.15" in said
+    other = [*given[:3], tmp_path / "other", *given[4:], "--mlm-probability", 0.3]
+    refusal = refused(pretrain_main, *other, kind="other-stream", option="teacher_cache", given=caches["few"])
+    assert "0.15" in refusal.sentence
 
 
 @pytest.mark.slow
@@ -561,7 +574,7 @@ def pupil(dataset, big, configs):
 
     def made(kind="bert", *, weights=None, **options):
         more = {"teacher": str(big), "model": configs.get(kind, kind), "length": 32} | options
-        config = Config(data=str(dataset.path), out="nowhere", **more)
+        config = Config.of(data=str(dataset.path), out="nowhere", **more)
         weights = weights or model_of(config.model, dataset)
         module = assemble.learner(config, weights, dataset, training.ALONE, "fp32")
         samples, number = ("packed", 60) if config.isolate_documents else ("documents", 6)
@@ -735,9 +748,13 @@ def test_students_compile_to_one_graph_and_recompute_activations(pupil, method, 
 
 def test_layers_that_are_looked_into_are_not_both_compiled_and_computed_anew():
     options = {"data": "x", "out": "y", "teacher": "z", "gradient_checkpointing": True}
-    assert not Config(**options).compiles(on_gpu=True)
-    assert Config(distil="logits", **options).compiles(on_gpu=True)
-    assert not Config(distil="logits", **options).compiles(on_gpu=False)
+    for more, on_gpu, compiles in (
+        ({}, True, False),
+        ({"distil": "logits"}, True, True),
+        ({"distil": "logits"}, False, False),
+    ):
+        config = Config.of(**options | more)
+        assert assemble.compiles(config, methods_of(config), on_gpu=on_gpu) == compiles
 
 
 @pytest.mark.slow

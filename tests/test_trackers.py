@@ -71,7 +71,7 @@ def expected(out):
 def test_the_names_of_the_option_are_those_of_the_table():
     assert tuple(trackers.TRACKERS) == tuple(trackers.EXTRAS) == config.TRACKERS
     with refuses("unknown", "log_to"):
-        Config(data="x", log_to=("mlflow",))
+        Config.of(data="x", log_to=("mlflow",))
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

@@ -39,7 +39,7 @@ def train(data, out, *, ranks=None, **options):
     if ranks:
         on_ranks(ranks, "bertrain.pretrain", flags(data, out, **options))
     else:
-        pretrain(Config(**mixing(data), out=str(out), **SMALL | options))
+        pretrain(Config.of(**mixing(data), out=str(out), **SMALL | options))
     return entries(out)
 
 

@@ -494,7 +494,7 @@ def made(run: Run, inputs: Path, folder: Path) -> Verdict:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
-        Config(**run.options)
+        Config.of(**run.options)
     except UsageError as error:
         return Verdict("refused", [str(error)], [])
     file = folder / "options.toml"

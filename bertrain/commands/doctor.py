@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -21,8 +21,7 @@ from transformers import PreTrainedModel
 import bertdata
 from bertdata.errors import BertdataError, DatasetError, counted
 from bertdata.format.verify import verify
-from bertrain import optim
-from bertrain.lab import adapters
+from bertrain.methods import Method, methods_of
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner
 from bertrain.options.config import Config
@@ -52,7 +51,8 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
         yield "shards", (FAIL, f"{faults[0]}; build them again") if faults else (PASS, line)
     try:
         assemble.check_names(config)
-        batches = Batches(config, datasets, world_size=nproc)
+        methods = methods_of(config)
+        batches = Batches(config, datasets, methods=methods, world_size=nproc)
         targets = batches.first_targets()
     except BertdataError as error:
         yield "samples", (FAIL, str(error))
@@ -89,22 +89,29 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
             )
     shards = next(iter(datasets.values()))  # which has the tokenizer of all
     try:
-        weights, warnings = assemble.model(config, shards)
-        cpu = torch.device("cpu")
-        learner = assemble.learner(config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights))
-        optim.build(learner, config)
-        assemble.check_parts(config, shards, learner, plan.phases)
+        weights, warnings = assemble.model(config, shards, methods=methods)
+        learner = _learner(config, weights, shards, methods)
+        assemble.optimizer(config, learner, methods)
+        assemble.check_parts(config, shards, learner, plan.phases, methods)
     except BertdataError as error:
         yield "model", (FAIL, str(error))
         return
-    parameters = sum(parameter.numel() for parameter in weights.parameters())
-    trained = sum(parameter.numel() for parameter in weights.parameters() if parameter.requires_grad)
+    parameters, trained = _sizes(weights)
     size = f"{parameters:,} parameters, vocabulary {weights.config.vocab_size:,}"
     yield "model", (WARN, f"{size}; {'; '.join(warnings)}") if warnings else (PASS, size)
     yield "devices", _devices(nproc)
-    yield "memory", _memory(config, plan, weights, parameters, trained, nproc)
+    passes = max([1, *(method.passes() for method in methods)])
+    yield "memory", _memory(config, plan, weights, nproc, passes)
     yield "disk", _disk(config, parameters, trained)
-    yield "run", _run(config, batches, shards, learner)
+    yield "run", _run(config, batches, shards, methods)
+
+
+def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, methods: Sequence[Method]) -> Learner:
+    """What a run would train, on one CPU."""
+    cpu = torch.device("cpu")
+    return assemble.learner(
+        config, weights, shards, World(0, 1, cpu), assemble.precision(config, cpu, weights), methods
+    )
 
 
 def _batch(config: Config, plan: Plan, nproc: int) -> Finding:
@@ -127,16 +134,24 @@ def _devices(nproc: int) -> Finding:
     return PASS, f"{count} × {torch.cuda.get_device_name(0)}"
 
 
-def _memory(config: Config, plan: Plan, weights: PreTrainedModel, parameters: int, trained: int, nproc: int) -> Finding:
-    """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints."""
-    shape, on_gpu = weights.config, torch.cuda.is_available()
+def _sizes(weights: PreTrainedModel) -> tuple[int, int]:
+    """The parameters of a model, and those that are trained."""
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in weights.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+
+
+def _memory(config: Config, plan: Plan, weights: PreTrainedModel, nproc: int, passes: int) -> Finding:
+    """An estimate: weights, gradients, two moments, the activations of a backward pass, a copy for checkpoints.
+
+    passes: forward passes whose activations are kept.
+    """
+    (parameters, trained), shape, on_gpu = _sizes(weights), weights.config, torch.cuda.is_available()
     width, layers = getattr(shape, "hidden_size", 0), getattr(shape, "num_hidden_layers", 0)
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "hidden_dim", None) or 4 * width
     size = 2 if on_gpu and config.precision != "fp32" else 4
     length, slots = plan.phases[0].length, max(phase.masking.num_slots(phase.length) for phase in plan.phases)
     tokens = plan.micro_batch_size * length
     kept = 1 if config.gradient_checkpointing else 20 + 4 * inner / max(1, width)
-    passes = config.sub_networks if config.elastic else 1  # each may be as large as the model, and all are kept
     activations = passes * tokens * width * layers * kept * size
     head = (
         passes * plan.micro_batch_size * (length if family_of(shape).dense else slots) * shape.vocab_size * (size + 4)
@@ -175,7 +190,7 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _run(config: Config, batches: Batches, shards: bertdata.Dataset, learner: Learner) -> Finding:
+def _run(config: Config, batches: Batches, shards: bertdata.Dataset, methods: Sequence[Method]) -> Finding:
     run = Path(config.out)
     if run.exists() and not run.is_dir():
         return FAIL, f"--out {run} is a file; give a directory"
@@ -193,13 +208,16 @@ def _run(config: Config, batches: Batches, shards: bertdata.Dataset, learner: Le
         return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
     try:
         saved = state.read(newest)
-        saved.require_made_with(newest, checkpoint.made_with(config))
+        made_with = checkpoint.made_with(config, methods)
+        saved.require_made_with(newest, made_with)
         if saved.phases or config.phase:
             check_begun(run, saved.phases, saved.phase, batches.saved_phases() if config.phase else [])
         batches.resume(newest, saved)
-        # With --lora the run adapts the weights that the checkpoint names, which may be others than --init has.
-        base = adapters.base_of(assemble.model(config, shards, resume=newest)[0]) if config.lora else learner.base
-        saved.require_made_with(newest, {"teacher": learner.teacher, "init": base})
+        weights, _ = assemble.model(config, shards, resume=newest, methods=methods)
+        learner = _learner(config, weights, shards, methods)
+        for method in methods:
+            made_with |= method.identity(learner)
+        saved.require_made_with(newest, dict.fromkeys(saved.made_with) | made_with)
     except BertdataError as error:
         return FAIL, str(error)
     return PASS, f"continues from {newest.name}"
@@ -215,29 +233,10 @@ def doctor(config: Config, nproc: int) -> None:
         sys.exit(1)
 
 
-def _with_ranks(run: Callable[[Config, int], None]) -> click.Command:
-    """The options of pretrain, and --nproc."""
-    ranks = [1]
-    with_options = command(lambda config: run(config, ranks[0]))
-
-    def take(context: click.Context, parameter: click.Parameter, value: int) -> None:
-        ranks[0] = value
-
-    option = click.Option(
-        ["--nproc"],
-        default=1,
-        show_default=True,
-        help="Number of ranks of the run.",
-        type=click.IntRange(min=1),
-        callback=take,
-        expose_value=False,
-    )
-    with_options.params.insert(0, option)
-    with_options.help = run.__doc__
-    return with_options
-
-
-main = _with_ranks(doctor)
+RANKS = click.Option(
+    ["--nproc"], default=1, show_default=True, help="Number of ranks of the run.", type=click.IntRange(min=1)
+)
+main = command(doctor, own=[RANKS])
 
 if __name__ == "__main__":
     main()

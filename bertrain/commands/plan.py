@@ -12,6 +12,7 @@ import torch
 
 from bertdata.cli import one_sentence
 from bertdata.errors import BertdataError, counted
+from bertrain.methods import methods_of
 from bertrain.models import build
 from bertrain.options.config import Config
 from bertrain.options.flags import command
@@ -27,7 +28,7 @@ def plan(config: Config) -> None:
     """Print the phases of a run: steps, tokens, epochs of each dataset, learning rate, masks, and disk space."""
     with one_sentence():
         assemble.check_names(config)
-        batches = Batches(config, assemble.datasets(config))
+        batches = Batches(config, assemble.datasets(config), methods=methods_of(config))
         rows = list(_rows(batches))
         widths = [max(len(row[column]) for row in (HEAD, *rows)) for column in range(len(HEAD))]
         for row in (HEAD, *rows):

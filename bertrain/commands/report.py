@@ -232,8 +232,8 @@ def _along(steps: list[dict[str, Any]]) -> Callable[[int], dict[str, Any]]:
 def _events(log: list[dict[str, Any]], about: dict[str, Any]) -> Iterator[tuple[int, str]]:
     """What changed along a run: (after which step, what). A change of the stream is not said of its option again."""
     for entry in log:
-        if "layers_before" in entry:
-            yield entry["step"], f"{entry['layers_before']} → {entry.get('layers')} layers"
+        for name, (was, value) in entry.get("change", {}).items():
+            yield entry["step"], f"{name} {was} → {value}"
     covered, before = set(), dict[str, Any]()
     for step, stream in _streams(log):
         for name in stream if before else ():

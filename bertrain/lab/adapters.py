@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +24,63 @@ from transformers import PreTrainedModel
 
 from bertdata import key
 from bertdata.errors import UsageError, install
+from bertrain.methods import Method
 from bertrain.models import build
 from bertrain.models.families import layers_of
+from bertrain.objectives import Learner
+from bertrain.options.config import Config
+from bertrain.options.fields import Excludes, Options, option
 
-ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", build.ADAPTER_CONFIG
+ADAPTER, WEIGHTS, CONFIG = "adapter", "adapter_model.safetensors", "adapter_config.json"
 _NAME = "default"  # peft's own for a model's first adapter
 _PREFIX = "base_model.model."  # of each tensor in a file of peft's
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterOptions(Options):
+    lora: str = option("")
+    """Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r).
+    bits=4 and target=PATTERN may follow (docs/adapters.md).
+    """
+
+
+class Adapters(Method):
+    """An adapter is trained on the weights of --init, which are frozen."""
+
+    options_type = AdapterOptions
+    freezes_model = True
+    excludes = (
+        Excludes("lora", "layers", "a model that grows trains all its weights"),
+        Excludes("branch", "lora", "an adapter begins on the weights of --init"),
+    )
+
+    def check(self, config: Config) -> None:
+        if not config.init:
+            sentence = (
+                f"--lora {self.options.lora} needs --init: the weights to freeze; give that too, or leave --lora out"
+            )
+            raise UsageError(sentence, "needs-option", option="lora", given=self.options.lora)
+        parse(self.options.lora)
+
+    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
+        return {"lora": self.options.lora} | ({"init": base_of(learner.model)} if learner else {})
+
+    def source(self, config: Config, resume: Path | None) -> str | None:
+        return start_of(resume, config.init) if resume else None
+
+    def change(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
+        add(model, parse(self.options.lora), seed=config.seed)
+        if resume:
+            read(model, resume)
+
+    def weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        return plain(model, state)
+
+    def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
+        write(model, state, directory)
+
+    def lines(self, learner: Learner) -> Sequence[str]:
+        return facts(learner.model)
 
 
 class Lora(NamedTuple):
@@ -160,6 +212,11 @@ def save(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: P
         model.save_pretrained(directory, state_dict=dict(state))
         return
     model.save_pretrained(directory, state_dict=plain(model, state))
+    write(model, state, directory)
+
+
+def write(model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Writes the adapter of a model, with the weights of a state dict, into directory/adapter."""
     own = _peft().get_peft_model_state_dict(model, dict(state), save_embedding_layers=False)
     (directory / ADAPTER).mkdir(exist_ok=True)
     weights = {_PREFIX + name: tensor.contiguous() for name, tensor in own.items()}

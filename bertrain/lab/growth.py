@@ -13,14 +13,86 @@ So weights and moments always come from one tensor (as in Shen et al., 2022), an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import click
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.errors import UsageError
-from bertrain.models.encoder import Encoder
+from bertrain.methods import Method
 from bertrain.models.families import layers_of
+from bertrain.objectives import Learner
+from bertrain.options.config import Config
+from bertrain.options.fields import COUNT, Excludes, Options, option
+from bertrain.run.phases import Phase
+
+WAYS = ("stack", "fresh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthOptions(Options):
+    layers: int | None = option(None, type=int, bounds=COUNT, phase=True, in_files=True)
+    """Number of layers: the model has its first ones alone, and grows at the next phase that has more."""
+    grow_by: str = option("stack", type=click.Choice(WAYS))
+    """Weights of new layers where a [[phase]] has more layers. stack: copies of the layers below. fresh: random
+    weights.
+    """
+
+
+class Growth(Method):
+    """The model of a phase has its first layers alone, and gets more with a later phase."""
+
+    options_type = GrowthOptions
+    excludes = (
+        Excludes("init", "layers", "a model that grows begins with random weights, so give --model"),
+        Excludes("branch", "layers", "a branch has the layers of its run"),
+    )
+
+    def __init__(self, options: GrowthOptions) -> None:
+        super().__init__(options)
+        self._all_layers = 0  # of the complete model
+
+    def check(self, config: Config) -> None:
+        if not config.is_given("layers"):
+            given = f"--grow-by {self.options.grow_by}"
+            sentence = f"{given} needs a [[phase]] with layers; give that too, or leave --grow-by out"
+            raise UsageError(sentence, "needs-option", option="grow_by", given=self.options.grow_by)
+        layers = [part.options.flat().get("layers") or math.inf for part in config.parts]
+        if layers != sorted(layers):
+            shown = ", ".join("all" if number == math.inf else str(number) for number in layers)
+            sentence = f"the phases have {shown} layers; give numbers that do not fall, and none for all of --model"
+            raise UsageError(sentence, "malformed", option="layers", given=layers)
+
+    def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
+        if layers := phase.methods.get("layers"):
+            shorten(config, layers)
+
+    def check_model(
+        self,
+        config: Config,
+        learner: Learner,
+        phases: Sequence[Phase],
+        make: Callable[[Phase | None], PreTrainedModel],
+    ) -> Sequence[str]:
+        deepest = make(None)
+        check_depths(deepest, [phase.methods.get("layers") for phase in phases])
+        check_outside(deepest, make(phases[0]))
+        self._all_layers = len(layers_of(deepest))
+        return [name for name, _ in deepest.named_parameters()]
+
+    def remakes(self, before: Phase, after: Phase) -> bool:
+        numbers = {phase.methods.get("layers") or self._all_layers for phase in (before, after)}
+        return len(numbers) > 1
+
+    def carry(
+        self, before: Learner, after: Learner, old: torch.optim.Optimizer, new: torch.optim.Optimizer
+    ) -> Mapping[str, Any]:
+        carry(before, after, old, new, stack=self.options.grow_by == "stack")
+        return {"layers": [len(layers_of(learner.model)) for learner in (before, after)]}
 
 
 def shorten(config: PreTrainedConfig, layers: int) -> None:
@@ -67,7 +139,7 @@ def check_outside(full: PreTrainedModel, first: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def carry(
-    before: Encoder, after: Encoder, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, stack: bool
+    before: Learner, after: Learner, old: torch.optim.Optimizer, new: torch.optim.Optimizer, *, stack: bool
 ) -> None:
     """Gives a grown Learner the weights of the one before, and its optimizer the moments: see the top of this file."""
     sources = dict(before.named_parameters())

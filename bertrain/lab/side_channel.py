@@ -15,16 +15,69 @@ or a random token where the text is hidden. docs/side-channels.md has the rules.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tokenizers
 import torch
 from torch.nn import Module, Parameter
 from torch.nn import functional as F
 
 from bertdata.errors import UsageError
+from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain.commands import reading
+from bertrain.methods import Method, Setting
+from bertrain.objectives import Learner
+from bertrain.options.fields import Excludes, Options, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideChannelOptions(Options):
+    side_channel: str = option("")
+    """File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. The
+    word embeddings of tokens with a common name learn together (docs/side-channels.md).
+    """
+
+
+class Structured(Method):
+    """Word embeddings of tokens that share a structure learn together."""
+
+    options_type = SideChannelOptions
+    excludes = (
+        Excludes("lora", "side_channel", "a side channel trains the word embeddings, which an adapter freezes"),
+    )
+
+    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
+        return {"side-channel": identity(self.options.side_channel)}
+
+    def learner(self, learner: Learner, setting: Setting) -> Learner:
+        """Raises UsageError for a table that does not fit the vocabulary, or a model without a table of embeddings."""
+        path, model = self.options.side_channel, learner.model
+        try:
+            embeddings = model.get_input_embeddings()
+        except NotImplementedError:
+            embeddings = None
+        if not isinstance(embeddings, torch.nn.Embedding):
+            kind = model.config.model_type
+            sentence = f"--side-channel needs a table of word embeddings, which {kind} does not have; leave it out"
+            raise UsageError(sentence, "unsupported", option="side_channel", given=path)
+        vocabulary = tokenizers.Tokenizer.from_str(setting.shards.tokenizer_file(TOKENIZER).decode()).get_vocab()
+        add(learner, read(path, vocabulary), embeddings.embedding_dim)
+        return learner
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
+        embeddings: Any = learner.model.get_input_embeddings()
+        channel_of(learner).attach(optimizer, embeddings.weight)
+
+    def facts(self, learner: Learner) -> Mapping[str, Any]:
+        return channel_of(learner).facts
+
+    def lines(self, learner: Learner) -> Sequence[str]:
+        return [
+            "--side-channel: {ids:,} ids have one or more of {structures:,} structures".format(**self.facts(learner))
+        ]
 
 
 class Structures(NamedTuple):
@@ -142,6 +195,18 @@ class SideChannel(Module):
 
         optimizer.register_step_pre_hook(gather)
         optimizer.register_step_post_hook(scatter)
+
+
+def add(learner: Learner, table: Structures, width: int) -> None:
+    """Makes a side channel a part of a learner, by the name side_channel. Call its `attach` for the optimizer."""
+    learner.side_channel = channel = SideChannel(table, width)
+    learner.sizes["side_channel.weight"] = channel.weight.numel()
+
+
+def channel_of(learner: Learner) -> SideChannel:
+    """The side channel that `add` has made."""
+    channel: Any = learner.side_channel
+    return channel
 
 
 def _members(groups: torch.Tensor, members: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from bertdata import Dataset, SpecialTokens, key
 from bertdata.errors import DatasetError, TokenizerError, UsageError
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
-from bertrain.lab import growth as grow
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import DROPOUTS, PRESETS, family_of, first_position, preset
 
@@ -45,19 +44,24 @@ HUB_TIMEOUT_S = 10
 MISSPELT = 0.85  # how alike two names of settings are, by difflib, if one is probably the other
 COMPARED = 8  # tokens of a row for which the head of a family is compared with the model's own
 UNBOUNDED = 1 << 20  # tokens of a row, where a configuration does not say how many positions there are
-ADAPTER_CONFIG = "adapter_config.json"  # in a directory that peft wrote
 VOCABULARY_PADDING = 128  # a configuration may have fewer ids than this beyond the shards', for faster products
 
 
 def build(
-    name: str, special: SpecialTokens, *, length: int, seed: int, nsp: bool = False, layers: int | None = None
+    name: str,
+    special: SpecialTokens,
+    *,
+    length: int,
+    seed: int,
+    nsp: bool = False,
+    change: Callable[[PreTrainedConfig], None] = lambda config: None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """A freshly initialised model for a vocabulary and rows of `length` tokens, the same on every rank; and warnings.
 
     name: a preset, a transformers configuration (JSON), a directory with a config.json, or a name on the hub. What must
     fit the data in a configuration is changed to fit, and a warning says so. nsp: with a head for next sentence
-    prediction. layers: only so many, the first; None for all. Raises UsageError if the name is none of these, or is no
-    masked language model.
+    prediction. change: of the configuration, before the model is built. Raises UsageError if the name is none of these,
+    or is no masked language model.
     """
     warnings: list[str] = []
     if name in PRESETS:
@@ -75,8 +79,7 @@ def build(
             f"{config.model_type}"
         )
         raise UsageError(sentence, "unsupported", option="objective", given="nsp")
-    if layers:
-        grow.shorten(config, layers)
+    change(config)
     torch.manual_seed(key(seed, "init") >> 1)
     try:
         if nsp and family.next_sentence:
@@ -251,13 +254,13 @@ def needed(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
 
 
 def start_from(
-    spec: str, shards: Dataset, *, length: int, nsp: bool = False, whole: bool = False
+    spec: str, shards: Dataset, *, length: int, nsp: bool = False, frozen_by: str | None = None
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model of a checkpoint directory or hub name, to continue training on some shards; and warnings.
 
     Raises UsageError if its vocabulary is not that of the shards, if rows do not fit, or if it lacks weights of the
-    encoder. Heads that it lacks are initialised at random; a warning names them, and weights that are not used. whole:
-    raises UsageError for them too, as nothing would train them.
+    encoder. Heads that it lacks are initialised at random; a warning names them, and weights that are not used.
+    frozen_by: the option that freezes the model; without its heads it raises UsageError then, as nothing trains them.
     """
     path = Path(spec)
     if path.is_file() and path.name == "config.json":
@@ -281,30 +284,16 @@ def start_from(
     if lacking := [name for name in needed(model, missing) if name.startswith(f"{model.base_model_prefix}.")]:
         sentence = f"--init {spec} lacks weights of the encoder, such as {lacking[0]}; give a complete checkpoint"
         raise UsageError(sentence, "weights-missing", option="init", given=spec)
-    if whole and (lacking := needed(model, missing)):
+    if frozen_by and (lacking := needed(model, missing)):
         sentence = (
-            f"--init {spec} has no weights for {lacking[0]}, and --lora would not train them; train some steps without "
-            "--lora first"
+            f"--init {spec} has no weights for {lacking[0]}, and {frozen_by} would not train them; train some steps "
+            f"without {frozen_by} first"
         )
         raise UsageError(sentence, "weights-missing", option="init", given=spec)
     warnings = [f"--init {spec} has no weights for {', '.join(missing)}, which begin at random"] if missing else []
     if unexpected:
         warnings.append(f"--init {spec} has weights that are not used: {', '.join(unexpected)}")
     return model, warnings
-
-
-def refuse_adapter(directory: Path) -> None:
-    """Raises UsageError if the directory of --init holds an adapter that peft wrote, and no model."""
-    if not (directory / ADAPTER_CONFIG).is_file() or (directory / "config.json").is_file():
-        return
-    if (directory.parent / "config.json").is_file():
-        sentence = f"--init {directory} is an adapter of peft; give {directory.parent}, whose weights it is merged into"
-        raise UsageError(sentence, "weights-missing", option="init", given=str(directory))
-    sentence = (
-        f"--init {directory} is an adapter of peft without the weights that it belongs to; merge the two by peft's "
-        "merge_and_unload, save them by save_pretrained, and give that directory (docs/adapters.md)"
-    )
-    raise UsageError(sentence, "weights-missing", option="init", given=str(directory))
 
 
 def may_be_on_hub(name: str) -> bool:

@@ -61,8 +61,6 @@ class Family:
     padding_id: int | None = None  # the only one that transformers' code of it takes; None: that of the configuration
     isolation: Literal["kernel", "mask"] | None = None
     """How its attention keeps packed documents apart (isolation.py). None: it cannot."""
-    taps: Literal["attention", "hidden"] | None = "attention"
-    """What --distil can read: hidden states and queries, keys, values; hidden states alone; or nothing."""
     layers: Callable[[PreTrainedModel], Sequence[Module]] | None = None
     """The transformer layers, first to last. None: the outermost list of config.num_hidden_layers modules."""
     untrained: tuple[str, ...] = ()  # parts of the encoder that a masked language model has and does not train
@@ -70,8 +68,6 @@ class Family:
     """Configuration, tokens that a token attends to → how many vectors of a layer a token is multiplied with there."""
     half: bool = True  # whether it computes in bf16 and fp16 too
     next_sentence: type[PreTrainedModel] | None = None  # the model with a head for next sentences too, if there is one
-    elastic: Literal["any", "same"] | None = None
-    """How wide heads of a sub-network are (elastic.py): at most the model's, or the same. None: no sub-networks."""
 
 
 def _bert_head(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -98,8 +94,8 @@ def _deberta_scores(config: PreTrainedConfig, tokens: int) -> float:
 _ROBERTA = Family(positions_after_padding=True, isolation="kernel")
 
 FAMILIES: dict[str, Family] = {
-    "bert": Family(head=_bert_head, isolation="kernel", next_sentence=BertForPreTraining, elastic="any"),
-    "modernbert": Family(isolation="kernel", elastic="same"),  # rotary positions turn pairs of a head's dimensions
+    "bert": Family(head=_bert_head, isolation="kernel", next_sentence=BertForPreTraining),
+    "modernbert": Family(isolation="kernel"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
@@ -121,19 +117,19 @@ FAMILIES: dict[str, Family] = {
     "megatron-bert": Family(isolation="mask"),
     "rembert": Family(isolation="mask"),
     "roformer": Family(isolation="mask", untrained=("encoder.embed_positions",)),  # sines, which are computed
-    "deberta": Family(taps="hidden", scores=_deberta_scores, half=False),  # one map makes q, k, v head by head
-    "deberta-v2": Family(taps="hidden", scores=_deberta_scores),  # maps are called twice, for relative positions too
+    "deberta": Family(scores=_deberta_scores, half=False),
+    "deberta-v2": Family(scores=_deberta_scores),
     "mobilebert": Family(),  # its embeddings look at neighbouring tokens
-    "convbert": Family(taps="hidden"),  # as do its convolutions; attention has fewer heads than the configuration says
+    "convbert": Family(),
     "nystromformer": Family(),
-    "fnet": Family(taps="hidden", untrained=("pooler",), scores=lambda config, tokens: 0),  # Fourier transforms
-    "squeezebert": Family(taps=None, untrained=("pooler",)),  # its layers have hidden states as [B, H, T]
-    "flaubert": Family(taps=None),  # a layer is not one module
-    "xlm": Family(taps=None),
+    "fnet": Family(untrained=("pooler",), scores=lambda config, tokens: 0),  # Fourier transforms
+    "squeezebert": Family(untrained=("pooler",)),
+    "flaubert": Family(),
+    "xlm": Family(),
 }
 """Families by the model_type of their configurations."""
 
-UNLISTED = Family(dense=True, taps=None)
+UNLISTED = Family(dense=True)
 """Every other family."""
 
 

@@ -46,13 +46,13 @@ class Objective(torch.nn.Module):
         raise NotImplementedError
 
     def prepare(self, piece: MicroBatch) -> MicroBatch:
-        """Adds tensors to a micro-batch that `forward` needs, such as a teacher's answers. Called without gradients."""
+        """Adds tensors to a micro-batch that `forward` needs. Called without gradients."""
         return piece
 
     def of(self, model: PreTrainedModel) -> Objective:
-        """This objective for a sub-network of the model (elastic.py). It shares the parameters of this one.
+        """This objective for a smaller model whose weights are parts of the model's. It shares the parameters of this.
 
-        An objective that keeps nothing of the model, such as its width, serves all sub-networks as it is.
+        An objective that keeps nothing of the model, such as its width, serves smaller ones as it is.
         """
         return self
 
@@ -68,26 +68,22 @@ class Objective(torch.nn.Module):
 class Learner(Encoder):
     """Encoder, heads and objectives as one module, so that all of it runs inside DistributedDataParallel's forward."""
 
-    teacher: str | None = None
-    """The name of a teacher, and what it teaches; None without one. A run resumes only with the same."""
-    base: str | None = None
-    """SHA-256 of the weights that are frozen beside an adapter; None without one. A run resumes only with the same."""
-
     objectives: Mapping[str, Objective]
 
     def __init__(self, model: PreTrainedModel, objectives: Mapping[str, Objective], *, isolate: bool = False) -> None:
         super().__init__(model, isolate=isolate)
         self.objectives = cast(Any, torch.nn.ModuleDict(objectives))  # which does not say what its modules are
-        self.side_channel: torch.nn.Module | None = None
-        """What word embeddings learn together, if a run has it (optim/side_channel.py)."""
         self.uses_logits = any(objective.uses_logits for objective in objectives.values())
         is_tied = getattr(model.config, "tie_word_embeddings", True)
+        self.sizes = {
+            name.removeprefix("model."): parameter.numel()
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad
+        }
+        """The elements of each tensor that is trained, or that --lr-scale may freeze."""
         self.leaves_unused = self.is_dense or not self.uses_logits or not is_tied
         """Whether a step may give parts of the model no gradient: its head, or that bias of an untied one which only
         tied ones use."""
-
-    def begin_step(self, step: int) -> None:
-        """Called on every rank before the micro-batches of a step."""
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """By objective, what its sum over this batch will be divided by, once summed over all ranks."""

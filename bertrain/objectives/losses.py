@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -62,29 +61,3 @@ class _CrossEntropySum(torch.autograd.Function):
     def backward(context: Any, outer: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, None]:
         gradient, used = context.saved_tensors
         return gradient.mul_((used * outer).unsqueeze(-1)), None
-
-
-def divergence(
-    logits: torch.Tensor,
-    logprobs: torch.Tensor,
-    temperature: float,
-    ids: torch.Tensor | None = None,
-    tails: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """KL divergence of a teacher from the student's logits [N, V], at a temperature, without the factor T²: [N].
-
-    Without ids, logprobs [N, V] are the teacher's, of tokens 0, 1, …. With ids [N, k], logprobs [N, k] are of those
-    tokens and tails [N] of all other tokens together. Both distributions then become k + 1 buckets, which costs O(k)
-    beside the student's own softmax, and the temperature applies to the buckets. With k = V this is the plain
-    divergence. With less it is a lower bound of it for T = 1, which is 0 only where the student gives each of the k
-    tokens, and all others together, the probability that the teacher gives.
-    """
-    if ids is None or tails is None:
-        top = logits[..., : logprobs.shape[-1]]
-    else:
-        top = logits.gather(-1, ids)
-        if ids.shape[-1] < logits.shape[-1]:  # a logsumexp of just the others: 1 − Σ would lose a small tail
-            others = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
-            top, logprobs = torch.cat([top, others], -1), torch.cat([logprobs, tails.unsqueeze(-1)], -1)
-    log_q, log_p = ((x / temperature).log_softmax(-1) for x in (top, logprobs))
-    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)

@@ -17,7 +17,7 @@ from bertrain.options.config import Config
 def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
     """The optimizer that --optimizer names, for all parameters of a module that are trained, with --lr-scale.
 
-    Its steps are those of a Learner's side channel too. Raises UsageError for an entry that gives no optimizer.
+    Raises UsageError for an entry that gives no optimizer.
     """
     optimizer: Any = OPTIMIZERS[config.optimizer](module, config)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -28,9 +28,6 @@ def build(module: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
         raise UsageError(sentence, "bad-entry", option="optimizer", given=config.optimizer)
     if config.lr_scale:
         _scale_rates(optimizer, module, config)
-    if channel := getattr(module, "side_channel", None):
-        model: Any = module.model
-        channel.attach(optimizer, model.get_input_embeddings().weight)
     return optimizer
 
 

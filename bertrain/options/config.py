@@ -1,18 +1,15 @@
-"""The options of a run: one dataclass, its checks, and the command line made from it."""
+"""The options of a run: one dataclass, and what they amount to. Methods bring further ones (methods.py)."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from datetime import date
 from fractions import Fraction
-from functools import cache, cached_property
-from itertools import pairwise
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,84 +17,45 @@ import click
 
 from bertdata.choices import MASKING_POLICIES, SHUFFLES, MaskingPolicy
 from bertdata.errors import UsageError, counted
+from bertrain.methods import known_methods, methods_of
 from bertrain.options import values
+from bertrain.options.fields import (
+    ABOVE_0,
+    COUNT,
+    DECAY,
+    FROM_0,
+    PART,
+    SHARE,
+    WARMUP,
+    WEIGHT,
+    Excludes,
+    Needs,
+    Options,
+    flag,
+    option,
+)
 
-METHODS, LAYERS = ("auto", "logits", "relations", "hidden"), ("uniform", "last")
-GROWTH = ("stack", "fresh")
 TRACKERS = ("tensorboard", "wandb", "trackio")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 MICRO_BATCH_SIZE = 64  # the default is at most this
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
-DISTILLATION, HARDWARE, CHECKPOINTS = "Distillation", "Speed and memory", "Checkpoints and log"
-IN_FILES = ""  # the group of options that only a file or Python can give: they are of phases
+HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
 DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which has one of them
 
-
-class Bounds(NamedTuple):
-    """Which values an option may have."""
-
-    expected: str  # what to give, for errors
-    hold: Callable[[Any], bool]
-
-
-class Needs(NamedTuple):
-    """What an option means nothing without."""
-
-    expected: str  # what to give, for errors
-    is_given: Callable[[Config], bool]
-
-
-class Excludes(NamedTuple):
-    """Two options that do not go together."""
-
-    option: str
-    other: str
-    why: str
-
-
-COUNT = Bounds("at least 1", lambda value: value >= 1)
-ABOVE_0 = Bounds("a number above 0", lambda value: 0 < value < math.inf)
-FROM_0 = Bounds("0 or a number above it", lambda value: 0 <= value < math.inf)
-DECAY = Bounds("a number from 0 to below 1, such as 0.9", lambda value: 0 <= value < 1)
-PART = Bounds("a share of the run from 0 to below 1, such as 0.1", lambda value: 0 <= value < 1)
-WARMUP = Bounds("a share of the run below 1, such as 0.06, or --warmup-steps", PART.hold)
-SHARE = Bounds("a share above 0 and at most 1, such as 0.2", lambda value: 0 < value <= 1)
-WEIGHT = Bounds("a weight from 0 to 1", lambda value: 0 <= value <= 1)
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
 MUON = Needs("--optimizer muon", lambda config: config.optimizer not in ("adamw", "stableadamw", "lamb"))
-GROW = Needs("a [[phase]] with layers", lambda config: config.grows)
-ELASTIC = Needs("--elastic", lambda config: bool(config.elastic))
-INIT = Needs("--init: the weights to freeze", lambda config: bool(config.init))
-TEACHER = Needs("a --teacher-cache or a --teacher", lambda config: bool(config.distil_method))
-
 
 EXCLUDES = (
     Excludes("mix_temperature", "weights", "both say how datasets are mixed"),
-    Excludes("teacher_cache", "teacher", "both teach"),
-    Excludes("lora", "side_channel", "a side channel trains the word embeddings, which an adapter freezes"),
-    Excludes("elastic", "lora", "sub-networks train all their weights"),
-    Excludes("trains", "elastic", "sub-networks train all their weights"),
-    Excludes("gradient_checkpointing", "elastic", "the weights of a sub-network exist only in the forward pass"),
-    Excludes("init", "grows", "a model that grows begins with random weights, so give --model"),
-    Excludes("lora", "grows", "a model that grows trains all its weights"),
-    Excludes("elastic", "grows", "sub-networks have numbers of layers of their own"),
     Excludes("branch", "init", "both say with which weights a run begins"),
-    Excludes("branch", "lora", "an adapter begins on the weights of --init"),
-    Excludes("branch", "teacher_cache", "a cache has answers to rows from the first one on"),
-    Excludes("branch", "grows", "a branch has the layers of its run"),
 )
-"""What does not go together, for any values. `grows` and `trains` are what phases say."""
-_OF_PHASES = {"grows": "layers in phases", "trains": "trains in phases"}
+"""What does not go together, for any values. Methods have their own."""
 
 
 def _option(group: str, default: Any, **more: Any) -> Any:
-    """A field of Config; its help is the docstring below it.
-
-    more: `bounds` of its value; what it `needs`; whether a `phase` may set it; its `form`, if it is more than one plain
-    value; and its `type` for click, if it is not that of the default.
-    """
-    return field(default=default, metadata={"group": group} | more)
+    """An option in a group of --help."""
+    return option(default, group=group, **more)
 
 
 class Part(NamedTuple):
@@ -121,11 +79,11 @@ _RATE = frozenset({"lr", "lr_end", "schedule", "decay_share", "warmup", "warmup_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Every option of bertrain.pretrain. run/run.json holds them, and --config reads them from there.
+class Config(Options):
+    """Every option of bertrain.pretrain but those of methods, which `Config.of` takes too.
 
-    Names of objectives, optimizers, schedules and models are checked where they are looked up, so that other programs
-    can add their own.
+    run/run.json holds all of them, and --config reads them from there. Names of objectives, optimizers, schedules and
+    models are checked where they are looked up, so that other programs can add their own.
     """
 
     data: str | tuple[str, ...] = _option(DATA, (), form="many", phase=True)
@@ -151,34 +109,14 @@ class Config:
     """Checkpoint of another run to go on from, OUT/step-XXXXXXXX or a run: with its model, the optimizer's moments and
     its place in the data, but from step 0 with the phases of this run.
     """
-    lora: str = _option(MODEL, "", needs=INIT)
-    """Train an adapter on the weights of --init, which are frozen: r=8,alpha=16. r: rank; alpha: scale (alpha / r).
-    bits=4 and target=PATTERN may follow (docs/adapters.md).
-    """
     objective: str = _option(MODEL, "mlm")
     """Objectives to train on, joined by +: mlm, or mlm+nsp for sentence pairs."""
-    layers: int | None = _option(IN_FILES, None, type=int, bounds=COUNT, phase=True)
-    """Number of layers: the model has its first ones alone, and grows at the next phase that has more."""
-    grow_by: str = _option(MODEL, "stack", type=click.Choice(GROWTH), needs=GROW)
-    """Weights of new layers where a [[phase]] has more layers. stack: copies of the layers below. fresh: random
-    weights.
-    """
-    trains: str = _option(IN_FILES, "", phase=True)
+    trains: str = _option(MODEL, "", phase=True, in_files=True)
     """Regular expression: only parameters of the model whose name contains a match are trained."""
     rope_base: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
     """Base of the rotary positions, of global layers where a model has local ones too. Default: that of --model."""
     rope_base_local: float | None = _option(MODEL, None, type=float, bounds=ABOVE_0, phase=True)
     """Base of the rotary positions of local layers. Default: that of --model."""
-    elastic: str = _option(MODEL, "")
-    """Train sub-networks that share the model's weights, for bertrain search: their sizes, such as
-    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).
-    """
-    sub_networks: int = _option(MODEL, 2, bounds=COUNT, needs=ELASTIC)
-    """Number of sub-networks in a step with --elastic."""
-    side_channel: str = _option(MODEL, "")
-    """File of names that tokens share, such as the radicals of characters: each line has a token, a tab and names. The
-    word embeddings of tokens with a common name learn together (docs/side-channels.md).
-    """
     length: int = _option(DATA, 128, phase=True)
     """Row length in tokens, special tokens included."""
     isolate_documents: bool = _option(DATA, False)
@@ -254,23 +192,6 @@ class Config:
     """Random seed for initial weights and dropout, and for the data without --data-seed."""
     data_seed: int | None = _option(DATA, None, type=int)
     """Random seed for data order and masks. Default: the same as --seed."""
-    teacher_cache: str = _option(DISTILLATION, "")
-    """Directory of stored predictions of a teacher, written by bertrain teacher."""
-    teacher: str = _option(DISTILLATION, "")
-    """Directory of a teacher that runs during training: a run or a checkpoint."""
-    distil: str = _option(DISTILLATION, "auto", type=click.Choice(METHODS), needs=TEACHER)
-    """What to learn from a teacher: its logits (Hinton, 2015), the relations of its queries, keys and values
-    (MiniLMv2), or its hidden states and attention (TinyBERT). auto: logits with --teacher-cache, relations with
-    --teacher.
-    """
-    distil_layers: str = _option(DISTILLATION, "uniform", type=click.Choice(LAYERS), needs=TEACHER)
-    """Layers that --distil hidden compares. uniform: every layer of the student with evenly spaced layers of the
-    teacher. last: only the last.
-    """
-    alpha: float = _option(DISTILLATION, 0.5, bounds=WEIGHT, needs=TEACHER)
-    """Weight of the teacher's loss; the loss on the text has the weight 1 - alpha."""
-    temperature: float = _option(DISTILLATION, 1.0, bounds=ABOVE_0, needs=TEACHER)
-    """Temperature of the teacher's and the student's logits, for --distil logits."""
     precision: str = _option(HARDWARE, "auto", type=click.Choice(PRECISIONS))
     """Number format of matrix products. auto: bf16 on GPUs, fp16 on GPUs before Ampere, fp32 on CPUs."""
     compile: str = _option(HARDWARE, "auto", type=click.Choice(["auto", "on", "off"]))
@@ -298,110 +219,62 @@ class Config:
     (docs/trackers.md). May be repeated.
     """
 
-    phase: tuple[Mapping[str, Any], ...] = _option(IN_FILES, (), form="tables")
+    phase: tuple[Mapping[str, Any], ...] = _option(DATA, (), form="tables", in_files=True)
     """The phases of the run, each with a duration and what it sets (docs/phases.md)."""
+    methods: tuple[Options, ...] = _option(MODEL, (), form="options", in_files=True)
+    """The options of methods: an object of each whose options are given."""
 
     def __post_init__(self) -> None:
-        for option in fields(self):
-            object.__setattr__(self, option.name, self._parsed(option))
-            self._check_choice(option)
+        super().__post_init__()
         if not self.data and not self.phase:
             raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
-        for option in fields(self):
-            self._check_bounds(option)
         if self.data:
             self._check_weights()
-        self._check_masks()
+        total = self.mask_fraction + self.random_fraction
+        self.require("random_fraction", total <= 1 + 1e-9, f"at most 1 - --mask-fraction {self.mask_fraction}")
         self.rate_scales  # noqa: B018  (refuses what is no factor or no pattern)
         self.milestones  # noqa: B018  (refuses what is none)
-        for option in fields(self):
-            self._check_needs(option)
-        for each in EXCLUDES:
-            self._check_excludes(each)
-        self._check_growth()
         self._check_bases()
         self._check_trains()
-        self._check_elastic()
+        used = methods_of(self)
+        for pair in (*EXCLUDES, *(pair for method in used for pair in method.excludes)):
+            self._check_excludes(pair)
         self._check_duration()
-        self._check_distillation()
+        for method in used:
+            method.check(self)
 
-    def _parsed(self, option: Field[Any]) -> Any:
-        """The value of an option, from Python, a file or the command line. Raises UsageError for another type."""
-        value, kind, form = getattr(self, option.name), _kind(option), option.metadata.get("form")
-        if value is None and option.default is None:
-            return None
-        if form == "numbers":
-            numbers = _numbers(value, float) if isinstance(value, str) and value else value or ()
-            is_right = isinstance(numbers, list | tuple) and all(isinstance(each, int | float) for each in numbers)
-            if is_right and (numbers or not value):
-                return tuple(numbers)
-            expected = "numbers with commas between"
-        elif form == "many":
-            texts = [value] * bool(value) if option.name == "data" and isinstance(value, str) else value
-            if isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts):
-                return tuple(texts)
-            expected = "a list of texts"
-        elif form == "tables":
-            if isinstance(value, list | tuple) and all(isinstance(table, Mapping) for table in value):
-                return tuple(value)
-            expected = "a list of tables; write [[phase]] above each"
-        elif form in ("rows", "amount") and value != "":
-            with contextlib.suppress(ValueError, TypeError):
-                if form == "amount":
-                    return str(value) if values.amount(value) else ""
-                rows = values.ramp(value)
-                return rows.first if rows.first == rows.last else str(rows)
-            expected = "a number of rows, such as 64 or 16..64" if form == "rows" else "a number of tokens, such as 40M"
-        else:
-            is_kind = isinstance(value, (int, float) if kind is float else kind)
-            if is_kind and isinstance(value, bool) == (kind is bool):
-                with contextlib.suppress(OverflowError):
-                    return float(value) if kind is float else value
-            expected = _KINDS[kind]
-        sentence = f"{flag(option.name)} is {value!r}, which is not {expected}"
-        raise UsageError(sentence, "malformed", option=option.name, given=value)
+    @classmethod
+    def of(cls, **given: Any) -> Config:
+        """The options of a run and of its methods, by name. Raises UsageError for a name that is unknown."""
+        found = []
+        for method in known_methods().values():
+            own = {name: given.pop(name) for name in method.options_type.names() & given.keys()}
+            if own and (options := method.options_type(**own)) != method.options_type():
+                found.append(options)
+        if unknown := sorted(given.keys() - all_options().keys()):
+            raise UsageError(f"{unknown[0]} is no option of a run; leave it out", "unknown", option=unknown[0])
+        return cls(**given | ({"methods": (*given.get("methods", ()), *found)} if found else {}))
 
-    def _check_choice(self, option: Field[Any]) -> None:
-        choices, value = getattr(option.metadata.get("type"), "choices", ()), getattr(self, option.name)
-        for each in (value if isinstance(value, tuple) else (value,)) if choices else ():
-            if each not in choices:
-                sentence = f"{flag(option.name)} {each} is unknown; give one of {', '.join(choices)}"
-                raise UsageError(sentence, "unknown", option=option.name, given=each)
-
-    def _check_bounds(self, option: Field[Any]) -> None:
-        bounds, value = option.metadata.get("bounds"), getattr(self, option.name)
-        if bounds is None or value is None:
-            return
-        is_right = all(map(bounds.hold, value if isinstance(value, tuple) else [value]))
-        self._require(option.name, is_right, bounds.expected)
-
-    def _require(self, name: str, is_right: bool, expected: str) -> None:
-        """Raises UsageError for an option out of its range. expected: what to give instead."""
-        value = getattr(self, name)
-        if not is_right:
-            raise UsageError(f"{flag(name)} is {value}; give {expected}", "out-of-range", option=name, given=value)
-
-    def _check_needs(self, option: Field[Any]) -> None:
-        """Raises UsageError for an option that is given and means nothing."""
-        needs, value = option.metadata.get("needs"), getattr(self, option.name)
-        if needs and value != option.default and not needs.is_given(self):
-            given = flag(option.name)
-            sentence = f"{given} {value} needs {needs.expected}; give that too, or leave {given} out"
-            raise UsageError(sentence, "needs-option", option=option.name, given=value)
+    def flat(self) -> dict[str, Any]:
+        """All options by name, with those of its methods: `Config.of` makes the same of them."""
+        found = {
+            each.name: getattr(options, each.name) for options in (self, *self.methods) for each in fields(options)
+        }
+        del found["methods"]
+        return found
 
     def _check_excludes(self, pair: Excludes) -> None:
-        names = (pair.option, pair.other)
-        if all(self._is_given(name) for name in names):
-            shown = [_OF_PHASES.get(name, flag(name)) for name in names]
-            sentence = f"{' and '.join(shown)} were given: {pair.why}; give one of them"
-            raise UsageError(sentence, "conflict", option=pair.option, given=getattr(self, pair.option))
+        if self.is_given(pair.option) and self.is_given(pair.other):
+            names = [f"{name} in phases" if _is_in_files(name) else flag(name) for name in pair[:2]]
+            sentence = f"{' and '.join(names)} were given: {pair.why}; give one of them"
+            given = self.flat().get(pair.option)
+            raise UsageError(sentence, "conflict", option=pair.option, given=given)
 
-    def _is_given(self, name: str) -> bool:
-        """Whether an option is set, for the run or in a phase."""
-        if name == "grows":
-            return self.grows
-        values = [getattr(part.options, name) for part in self.parts] if name == "trains" else [getattr(self, name)]
-        return any(value is not None and value is not False and value not in ("", ()) for value in values)
+    def is_given(self, name: str) -> bool:
+        """Whether an option of the run or of a method is set; one that files alone have, also in a phase."""
+        phases = [part.options for part in self.parts] if _is_in_files(name) else []
+        given = [options.flat().get(name) for options in (self, *phases)]
+        return any(value is not None and value is not False and value not in ("", ()) for value in given)
 
     def _check_weights(self) -> None:
         number = len(self.data)
@@ -427,38 +300,6 @@ class Config:
                 sentence = f"some phases set {name} and others do not; set it in each, or above them"
                 raise UsageError(sentence, "conflict", option=name)
 
-    def _check_masks(self) -> None:
-        total = self.mask_fraction + self.random_fraction
-        self._require("random_fraction", total <= 1 + 1e-9, f"at most 1 - --mask-fraction {self.mask_fraction}")
-
-    def _check_growth(self) -> None:
-        if not self.grows:
-            return
-        layers = [part.options.layers or math.inf for part in self.parts]
-        if layers != sorted(layers):
-            shown = ", ".join("all" if number == math.inf else str(number) for number in layers)
-            sentence = f"the phases have {shown} layers; give numbers that do not fall, and none for all of --model"
-            raise UsageError(sentence, "malformed", option="layers", given=layers)
-        if self.distil_method in ("relations", "hidden"):
-            sentence = (
-                f"--distil {self.distil_method} compares layers by their number, which phases with layers change; give "
-                "--distil logits, or leave layers out"
-            )
-            raise UsageError(sentence, "conflict", option="distil", given=self.distil)
-
-    def _check_elastic(self) -> None:
-        if not self.elastic:
-            return
-        if self.compile == "on":
-            sentence = "--compile on would compile each sub-network of --elastic; leave it out"
-            raise UsageError(sentence, "conflict", option="compile", given=self.compile)
-        if self.distil_method == "hidden" and self.distil_layers == "uniform":
-            sentence = (
-                "--distil hidden compares every layer, and the sub-networks of --elastic have different ones; give "
-                "--distil-layers last"
-            )
-            raise UsageError(sentence, "conflict", option="distil_layers", given=self.distil_layers)
-
     def _check_duration(self) -> None:
         if self.warmup_steps is not None and self.warmup != Config.warmup:
             sentence = f"--warmup {self.warmup} and --warmup-steps {self.warmup_steps} were given; give one of them"
@@ -481,46 +322,6 @@ class Config:
             sentence = "--warmup-steps was given to a run by time; give --warmup, a share of the time"
             raise UsageError(sentence, "conflict", option="warmup_steps", given=self.warmup_steps)
 
-    def _check_distillation(self) -> None:
-        if self.teacher_cache and len(self.paths) > 1:
-            sentence = (
-                f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(self.paths)}; give "
-                "one, or --teacher, which answers during training"
-            )
-            raise UsageError(sentence, "conflict", option="teacher_cache")
-        if self.teacher_cache and self.distil in ("relations", "hidden"):
-            sentence = f"--distil {self.distil} needs a --teacher: a --teacher-cache holds logits; give --distil logits"
-            raise UsageError(sentence, "needs-option", option="distil", given=self.distil)
-        for name in ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction"):
-            if self.teacher_cache and len({getattr(part.options, name) for part in self.parts}) > 1:
-                sentence = (
-                    f"--teacher-cache was given, and the phases have different {name}; a cache has answers to rows of "
-                    "one length, masked by one rule, so leave one of them out"
-                )
-                raise UsageError(sentence, "conflict", option="teacher_cache")
-        if self.compile == "on" and self._recomputes_tapped_layers:
-            sentence = (
-                f"--compile on does not go with --gradient-checkpointing and --distil {self.distil_method}, which "
-                "reads the layers that are computed again; leave one of them out"
-            )
-            raise UsageError(sentence, "conflict", option="compile", given=self.compile)
-
-    @property
-    def _recomputes_tapped_layers(self) -> bool:
-        return self.gradient_checkpointing and self.distil_method in ("relations", "hidden")
-
-    def compiles(self, *, on_gpu: bool) -> bool:
-        """--compile, resolved."""
-        automatic = on_gpu and not self.elastic and not self._recomputes_tapped_layers
-        return self.compile == "on" or (self.compile == "auto" and automatic)
-
-    @property
-    def distil_method(self) -> str | None:
-        """--distil, resolved; None without a teacher."""
-        if not (self.teacher or self.teacher_cache):
-            return None
-        return self.distil if self.distil != "auto" else "logits" if self.teacher_cache else "relations"
-
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The phases as they are given; one, of the whole run, without any. Raises UsageError for a faulty one."""
@@ -539,10 +340,10 @@ class Config:
 
     def _part(self, table: Mapping[str, Any], *, rest: Fraction) -> Part:
         """A phase. rest: the share of a run that is left to it, if it has no duration."""
-        allowed = {option.name for option in fields(self) if option.metadata.get("phase")}
+        allowed = {name for name, each in all_options().items() if each.metadata.get("phase")}
         if wrong := sorted(table.keys() - allowed - set(DURATIONS)):
-            of_run = wrong[0] in {option.name for option in fields(self)}
-            reason = "is an option of the whole run, so set it above the phases" if of_run else "is unknown"
+            is_known = wrong[0] in all_options()
+            reason = "is an option of the whole run, so set it above the phases" if is_known else "is unknown"
             sentence = f"{wrong[0]} {reason}; a phase may set {', '.join(sorted(allowed))}"
             raise UsageError(sentence, "unknown", option=wrong[0], given=table[wrong[0]])
         given = [name for name in DURATIONS if name in table]
@@ -550,16 +351,10 @@ class Config:
             sentence = f"{' and '.join(given)} were given; a phase has one duration, so give one of them"
             raise UsageError(sentence, "conflict", option=given[1])
         unit = given[0] if given else "share"
-        sets = {name: value for name, value in table.items() if name not in DURATIONS}
-        above = {option.name: getattr(self, option.name) for option in fields(self)}
-        dropped = replaced_by(sets, above) | {"phase", "grow_by", *_TOTALS}
-        options = Config(**{name: value for name, value in above.items() if name not in dropped} | sets)
+        sets, above = {name: value for name, value in table.items() if name not in DURATIONS}, self.flat()
+        kept = above.keys() & (self.names() | allowed) - {"phase", *_TOTALS} - replaced_by(sets, above)
+        options = Config.of(**{name: above[name] for name in kept} | sets)
         return Part(options, unit, _duration(unit, table[unit]) if given else rest, frozenset(sets))
-
-    @property
-    def grows(self) -> bool:
-        """Whether a phase says how many layers the model has."""
-        return self.layers is not None or any("layers" in table for table in self.phase)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -623,16 +418,22 @@ class Config:
         return max(part.options.length for part in self.parts)
 
 
-@cache
-def helps() -> dict[str, str]:
-    """The help of each option: the docstring below its field in this file."""
-    body = next(node for node in ast.parse(inspect.getsource(Config)).body if isinstance(node, ast.ClassDef)).body
-    found = {}
-    for option, below in pairwise(body):
-        match option, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+def all_options() -> dict[str, Field[Any]]:
+    """The options of a run and of every method, by name. Raises UsageError for a name that two of them have."""
+    found: dict[str, Field[Any]] = {each.name: each for each in fields(Config)}
+    for name, method in known_methods().items():
+        for each in fields(method.options_type):
+            if each.name in found:
+                sentence = f"the method {name} has the option {flag(each.name)}, and there is one already; rename it"
+                raise UsageError(sentence, "bad-entry", option=each.name, given=name)
+            found[each.name] = each
     return found
+
+
+def _is_in_files(name: str) -> bool:
+    """Whether an option is not on the command line."""
+    option = all_options().get(name)
+    return bool(option and option.metadata.get("in_files"))
 
 
 @contextlib.contextmanager
@@ -681,28 +482,7 @@ def pick(registry: dict[str, Any], name: str, flag: str, page: str = "docs/exten
     return registry[name]
 
 
-def _numbers(given: str, kind: Callable[[str], Any]) -> list[Any]:
-    """Numbers with commas between; nothing for any other text."""
-    try:
-        return [kind(part) for part in given.split(",")]
-    except ValueError:
-        return []
-
-
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 _TOTALS = ("steps", "epochs", "tokens", "budget")
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-
-
-def _kind(option: Field[Any]) -> type:
-    """bool, int, float or str."""
-    kind = option.metadata.get("type", type(option.default))
-    return kind if kind in _KINDS else str  # a click.Choice
-
-
 _INSTEAD = {
     "model": ["init", "branch"],
     "branch": ["init"],

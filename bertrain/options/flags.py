@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,19 @@ import click
 from bertdata.cli import OneSentence, one_sentence
 from bertdata.errors import UsageError, counted
 from bertrain import recipes
+from bertrain.methods import known_methods, methods_of
 from bertrain.options.config import (
     CHECKPOINTS,
     DATA,
-    DISTILLATION,
     HARDWARE,
-    IN_FILES,
     MODEL,
     SCHEDULE,
     Config,
+    all_options,
     default_out,
-    flag,
-    helps,
     replaced_by,
 )
+from bertrain.options.fields import flag, helps
 
 
 class _GroupedOption(click.Option):
@@ -38,12 +37,22 @@ class _GroupedOption(click.Option):
 
 
 class _GroupedCommand(OneSentence):
-    """A command whose --help lists its options under headings."""
+    """A command with the options of a run and of all methods. Its --help lists them under headings."""
+
+    def __init__(self, *arguments: Any, own: Sequence[click.Parameter], **options: Any) -> None:
+        """own: its options beside those of a run."""
+        super().__init__(*arguments, **options)
+        self._own = own
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Made anew each time: a program may have added methods."""
+        with one_sentence():
+            self.params = [*self._own, *_parameters()]
+        return super().get_params(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {
-            name: [] for name in (DATA, MODEL, SCHEDULE, DISTILLATION, HARDWARE, CHECKPOINTS, "Other")
-        }
+        names = (DATA, MODEL, SCHEDULE, *map(_heading, known_methods()), HARDWARE, CHECKPOINTS, "Other")
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in names}
         for parameter in self.get_params(ctx):
             if record := parameter.get_help_record(ctx):
                 groups[getattr(parameter, "group", "Other")].append(record)
@@ -53,54 +62,74 @@ class _GroupedCommand(OneSentence):
                     formatter.write_dl(records)
 
 
-def command(run: Callable[[Config], None], *, names_out: bool = True) -> click.Command:
-    """A click command with a flag for every option of Config, --recipe and --config.
+def command(run: Callable[..., None], *, names_out: bool = True, own: Sequence[click.Parameter] = ()) -> click.Command:
+    """A click command with a flag for every option of a run and of its methods, --recipe and --config.
 
-    names_out: print the directory of a run that --out does not name.
+    run: called with a Config, and with the values of `own`, further options. names_out: print the directory of a run
+    that --out does not name.
     """
 
     def main(file: str | None, recipe: str | None, **flags: Any) -> None:
-        with one_sentence(quiet=os.environ.get("RANK", "0") != "0"):  # every rank would say the same
+        is_first = os.environ.get("RANK", "0") == "0"
+        values = {str(parameter.name): flags.pop(str(parameter.name)) for parameter in own}
+        with one_sentence(quiet=not is_first):  # every rank would say the same
             given = {name: value for name, value in flags.items() if value not in (None, ())}
-            if file and recipe:
-                sentence = "--config and --recipe were given; both have options of a whole run, so give one of them"
-                raise UsageError(sentence, "conflict", option="recipe", given=recipe)
-            if not file and not recipe and not recipes.CHOICES & given.keys():
-                recipe = recipes.DEFAULT
-            path = recipes.file_of(recipe) if recipe else Path(file) if file else None
-            read = read_options(path) if path else {}
-            _require_apart(given, read.get("phase", ()))
-            replaced = replaced_by(given, read)
-            values = {name: value for name, value in read.items() if name not in replaced}
-            config = Config(**values | given)
-        if os.environ.get("RANK", "0") == "0":
+            config, lines = _config(given, file, recipe)
+        if is_first:
             if not config.out:
                 config = replace(config, out=default_out(config))
                 if names_out:
                     click.echo(f"--out {config.out}")
-            if recipe:
-                shown = [f"{flag(name)} {value}" for name, value in values.items() if name != "phase"]
-                if phases := values.get("phase"):
-                    shown.append(f"and {counted(len(phases), 'phase')} (bertrain plan shows them)")
-                click.echo(" ".join([f"--recipe {recipe}:", *shown]))
-        run(config)
+            for line in lines:
+                click.echo(line)
+        run(config, **values)
 
-    parameters: list[click.Parameter] = []
-    for option in fields(Config):
-        meta = option.metadata
-        if meta["group"] == IN_FILES:
-            continue
-        form = meta.get("form")
-        more: dict[str, Any] = {"multiple": form == "many"}
-        more["type"] = meta.get("type", str if form else type(option.default))
-        default = "off" if option.default is False else option.default
-        help = helps()[option.name]
-        shown = f"{help}  [default: {default}]" if option.default not in (None, "", ()) else help
-        written = flag(option.name)
-        if option.default is False:
-            written, more = f"{written}/--no-{written[2:]}", {}
-        parameters.append(_GroupedOption([written, option.name], group=meta["group"], default=None, help=shown, **more))
-    parameters += [
+    settings = {"help_option_names": ["-h", "--help"]}
+    return _GroupedCommand("pretrain", callback=main, help=run.__doc__, context_settings=settings, own=own)
+
+
+def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tuple[Config, list[str]]:
+    """The options of a run, and lines that say what was not given. given: on the command line."""
+    if file and recipe:
+        sentence = "--config and --recipe were given; both have options of a whole run, so give one of them"
+        raise UsageError(sentence, "conflict", option="recipe", given=recipe)
+    if not file and not recipe and not recipes.CHOICES & given.keys():
+        recipe = recipes.DEFAULT
+    path = recipes.file_of(recipe) if recipe else Path(file) if file else None
+    read = read_options(path) if path else {}
+    _require_apart(given, read.get("phase", ()))
+    replaced = replaced_by(given, read)
+    values = {name: value for name, value in read.items() if name not in replaced}
+    lines = []
+    if recipe:
+        shown = [f"{flag(name)} {value}" for name, value in values.items() if name != "phase"]
+        if phases := values.get("phase"):
+            shown.append(f"and {counted(len(phases), 'phase')} (bertrain plan shows them)")
+        lines.append(" ".join([f"--recipe {recipe}:", *shown]))
+    config = Config.of(**values | given)
+    for method in methods_of(config) if recipe else ():
+        settled = {name: value for name, value in method.settles().items() if name not in given}
+        changed = {name: value for name, value in settled.items() if config.flat()[name] != value}
+        if changed:
+            words = " ".join(f"{flag(name)} {value}" for name, value in changed.items())
+            lines.append(f"{method.name} sets {words}, in place of the recipe's or the default")
+            config = Config.of(**config.flat() | changed)
+    return config, lines
+
+
+def _heading(method: str) -> str:
+    return method.replace("_", " ").capitalize()
+
+
+def _parameters() -> list[click.Parameter]:
+    """A flag for every option of a run and of every method, --recipe and --config."""
+    all_options()  # which refuses two of one name
+    parameters = [_flag(option, Config) for option in fields(Config) if not option.metadata.get("in_files")]
+    for name, method in known_methods().items():
+        kind, group = method.options_type, _heading(name)
+        parameters += [_flag(option, kind, group) for option in fields(kind) if not option.metadata.get("in_files")]
+    return [
+        *parameters,
         click.Option(
             ["--recipe"],
             help=f"Options that belong together (docs/recipes.md): {', '.join(recipes.NAMES)}. Options on the command "
@@ -113,8 +142,21 @@ def command(run: Callable[[Config], None], *, names_out: bool = True) -> click.C
             "(docs/phases.md). Options on the command line override them.",
         ),
     ]
-    settings = {"help_option_names": ["-h", "--help"]}
-    return _GroupedCommand("pretrain", callback=main, params=parameters, help=run.__doc__, context_settings=settings)
+
+
+def _flag(option: Field[Any], kind: type, group: str = "") -> click.Parameter:
+    """The flag of an option. kind: the class that it is a field of."""
+    meta, form = option.metadata, option.metadata.get("form")
+    more: dict[str, Any] = {"multiple": form == "many"}
+    more["type"] = meta.get("type", str if form else type(option.default))
+    default = "off" if option.default is False else option.default
+    help = helps(kind).get(option.name, "")
+    shown = f"{help}  [default: {default}]" if option.default not in (None, "", ()) else help
+    written = flag(option.name)
+    if option.default is False:
+        written, more = f"{written}/--no-{written[2:]}", {}
+    group = meta.get("group") or group
+    return _GroupedOption([written, option.name], group=group, default=None, help=shown, **more)
 
 
 def _require_apart(given: dict[str, Any], phases: Any) -> None:
@@ -147,7 +189,7 @@ def read_options(path: Path) -> dict[str, Any]:
             "of them"
         )
         raise UsageError(sentence, "not-a-run", option="config", given=str(path)) from None
-    if unknown := sorted(saved.keys() - {option.name for option in fields(Config)}):
+    if unknown := sorted(saved.keys() - all_options().keys()):
         sentence = (
             f"--config {path} has options that this version does not have: {', '.join(unknown)}; remove them from it"
         )

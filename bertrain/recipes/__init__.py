@@ -8,8 +8,8 @@ from bertdata.errors import UsageError
 
 NAMES = tuple(sorted(path.stem for path in Path(__file__).parent.glob("*.toml")))
 DEFAULT = "tiny"
-CHOICES = {"model", "init", "branch", "optimizer", "teacher_cache"}
-"""Options beside which DEFAULT is not taken: it is for its model and optimizer, and a cache has masks of its own."""
+CHOICES = {"model", "init", "branch", "optimizer"}
+"""Options beside which DEFAULT is not taken: it is for its model and optimizer."""
 
 
 def file_of(name: str) -> Path:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 import bertdata
 from bertdata.errors import UsageError
-from bertdata.format.answers import TeacherCache
-from bertdata.tokenize.tokenizer import TOKENIZER
-from bertrain.lab import adapters, side_channel
-from bertrain.lab import growth as grow
-from bertrain.lab.distillation.objective import Distil, Teacher
-from bertrain.lab.elastic.space import Space
-from bertrain.lab.elastic.training import Elastic
+from bertrain import optim
+from bertrain.methods import Method, Setting, methods_of
 from bertrain.models import build
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
-from bertrain.optim import OPTIMIZERS, SCHEDULES, check_scales
+from bertrain.optim import OPTIMIZERS, SCHEDULES
 from bertrain.options.config import Config, pick
+from bertrain.options.fields import flag
 from bertrain.run import checkpoint, rates
 from bertrain.run.log import Sources
 from bertrain.run.phases import Phase, masking_of
@@ -36,10 +31,8 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def check_names(config: Config) -> None:
-    """Raises UsageError for unknown objectives, optimizers and schedules, and for what is no --lora."""
+    """Raises UsageError for unknown objectives, optimizers and schedules."""
     objectives(config)
-    if config.lora:
-        adapters.parse(config.lora)
     pick(OPTIMIZERS, config.optimizer, "--optimizer")
     for part in config.parts:
         pick(SCHEDULES, part.options.schedule, "--schedule")
@@ -97,15 +90,17 @@ def loader(
     world_size: int = 1,
     variants: int | None = None,
     masking: bertdata.Masking | None = None,
-    with_answers: bool = True,
+    methods: Sequence[Method] = (),
     starts: Sequence[int] = (),
 ) -> bertdata.Loader:
     """The batches of a run, for one rank.
 
     length: None for that of the config. variants: as Loader has them. masking: None for that of the first rows.
-    with_answers: whether the teacher cache of the config is opened, which must have been made for this very stream.
-    starts: as Loader has them.
+    methods: whose options of the loader are given. starts: as Loader has them.
     """
+    further: dict[str, Any] = {}
+    for method in methods:
+        further |= method.loader_options()
     return bertdata.Loader(
         shards,
         length=length or config.length,
@@ -117,32 +112,45 @@ def loader(
         shuffle=config.shuffle,
         masking=masking or masking_of(config),
         variants=variants,
-        teacher_cache=(with_answers and config.teacher_cache) or None,
         starts=starts,
+        **further,
     )
 
 
 def model(
-    config: Config, shards: bertdata.Dataset, phase: Phase | None = None, *, resume: Path | None = None
+    config: Config,
+    shards: bertdata.Dataset,
+    phase: Phase | None = None,
+    *,
+    resume: Path | None = None,
+    methods: Sequence[Method] | None = None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """The model of a run, and warnings: from a checkpoint to resume, from --init, or with random weights.
 
-    phase: whose number of layers it has; None for all.
+    phase: what methods change for it; None for the complete model. methods: those of the config, if they are made.
     """
-    nsp = "nsp" in objectives(config)
+    methods, nsp = methods_of(config) if methods is None else methods, "nsp" in objectives(config)
     torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
-    if config.lora:
-        weights, warnings = _with_adapter(config, shards, resume, nsp=nsp)
+    source = next((given for method in methods if (given := method.source(config, resume))), None)
+    if source or (config.init and not resume):
+        frozen_by = next((flag(fields(method.options)[0].name) for method in methods if method.freezes_model), None)
+        options: dict[str, Any] = {"length": config.longest, "nsp": nsp, "frozen_by": frozen_by}
+        weights, warnings = build.start_from(_start_of(source or config.init), shards, **options)
     elif resume:
         weights, warnings = build.load(resume, nsp=nsp), []
         if config.branch:
             build.check_fits(resume, shards, weights)
-    elif config.init:
-        weights, warnings = build.start_from(_start_of(config.init), shards, length=config.longest, nsp=nsp)
     else:
-        special = shards.special_tokens
-        sizes: dict[str, Any] = {"length": config.longest, "layers": phase.layers if phase else None}
-        weights, warnings = build.build(config.model, special, **sizes, seed=config.seed, nsp=nsp)
+
+        def change(made: PreTrainedConfig) -> None:
+            if phase:
+                for method in methods:
+                    method.configure(made, phase)
+
+        special, length = shards.special_tokens, config.longest
+        weights, warnings = build.build(config.model, special, length=length, seed=config.seed, nsp=nsp, change=change)
+    for method in methods:
+        method.change(weights, config, resume)
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
@@ -152,93 +160,64 @@ def _start_of(init: str) -> str:
     """The directory of --init, of a run that of its newest checkpoint; a name on the hub as it is."""
     if not Path(init).is_dir():
         return init
-    build.refuse_adapter(Path(init))
     return str(checkpoint.find(Path(init), "init"))
 
 
-def _with_adapter(
-    config: Config, shards: bertdata.Dataset, resume: Path | None, *, nsp: bool
-) -> tuple[PreTrainedModel, list[str]]:
-    """The weights of --init with an adapter, a new one or that of a checkpoint to resume; and warnings."""
-    start = adapters.start_of(resume, config.init) if resume else config.init
-    weights, warnings = build.start_from(_start_of(start), shards, length=config.longest, nsp=nsp, whole=True)
-    adapters.add(weights, adapters.parse(config.lora), seed=config.seed)
-    if resume:
-        adapters.read(weights, resume)
-    return weights, warnings
-
-
 def learner(
-    config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, ranks: World, precision: str
+    config: Config,
+    weights: PreTrainedModel,
+    shards: bertdata.Dataset,
+    ranks: World,
+    precision: str,
+    methods: Sequence[Method] | None = None,
 ) -> Learner:
-    """The module to train, on its device: the model, its objectives and, where one teaches, the teacher's.
+    """The module to train, on its device: the model, its objectives, and what methods add.
 
-    Raises UsageError for a teacher that does not fit.
+    methods: those of the config, if they are made.
     """
-    on_gpu = ranks.device.type == "cuda"
+    methods, on_gpu = methods_of(config) if methods is None else methods, ranks.device.type == "cuda"
     build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
-    name = None
-    if config.distil_method:
-        parts["distil"], name = _distillation(config, weights, shards, ranks, precision)
-        for text in list(parts.values())[:-1]:
-            text.weight *= 1 - config.alpha
-    isolate = config.isolate_documents
-    module: Learner
-    if config.elastic:
-        space = Space(config.elastic, weights.config)
-        module = Elastic(weights, parts, space=space, number=config.sub_networks, seed=config.seed, isolate=isolate)
-    else:
-        module = Learner(weights, parts, isolate=isolate)
-    module.teacher, module.base = name, adapters.base_of(weights)
-    if config.side_channel:
-        module.side_channel = _side_channel(config, weights, shards)
-    return module.to(ranks.device).train()
+    setting = Setting(config, shards, ranks.device, precision)
+    for method in methods:
+        method.objectives(parts, weights, setting)
+    made = Learner(weights, parts, isolate=config.isolate_documents)
+    for method in methods:
+        made = method.learner(made, setting)
+    return made.to(ranks.device).train()
 
 
-def _side_channel(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset) -> side_channel.SideChannel:
-    """Raises UsageError for a table that does not fit the vocabulary, or a model without a table of embeddings."""
-    try:
-        embeddings = weights.get_input_embeddings()
-    except NotImplementedError:
-        embeddings = None
-    if not isinstance(embeddings, torch.nn.Embedding):
-        sentence = (
-            f"--side-channel needs a table of word embeddings, which {weights.config.model_type} does not have; "
-            "leave it out"
-        )
-        raise UsageError(sentence, "unsupported", option="side_channel", given=config.side_channel)
-    vocabulary = tokenizers.Tokenizer.from_str(shards.tokenizer_file(TOKENIZER).decode()).get_vocab()
-    return side_channel.SideChannel(side_channel.read(config.side_channel, vocabulary), embeddings.embedding_dim)
+def optimizer(config: Config, learner: Learner, methods: Sequence[Method]) -> torch.optim.Optimizer:
+    """The optimizer of a run. Raises UsageError for an entry of OPTIMIZERS that gives none."""
+    made = optim.build(learner, config)
+    for method in methods:
+        method.optimizer(made, learner)
+    return made
 
 
-def sizes(learner: Learner) -> dict[str, int]:
-    """The elements of each tensor that --lr-scale may name: none of those that are frozen beside an adapter."""
-    elements = {name.removeprefix("model."): parameter.numel() for name, parameter in learner.named_parameters()}
-    own = (".lora_", "objectives.")
-    return {name: size for name, size in elements.items() if learner.base is None or any(part in name for part in own)}
+def compiles(config: Config, methods: Sequence[Method], *, on_gpu: bool) -> bool:
+    """--compile, resolved."""
+    automatic = on_gpu and all(method.can_compile(config) for method in methods)
+    return config.compile == "on" or (config.compile == "auto" and automatic)
 
 
-def check_parts(config: Config, shards: bertdata.Dataset, learner: Learner, phases: Sequence[Phase]) -> None:
-    """Raises UsageError for a model that cannot follow the phases, and for a --lr-scale that cannot work.
+def check_parts(
+    config: Config, shards: bertdata.Dataset, learner: Learner, phases: Sequence[Phase], methods: Sequence[Method]
+) -> None:
+    """Raises UsageError for a model that cannot follow the phases, and for patterns that match no parameter.
 
-    One cannot that never matches anything, or that leaves nothing to train in a sub-network of --elastic. phases: the
-    one under way and those ahead. Call optim.build first.
+    phases: the one under way and those ahead. Call `optimizer` first.
     """
-    names = list(sizes(learner))
+
+    def make(phase: Phase | None) -> PreTrainedModel:
+        return model(config, shards, phase, methods=methods)[0]
+
+    later = [name for method in methods for name in method.check_model(config, learner, phases, make)]
     trained = [name for name, parameter in learner.model.named_parameters() if parameter.requires_grad]
-    if config.grows:
-        deepest, _ = model(config, shards)
-        grow.check_depths(deepest, [phase.layers for phase in phases])
-        grow.check_outside(deepest, model(config, shards, phases[0])[0])
-        later = [name for name, _ in deepest.named_parameters()]
-        names, trained = names + later, trained + later
-    check_scales(names, config)
+    optim.check_scales([*learner.sizes, *later], config)
     for phase in phases:
-        check_trains(phase, trained)
-    if isinstance(learner, Elastic):
-        learner.check_trained(config.lr_scale)
+        check_trains(phase, trained + later)
 
 
 def check_trains(phase: Phase, names: Sequence[str]) -> None:
@@ -249,32 +228,6 @@ def check_trains(phase: Phase, names: Sequence[str]) -> None:
             f"be trained, such as {names[0]} and {names[-1]}; correct the pattern, or leave it out"
         )
         raise UsageError(sentence, "no-match", option="trains", given=phase.trains)
-
-
-def _distillation(
-    config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, ranks: World, precision: str
-) -> tuple[Distil, str]:
-    """The teacher's objective, and a name for the teacher and what it teaches."""
-    vocab_size = shards.special_tokens.vocab_size
-    if config.teacher_cache:
-        sha256 = TeacherCache(config.teacher_cache).header["teacher"]["sha256"]
-        return Distil(weights, config, vocab_size=vocab_size), f"logits of teacher {sha256[:16]}"
-    directory = checkpoint.find(Path(config.teacher), "teacher")
-    teacher = build.load(directory)
-    build.check_fits(directory, shards, teacher)
-    if config.longest > build.max_length(teacher.config):
-        most = build.max_length(teacher.config)
-        sentence = (
-            f"rows of {config.longest} tokens are longer than the {most} positions of --teacher {config.teacher}; give "
-            "a smaller --length, or another teacher"
-        )
-        raise UsageError(sentence, "too-long", option="length", given=config.longest)
-    objective = Distil(weights, config, vocab_size=vocab_size, teacher=teacher)
-    computing = autocast(ranks.device, precision)
-    if not family_of(teacher).half:  # it is called where the student computes in half precision
-        computing = functools.partial(torch.autocast, ranks.device.type, enabled=False)
-    objective.teacher = Teacher(teacher, objective, ranks.device, computing)
-    return objective, f"{config.distil_method} of teacher {build.fingerprint(teacher)[:16]}"
 
 
 def precision(config: Config, device: torch.device, weights: PreTrainedModel) -> str:

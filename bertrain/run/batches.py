@@ -12,6 +12,7 @@ import numpy as np
 
 import bertdata
 from bertdata.errors import StateError, UsageError
+from bertrain.methods import Method
 from bertrain.options.config import Config
 from bertrain.run import assemble
 from bertrain.run.log import Sources
@@ -30,13 +31,16 @@ class Batches:
     """
 
     def __init__(
-        self, config: Config, datasets: dict[str, bertdata.Dataset], *, rank: int = 0, world_size: int = 1
+        self,
+        config: Config,
+        datasets: dict[str, bertdata.Dataset],
+        *,
+        methods: Sequence[Method] = (),
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
-        """datasets: those of the run, by path.
-
-        Raises UsageError for options that do not fit the datasets, and for a teacher's cache of another stream.
-        """
-        self.config, self.datasets = config, datasets
+        """datasets: those of the run, by path. Raises UsageError for options that do not fit the datasets."""
+        self.config, self.datasets, self._methods = config, datasets, methods
         self._samples: dict[tuple[str, int], int] = {}
         self._ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
         self.plan = Plan.of(config, self, world_size=world_size)
@@ -49,7 +53,7 @@ class Batches:
         """The samples of an epoch of datasets, in rows of `length`."""
         for path in paths:
             if (path, length) not in self._samples:
-                loader = assemble.loader(self.config, self.datasets[path], length=length, with_answers=False)
+                loader = assemble.loader(self.config, self.datasets[path], length=length)
                 self._samples[path, length] = loader.num_samples
         return sum(self._samples[path, length] for path in paths)
 
@@ -93,6 +97,7 @@ class Batches:
             [(self.datasets[path], weight) for path, weight in phase.sources],
             length=phase.length,
             masking=phase.masking,
+            methods=self._methods,
             starts=starts,
             **self._ranks,
         )
@@ -151,7 +156,7 @@ class Batches:
     def first_targets(self) -> int:
         """How many targets the first rows have.
 
-        Raises TrainingError for rows too short to mask, and UsageError for a teacher's cache that ends before the run.
+        Raises TrainingError for rows too short to mask, and UsageError for rows that a method cannot follow.
         """
         loader = self.loader
         for phase in self.plan.phases[1:]:
@@ -162,10 +167,9 @@ class Batches:
                     "one token; raise it, or length"
                 )
                 raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
-        num_samples = loader.num_samples
-        if loader.teacher_cache is not None:
-            num_samples = self._answered()
-        targets = feed.num_targets(loader.read(np.arange(min(num_samples, 1024))))
+        for method in self._methods:
+            method.check_batches(self)
+        targets = feed.num_targets(loader.read(np.arange(min(loader.num_samples, self.plan.samples(), 1024))))
         if targets == 0:
             share = self.phase.masking.probability
             sentence = (
@@ -175,24 +179,6 @@ class Batches:
             )
             raise TrainingError(sentence, "too-short-to-mask", option="mlm_probability", given=share)
         return targets
-
-    def _answered(self) -> int:
-        """The samples of the run, all of which the teacher's cache must have."""
-        num_samples = self.plan.samples()
-        if self.loader.variants is not None:  # after which the samples repeat
-            num_samples = min(num_samples, self.loader.variants * self.loader.num_samples)
-        try:
-            self.loader.read(np.array([num_samples - 1]))
-        except UsageError:
-            if self.plan.seconds is not None:
-                sentence = (
-                    f"how many samples a run by time will read is not known, and --teacher-cache "
-                    f"{self.config.teacher_cache} has a last one; give --steps, or a cache of all samples of its "
-                    "--variants"
-                )
-                raise UsageError(sentence, "conflict", option="budget", given=self.config.budget) from None
-            raise
-        return num_samples
 
     def branch(self, directory: Path, saved: TrainState) -> None:
         """Begins the first phase with the streams where those of another run were. saved: its state.

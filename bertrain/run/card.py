@@ -10,13 +10,13 @@ import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import bertdata
 from bertdata.files import write_file
-from bertrain.options.config import CHECKPOINTS, Config
+from bertrain.options.config import CHECKPOINTS, Config, all_options
+from bertrain.options.fields import flag
 from bertrain.run.log import Sources
 
 CARD = "README.md"
@@ -188,14 +188,13 @@ def _losses(evaluation: Mapping[str, Any], kind: str, regime: str, unigram: floa
 def _options(config: Config) -> str:
     """The options of a run that differ from the defaults, without those that say where and how often it writes."""
     words = [] if config.init else ["--model", _shared(config.model)]
-    for option in fields(Config):
-        value = getattr(config, option.name)
-        is_left_out = option.metadata["group"] == CHECKPOINTS or option.name in ("data", "weights", "model", "phase")
+    for name, value in config.flat().items():
+        option = all_options()[name]
+        is_left_out = option.metadata.get("group") == CHECKPOINTS or name in ("data", "weights", "model", "phase")
         if value == option.default or is_left_out:
             continue
-        flag = "--" + option.name.replace("_", "-")
         for part in value if isinstance(value, tuple) else (value,):
-            words += [flag] if part is True else [flag, _shared(str(part))]
+            words += [flag(name)] if part is True else [flag(name), _shared(str(part))]
     return shlex.join(words)
 
 

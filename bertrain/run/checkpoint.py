@@ -4,9 +4,9 @@
     run/log.jsonl                   what happened
     run/step-00000020/              config.json, model.safetensors, tokenizer: AutoModelForMaskedLM loads it
         optimizer.pt  trainer.json  what only this library reads: the optimizer's moments; the state (`state`)
-        beside.pt                   parameters of objectives, such as a distillation's projection; often absent
+        beside.pt                   parameters of objectives; often absent
         average.pt                  with --average, in the last part of a run: the mean of the weights so far
-        adapter/                    with --lora: the adapter as peft writes it; model.safetensors has it merged
+        …                           what methods export, such as adapter/
         README.md                   a model card, of which no other file knows: it may be edited
         checkpoint.json             written last: size and SHA-256 of every other file
     run/average-00000020/           with --average, at the end of a run: the mean, without optimizer.pt
@@ -27,7 +27,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -44,7 +44,7 @@ from bertdata.errors import BuildError, DatasetError, UsageError
 from bertdata.files import fsync_directory, locked, make_directory, write_file
 from bertdata.format.arrays import digest
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
-from bertrain.lab import adapters, side_channel
+from bertrain.methods import Method
 from bertrain.models import build
 from bertrain.models.families import has_token_types
 from bertrain.objectives import Learner
@@ -98,6 +98,7 @@ class Content(NamedTuple):
     weights: Mapping[str, torch.Tensor]  # the state dict of a model
     objects: Mapping[str, Any]  # by file name: what torch.save writes
     files: Mapping[str, bytes]
+    methods: Sequence[Method] = ()  # which change the weights, or write further files
 
 
 class WriteAbandoned(Exception):
@@ -112,6 +113,7 @@ def content(
     tokenizer: dict[str, bytes],
     average: Average | None,
     about: bytes,
+    methods: Sequence[Method],
 ) -> Content:
     """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes.
 
@@ -122,7 +124,8 @@ def content(
         objects[AVERAGE_FILE] = average.state_dict()
     if beside := learner.objective_parameters():
         objects[BESIDE] = beside
-    return Content(learner.model.state_dict(), objects, tokenizer | {TRAINER: saved.content(), card.CARD: about})
+    files = tokenizer | {TRAINER: saved.content(), card.CARD: about}
+    return Content(learner.model.state_dict(), objects, files, methods)
 
 
 def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) -> Content:
@@ -130,7 +133,7 @@ def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) ->
 
     weights: the mean, a state dict. about: its card.
     """
-    return Content(weights, {}, {**content.files, card.CARD: about})
+    return Content(weights, {}, {**content.files, card.CARD: about}, content.methods)
 
 
 def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
@@ -139,7 +142,12 @@ def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: th
     model: of which the weights are, and whose configuration is written.
     """
     with whole(target, leaving=leaving) as temporary:
-        adapters.save(model, content.weights, temporary)
+        weights = content.weights
+        for method in content.methods:
+            weights = method.weights(model, weights)
+        model.save_pretrained(temporary, state_dict=dict(weights))
+        for method in content.methods:
+            method.export(model, content.weights, temporary)
         for name, saved in content.objects.items():
             _raise_if(leaving)
             torch.save(saved, temporary / name)
@@ -282,25 +290,19 @@ def fault_of(path: Path) -> str | None:
     return None
 
 
-def made_with(config: Config) -> dict[str, str | None]:
+def made_with(config: Config, methods: Sequence[Method]) -> dict[str, str | None]:
     """The options that a run keeps to its end, by what they contain, not by where that is."""
     start = config.init
     if start and Path(start).is_dir():
-        build.refuse_adapter(Path(start))
         start = str(find(Path(start), "init"))
-    return {
+    kept: dict[str, str | None] = {
         "model": "that of --branch" if config.branch else build.identity(start or config.model),
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
-        "elastic": config.elastic,
-        "lora": config.lora,
-        "side-channel": side_channel.identity(config.side_channel),
     }
-
-
-def elastic_of(path: Path) -> str:
-    """--elastic of the run that wrote a checkpoint; an empty text without it, or where no run of ours wrote it."""
-    return str(state.read(path).made_with["elastic"]) if (path / TRAINER).exists() else ""
+    for method in methods:
+        kept |= method.identity(None)
+    return kept
 
 
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
@@ -320,8 +322,8 @@ def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learne
         reason = str(error).partition(" state_dict for Learner:")[2].strip() or str(error)  # what follows that heading
         reason = reason.partition("\n")[0].rstrip(".")
         sentence = (
-            f"{path} was written by a run with other parameters ({reason}); give the same --objective and --distil, or "
-            "another --out"
+            f"{path} was written by a run with other parameters ({reason}); give the same --objective and "
+            "methods, or another --out"
         )
         raise DatasetError(sentence, "other-settings", option="objective", given=reason) from None
     for group, given in zip(optimizer.param_groups, settings, strict=True):

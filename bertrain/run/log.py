@@ -55,7 +55,7 @@ class Log:
                     self.bad_lines += [number] * (number < len(lines))
                     continue
                 self.last_step = entry["step"]
-                if self.last_step + ("layers_before" in entry) > after_step:  # a growth is after its step
+                if self.last_step + ("change" in entry) > after_step:  # a change at a border is after its step
                     is_kept = False
                 if not is_kept:
                     continue

@@ -73,7 +73,7 @@ class Phase:
     masking: bertdata.Masking
     rate: Curve
     weight_decay: float
-    layers: int | None  # None: those of --model
+    methods: Mapping[str, Any]  # options of methods that a phase may set and that are given
     trains: str  # a regular expression; empty: all parameters train
     rope_base: float | None  # None: that of --model
     rope_base_local: float | None
@@ -95,7 +95,7 @@ class Phase:
     @property
     def model(self) -> tuple[object, ...]:
         """What a phase says about the model itself."""
-        return self.layers, self.trains, self.rope_base, self.rope_base_local
+        return self.methods, self.trains, self.rope_base, self.rope_base_local
 
 
 def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
@@ -125,7 +125,7 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
             masking=masking_of(part.options),
             rate=curves[number - 1],
             weight_decay=part.options.weight_decay,
-            layers=part.options.layers,
+            methods=_of_methods(part.options),
             trains=part.options.trains,
             rope_base=part.options.rope_base,
             rope_base_local=part.options.rope_base_local,
@@ -144,6 +144,11 @@ def masking_of(options: Config) -> bertdata.Masking:
         mask_fraction=options.mask_fraction,
         random_fraction=options.random_fraction,
     )
+
+
+def _of_methods(config: Config) -> dict[str, Any]:
+    """The options of methods that a phase may set, by name."""
+    return {name: getattr(options, name) for options in config.methods for name in options.names(of_phases=True)}
 
 
 def _sources(options: Config, sizes: Sizes) -> Sources:

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bertrain import optim
-from bertrain.lab import adapters
-from bertrain.lab.elastic.training import Elastic
 from bertrain.models.build import has_dropout
-from bertrain.run import assemble, card, checkpoint
+from bertrain.run import card, checkpoint
 from bertrain.run.rates import Rates
 from bertrain.run.run import Run
 from bertrain.run.state import TrainState
@@ -39,11 +37,12 @@ class Records:
             "precision": run.precision,
         }
         if run.config.lr_scale:
-            facts["lr_scale"] = optim.scaled_rates(assemble.sizes(run.learner), run.config)
-        if isinstance(run.learner, Elastic):
-            facts["sub_networks"] = run.learner.facts()
-        if run.learner.side_channel:
-            facts["side_channel"] = run.learner.side_channel.facts
+            facts["lr_scale"] = optim.scaled_rates(run.learner.sizes, run.config)
+        lines = run.batches.shares()
+        for method in run.methods:
+            lines += method.lines(run.learner)
+            if of_method := method.facts(run.learner):
+                facts[method.name] = of_method
         for path, shards in run.datasets.items():
             if "validation" not in shards.splits and run.config.eval_every:
                 where = " on it" if run.batches.names else ""
@@ -57,7 +56,7 @@ class Records:
             facts,
             parameters=sum(parameter.numel() for parameter in run.learner.parameters()),
             num_samples=run.loader.num_samples,
-            lines=[*adapters.facts(run.learner.model), *run.batches.shares()],
+            lines=lines,
             warnings=[*run.warnings, *run.plan.warnings],
         )
         return run.watch.last_evaluation.get("step", 0)
@@ -134,6 +133,7 @@ class Records:
             read=run.watch.read,
             since_entry=run.sums.state(),
             scaler=run.scaler.state_dict(),
+            methods={method.name: kept for method in run.methods if (kept := method.state())},
             milestones=run.milestones.passed,
             made_with=run.made_with,
             world_size=run.ranks.world_size,
@@ -146,6 +146,7 @@ class Records:
             tokenizer=run.tokenizer,
             average=run.average,
             about=self._card(f"{checkpoint.STEP}{run.step:08d}"),
+            methods=run.methods,
         )
         contents = {f"{checkpoint.STEP}{run.step:08d}": content}
         if run.average and run.is_done and run.average.count:  # the mean first: without the other it is made again
@@ -157,7 +158,7 @@ class Records:
     def _card(self, name: str) -> bytes:
         """The model card of a directory, with the newest evaluation. On rank 0."""
         run = self._run
-        model = run.learner.model
+        model, is_frozen = run.learner.model, any(method.freezes_model for method in run.methods)
         facts = {
             "step": run.step,
             "steps": None if run.plan.seconds else run.plan.steps,
@@ -172,7 +173,7 @@ class Records:
             name,
             run.batches.sources,
             model_type=model.config.model_type,
-            parameters=None if adapters.has_adapter(model) else sum(p.numel() for p in model.parameters()),
+            parameters=None if is_frozen else sum(parameter.numel() for parameter in model.parameters()),
             facts=facts,
             phases=run.plan.describe(),
             evaluation=run.watch.last_evaluation,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,10 +15,9 @@ from transformers import PreTrainedModel
 import bertdata
 from bertdata.errors import UsageError
 from bertrain import optim
-from bertrain.lab import growth as grow
+from bertrain.methods import methods_of
 from bertrain.models import rotary
 from bertrain.models.build import max_length, recompute_activations
-from bertrain.models.families import layers_of
 from bertrain.optim.average import EVERY, Average
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint, phases, state
@@ -48,24 +48,33 @@ class Run:
             trackers.require(config.log_to)
         self.datasets = assemble.datasets(config)
         self.shards = next(iter(self.datasets.values()))  # which has the tokenizer of all
-        self.batches = Batches(config, self.datasets, rank=ranks.rank, world_size=ranks.world_size)
+        self.methods = methods_of(config)
+        options = {"rank": ranks.rank, "world_size": ranks.world_size}
+        self.batches = Batches(config, self.datasets, methods=self.methods, **options)
         self.batches.first_targets()  # which fails where there are none
         self.plan = self.batches.plan
-        self.made_with = checkpoint.made_with(config)
+        self.made_with = checkpoint.made_with(config, self.methods)
         begun = self._resume()
-        weights, warnings = assemble.model(config, self.shards, self.phase, resume=self.begun_from)
+        weights, warnings = assemble.model(
+            config, self.shards, self.phase, resume=self.begun_from, methods=self.methods
+        )
         self.warnings += warnings
         self.step, self.tokens = begun.step, begun.tokens
         self.spent = begun.seconds.get("trained", 0.0)
         on_gpu = ranks.device.type == "cuda"
-        self.clock = Clock(begun.seconds, compiles=on_gpu or config.compiles(on_gpu=on_gpu))
+        self.clock = Clock(begun.seconds, compiles=on_gpu or assemble.compiles(config, self.methods, on_gpu=on_gpu))
         self.precision = assemble.precision(config, ranks.device, weights)
         self.autocast = assemble.autocast(ranks.device, self.precision)
         self._prepare(weights)
-        self.made_with |= {"teacher": self.learner.teacher, "init": self.learner.base}
+        for method in self.methods:
+            self.made_with |= method.identity(self.learner)
         if self.begun_from:
-            begun.require_made_with(self.begun_from, {name: self.made_with[name] for name in ("teacher", "init")})
-        assemble.check_parts(config, self.shards, self.learner, self.plan.phases[self.phase.number - 1 :])
+            self._require_made_with(begun, dict.fromkeys(begun.made_with) | self.made_with)
+            for method in self.methods if self.resumed_from else ():
+                if method.name in begun.methods:
+                    method.load(begun.methods[method.name])
+        phases = self.plan.phases[self.phase.number - 1 :]
+        assemble.check_parts(config, self.shards, self.learner, phases, self.methods)
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
         if self.begun_from:
             checkpoint.read_optimizer(self.begun_from, self.optimizer, self.learner)
@@ -87,17 +96,17 @@ class Run:
         config = self.config
         if config.gradient_checkpointing:
             recompute_activations(weights)
-        self.learner = assemble.learner(config, weights, self.shards, self.ranks, self.precision)
-        if config.compiles(on_gpu=self.ranks.device.type == "cuda"):
+        self.learner = assemble.learner(config, weights, self.shards, self.ranks, self.precision, self.methods)
+        if assemble.compiles(config, self.methods, on_gpu=self.ranks.device.type == "cuda"):
             torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
             self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
-        self.optimizer = optim.build(self.learner, config)
+        self.optimizer = assemble.optimizer(config, self.learner, self.methods)
         self.trained = {name: p for name, p in self.learner.model.named_parameters() if p.requires_grad}
         """The parameters that train in a phase that trains all."""
         self.average = Average(self.learner) if config.average else None
 
     def _apply(self, phase: Phase) -> None:
-        """Gives the model and the optimizer what a phase says about them, beside the number of layers."""
+        """Gives the model and the optimizer what a phase says about them, beside what methods change."""
         assemble.check_trains(phase, list(self.trained))
         rotary.set_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
         for name, parameter in self.trained.items():
@@ -121,16 +130,14 @@ class Run:
         """
         if self.begun_from is None:
             return TrainState()
-        saved, given = state.read(self.begun_from), dict(self.made_with)
+        saved = state.read(self.begun_from)
+        self._require_made_with(saved, self.made_with)
         if self.resumed_from is None:
-            del given["model"]
-            saved.require_made_with(self.begun_from, given)
             self.batches.branch(self.begun_from, saved)
             return saved.branch()
         if self.config.resume == "no":
             sentence = f"{self.out} already holds checkpoints; give another --out, or --resume auto to continue"
             raise UsageError(sentence, "out-exists", option="out", given=str(self.out))
-        saved.require_made_with(self.resumed_from, given)
         if saved.phases or self.config.phase:  # else more may change: run.json keeps what
             now = self.batches.saved_phases() if self.config.phase else []
             phases.check_begun(self.out, saved.phases, saved.phase, now)
@@ -142,6 +149,12 @@ class Run:
             )
             raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
         return saved
+
+    def _require_made_with(self, begun: TrainState, given: Mapping[str, str | None]) -> None:
+        """Raises UsageError unless a state was made with the given settings. A branch may be of any model."""
+        assert self.begun_from  # noqa: S101  (its state is begun)
+        kept = {name: value for name, value in given.items() if self.resumed_from or name != "model"}
+        begun.require_made_with(self.begun_from, kept)
 
     # ------------------------------------------------------------------------------------------------------- a step
 
@@ -167,39 +180,30 @@ class Run:
     def enter_next(self, loss: Callable[[], float | None]) -> None:
         """Goes on with the next phase. Called on every rank, once the phase before is done and written.
 
-        loss: measures that of the model as it is, before and after it grows.
+        loss: measures that of the model as it is, before and after a method makes it anew.
         """
         before, phase = self.phase, self.plan.phases[self.phase.number]
-        if before.layers != phase.layers:
-            self._grow(phase, loss)
+        if any(method.remakes(before, phase) for method in self.methods):
+            self._remake(phase, loss)
         self.batches.enter(phase)
         self._apply(phase)
         self.watch.phase(self.step, phase)
 
-    def _grow(self, phase: Phase, loss: Callable[[], float | None]) -> None:
-        """Makes the model of a phase, if it has more layers than that of the phase before it."""
-        before, old = self.learner, self.optimizer
-        weights, _ = self.ranks.together(lambda: assemble.model(self.config, self.shards, phase))
-        layers = [len(layers_of(model)) for model in (before.model, weights)]
-        if layers[0] == layers[1]:
-            return
-        loss_before = loss()
+    def _remake(self, phase: Phase, loss: Callable[[], float | None]) -> None:
+        """Makes the model of a phase anew; methods carry over what it has learned."""
+        before, old, loss_before = self.learner, self.optimizer, loss()
+        change: dict[str, Any] = {}
 
         def renew() -> None:
-            self._prepare(weights)
-            if self.learner.teacher != before.teacher:
-                sentence = (
-                    f"--teacher {self.config.teacher} is {self.learner.teacher}, and the run began with "
-                    f"{before.teacher}; give a checkpoint that does not change"
-                )
-                raise UsageError(sentence, "changed", option="teacher", given=self.config.teacher)
-            grow.carry(before, self.learner, old, self.optimizer, stack=self.config.grow_by == "stack")
+            self._prepare(assemble.model(self.config, self.shards, phase, methods=self.methods)[0])
+            for method in self.methods:
+                change.update(method.carry(before, self.learner, old, self.optimizer))
 
         self.ranks.together(renew)
         self.clock.lap("compiled")
-        growth = {"layers_before": layers[0], "layers": layers[1], "loss_before": loss_before}
-        growth |= {"loss_after": loss(), "parameters": sum(p.numel() for p in self.learner.parameters())}
-        self.watch.growth({"step": self.step} | growth, optim.scaled_rates(assemble.sizes(self.learner), self.config))
+        losses = {"loss_before": loss_before, "loss_after": loss()}
+        entry = {"step": self.step, "change": change, "parameters": sum(p.numel() for p in self.learner.parameters())}
+        self.watch.change(entry | losses, optim.scaled_rates(self.learner.sizes, self.config))
 
     def next_batch(self) -> tuple[bertdata.Batch, float]:
         """This rank's rows of the next step, and the seconds that it took to make them."""
@@ -209,8 +213,13 @@ class Run:
         return self.batches.next(), time.perf_counter() - started
 
     def begin_step(self) -> None:
+        """Called once, before the micro-batches of a step."""
+        for method in self.methods:
+            method.begin_step(self.step, self.learner)
+        self.seed()
+
+    def seed(self) -> None:
         """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
-        self.learner.begin_step(self.step)
         torch.manual_seed(bertdata.key(self.config.seed, "dropout", self.step, self.ranks.rank) >> 1)
 
     def update(self) -> None:

@@ -33,6 +33,7 @@ class TrainState:
     read: Sequence[Mapping[str, Any]] = ()  # what the log says of streams, for `bertdata trace`
     since_entry: Mapping[str, Sequence[float]] = field(default_factory=dict)  # sums since the last entry of the log
     scaler: Mapping[str, Any] = field(default_factory=dict)  # of fp16
+    methods: Mapping[str, Any] = field(default_factory=dict)  # the state of each method that has one, by its name
     milestones: Sequence[str] = ()  # those of --save-at that this step passed
     made_with: Mapping[str, str | None] = field(default_factory=dict)  # what a resumed run must have again
     world_size: int = 1
@@ -50,7 +51,7 @@ class TrainState:
     def require_made_with(self, path: Path, given: Mapping[str, str | None]) -> None:
         """Raises UsageError if this state, of the checkpoint `path`, was made with other settings than `given`."""
         for option, value in given.items():
-            was = self.made_with[option]
+            was = self.made_with.get(option)
             if was != value:
                 before = f"--{option} {was}" if was else f"no --{option}"
                 now = f"--{option} {value}" if value else "none"

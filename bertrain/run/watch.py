@@ -80,7 +80,7 @@ class Watch(contextlib.ExitStack):
         total = None if plan.seconds else plan.steps
         self._bar = self.enter_context(tqdm(total=total, initial=step, unit="step", disable=None))
         names = list(dict.fromkeys(config.log_to))
-        self._trackers = trackers.start(names, self.out, asdict(config), step=step, logged=self._log.last_step)
+        self._trackers = trackers.start(names, self.out, config.flat(), step=step, logged=self._log.last_step)
         self.push(self._close_trackers)
 
     @property
@@ -93,7 +93,7 @@ class Watch(contextlib.ExitStack):
     ) -> None:
         """Prints what the run amounts to, and keeps it in run.json beside the changes since the run began.
 
-        lines: about an adapter, and about the sources of a mix.
+        lines: about methods, and about the sources of a mix.
         """
         config, plan = self.config, self.plan
         ids = [shards.dataset_id for shards, _ in self.sources]
@@ -109,7 +109,7 @@ class Watch(contextlib.ExitStack):
         }
         resolved.pop("warnings")
         history = self._history(facts["step"]) if facts["resumed_from"] else []
-        self._run_json: dict[str, Any] = {"config": asdict(config), "resolved": resolved, "history": history}
+        self._run_json: dict[str, Any] = {"config": config.flat(), "resolved": resolved, "history": history}
         self._write_run_json()
         if self._log and self._log.bad_lines:
             numbers = ", ".join(map(str, self._log.bad_lines))
@@ -131,18 +131,15 @@ class Watch(contextlib.ExitStack):
             f"evenly, {self.reference['unigram']:.3f} by frequency alone"
         )
         lines = [first, *lines, reference, *plan.describe()]
-        lines += [*_elastic_lines(resolved.get("sub_networks")), *_scale_lines(resolved.get("lr_scale", []))]
-        if channel := resolved.get("side_channel"):
-            lines.append("--side-channel: {ids:,} ids have one or more of {structures:,} structures".format(**channel))
-        for line in lines:
+        for line in [*lines, *_scale_lines(resolved.get("lr_scale", []))]:
             self.say(line)
 
     def phase(self, step: int, phase: Phase) -> None:
         """Shows that a phase begins after a step."""
         self.say(f"step {step}: {self.plan.line(phase)}")
 
-    def growth(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
-        """Keeps and shows how the model has grown. scales: what --lr-scale amounts to from then on."""
+    def change(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
+        """Keeps and shows how the model has changed. scales: what --lr-scale amounts to from then on."""
         if not self.is_first:
             return
         self._keep(entry)
@@ -151,9 +148,10 @@ class Watch(contextlib.ExitStack):
         losses = " before and ".join(
             "-" if entry[f"loss_{when}"] is None else f"{entry[f'loss_{when}']:.4f}" for when in ("before", "after")
         )
+        changes = ", ".join(f"{name} {was} → {value}" for name, (was, value) in entry["change"].items())
         self.say(
-            f"step {entry['step']}: the model grows from {entry['layers_before']} to {entry['layers']} layers, "
-            f"{entry['parameters']:,} parameters; loss {losses} after"
+            f"step {entry['step']}: the model changes, {changes}, {entry['parameters']:,} parameters; loss {losses} "
+            "after"
         )
         for line in _scale_lines(scales):
             self.say(line)
@@ -165,7 +163,7 @@ class Watch(contextlib.ExitStack):
             options, history = dict(before["config"]), list(before.get("history", []))
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        values = json.loads(json.dumps(asdict(self.config)))
+        values = json.loads(json.dumps(self.config.flat()))
         changes = {
             name: [options[name], value]
             for name, value in values.items()
@@ -258,16 +256,10 @@ class Watch(contextlib.ExitStack):
         """
         numbers = {"the loss": loss, **(others or {}), "the gradient norm": norm}
         wild = [f"{name} is {number}" for name, number in numbers.items() if not math.isfinite(number or 0.0)]
-        if not math.isfinite(numbers.get("distil_loss") or 0.0):
-            sentence = (
-                f"the loss from the teacher is {numbers['distil_loss']} at step {step}; lower --lr {self.config.lr}, "
-                "or give another --precision than fp16, in which a teacher may overflow"
-            )
-            raise TrainingError(sentence, "not-finite", option="lr", given=self.config.lr)
         if wild:
             sentence = (
-                f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen --warmup and run again "
-                "from the newest checkpoint"
+                f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen --warmup, or give "
+                "another --precision than fp16, and run again from the newest checkpoint"
             )
             raise TrainingError(sentence, "not-finite", option="lr", given=self.config.lr)
 
@@ -346,14 +338,6 @@ def _flat(entry: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield from _flat(value, f"{before}{name}/")
         else:
             yield before + name, value
-
-
-def _elastic_lines(facts: dict[str, int] | None) -> list[str]:
-    """What --elastic trains; nothing without it."""
-    if facts is None:
-        return []
-    ends = f"of {facts['least_parameters']:,} to {facts['most_parameters']:,} parameters"
-    return [f"trains {facts['number']:,} sub-networks {ends}, {facts['in_a_step']} in a step"]
 
 
 def _scale_lines(scales: list[dict[str, Any]]) -> list[str]:

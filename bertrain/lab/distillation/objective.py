@@ -27,10 +27,10 @@ from transformers import PreTrainedModel
 from bertdata import IGNORE_INDEX, Batch, key
 from bertdata.errors import UsageError
 from bertrain.lab.distillation import taps
+from bertrain.lab.distillation.options import DistillationOptions
 from bertrain.lab.distillation.taps import EMBEDDINGS, Taps
 from bertrain.models.encoder import Encoder, inputs_of
-from bertrain.objectives.base import Objective, Outputs
-from bertrain.objectives.losses import LossSum, divergence
+from bertrain.objectives import LossSum, Objective, Outputs
 from bertrain.options.config import Config
 from bertrain.runtime.feed import MicroBatch, num_targets
 
@@ -45,25 +45,31 @@ class Distil(Objective):
     accuracy_name = "agreement"  # how often teacher and student hold the same token most probable; 0 without logits
 
     def __init__(
-        self, model: PreTrainedModel, config: Config, *, vocab_size: int, teacher: PreTrainedModel | None = None
+        self,
+        model: PreTrainedModel,
+        config: Config,
+        options: DistillationOptions,
+        *,
+        vocab_size: int,
+        teacher: PreTrainedModel | None = None,
     ) -> None:
         """vocab_size: tokens of the text; the student's vocabulary may be padded. teacher: None for a cache."""
         super().__init__(model, config)
-        self.method, self.weight, self.temperature = config.distil_method, config.alpha, config.temperature
+        self.method, self.weight, self.temperature = options.kind, options.alpha, options.temperature
         self.isolate, self.vocab_size = config.isolate_documents, vocab_size
         self.layer_pairs: list[tuple[int, int]] = []  # a layer of the student and the teacher's that it learns from
         self.compares_attention, self.num_heads = False, getattr(model.config, "num_attention_heads", 0)
-        self.uses_logits = config.distil_method == "logits"
+        self.uses_logits = self.method == "logits"
         self.teacher: Teacher | None = None
         """Who answers each micro-batch; None where a cache has the answers. It is no torch module, so not a part."""
-        if teacher is None or config.distil_method == "logits":
+        if teacher is None or self.method == "logits":
             return
         for tapped in (model, teacher):
-            taps.check(tapped, hidden=config.distil_method == "hidden")
+            taps.check(tapped, hidden=self.method == "hidden")
         student_config, teacher_config = model.config, teacher.config
-        self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, config)
-        self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=config.distil_method == "hidden")
-        if config.distil_method == "hidden":
+        self.layer_pairs = _layer_pairs(student_config.num_hidden_layers, teacher_config.num_hidden_layers, options)
+        self._taps = Taps(model, [layer for layer, _ in self.layer_pairs], hidden=self.method == "hidden")
+        if self.method == "hidden":
             both = self._taps.has_attention and taps.has_attention(teacher)
             self.compares_attention = both and self.num_heads == teacher_config.num_attention_heads
             torch.manual_seed(key(config.seed, "distil") >> 1)
@@ -177,6 +183,32 @@ class Teacher:
             return tensors
 
 
+def divergence(
+    logits: torch.Tensor,
+    logprobs: torch.Tensor,
+    temperature: float,
+    ids: torch.Tensor | None = None,
+    tails: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """KL divergence of a teacher from the student's logits [N, V], at a temperature, without the factor T²: [N].
+
+    Without ids, logprobs [N, V] are the teacher's, of tokens 0, 1, …. With ids [N, k], logprobs [N, k] are of those
+    tokens and tails [N] of all other tokens together. Both distributions then become k + 1 buckets, which costs O(k)
+    beside the student's own softmax, and the temperature applies to the buckets. With k = V this is the plain
+    divergence. With less it is a lower bound of it for T = 1, which is 0 only where the student gives each of the k
+    tokens, and all others together, the probability that the teacher gives.
+    """
+    if ids is None or tails is None:
+        top = logits[..., : logprobs.shape[-1]]
+    else:
+        top = logits.gather(-1, ids)
+        if ids.shape[-1] < logits.shape[-1]:  # a logsumexp of just the others: 1 − Σ would lose a small tail
+            others = logits.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
+            top, logprobs = torch.cat([top, others], -1), torch.cat([logprobs, tails.unsqueeze(-1)], -1)
+    log_q, log_p = ((x / temperature).log_softmax(-1) for x in (top, logprobs))
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+
+
 def visible(piece: MicroBatch, *, isolate: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Which places a place may attend to, bool [B, 1, T or 1, T], and which places hold text, float [B, T]."""
     filled = piece.get("attention_mask")
@@ -214,16 +246,16 @@ def _scores(queries: torch.Tensor, keys: torch.Tensor, heads: int) -> torch.Tens
     return (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
 
 
-def _layer_pairs(student_layers: int, teacher_layers: int, config: Config) -> list[tuple[int, int]]:
+def _layer_pairs(student_layers: int, teacher_layers: int, options: DistillationOptions) -> list[tuple[int, int]]:
     """Layers of the student, and the layers of the teacher that they learn from."""
-    if config.distil_method == "relations" or config.distil_layers == "last":
+    if options.kind == "relations" or options.distil_layers == "last":
         return [(student_layers - 1, teacher_layers - 1)]
     if teacher_layers < student_layers:
         sentence = (
             f"--distil-layers uniform needs a teacher with at least the student's {student_layers} layers, and "
-            f"--teacher {config.teacher} has {teacher_layers}; give --distil-layers last"
+            f"--teacher {options.teacher} has {teacher_layers}; give --distil-layers last"
         )
-        raise UsageError(sentence, "unsupported", option="distil_layers", given=config.distil_layers)
+        raise UsageError(sentence, "unsupported", option="distil_layers", given=options.distil_layers)
     return [
         (EMBEDDINGS, EMBEDDINGS),
         *((layer, (layer + 1) * teacher_layers // student_layers - 1) for layer in range(student_layers)),

@@ -9,14 +9,32 @@ import torch
 from transformers import PreTrainedModel
 
 from bertdata.errors import UsageError
-from bertrain.models.families import family_of, layers_of, projections_of
+from bertrain.models.families import FAMILIES, layers_of, projections_of
 
+READABLE = {
+    "deberta": "hidden",  # one map makes queries, keys and values head by head
+    "deberta-v2": "hidden",  # maps are called twice, for relative positions too
+    "convbert": "hidden",  # as do its convolutions; attention has fewer heads than the configuration says
+    "fnet": "hidden",  # Fourier transforms
+    "squeezebert": None,  # its layers have hidden states as [B, H, T]
+    "flaubert": None,  # a layer is not one module
+    "xlm": None,
+}
+"""What --distil can read, by type of model: hidden states alone, or nothing.
+
+Of others in FAMILIES also attention: queries, keys and values. Of types that are not in FAMILIES nothing.
+"""
 EMBEDDINGS = -1  # stands for the embeddings among layer numbers
+
+
+def readable(model_type: str) -> str | None:
+    """What --distil can read of a type of model: "attention", "hidden" or nothing."""
+    return READABLE.get(model_type, "attention" if model_type in FAMILIES else None)
 
 
 def check(model: PreTrainedModel, *, hidden: bool) -> None:
     """Raises UsageError where a model's family cannot be tapped for hidden states, or else for relations."""
-    taps = family_of(model).taps if layers_of(model) else None
+    taps = readable(model.config.model_type) if layers_of(model) else None
     if taps is None or not (hidden or has_attention(model)):
         sentence = (
             f"--distil {'hidden' if hidden else 'relations'} cannot read the layers of {model.config.model_type} "
@@ -27,7 +45,7 @@ def check(model: PreTrainedModel, *, hidden: bool) -> None:
 
 def has_attention(model: PreTrainedModel) -> bool:
     """Whether the queries, keys and values of every layer of a model can be read."""
-    return family_of(model).taps == "attention" and all(projections_of(layer) for layer in layers_of(model))
+    return readable(model.config.model_type) == "attention" and all(projections_of(layer) for layer in layers_of(model))
 
 
 class Taps:

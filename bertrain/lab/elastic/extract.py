@@ -19,6 +19,7 @@ from bertdata.errors import UsageError
 from bertdata.files import naming
 from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.lab.elastic import space as elastic
+from bertrain.lab.elastic.training import trained_space
 from bertrain.models import build
 from bertrain.models.families import family_of
 from bertrain.run import card, checkpoint, state
@@ -60,7 +61,7 @@ def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
     directory = checkpoint.find(Path(path))
     model = complete_model(directory)
-    config, trained = model.config, checkpoint.elastic_of(directory)
+    config, trained = model.config, trained_space(directory)
     sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})
     elastic.check(config, sizes)
     small = elastic.cut(model, sizes)

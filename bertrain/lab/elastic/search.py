@@ -31,6 +31,7 @@ from bertrain.commands.evaluate import opened
 from bertrain.commands.plot import drawing
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
+from bertrain.lab.elastic.training import trained_space
 from bertrain.models import build
 from bertrain.models.encoder import Encoder
 from bertrain.run import checkpoint
@@ -281,7 +282,7 @@ def main(
         if ranks.world_size > 1:
             raise UsageError("bertrain search measures on one process; start it without torchrun", "unsupported")
         encoder, shards, directory, places = opened(path, data, split, length, ranks)
-        if not (trained := checkpoint.elastic_of(directory)):
+        if not (trained := trained_space(directory)):
             sentence = (
                 f"{directory} was not trained with --elastic, so it has no sub-networks to search; give a run that was"
             )

@@ -25,8 +25,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bertdata import key
 from bertdata.errors import UsageError, counted
 from bertrain.lab import growth as grow
-from bertrain.models.families import FAMILIES, FUSED, family_of
+from bertrain.models.families import FUSED
 
+HEADS = {"bert": "any", "modernbert": "same"}  # rotary positions turn pairs of a head's dimensions
+"""How wide heads of a sub-network are, by type of model: at most the model's, or the same. Others have none."""
 EXAMPLE = "layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64"
 
 
@@ -54,8 +56,8 @@ class Values(NamedTuple):
 
 def sizes_of(config: PreTrainedConfig) -> Sizes:
     """The sizes of a complete model. Raises UsageError for a family without sub-networks."""
-    if family_of(config).elastic is None:
-        can = " or ".join(name for name, family in FAMILIES.items() if family.elastic)
+    if config.model_type not in HEADS:
+        can = " or ".join(HEADS)
         raise UsageError(
             f"{config.model_type} has no sub-networks; give a {can}", "unsupported", given=config.model_type
         )
@@ -85,12 +87,12 @@ def _heads_fit(config: PreTrainedConfig, width: int, heads: int) -> bool:
     """Whether a sub-network may have a width with so many heads."""
     each, rest = divmod(width, heads)
     most = _head_width(config)
-    return rest == 0 and (each <= most if family_of(config).elastic == "any" else each == most)
+    return rest == 0 and (each <= most if HEADS[config.model_type] == "any" else each == most)
 
 
 def _rule(config: PreTrainedConfig) -> str:
     most = _head_width(config)
-    narrower = f"at most the {most} of the model" if family_of(config).elastic == "any" else f"the {most} of the model"
+    narrower = f"at most the {most} of the model" if HEADS[config.model_type] == "any" else f"the {most} of the model"
     return f"a head has width / heads dimensions, an integer, {narrower}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +14,87 @@ from transformers import PreTrainedModel
 from bertdata.errors import UsageError
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
-from bertrain.objectives.base import Learner, Objective
-from bertrain.objectives.losses import LossSum
+from bertrain.methods import Method, Setting
+from bertrain.objectives import Learner, LossSum, Objective
+from bertrain.options.config import Config
+from bertrain.options.fields import COUNT, Excludes, Needs, Options, option
+from bertrain.run import state
+from bertrain.run.phases import Phase
+
+ELASTIC = Needs("--elastic", lambda options: bool(options.elastic))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticOptions(Options):
+    elastic: str = option("")
+    """Train sub-networks that share the model's weights, for bertrain search: their sizes, such as
+    layers=2:6,width=64:256:32,heads=1:4,feed_forward=128:512:64 (first:last, or first:last:step; docs/search.md).
+    """
+    sub_networks: int = option(2, bounds=COUNT, needs=ELASTIC)
+    """Number of sub-networks in a step with --elastic."""
+
+
+class SubNetworks(Method):
+    """Sub-networks that share the weights of the model are trained together."""
+
+    options_type = ElasticOptions
+    excludes = (
+        Excludes("elastic", "lora", "sub-networks train all their weights"),
+        Excludes("trains", "elastic", "sub-networks train all their weights"),
+        Excludes("gradient_checkpointing", "elastic", "the weights of a sub-network exist only in the forward pass"),
+        Excludes("elastic", "layers", "sub-networks have numbers of layers of their own"),
+    )
+
+    def check(self, config: Config) -> None:
+        if config.compile == "on":
+            sentence = "--compile on would compile each sub-network of --elastic; leave it out"
+            raise UsageError(sentence, "conflict", option="compile", given=config.compile)
+
+    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
+        return {"elastic": self.options.elastic}
+
+    def learner(self, learner: Learner, setting: Setting) -> Learner:
+        space, number = Space(self.options.elastic, learner.model.config), self.options.sub_networks
+        options: dict[str, Any] = {"isolate": learner.isolate, "seed": setting.config.seed}
+        return Elastic(learner.model, learner.objectives, space=space, number=number, **options)
+
+    def check_model(
+        self,
+        config: Config,
+        learner: Learner,
+        phases: Sequence[Phase],
+        make: Callable[[Phase | None], PreTrainedModel],
+    ) -> Sequence[str]:
+        _elastic(learner).check_trained(config.lr_scale)
+        return ()
+
+    def can_compile(self, config: Config) -> bool:
+        return False
+
+    def passes(self) -> int:
+        return self.options.sub_networks
+
+    def begin_step(self, step: int, learner: Learner) -> None:
+        _elastic(learner).begin_step(step)
+
+    def facts(self, learner: Learner) -> Mapping[str, Any]:
+        return _elastic(learner).facts()
+
+    def lines(self, learner: Learner) -> Sequence[str]:
+        facts = self.facts(learner)
+        ends = f"of {facts['least_parameters']:,} to {facts['most_parameters']:,} parameters"
+        return [f"trains {facts['number']:,} sub-networks {ends}, {facts['in_a_step']} in a step"]
+
+
+def _elastic(learner: Learner) -> Elastic:
+    assert isinstance(learner, Elastic)  # noqa: S101  (SubNetworks.learner made it)
+    return learner
+
+
+def trained_space(directory: Path) -> str:
+    """--elastic of the run that wrote a checkpoint; an empty text without it, or where no run of ours wrote it."""
+    has_state = (directory / state.TRAINER).exists()
+    return str(state.read(directory).made_with.get("elastic") or "") if has_state else ""
 
 
 class Elastic(Learner):

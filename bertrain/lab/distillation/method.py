@@ -1,0 +1,179 @@
+"""Distillation as a method of a run: its checks, and the objective that it adds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from bertdata.errors import BertdataError, UsageError
+from bertdata.format.answers import TeacherCache
+from bertrain.lab.distillation.objective import Distil, Teacher
+from bertrain.lab.distillation.options import DistillationOptions
+from bertrain.methods import Method, Setting
+from bertrain.models import build
+from bertrain.models.families import family_of
+from bertrain.objectives import Learner, Objective
+from bertrain.options.config import Config
+from bertrain.options.fields import Excludes
+from bertrain.run import assemble, checkpoint
+from bertrain.run.batches import Batches
+
+OF_CACHE = ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction")
+"""Options that a cache has one value of."""
+
+
+class Distillation(Method):
+    """Learns from a teacher beside the text."""
+
+    options_type = DistillationOptions
+    excludes = (
+        Excludes("teacher_cache", "teacher", "both teach"),
+        Excludes("branch", "teacher_cache", "a cache has answers to rows from the first one on"),
+    )
+
+    def __init__(self, options: DistillationOptions) -> None:
+        super().__init__(options)
+        self._teacher: str | None = None
+        """The name of the teacher, and what it teaches, once it is known."""
+
+    def check(self, config: Config) -> None:
+        options = self.options
+        if options.teacher_cache:
+            self._check_cache(config)
+        if options.kind == "logits":
+            return
+        if config.is_given("layers"):
+            sentence = (
+                f"--distil {options.kind} compares layers by their number, which phases with layers change; give "
+                "--distil logits, or leave layers out"
+            )
+            raise UsageError(sentence, "conflict", option="distil", given=options.distil)
+        if config.is_given("elastic") and options.kind == "hidden" and options.distil_layers == "uniform":
+            sentence = (
+                "--distil hidden compares every layer, and the sub-networks of --elastic have different ones; give "
+                "--distil-layers last"
+            )
+            raise UsageError(sentence, "conflict", option="distil_layers", given=options.distil_layers)
+        if config.compile == "on" and not self.can_compile(config):
+            sentence = (
+                f"--compile on does not go with --gradient-checkpointing and --distil {options.kind}, which reads the "
+                "layers that are computed again; leave one of them out"
+            )
+            raise UsageError(sentence, "conflict", option="compile", given=config.compile)
+
+    def _check_cache(self, config: Config) -> None:
+        if len(config.paths) > 1:
+            sentence = (
+                f"--teacher-cache holds answers to the rows of one dataset, and --data names {len(config.paths)}; give "
+                "one, or --teacher, which answers during training"
+            )
+            raise UsageError(sentence, "conflict", option="teacher_cache")
+        if self.options.kind != "logits":
+            sentence = (
+                f"--distil {self.options.distil} needs a --teacher: a --teacher-cache holds logits; give --distil "
+                "logits"
+            )
+            raise UsageError(sentence, "needs-option", option="distil", given=self.options.distil)
+        for name in OF_CACHE:
+            if len({getattr(part.options, name) for part in config.parts}) > 1:
+                sentence = (
+                    f"--teacher-cache was given, and the phases have different {name}; a cache has answers to rows of "
+                    "one length, masked by one rule, so leave one of them out"
+                )
+                raise UsageError(sentence, "conflict", option="teacher_cache")
+
+    def can_compile(self, config: Config) -> bool:
+        return self.options.kind == "logits" or not config.gradient_checkpointing
+
+    def settles(self) -> Mapping[str, Any]:
+        """A cache has rows of one length, masked by one rule, in one order."""
+        if not self.options.teacher_cache:
+            return {}
+        try:
+            stream = TeacherCache(self.options.teacher_cache).header["stream"]
+        except BertdataError:
+            return {}  # the loader says what is wrong
+        masking = stream["masking"]
+        return {
+            "length": stream["length"],
+            "data_seed": stream["seed"],
+            "mlm_probability": masking["probability"],
+            "masking": masking["policy"],
+            "mask_fraction": masking["mask_fraction"],
+            "random_fraction": masking["random_fraction"],
+            "shuffle": stream["shuffle"],
+            "isolate_documents": stream["samples"] == "packed",
+        }
+
+    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
+        return {"teacher": self._teacher} if learner else {}
+
+    def loader_options(self) -> Mapping[str, Any]:
+        return {"teacher_cache": self.options.teacher_cache or None}
+
+    def check_batches(self, batches: Batches) -> None:
+        """A cache must have all samples of the run, or all of its epochs, after which they repeat."""
+        loader, plan = batches.loader, batches.plan
+        if loader.teacher_cache is None:
+            return
+        num_samples = plan.samples()
+        if loader.variants is not None:
+            num_samples = min(num_samples, loader.variants * loader.num_samples)
+        try:
+            loader.read(np.array([num_samples - 1]))
+        except UsageError:
+            if plan.seconds is None:
+                raise
+            sentence = (
+                "how many samples a run by time will read is not known, and --teacher-cache "
+                f"{self.options.teacher_cache} has a last one; give --steps, or a cache of all samples of its "
+                "--variants"
+            )
+            raise UsageError(sentence, "conflict", option="budget", given=batches.config.budget) from None
+
+    def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: Setting) -> None:
+        """Raises UsageError for a teacher that does not fit, or that is another one than before."""
+        before = self._teacher
+        objective, self._teacher = self._objective(model, setting)
+        if before not in (None, self._teacher):
+            sentence = (
+                f"--teacher {self.options.teacher} is {self._teacher}, and the run began with {before}; give a "
+                "checkpoint that does not change"
+            )
+            raise UsageError(sentence, "changed", option="teacher", given=self.options.teacher)
+        for text in objectives.values():
+            text.weight *= 1 - self.options.alpha
+        objectives["distil"] = objective
+
+    def _objective(self, model: PreTrainedModel, setting: Setting) -> tuple[Distil, str]:
+        """The teacher's objective, and a name for the teacher and what it teaches."""
+        config, shards, options = setting.config, setting.shards, self.options
+        vocab_size = shards.special_tokens.vocab_size
+        if options.teacher_cache:
+            sha256 = TeacherCache(options.teacher_cache).header["teacher"]["sha256"]
+            return Distil(model, config, options, vocab_size=vocab_size), f"logits of teacher {sha256[:16]}"
+        directory = checkpoint.find(Path(options.teacher), "teacher")
+        teacher = build.load(directory)
+        build.check_fits(directory, shards, teacher)
+        most = build.max_length(teacher.config)
+        if config.longest > most:
+            sentence = (
+                f"rows of {config.longest} tokens are longer than the {most} positions of --teacher {options.teacher}; "
+                "give a smaller --length, or another teacher"
+            )
+            raise UsageError(sentence, "too-long", option="length", given=config.longest)
+        objective = Distil(model, config, options, vocab_size=vocab_size, teacher=teacher)
+        computing = assemble.autocast(setting.device, setting.precision)
+
+        def in_float32() -> contextlib.AbstractContextManager[Any]:  # where the student computes in half precision
+            return torch.autocast(setting.device.type, enabled=False)
+
+        halves = family_of(teacher).half
+        objective.teacher = Teacher(teacher, objective, setting.device, computing if halves else in_float32)
+        return objective, f"{options.kind} of teacher {build.fingerprint(teacher)[:16]}"
