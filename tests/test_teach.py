@@ -172,6 +172,20 @@ def test_a_recipe_holds_beside_a_cache_and_its_rows_are_those_of_the_cache(datas
     assert "0.15" in refusal.sentence
 
 
+def test_a_cache_has_the_masks_of_a_recipe_whose_rows_are_all_alike(dataset, big, tmp_path):
+    options = [*ask(dataset, big, tmp_path / "logits", "--max-samples", 40), "--recipe", "tiny"]
+    succeeds(teacher.main, *options)
+    stream = json.loads((tmp_path / "logits" / "cache.json").read_bytes())["stream"]
+    assert (stream["masking"]["probability"], stream["length"]) == (0.3, 32)
+    for more, share in ((["--mlm-probability", 0.2], 0.2), (["--mlm-probability", 0.15], 0.15)):
+        out = tmp_path / f"logits-{share}"
+        succeeds(teacher.main, *ask(dataset, big, out, "--max-samples", 40), "--recipe", "tiny", *more)
+        assert json.loads((out / "cache.json").read_bytes())["stream"]["masking"]["probability"] == share
+    options = ask(dataset, big, tmp_path / "other", "--max-samples", 40)
+    refused(teacher.main, *options, "--recipe", "modernbert-base", kind="conflict", option="recipe")
+    refused(teacher.main, *options, "--recipe", "huge", kind="unknown", option="recipe")
+
+
 @pytest.mark.slow
 def test_ranks_share_the_work_and_write_the_same_bytes(dataset, big, caches, tmp_path):
     out = tmp_path / "logits"

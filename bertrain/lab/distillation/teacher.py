@@ -20,7 +20,9 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from click.core import ParameterSource
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.choices import MASKING_POLICIES, SHUFFLES
@@ -32,6 +34,8 @@ from bertrain.models import build
 from bertrain.models.encoder import Encoder
 from bertrain.models.families import family_of
 from bertrain.options.config import Config
+from bertrain.options.flags import read_options
+from bertrain.recipes import file_of
 from bertrain.run import assemble, checkpoint
 from bertrain.run.rates import has_bf16
 from bertrain.runtime import feed
@@ -42,28 +46,64 @@ MOST_UNITS = 100_000  # a unit takes 600 bytes in cache.json, which must stay re
 PROBE_BATCHES = 2  # timed for the estimate, after a first one that is not
 
 
+OF_ROWS = ("length", "mlm_probability", "masking", "mask_fraction", "random_fraction", "shuffle", "isolate_documents")
+"""Options of a student's run on which its rows and their masks depend, beside its data and seed."""
+
+
+def _student(options: dict[str, Any], given: set[str]) -> Config:
+    """The student's run, as far as its rows go. given: the names of options on the command line.
+
+    Raises UsageError for a recipe whose rows change along the run.
+    """
+    names = ("data", "out", "length", "seed", "shuffle", "mlm_probability", "masking")
+    values = {name: options[name] for name in names}
+    values["isolate_documents"] = options["samples"] == "packed"
+    values["objective"] = "mlm+nsp" if options["samples"] == "pairs" else "mlm"
+    if name := options["recipe"]:
+        recipe = read_options(file_of(name))
+        own = given | ({"isolate_documents"} if "samples" in given else set())
+        values |= {name: recipe[name] for name in OF_ROWS if name in recipe and name not in own}
+        if changing := sorted({each for phase in recipe.get("phase", ()) for each in phase.keys() & set(OF_ROWS)}):
+            sentence = (
+                f"--recipe {name} changes {changing[0]} along the run, and a cache has answers to rows of one length, "
+                "masked by one rule; give another recipe, or none"
+            )
+            raise UsageError(sentence, "conflict", option="recipe", given=name)
+    return Config(**values)
+
+
 class _Work:
     """The student's stream, the teacher, and the header that names both; on this rank."""
 
-    def __init__(self, ranks: World, options: dict[str, Any]) -> None:
+    def __init__(self, ranks: World, options: dict[str, Any], given: set[str]) -> None:
         self.ranks, self.out = ranks, Path(options["out"])
-        variants, max_samples = options["variants"], options["max_samples"]
-        if variants is None and max_samples is None:
+        self.shards = bertdata.open(options["data"])
+        self.vocab_size = self.shards.special_tokens.vocab_size
+        student = _student(options, given)
+        self.loader = assemble.loader(student, self.shards, variants=options["variants"])
+        self._check(options, student)
+        weights = self._teacher(Path(options["model"]), student.length)
+        encoder = Encoder(weights, isolate=student.isolate_documents)
+        self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
+        self.header = self._header(weights, options)
+        units = answers.num_units(self.header)
+        if units > MOST_UNITS:
+            least = -(-self.header["samples"] // MOST_UNITS)
+            sentence = (
+                f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
+                f"give at least {least}"
+            )
+            raise UsageError(sentence, "out-of-range", option="unit_samples", given=options["unit_samples"])
+
+    def _check(self, options: dict[str, Any], student: Config) -> None:
+        """Raises UsageError for a stream without an end or without masks, and for more predictions than tokens."""
+        if options["variants"] is None and options["max_samples"] is None:
             sentence = (
                 "neither --max-samples nor --variants was given, and the stream is endless, as every epoch has new "
                 "masks; give --max-samples, the number of rows that the student reads, or --variants, the "
                 "number of epochs after which masks repeat"
             )
             raise UsageError(sentence, "missing", option="max_samples")
-        self.shards = bertdata.open(options["data"])
-        self.vocab_size = self.shards.special_tokens.vocab_size
-        names = ("data", "out", "length", "seed", "shuffle", "mlm_probability", "masking")
-        student = Config(
-            **{name: options[name] for name in names},
-            isolate_documents=options["samples"] == "packed",
-            objective="mlm+nsp" if options["samples"] == "pairs" else "mlm",
-        )
-        self.loader = assemble.loader(student, self.shards, variants=variants)
         if options["top_k"] > self.vocab_size:
             sentence = (
                 f"--top-k {options['top_k']} is more than the {self.vocab_size} tokens of {options['data']}; give fewer"
@@ -71,31 +111,35 @@ class _Work:
             raise UsageError(sentence, "out-of-range", option="top_k", given=options["top_k"])
         if self.loader.num_slots == 0:
             sentence = (
-                f"--mlm-probability {options['mlm_probability']} of rows of {options['length']} tokens is less than "
-                "one token; raise it, or --length"
+                f"--mlm-probability {student.mlm_probability} of rows of {student.length} tokens is less than one "
+                "token; raise it, or --length"
             )
-            raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=options["mlm_probability"])
-        directory = checkpoint.find(Path(options["model"]))
+            raise UsageError(sentence, "too-short-to-mask", option="mlm_probability", given=student.mlm_probability)
+
+    def _teacher(self, path: Path, length: int) -> PreTrainedModel:
+        """Raises UsageError for a teacher that does not fit the student's rows."""
+        directory = checkpoint.find(path)
         weights = build.load(directory)
         build.check_fits(directory, self.shards, weights)
-        if options["length"] > build.max_length(weights.config):
-            most = build.max_length(weights.config)
-            sentence = (
-                f"--length {options['length']} is more than the {most} positions of {directory}; give at most {most}"
-            )
-            raise UsageError(sentence, "too-long", option="length", given=options["length"])
-        encoder = Encoder(weights, isolate=student.isolate_documents)
-        self.encoder = encoder.to(ranks.device).eval().requires_grad_(False)
+        if length > (most := build.max_length(weights.config)):
+            sentence = f"--length {length} is more than the {most} positions of {directory}; give at most {most}"
+            raise UsageError(sentence, "too-long", option="length", given=length)
+        return weights
+
+    def _header(self, weights: PreTrainedModel, options: dict[str, Any]) -> dict[str, Any]:
+        """What names a cache: its teacher and its stream."""
+        variants, max_samples = options["variants"], options["max_samples"]
         most_samples = None if variants is None else variants * self.loader.num_samples
-        stream, on_gpu = self.loader.state_dict(), ranks.device.type == "cuda"
+        stream, device = self.loader.state_dict(), self.ranks.device
         del stream["position"]
-        self.header = {
+        on_gpu = device.type == "cuda"
+        return {
             "format": answers.FORMAT,
             "format_version": FORMAT_VERSION,
             "teacher": {
                 "sha256": build.fingerprint(weights),
                 "parameters": sum(parameter.numel() for parameter in weights.parameters()),
-                "precision": "bf16" if on_gpu and has_bf16(ranks.device) and family_of(weights).half else "fp32",
+                "precision": "bf16" if on_gpu and has_bf16(device) and family_of(weights).half else "fp32",
             },
             "tokenizer": self.shards.manifest.tokenizer["tokenizer.json"],
             "stream": stream,
@@ -109,14 +153,6 @@ class _Work:
             "unit_samples": options["unit_samples"],
             "batch_samples": options["batch_size"],
         }
-        units = answers.num_units(self.header)
-        if units > MOST_UNITS:
-            least = -(-self.header["samples"] // MOST_UNITS)
-            sentence = (
-                f"--unit-samples {options['unit_samples']} makes {units:,} units, and {MOST_UNITS:,} are the most; "
-                f"give at least {least}"
-            )
-            raise UsageError(sentence, "out-of-range", option="unit_samples", given=options["unit_samples"])
 
     def begin(self) -> list[int]:
         """Writes the header, or compares it with the one that is there. Returns the units to make. For rank 0."""
@@ -203,9 +239,9 @@ class _Work:
         return kept, counts
 
 
-def answer(ranks: World, options: dict[str, Any]) -> None:
+def answer(ranks: World, options: dict[str, Any], given: set[str]) -> None:
     """Makes the units that are missing, the j-th by rank j mod W, and publishes the cache."""
-    work = ranks.together(lambda: _Work(ranks, options))
+    work = ranks.together(lambda: _Work(ranks, options, given))
     missing = ranks.from_first(work.begin)  # one rank looks, so that all share the same units
     ranks.on_first(lambda: work.plan(missing, yes=options["yes"]) if missing else None)
     with tqdm(total=len(missing), unit="unit", leave=False, disable=None if ranks.rank == 0 else True) as bar:
@@ -251,6 +287,11 @@ _ONE = click.IntRange(min=1)
     type=_ONE,
     help="Number of samples to predict, usually the student's --steps times its --global-batch-size.",
 )
+@click.option(
+    "--recipe",
+    help="Recipe of the student (docs/recipes.md), for its row length and masks. Options on the command line override "
+    "it. Default: none.",
+)
 @click.option("--length", default=128, type=click.IntRange(min=3), help="Row length in tokens, as the student's.")
 @click.option("--seed", default=0, help="Random seed for order and masks: the student's --data-seed, or its --seed.")
 @click.option(
@@ -276,7 +317,8 @@ _ONE = click.IntRange(min=1)
     is_flag=True,
     help=f"Do not refuse to write more than {LIMIT_BYTES // 10**9} GB, or more than the disk has free.",
 )
-def main(**options: Any) -> None:
+@click.pass_context
+def main(context: click.Context, **options: Any) -> None:
     """Store a teacher's predictions for the masked tokens that a student will see. Runs alone or under torchrun."""
     with one_sentence(), world(patience=timedelta(days=7)) as ranks, contextlib.ExitStack() as stack:
         out = Path(options["out"])
@@ -291,7 +333,8 @@ def main(**options: Any) -> None:
             stack.callback(_unlock, out, is_new=is_new)
 
         ranks.on_first(lock)
-        answer(ranks, options)
+        sources = {name: context.get_parameter_source(name) for name in options}
+        answer(ranks, options, {name for name, source in sources.items() if source != ParameterSource.DEFAULT})
 
 
 if __name__ == "__main__":
