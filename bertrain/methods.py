@@ -57,8 +57,8 @@ class Method:
     def check(self, config: Config) -> None:
         """Raises UsageError for options that do not go together. `excludes` has been checked."""
 
-    def settles(self) -> Mapping[str, Any]:
-        """Options that follow from its own: they take the place of a recipe's."""
+    def settles(self, config: Config) -> Mapping[str, Any]:
+        """Options that follow from its own: they take the place of a recipe's and of defaults."""
         return {}
 
     def loader_options(self) -> Mapping[str, Any]:

@@ -166,7 +166,7 @@ def test_a_recipe_holds_beside_a_cache_and_its_rows_are_those_of_the_cache(datas
     options = json.loads((tmp_path / "run" / "run.json").read_bytes())["config"]
     assert (options["optimizer"], options["global_batch_size"], options["model"]) == ("muon", 64, "modernbert-tiny")
     assert (options["length"], options["mlm_probability"]) == (32, 0.15)
-    assert "--length 32 --data-seed 0 --mlm-probability 0.15" in said
+    assert "--length 32 --mlm-probability 0.15" in said
     other = [*given[:3], tmp_path / "other", *given[4:], "--mlm-probability", 0.3]
     refusal = refused(pretrain_main, *other, kind="other-stream", option="teacher_cache", given=caches["few"])
     assert "0.15" in refusal.sentence
@@ -366,7 +366,7 @@ def test_what_breaks_the_rules_of_the_format_is_found(tmp_path):
 @pytest.mark.parametrize(
     ("change", "kind", "option", "named"),
     [
-        ({"seed": 1}, "other-stream", "teacher_cache", "seed was 0 and is 1"),
+        ({"data_seed": 1}, "other-stream", "teacher_cache", "seed was 0 and is 1"),
         ({"length": 24}, "other-stream", "teacher_cache", "length was 32 and is 24"),
         ({"mlm_probability": 0.2}, "other-stream", "teacher_cache", "probability was 0.15 and is 0.2"),
         ({"masking": "whole_word"}, "other-stream", "teacher_cache", "policy was 'exact' and is 'whole_word'"),
@@ -434,7 +434,8 @@ def test_the_doctor_knows_the_seed_and_the_shuffle_of_a_cache(dataset, big, tmp_
     given = ["--data", dataset.path, "--out", tmp_path / "run", "--length", 32, "--teacher-cache", out, "--steps", 2,
              "--global-batch-size", 8]  # fmt: skip
     succeeds(doctor.main, *given, *more)
-    assert "seed was 1" in invoke(doctor.main, *given).output
+    assert "seed was 1" in invoke(doctor.main, *given, "--data-seed", 0).output
+    assert "shuffle was 'blocks'" in invoke(doctor.main, *given, "--shuffle", "full").output
 
 
 def test_a_run_does_not_change_its_teacher(dataset, big, caches, tmp_path):

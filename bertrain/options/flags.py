@@ -107,8 +107,9 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
             shown.append(f"and {counted(len(phases), 'phase')} (bertrain plan shows them)")
         lines.append(" ".join([f"--recipe {recipe}:", *shown]))
     config = Config.of(**values | given)
-    for method in methods_of(config) if recipe else ():
-        settled = {name: value for name, value in method.settles().items() if name not in given}
+    chosen = given.keys() | (read.keys() if file else set())
+    for method in methods_of(config):
+        settled = {name: value for name, value in method.settles(config).items() if name not in chosen}
         changed = {name: value for name, value in settled.items() if config.flat()[name] != value}
         if changed:
             words = " ".join(f"{flag(name)} {value}" for name, value in changed.items())

@@ -91,7 +91,7 @@ class Distillation(Method):
     def can_compile(self, config: Config) -> bool:
         return self.options.kind == "logits" or not config.gradient_checkpointing
 
-    def settles(self) -> Mapping[str, Any]:
+    def settles(self, config: Config) -> Mapping[str, Any]:
         """A cache has rows of one length, masked by one rule, in one order."""
         if not self.options.teacher_cache:
             return {}
@@ -99,10 +99,10 @@ class Distillation(Method):
             stream = TeacherCache(self.options.teacher_cache).header["stream"]
         except BertdataError:
             return {}  # the loader says what is wrong
-        masking = stream["masking"]
+        masking, seed = stream["masking"], config.seed if config.data_seed is None else config.data_seed
         return {
             "length": stream["length"],
-            "data_seed": stream["seed"],
+            **({"data_seed": stream["seed"]} if stream["seed"] != seed else {}),
             "mlm_probability": masking["probability"],
             "masking": masking["policy"],
             "mask_fraction": masking["mask_fraction"],
