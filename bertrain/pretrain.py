@@ -19,19 +19,13 @@ if __name__ == "__main__":  # the imports below take seconds, in which Ctrl-C ma
 import contextlib
 import gc
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from bertdata.cli import one_sentence
-from bertrain.objectives import Learner
 from bertrain.options.config import Config, default_out
 from bertrain.options.flags import command
 from bertrain.run import checkpoint
@@ -80,9 +74,9 @@ def pretrain(config: Config) -> None:
 
 def train(run: Run, validation: Validation, records: Records, signals: Signals) -> None:
     """Takes the steps of a phase, until they are taken, its time is up, or a signal comes to any rank."""
-    config, plan, ranks, learner = run.config, run.plan, run.ranks, run.learner
-    module = _over_ranks(learner) if ranks.world_size > 1 else learner
-    rates, readings, is_first = Rates(learner.model, ranks.device, run.precision), Readings(), True
+    config, ranks, training, loader = run.config, run.ranks, run.training, run.loader
+    rates, readings, is_first = Rates(run.learner.model, ranks.device, training.precision), Readings(), True
+    training.begin_phase()
     gc.unfreeze()  # what was of the phase before
     gc.collect()
     gc.freeze()  # the objects of the run live until its end; the garbage collector can skip them
@@ -99,30 +93,26 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
         batch, waited = run.next_batch()
 
         # What every rank must know before the backward pass: how much all ranks sum over, signals, and the time.
-        own = [*learner.counts(batch).values()]
+        own = [*run.learner.counts(batch).values()]
         trained = run.clock.seconds["trained"] if ranks.rank == 0 else 0.0
         shared = feed.to_device(torch.tensor([*own, len(signals), trained], dtype=torch.float64), ranks.device)
         run.sums.add_counts(shared[: len(own)])
         counts, signals_and_time = ranks.sum(shared).split([len(own), 2])
 
         scale = (1 / counts.clamp(min=1)).float()  # the gradients of all ranks are summed, not averaged
-        size, count = plan.micro_batches(run.loader.length, run.loader.global_batch_size)
-        pieces = partial(feed.micro_batches, batch, size=size, count=count, device=ranks.device)
-        run.begin_step()
-        if is_first and ranks.world_size > 1:
-            _lay_buckets(run, module, next(pieces()), scale)
-        for number, piece in enumerate(pieces(), 1):
-            with _without_all_reduce(module, number < count), run.autocast():
-                losses = module(**learner.prepare(piece))
-                run.scaler.scale(learner.total(losses, scale)).backward()
+        size, number = run.plan.micro_batches(loader.length, loader.global_batch_size)
+        training.begin_step(run.step)
+        pieces = feed.micro_batches(batch, size=size, count=number, device=ranks.device)
+        for place, piece in enumerate(pieces, 1):
+            losses = training.add_gradients(piece, scale, is_last=place == number)
             run.sums.add(losses, piece.get("sources"))
         run.update()
 
-        rows, slots = run.loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
-        rates.add(rows=rows, length=run.loader.length, slots=slots, waited=waited)
+        rows, slots = loader.global_batch_size / ranks.world_size, batch.targets.shape[1]
+        rates.add(rows=rows, length=loader.length, slots=slots, waited=waited)
         num_signals, seconds = readings.read(signals_and_time)
         run.spent = max(run.spent, seconds)
-        run.clock.lap_of_step(run.loader.length)
+        run.clock.lap_of_step(loader.length)
         if is_first:
             ranks.wait_for_others(SILENT_S)
             records.reserve()
@@ -136,40 +126,6 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
             records.save(required=run.is_done or bool(signals.stopped))
         if signals.stopped:
             return
-
-
-def _over_ranks(learner: Learner) -> DistributedDataParallel:
-    """A learner whose gradients are those of all ranks together, added up. (By itself, the class takes their mean.)"""
-
-    def add(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  (torch refuses annotations as text)
-        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0])
-
-    unused = learner.leaves_unused
-    module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
-    module.register_comm_hook(None, add)
-    return module
-
-
-def _lay_buckets(run: Run, module: torch.nn.Module, piece: dict[str, Any], scale: torch.Tensor) -> None:
-    """Takes a forward and a backward pass without a use of the gradients.
-
-    After the first backward pass of a process DistributedDataParallel lays its buckets of gradients anew, and the order
-    in which three or more ranks are added follows them. So the first step that counts is not the first one: a run that
-    was stopped adds in the same order as one that was not.
-    """
-    with run.autocast():
-        losses = module(**run.learner.prepare(piece))
-        run.learner.total(losses, scale).backward()
-    run.optimizer.zero_grad()
-    run.seed()  # again: the pass has drawn numbers
-
-
-@contextlib.contextmanager
-def _without_all_reduce(module: torch.nn.Module, skip: bool) -> Iterator[None]:
-    """Keeps the ranks' gradients apart until the last pass of a step: one all-reduce a step."""
-    with module.no_sync() if skip and isinstance(module, DistributedDataParallel) else contextlib.nullcontext():
-        yield
 
 
 main = command(pretrain)

@@ -316,15 +316,15 @@ def test_what_phases_set_reaches_the_step(dataset, tmp_path):
     )
     run = run_of(config)
     with run.watch:
-        assert {group["weight_decay"] for group in run.optimizer.param_groups} == {0.0}
-        assert all(parameter.requires_grad for parameter in run.trained.values())
+        assert {group["weight_decay"] for group in run.training.optimizer.param_groups} == {0.0}
+        assert all(parameter.requires_grad for parameter in run.training.trained.values())
         assert run.phase.rate.at(0) == run.phase.rate.at(1) == 1e-3
         run.step = 2
         assert run.phase_is_done
         run.enter_next(lambda: None)
-        decays = [group["weight_decay"] for group in run.optimizer.param_groups]
+        decays = [group["weight_decay"] for group in run.training.optimizer.param_groups]
         assert decays == [0.25, 0.0]
-        for name, parameter in run.trained.items():
+        for name, parameter in run.training.trained.items():
             assert parameter.requires_grad == ("layer.1" in name)
         assert (run.phase.rate.at(2), run.phase.rate.at(3)) == (2e-3, 1.5e-3)
         run.step = 4

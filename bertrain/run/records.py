@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bertrain import optim
 from bertrain.models.build import has_dropout
 from bertrain.run import card, checkpoint
 from bertrain.run.rates import Rates
@@ -34,10 +33,10 @@ class Records:
         facts: dict[str, Any] = {
             "step": run.step,
             "resumed_from": str(run.resumed_from) if run.resumed_from else None,
-            "precision": run.precision,
+            "precision": run.training.precision,
         }
         if run.config.lr_scale:
-            facts["lr_scale"] = optim.scaled_rates(run.learner.sizes, run.config)
+            facts["lr_scale"] = run.training.scaled_rates()
         lines = run.batches.shares()
         for method in run.methods:
             lines += method.lines(run.learner)
@@ -54,7 +53,7 @@ class Records:
             run.warnings.append("the model has dropout, so another number of ranks would give another run")
         run.watch.announce(
             facts,
-            parameters=sum(parameter.numel() for parameter in run.learner.parameters()),
+            parameters=run.training.num_parameters(),
             num_samples=run.loader.num_samples,
             lines=lines,
             warnings=[*run.warnings, *run.plan.warnings],
@@ -71,8 +70,8 @@ class Records:
         entry = {
             "step": run.step,
             **means,
-            "lr": run.rate,
-            "grad_norm": run.norm_or_none(),
+            "lr": run.training.rate,
+            "grad_norm": run.training.norm(),
             "tokens": run.tokens,
             **rates.take(run.ranks.world_size),  # after the sums, for which the host waits for the GPU
             "seconds": round(time.perf_counter() - run.watch.started, 3),
@@ -100,7 +99,7 @@ class Records:
         full disk ends no run that has steps to go: its newest checkpoint stays, and the next one may fit.
         """
         run = self._run
-        run.ranks.together(lambda: run.watch.require_finite(run.step, None, run.norm_or_none()))
+        run.ranks.together(lambda: run.watch.require_finite(run.step, None, run.training.norm()))
         run.end_of_steps()
         run.sums.gather(run.ranks)
         run.take_last()
@@ -132,7 +131,7 @@ class Records:
             streams=run.batches.positions,
             read=run.watch.read,
             since_entry=run.sums.state(),
-            scaler=run.scaler.state_dict(),
+            scaler=run.training.scaler.state_dict(),
             methods={method.name: kept for method in run.methods if (kept := method.state())},
             milestones=run.milestones.passed,
             made_with=run.made_with,
@@ -141,17 +140,19 @@ class Records:
         )
         content = checkpoint.content(
             learner=run.learner,
-            optimizer=run.optimizer,
+            optimizer=run.training.optimizer,
             saved=saved,
             tokenizer=run.tokenizer,
-            average=run.average,
+            average=run.training.average,
             about=self._card(f"{checkpoint.STEP}{run.step:08d}"),
             methods=run.methods,
         )
         contents = {f"{checkpoint.STEP}{run.step:08d}": content}
-        if run.average and run.is_done and run.average.count:  # the mean first: without the other it is made again
+        if (
+            run.training.average and run.is_done and run.training.average.count
+        ):  # the mean first: without the other it is made again
             name = f"{checkpoint.AVERAGE}{run.step:08d}"
-            mean = checkpoint.mean(content, run.average.weights(run.learner.model), self._card(name))
+            mean = checkpoint.mean(content, run.training.average.weights(run.learner.model), self._card(name))
             contents = {name: mean} | contents
         return contents
 
@@ -166,7 +167,7 @@ class Records:
             "seconds": run.clock.seconds["trained"],
             "ranks": run.ranks.world_size,
             "device": run.ranks.device.type,
-            "precision": run.precision,
+            "precision": run.training.precision,
         }
         return card.of_run(
             run.config,
@@ -207,7 +208,7 @@ class Records:
         if run.is_done:
             run.ranks.on_first(self._renew_cards)
         name = f"{checkpoint.AVERAGE}{run.step:08d}"
-        if not (run.average and run.is_done) or run.ranks.from_first(lambda: (run.out / name).exists()):
+        if not (run.training.average and run.is_done) or run.ranks.from_first(lambda: (run.out / name).exists()):
             return
         run.take_last()
 

@@ -1,24 +1,17 @@
-"""A pre-training run on one rank: its model, its optimizer and its streams, which each step changes."""
+"""A pre-training run on one rank: where it is, what it reads next, and the model in training."""
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
-from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain import optim
 from bertrain.methods import methods_of
-from bertrain.models import rotary
-from bertrain.models.build import max_length, recompute_activations
-from bertrain.optim.average import EVERY, Average
+from bertrain.models.build import max_length
+from bertrain.objectives import Learner
+from bertrain.optim.average import EVERY
 from bertrain.options.config import Config
 from bertrain.run import assemble, checkpoint, phases, state
 from bertrain.run.batches import Batches
@@ -26,6 +19,7 @@ from bertrain.run.log import Sums
 from bertrain.run.milestones import Milestones
 from bertrain.run.phases import Phase
 from bertrain.run.state import TrainState
+from bertrain.run.training import Training
 from bertrain.run.watch import Watch
 from bertrain.runtime import trackers
 from bertrain.runtime.clock import Clock
@@ -55,63 +49,25 @@ class Run:
         self.plan = self.batches.plan
         self.made_with = checkpoint.made_with(config, self.methods)
         begun = self._resume()
+        self.step, self.tokens, self.spent = begun.step, begun.tokens, begun.seconds.get("trained", 0.0)
         weights, warnings = assemble.model(
             config, self.shards, self.phase, resume=self.begun_from, methods=self.methods
         )
         self.warnings += warnings
-        self.step, self.tokens = begun.step, begun.tokens
-        self.spent = begun.seconds.get("trained", 0.0)
-        on_gpu = ranks.device.type == "cuda"
-        self.clock = Clock(begun.seconds, compiles=on_gpu or assemble.compiles(config, self.methods, on_gpu=on_gpu))
-        self.precision = assemble.precision(config, ranks.device, weights)
-        self.autocast = assemble.autocast(ranks.device, self.precision)
-        self._prepare(weights)
-        for method in self.methods:
-            self.made_with |= method.identity(self.learner)
-        if self.begun_from:
-            self._require_made_with(begun, dict.fromkeys(begun.made_with) | self.made_with)
-            for method in self.methods if self.resumed_from else ():
-                if method.name in begun.methods:
-                    method.load(begun.methods[method.name])
-        phases = self.plan.phases[self.phase.number - 1 :]
-        assemble.check_parts(config, self.shards, self.learner, phases, self.methods)
-        self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=self.precision == "fp16")
-        if self.begun_from:
-            checkpoint.read_optimizer(self.begun_from, self.optimizer, self.learner)
-        self._apply(self.phase)
-        if self.begun_from and self.scaler.is_enabled() and begun.scaler:
-            self.scaler.load_state_dict(dict(begun.scaler))
-        if self.average and self.resumed_from and self.progress > 1 - config.average:
-            checkpoint.read_average(self.resumed_from, self.average)
+        self.training = Training(config, self.shards, ranks, self.methods, weights)
+        self.clock = Clock(begun.seconds, compiles=self.training.compiles or ranks.device.type == "cuda")
+        self._load(begun)
         self.sums = Sums(list(self.learner.objectives), self.batches.names, ranks.device)
         if ranks.rank == 0:
             self.sums.load(begun.since_entry)
-        self.rate, self.norm = 0.0, torch.zeros(())
         self.tokenizer = checkpoint.tokenizer_files(self.shards, weights, max_length(weights.config))
         self.watch = Watch(config, self.plan, ranks, self.batches.sources, step=self.step, read=begun.read)
         self.milestones = Milestones(config.milestones, self.batches, self.tokens)
 
-    def _prepare(self, weights: PreTrainedModel) -> None:
-        """Makes what trains a model: the learner, its optimizer, and the mean of its weights."""
-        config = self.config
-        if config.gradient_checkpointing:
-            recompute_activations(weights)
-        self.learner = assemble.learner(config, weights, self.shards, self.ranks, self.precision, self.methods)
-        if assemble.compiles(config, self.methods, on_gpu=self.ranks.device.type == "cuda"):
-            torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
-            self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
-        self.optimizer = assemble.optimizer(config, self.learner, self.methods)
-        self.trained = {name: p for name, p in self.learner.model.named_parameters() if p.requires_grad}
-        """The parameters that train in a phase that trains all."""
-        self.average = Average(self.learner) if config.average else None
-
-    def _apply(self, phase: Phase) -> None:
-        """Gives the model and the optimizer what a phase says about them, beside what methods change."""
-        assemble.check_trains(phase, list(self.trained))
-        rotary.set_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
-        for name, parameter in self.trained.items():
-            parameter.requires_grad_(re.search(phase.trains, name) is not None)
-        optim.set_weight_decay(self.optimizer, phase.weight_decay)
+    @property
+    def learner(self) -> Learner:
+        """The module that is trained."""
+        return self.training.learner
 
     @property
     def phase(self) -> Phase:
@@ -150,6 +106,23 @@ class Run:
             raise UsageError(sentence, "other-settings", option="budget", given=self.config.budget)
         return saved
 
+    def _load(self, begun: TrainState) -> None:
+        """Takes what a checkpoint has of the model in training, and checks that it can follow the phases."""
+        for method in self.methods:
+            self.made_with |= method.identity(self.learner)
+        if self.begun_from:
+            self._require_made_with(begun, dict.fromkeys(begun.made_with) | self.made_with)
+            for method in self.methods if self.resumed_from else ():
+                if method.name in begun.methods:
+                    method.load(begun.methods[method.name])
+        ahead = self.plan.phases[self.phase.number - 1 :]
+        assemble.check_parts(self.config, self.shards, self.learner, ahead, self.methods)
+        if self.begun_from:
+            self.training.load(self.begun_from, begun)
+        self.training.apply(self.phase)
+        if self.training.average and self.resumed_from and self.progress > 1 - self.config.average:
+            checkpoint.read_average(self.resumed_from, self.training.average)
+
     def _require_made_with(self, begun: TrainState, given: Mapping[str, str | None]) -> None:
         """Raises UsageError unless a state was made with the given settings. A branch may be of any model."""
         assert self.begun_from  # noqa: S101  (its state is begun)
@@ -184,26 +157,16 @@ class Run:
         """
         before, phase = self.phase, self.plan.phases[self.phase.number]
         if any(method.remakes(before, phase) for method in self.methods):
-            self._remake(phase, loss)
+            loss_before = loss()
+            change = self.ranks.together(lambda: self.training.remake(phase))
+            self.clock.lap("compiled")
+            losses = {"loss_before": loss_before, "loss_after": loss()}
+            parameters, scales = self.training.num_parameters(), self.training.scaled_rates()
+            entry = {"step": self.step, "change": change, **losses, "parameters": parameters}
+            self.watch.change(entry, scales)
         self.batches.enter(phase)
-        self._apply(phase)
+        self.training.apply(phase)
         self.watch.phase(self.step, phase)
-
-    def _remake(self, phase: Phase, loss: Callable[[], float | None]) -> None:
-        """Makes the model of a phase anew; methods carry over what it has learned."""
-        before, old, loss_before = self.learner, self.optimizer, loss()
-        change: dict[str, Any] = {}
-
-        def renew() -> None:
-            self._prepare(assemble.model(self.config, self.shards, phase, methods=self.methods)[0])
-            for method in self.methods:
-                change.update(method.carry(before, self.learner, old, self.optimizer))
-
-        self.ranks.together(renew)
-        self.clock.lap("compiled")
-        losses = {"loss_before": loss_before, "loss_after": loss()}
-        entry = {"step": self.step, "change": change, "parameters": sum(p.numel() for p in self.learner.parameters())}
-        self.watch.change(entry | losses, optim.scaled_rates(self.learner.sizes, self.config))
 
     def next_batch(self) -> tuple[bertdata.Batch, float]:
         """This rank's rows of the next step, and the seconds that it took to make them."""
@@ -212,43 +175,23 @@ class Run:
         started = time.perf_counter()
         return self.batches.next(), time.perf_counter() - started
 
-    def begin_step(self) -> None:
-        """Called once, before the micro-batches of a step."""
-        for method in self.methods:
-            method.begin_step(self.step, self.learner)
-        self.seed()
-
-    def seed(self) -> None:
-        """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
-        torch.manual_seed(bertdata.key(self.config.seed, "dropout", self.step, self.ranks.rank) >> 1)
-
     def update(self) -> None:
-        """Clips the gradients and takes an optimizer step."""
-        self.scaler.unscale_(self.optimizer)
-        self.norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self.config.clip_norm)
-        self.rate = self.phase.rate.at(self.scheduled)
-        optim.set_learning_rate(self.optimizer, self.rate)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
+        """Takes an optimizer step, and counts it."""
+        self.training.update(self.phase.rate.at(self.scheduled))
         self.step += 1
         self.tokens += self.loader.global_batch_size * self.loader.length
         self.milestones.advance(self.tokens)
-        if self.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
-            self.average.add()
+        if self.training.average and self.step % EVERY == 0 and self.progress > 1 - self.config.average:
+            self.training.average.add()
         self.watch.advance()
-
-    def norm_or_none(self) -> float | None:
-        """The gradient's norm; None where fp16 has overflowed, for then the scaler skips the step."""
-        norm = float(self.norm)
-        return None if self.scaler.is_enabled() and not math.isfinite(norm) else norm
 
     def end_of_steps(self) -> None:
         """Waits for the GPU, and counts the time since the last step as training; what follows is not."""
-        float(self.norm)
+        self.training.norm()
         self.clock.lap("trained")
 
     def take_last(self) -> None:
         """At the end of a run that is too short for a mean, the mean is that of the last weights."""
-        if self.average and self.is_done and not self.average.count:
-            self.average.add()
+        average = self.training.average
+        if average and self.is_done and not average.count:
+            average.add()

@@ -44,9 +44,9 @@ class Validation:
             signals.stop()
             return False
         self._evaluated_step = run.step
-        if run.average and run.is_done:
+        if run.training.average and run.is_done:
             run.take_last()
-            with run.average.applied():
+            with run.training.average.applied():
                 averaged = self._evaluate()
             assert averaged is not None  # noqa: S101  (it was not interrupted)
             result |= {f"average_{name}": averaged[name] for name in ("loss", "accuracy")}

@@ -1,0 +1,171 @@
+"""The model in training on one rank: its learner, its optimizer, and what a step does to them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
+
+import bertdata
+from bertrain import optim
+from bertrain.methods import Method
+from bertrain.models import rotary
+from bertrain.models.build import recompute_activations
+from bertrain.objectives import Learner, LossSum
+from bertrain.optim.average import Average
+from bertrain.options.config import Config
+from bertrain.run import assemble, checkpoint
+from bertrain.run.phases import Phase
+from bertrain.run.state import TrainState
+from bertrain.runtime.dist import World
+from bertrain.runtime.feed import MicroBatch
+
+
+class Training:
+    """A learner, its optimizer, the scaler of fp16, and the mean of its weights, if a run has one."""
+
+    def __init__(
+        self,
+        config: Config,
+        shards: bertdata.Dataset,
+        ranks: World,
+        methods: Sequence[Method],
+        weights: PreTrainedModel,
+    ) -> None:
+        """shards: which have the tokenizer of all datasets of the run."""
+        self._config, self._shards, self._ranks, self._methods = config, shards, ranks, methods
+        device = ranks.device
+        self.precision = assemble.precision(config, device, weights)
+        self.autocast = assemble.autocast(device, self.precision)
+        self.compiles = assemble.compiles(config, methods, on_gpu=device.type == "cuda")
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision == "fp16")
+        self.rate, self._norm = 0.0, torch.zeros(())
+        self._prepare(weights)
+
+    def _prepare(self, weights: PreTrainedModel) -> None:
+        config = self._config
+        if config.gradient_checkpointing:
+            recompute_activations(weights)
+        self.learner = assemble.learner(config, weights, self._shards, self._ranks, self.precision, self._methods)
+        if self.compiles:
+            torch._dynamo.config.recompile_limit = 64  # there are more shapes and modes than the 8 it would stop at
+            self.learner.compile(fullgraph=not self.learner.is_dense, dynamic=False)
+        self.optimizer = assemble.optimizer(config, self.learner, self._methods)
+        self.trained = {name: p for name, p in self.learner.model.named_parameters() if p.requires_grad}
+        """The parameters that train in a phase that trains all."""
+        self.average = Average(self.learner) if config.average else None
+
+    def load(self, path: Path, saved: TrainState) -> None:
+        """Takes the moments and the scaler's state of a checkpoint."""
+        checkpoint.read_optimizer(path, self.optimizer, self.learner)
+        if self.scaler.is_enabled() and saved.scaler:
+            self.scaler.load_state_dict(dict(saved.scaler))
+
+    def apply(self, phase: Phase) -> None:
+        """Gives the model and the optimizer what a phase says about them, beside what methods change."""
+        assemble.check_trains(phase, list(self.trained))
+        rotary.set_bases(self.learner.model, phase.rope_base, phase.rope_base_local)
+        for name, parameter in self.trained.items():
+            parameter.requires_grad_(re.search(phase.trains, name) is not None)
+        optim.set_weight_decay(self.optimizer, phase.weight_decay)
+
+    def remake(self, phase: Phase) -> dict[str, Any]:
+        """Makes the model of a phase anew; methods carry over what it has learned, and say what has changed."""
+        before, old, change = self.learner, self.optimizer, dict[str, Any]()
+        self._prepare(assemble.model(self._config, self._shards, phase, methods=self._methods)[0])
+        for method in self._methods:
+            change |= method.carry(before, self.learner, old, self.optimizer)
+        return change
+
+    def begin_phase(self) -> None:
+        """Called before the first step of a phase, on all ranks at the same time."""
+        self._step, self._has_laid_buckets = 0, self._ranks.world_size == 1
+        self._module = _over_ranks(self.learner) if self._ranks.world_size > 1 else self.learner
+
+    def begin_step(self, step: int) -> None:
+        """Called once, before the micro-batches of a step."""
+        self._step = step
+        for method in self._methods:
+            method.begin_step(step, self.learner)
+        self._seed()
+
+    def _seed(self) -> None:
+        """Seeds torch by step and rank, so that dropout in a resumed run draws what the undisturbed run would have."""
+        torch.manual_seed(bertdata.key(self._config.seed, "dropout", self._step, self._ranks.rank) >> 1)
+
+    def add_gradients(self, piece: MicroBatch, scale: torch.Tensor, *, is_last: bool) -> dict[str, LossSum]:
+        """Adds the gradients of a micro-batch, and with the last one of a step those of the other ranks.
+
+        scale: float32 [N], a factor on the loss of each objective. Returns the losses by objective.
+        """
+        if not self._has_laid_buckets:
+            self._lay_buckets(piece, scale)
+        with _without_all_reduce(self._module, not is_last), self.autocast():
+            losses: dict[str, LossSum] = self._module(**self.learner.prepare(piece))
+            self.scaler.scale(self.learner.total(losses, scale)).backward()
+        return losses
+
+    def _lay_buckets(self, piece: MicroBatch, scale: torch.Tensor) -> None:
+        """Takes a forward and a backward pass without a use of the gradients.
+
+        After the first backward pass of a process DistributedDataParallel lays its buckets of gradients anew, and the
+        order in which three or more ranks are added follows them. So the first step that counts is not the first one: a
+        run that was stopped adds in the same order as one that was not.
+        """
+        self._has_laid_buckets = True
+        with self.autocast():
+            losses = self._module(**self.learner.prepare(piece))
+            self.learner.total(losses, scale).backward()
+        self.optimizer.zero_grad()
+        self._seed()  # again: the pass has drawn numbers
+
+    def update(self, rate: float) -> None:
+        """Clips the gradients and takes an optimizer step."""
+        self.rate = rate
+        self.scaler.unscale_(self.optimizer)
+        self._norm = torch.nn.utils.clip_grad_norm_(self.learner.parameters(), self._config.clip_norm)
+        optim.set_learning_rate(self.optimizer, rate)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def norm(self) -> float | None:
+        """The gradient's norm, for which the host waits; None where fp16 has overflowed, for then a step is skipped."""
+        norm = float(self._norm)
+        return None if self.scaler.is_enabled() and not math.isfinite(norm) else norm
+
+    def scaled_rates(self) -> list[dict[str, Any]]:
+        """What each --lr-scale amounts to."""
+        return optim.scaled_rates(self.learner.sizes, self._config)
+
+    def num_parameters(self) -> int:
+        """Those of the model, and of objectives and methods beside it."""
+        return sum(parameter.numel() for parameter in self.learner.parameters())
+
+
+def _over_ranks(learner: Learner) -> DistributedDataParallel:
+    """A learner whose gradients are those of all ranks together, added up. (By itself, the class takes their mean.)"""
+
+    def add(_, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  (torch refuses annotations as text)
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
+    unused = learner.leaves_unused
+    module = DistributedDataParallel(learner, gradient_as_bucket_view=True, find_unused_parameters=unused)
+    module.register_comm_hook(None, add)
+    return module
+
+
+@contextlib.contextmanager
+def _without_all_reduce(module: torch.nn.Module, skip: bool) -> Iterator[None]:
+    """Keeps the ranks' gradients apart until the last pass of a step: one all-reduce a step."""
+    with module.no_sync() if skip and isinstance(module, DistributedDataParallel) else contextlib.nullcontext():
+        yield
