@@ -26,6 +26,7 @@ COMMANDS = {
     "suite": ("lab.suite", "Fine-tune a checkpoint for the tasks of GLUE or CLUE."),
     "search": ("lab.elastic.search", "Find the best sub-network of an elastic run within a latency limit."),
     "extract": ("lab.elastic.extract", "Write a sub-network as a separate checkpoint."),
+    "merge": ("commands.merge", "Write the mean of the weights of several checkpoints."),
     "push": ("commands.push", "Send a checkpoint to the Hugging Face hub."),
     "teacher": ("lab.distillation.teacher", "Store a teacher's predictions once, for students."),
     "doctor": ("commands.doctor", "Check data, model, memory and disk before a long run."),

@@ -1,0 +1,155 @@
+"""Write the mean of the weights of several checkpoints as a checkpoint of its own.
+
+    bertrain merge run/step-00008000 run/step-00009000 run/step-00010000 --out merged/
+
+The checkpoints have the same model and the same tokenizer. Adapters are merged into the weights that this command
+reads, so the result has none. docs/models.md says when a mean is of use.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import transformers
+from transformers import PreTrainedModel
+
+import bertdata
+from bertdata.cli import OneSentence
+from bertdata.errors import UsageError
+from bertdata.files import naming
+from bertdata.tokenize.load import load as load_tokenizer
+from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
+from bertrain.models import build
+from bertrain.models.families import family_of
+from bertrain.run import card, checkpoint
+
+NOT_COMPARED = ("_name_or_path", "transformers_version", "dtype")  # parts of a configuration that are not of the model
+NAMED = 3  # of the settings in which two models differ
+
+ABOUT = """---
+library_name: transformers
+pipeline_tag: fill-mask
+tags:
+- bertrain
+- {model_type}
+license: other
+---
+
+# {name}
+
+A masked language model of type `{model_type}`. Its weights are the mean of the weights of these checkpoints:
+
+{parts}
+
+Their cards have the data and the training. bertrain {version} computed the mean.
+
+The license is `other` until you name one above, and the language is not stated.
+
+## Use
+
+```python
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+model = AutoModelForMaskedLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+"""
+
+
+def chosen(paths: Sequence[str]) -> list[Path]:
+    """The checkpoints that the paths name, in the order of their directories.
+
+    Raises UsageError for fewer than two, and for one that is named twice.
+    """
+    path = paths[0]
+    if len(paths) < 2:
+        sentence = f"{path} is the only checkpoint that was named; name two or more, whose mean is to be written"
+        raise UsageError(sentence, "missing", option="checkpoints", given=list(paths))
+    found = sorted((checkpoint.find(Path(name), "checkpoints") for name in paths), key=Path.resolve)
+    for one, other in pairwise(found):
+        if one.resolve() == other.resolve():
+            sentence = f"{other} was named twice; name each checkpoint once (a run stands for its newest one)"
+            raise UsageError(sentence, "conflict", option="checkpoints", given=str(other))
+    return found
+
+
+def mean(directories: Sequence[Path]) -> PreTrainedModel:
+    """A model whose weights are the mean of those of checkpoints. Weights are added in float64, and rounded once.
+
+    Raises UsageError for models that differ in more than their weights.
+    """
+    first = directories[0]
+    model = _load(first)
+    sums = {name: weight.double() for name, weight in model.state_dict().items()}
+    for directory in directories[1:]:
+        other = _load(directory)
+        _refuse_another_model(first, model, directory, other)
+        for name, weight in other.state_dict().items():
+            sums[name] += weight
+    model.load_state_dict({name: total / len(directories) for name, total in sums.items()})
+    return model
+
+
+def _load(directory: Path) -> PreTrainedModel:
+    """The model of a checkpoint, with its head for next sentences if it has one."""
+    model = build.load(directory)
+    kind = family_of(model).next_sentence
+    has_head = kind is not None and kind.__name__ in (model.config.architectures or ())
+    return build.load(directory, nsp=True) if has_head else model
+
+
+def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, other: PreTrainedModel) -> None:
+    """Raises UsageError, which names what differs, if two checkpoints are of different models."""
+    one, two = model.config.to_dict(), other.config.to_dict()
+    if one["model_type"] != two["model_type"]:
+        names = ["model_type"]
+    else:
+        names = [name for name in sorted(one | two) if name not in NOT_COMPARED and one.get(name) != two.get(name)]
+    if names:
+        differences = ", ".join(f"{name} ({one.get(name)} and {two.get(name)})" for name in names[:NAMED])
+        sentence = f"the models of {first} and {directory} differ in {differences}; give checkpoints of the same model"
+        raise UsageError(sentence, "conflict", option="checkpoints", given=str(directory))
+
+
+def tokenizer_of(directories: Sequence[Path]) -> dict[str, bytes]:
+    """The files of the tokenizer that all checkpoints have. Raises UsageError if one has another."""
+    first = directories[0]
+    files = load_tokenizer(str(first)).files
+    for directory in directories[1:]:
+        if not give_same_ids(files[TOKENIZER], load_tokenizer(str(directory)).files[TOKENIZER]):
+            sentence = f"{directory} has another tokenizer than {first}; give checkpoints with the same tokenizer"
+            raise UsageError(sentence, "tokenizer-differs", option="checkpoints", given=str(directory))
+    return files | {name: (first / name).read_bytes() for name in files if (first / name).is_file()}
+
+
+@click.command(cls=OneSentence)
+@click.argument("checkpoints", metavar="CHECKPOINT...", nargs=-1, required=True)
+@click.option("--out", required=True, help="New directory for the mean.")
+def main(checkpoints: tuple[str, ...], out: str) -> None:
+    """Write the mean of the weights of two or more checkpoints as a new checkpoint.
+
+    Each CHECKPOINT is a checkpoint, or a run, which stands for its newest complete checkpoint. All have the same model
+    and the same tokenizer. The order in which they are named changes nothing.
+    """
+    transformers.utils.logging.set_verbosity_error()  # what is missing is checked here
+    target = Path(out).resolve()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        sentence = f"--out {out} is not an empty directory; give a new one"
+        raise UsageError(sentence, "out-exists", option="out", given=out)
+    directories = chosen(checkpoints)
+    files = tokenizer_of(directories)
+    model = mean(directories)
+    parts = "\n".join(f"- `{path.resolve().parent.name}/{path.resolve().name}`" for path in directories)
+    model_type, version = model.config.model_type, bertdata.__version__
+    about = ABOUT.format(name=target.name, model_type=model_type, parts=parts, version=version)
+    content = checkpoint.Content(model.state_dict(), {}, files | {card.CARD: about.encode()})
+    with naming(target):
+        checkpoint.write(target, model, content, leaving=threading.Event())
+    click.echo(f"{out}: the mean of {len(directories)} checkpoints; bertrain pretrain --init {out} trains it further")
+
+
+if __name__ == "__main__":
+    main()

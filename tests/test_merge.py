@@ -1,0 +1,163 @@
+"""bertrain merge: the mean of weights is right to the bit, loads everywhere, and is whole or not there at all."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers import failing, invoke, json_of, refused, succeeds, write_labelled
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from training import QUIET, last_checkpoint, train
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+
+from bertrain.commands import evaluate, merge, push
+from bertrain.lab import finetune
+from bertrain.run import checkpoint
+
+
+@pytest.fixture(scope="module")
+def runs(dataset, tmp_path_factory):
+    """Three runs of one model with other seeds, of one step each. Tests must not change them."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in range(3):
+        train(dataset.path, folder / f"{seed}", **QUIET, steps=1, seed=seed)
+    return [folder / f"{seed}" for seed in range(3)]
+
+
+def weights(directory):
+    return load_file(directory / "model.safetensors")
+
+
+def test_the_mean_of_runs_is_exact_in_any_order(runs, tmp_path):
+    succeeds(merge.main, *runs, "--out", tmp_path / "one")
+    succeeds(merge.main, *reversed(runs), "--out", tmp_path / "two")
+    merged, parts = weights(tmp_path / "one"), [weights(last_checkpoint(run)) for run in runs]
+    assert merged.keys() == parts[0].keys()
+    for name, weight in merged.items():
+        values = zip(*(part[name].flatten().tolist() for part in parts), strict=True)
+        exact = np.array([np.float32(math.fsum(some) / 3) for some in values])
+        assert np.array_equal(weight.flatten().numpy(), exact), name
+    assert all(torch.equal(weight, weights(tmp_path / "two")[name]) for name, weight in merged.items())
+
+
+def test_the_mean_loads_is_evaluated_and_is_trained_further(runs, dataset, tmp_path):
+    merged = tmp_path / "merged"
+    assert succeeds(merge.main, *runs, "--out", merged).stderr == ""
+    assert checkpoint.fault_of(merged) is None
+    assert AutoModelForMaskedLM.from_pretrained(merged).config.model_type == "bert"
+    before = AutoTokenizer.from_pretrained(last_checkpoint(runs[0]))
+    after = AutoTokenizer.from_pretrained(merged)
+    assert (after("the stone")["input_ids"], after.model_max_length) == (
+        before("the stone")["input_ids"],
+        before.model_max_length,
+    )
+    loss = json_of(evaluate.main, "--checkpoint", merged, "--data", dataset.path, "--length", 32)["loss"]
+    log = train(dataset.path, tmp_path / "on", init=str(merged), **QUIET | {"model": ""}, steps=1)
+    assert log[0]["loss"] == pytest.approx(loss, abs=0.5)
+    assert push.files_of(merged)[1] == ["checkpoint.json"]
+
+
+def test_the_card_names_the_checkpoints(runs, tmp_path):
+    succeeds(merge.main, *runs[:2], "--out", tmp_path / "merged")
+    about = ModelCard.load(tmp_path / "merged" / "README.md")
+    assert (about.data.pipeline_tag, about.data.license) == ("fill-mask", "other")
+    for part in ("0/step-00000001", "1/step-00000001"):
+        assert f"`{part}`" in about.text
+
+
+def test_checkpoints_of_one_run_and_its_mean(finished, tmp_path):
+    steps = [finished / f"step-{step:08d}" for step in (2, 4, 6)]
+    succeeds(merge.main, *steps[1:], "--out", tmp_path / "two")
+    succeeds(merge.main, steps[0], tmp_path / "two", "--out", tmp_path / "three")
+    refused(merge.main, finished, steps[-1], "--out", tmp_path / "twice", kind="conflict", option="checkpoints")
+    assert not (tmp_path / "twice").exists()
+
+
+def test_a_head_for_next_sentences_is_averaged_too(dataset, tmp_path):
+    for seed in (0, 1):
+        train(dataset.path, tmp_path / f"{seed}", **QUIET, objective="mlm+nsp", steps=1, seed=seed)
+    succeeds(merge.main, tmp_path / "0", tmp_path / "1", "--out", tmp_path / "merged")
+    parts = [AutoModelForPreTraining.from_pretrained(last_checkpoint(tmp_path / name)) for name in "01"]
+    merged = AutoModelForPreTraining.from_pretrained(tmp_path / "merged")
+    one, two = (part.cls.seq_relationship.weight.double() for part in parts)
+    assert torch.equal(merged.cls.seq_relationship.weight, ((one + two) / 2).float())
+
+
+def test_the_mean_of_runs_with_adapters_has_their_effect_and_no_adapter(runs, dataset, tmp_path):
+    for seed in (0, 1):
+        options = QUIET | {"model": "", "init": str(runs[0]), "lora": "r=2,alpha=4", "seed": seed}
+        train(dataset.path, tmp_path / f"{seed}", **options, steps=1)
+    succeeds(merge.main, tmp_path / "0", tmp_path / "1", "--out", tmp_path / "merged")
+    assert not (tmp_path / "merged" / "adapter").exists()
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    one, two = (weights(last_checkpoint(tmp_path / run))[name].double() for run in "01")
+    assert not torch.equal(one, two)
+    assert torch.equal(weights(tmp_path / "merged")[name], ((one + two) / 2).float())
+    adapter = last_checkpoint(tmp_path / "0") / "adapter"
+    refused(merge.main, adapter, runs[0], "--out", tmp_path / "none", kind="not-a-run", option="checkpoints")
+
+
+def changed(source, target, name, **values):
+    """A copy of a checkpoint that transformers wrote, with other values in a file of JSON."""
+    shutil.copytree(source, target)
+    (target / checkpoint.INDEX).unlink()
+    content = json.loads((target / name).read_bytes())
+    (target / name).write_text(json.dumps(content | values))
+    return target
+
+
+def test_models_that_differ_are_refused(runs, dataset, bert_run, finished, tmp_path):
+    first = last_checkpoint(runs[0])
+
+    def refuse(*given, kind, option="checkpoints", says=""):
+        return refused(merge.main, *given, "--out", tmp_path / "none", kind=kind, option=option, says=says)
+
+    refuse(first, kind="missing")
+    refuse(first, bert_run, kind="conflict", says="hidden_size")
+    refuse(first, finished, kind="conflict", says="model_type")
+    refuse(first, changed(first, tmp_path / "dropout", "config.json", layer_norm_eps=1e-6), kind="conflict")
+    refuse(first, tmp_path / "gone", kind="not-found")
+    content = json.loads((first / "tokenizer.json").read_bytes())
+    model = content["model"] | {"unk_token": "[PAD]"}
+    other = changed(first, tmp_path / "other", "tokenizer.json", model=model)
+    refuse(first, other, kind="tokenizer-differs")
+    (other / "tokenizer.json").unlink()
+    refuse(first, other, kind="tokenizer-not-found", option="tokenizer")
+    data = write_labelled(tmp_path / "train.tsv")
+    tuned = ["--checkpoint", runs[0], "--train", data, "--dev", data, "--out", tmp_path / "tuned", "--length", 16]
+    succeeds(finetune.main, *tuned, "--seeds", 2, "--epochs", 1)
+    seeds = [tmp_path / "tuned" / f"seed-{seed}" for seed in (0, 1)]
+    refuse(*seeds, kind="weights-missing", option=None)
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_is_in_the_way_or_damaged_is_refused(runs, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    refused(merge.main, *runs, "--out", tmp_path / "full", kind="out-exists", option="out")
+    refused(merge.main, *runs, "--out", runs[0], kind="out-exists", option="out")
+    shutil.copytree(last_checkpoint(runs[0]), tmp_path / "damaged")
+    (tmp_path / "damaged" / "model.safetensors").write_bytes(b"damaged")
+    arguments = [tmp_path / "damaged", runs[1], "--out", tmp_path / "merged"]
+    refused(merge.main, *arguments, kind="damaged", option="checkpoints")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged", "full"]
+
+
+def test_an_interrupted_or_failed_merge_leaves_nothing(runs, tmp_path, full_disk):
+    arguments = [*runs, "--out", tmp_path / "merged"]
+    with failing(-1, None) as calls:
+        succeeds(merge.main, *arguments)
+    shutil.rmtree(tmp_path / "merged")
+    for number in range(len(calls)):
+        with failing(number, KeyboardInterrupt):
+            assert invoke(merge.main, *arguments).exit_code == 130
+        left = [*tmp_path.iterdir()]
+        assert left == [] or (left == [tmp_path / "merged"] and checkpoint.fault_of(left[0]) is None)
+        shutil.rmtree(tmp_path / "merged", ignore_errors=True)
+    with full_disk(10_000):
+        refused(merge.main, *arguments, kind="unwritable", option="out")
+    assert [*tmp_path.iterdir()] == []
+    succeeds(merge.main, *arguments)
