@@ -17,7 +17,7 @@ from training import FORKS
 from transformers import AutoModelForNextSentencePrediction, AutoModelForSequenceClassification
 
 from bertrain.commands import plot, push
-from bertrain.lab import finetune, tables
+from bertrain.lab import finetune, heads, tables
 from bertrain.lab.tasks import TASKS, Columns
 from bertrain.models import build
 from bertrain.run import checkpoint
@@ -114,7 +114,7 @@ def test_weights_are_those_of_the_checkpoint_unless_it_is_from_scratch(source):
     encoder = [name for name in saved if name.startswith("bert.")]
     assert len(encoder) > 30
     for from_scratch in (False, True):
-        model, loaded = finetune._model(source, classes("a", "b"), from_scratch=from_scratch)
+        model, loaded = heads.load(source, classes("a", "b"), from_scratch=from_scratch)
         assert loaded == (0 if from_scratch else 37)
         same = [torch.equal(model.state_dict()[name], saved[name]) for name in encoder if name.endswith("query.weight")]
         assert all(same) != from_scratch
@@ -127,8 +127,8 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     files = ["--train", data, "--dev", data, "--out", tuned]
     succeeds(finetune.main, "--checkpoint", bert_run, *files, "--seeds", 1, "--epochs", 1)
     saved = load_file(tuned / "seed-0" / "model.safetensors")
-    same, _ = finetune._model(tuned / "seed-0", classes("a", "b"), from_scratch=False)
-    other, loaded = finetune._model(tuned / "seed-0", classes("a", "b", "c"), from_scratch=False)
+    same, _ = heads.load(tuned / "seed-0", classes("a", "b"), from_scratch=False)
+    other, loaded = heads.load(tuned / "seed-0", classes("a", "b", "c"), from_scratch=False)
     assert torch.equal(same.classifier.weight, saved["classifier.weight"])
     assert other.classifier.weight.shape == (3, saved["classifier.weight"].shape[1])
     assert loaded == 39  # the pooler too
@@ -140,7 +140,7 @@ def test_a_head_for_other_labels_is_replaced(bert_run, tmp_path):
     config = json.loads((tuned / "seed-0" / "config.json").read_text())
     (tuned / "seed-0" / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 1}))
     with refuses("weights-missing", "checkpoint"):
-        finetune._model(tuned / "seed-0", classes("a", "b"), from_scratch=False)
+        heads.load(tuned / "seed-0", classes("a", "b"), from_scratch=False)
 
 
 def test_a_full_disk_is_one_sentence(bert_run, tmp_path, full_disk):
@@ -256,7 +256,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(command, tmp_path):
 
 
 def test_dropout_is_everywhere(source):
-    model, _ = finetune._model(source, classes("a", "b"), from_scratch=False, dropout=0.25)
+    model, _ = heads.load(source, classes("a", "b"), from_scratch=False, dropout=0.25)
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.25}
     assert model.config.attention_probs_dropout_prob == 0.25
 

@@ -232,6 +232,14 @@ def test_tags_that_are_never_trained_on_count_as_wrong_and_are_said(tokenizer, t
     assert tags.score([torch.zeros(4, dtype=torch.int64)], data.gold) == {"accuracy": 1 / 2}
 
 
+def test_the_tags_choose_the_measure_of_a_seed(bert_run, tmp_path):
+    for number, (tag, measure) in enumerate((("B-X", "entity_f1"), ("NOUN", "accuracy"))):
+        data, out = write(tmp_path / "a.txt", f"river {tag}", "the O", "", f"salt {tag}"), tmp_path / f"{number}"
+        files = ["--train", data, "--dev", data, "--out", out, "--task", "token", "--text", 0]
+        helpers.succeeds(finetune.main, "--checkpoint", bert_run, *files, "--seeds", 1, "--epochs", 1)
+        assert json.loads((out / "seed-0" / "seed.json").read_bytes())["of"]["the measure"] == measure
+
+
 @pytest.mark.slow
 def test_entities_are_learned(bert_run, tmp_path):
     data = write(tmp_path / "a.txt", "the O", "river B-X", "light I-X", "", "salt B-Y", "of O", "stone B-Y", "")
@@ -483,8 +491,8 @@ def arguments(run, tmp_path, *more):
 
 
 def test_a_seed_that_is_finished_is_neither_run_again_nor_replaced(bert_run, tmp_path, monkeypatch):
-    seeds, run = [], finetune.finetune
-    monkeypatch.setattr(finetune, "finetune", lambda *a, seed, **k: seeds.append(seed) or run(*a, seed=seed, **k))
+    seeds, run = [], finetune.train_seed
+    monkeypatch.setattr(finetune, "train_seed", lambda work, seed: seeds.append(seed) or run(work, seed))
     common = arguments(bert_run, tmp_path, "--out", tmp_path / "out")
     tuned(*common, "--seeds", 1)
     result = tuned(*common, "--seeds", 2)

@@ -19,6 +19,7 @@ from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import write_file
 from bertrain.lab.finetune import PATIENCE, RESULT, alone, common, refuse_results, resolved, show, tune
+from bertrain.lab.seeds import Job, Settings
 from bertrain.lab.tasks import Columns
 from bertrain.runtime.dist import world
 
@@ -101,7 +102,7 @@ def find(data: Path, entry: Entry) -> dict[str, str] | None:
 @click.argument("name", metavar="SUITE", type=click.Choice(list(SUITES)))
 @click.option("--data", required=True, help="Directory with a directory for each task, as the suite publishes them.")
 @common
-def main(name: str, data: str, start: str, out: str, as_json: bool, **options: Any) -> None:
+def main(name: str, data: str, start: str, out: str, seeds: int, as_json: bool, **settings: Any) -> None:
     """Fine-tune a checkpoint for the tasks of SUITE (glue or clue) that have files. Also under torchrun.
 
     Each task gets the same options. Figures are medians over the seeds, on dev, at the best epoch of each seed.
@@ -131,11 +132,18 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
             entry = entries[task]
             if ranks.rank == 0:
                 click.echo(f"{task}: {entry.task}, {its_files['train']}", err=True)
-            directory, main = Path(out, task), entry.metrics[0]
-            with alone(ranks, directory):
-                results[task] = tune(
-                    ranks, start, entry.task, entry.columns, its_files, directory, main=main, **options
-                )
+            job = Job(
+                start=start,
+                task=entry.task,
+                columns=entry.columns,
+                files=its_files,
+                out=Path(out, task),
+                seeds=seeds,
+                settings=Settings(**settings),
+                main=entry.metrics[0],
+            )
+            with alone(ranks, job.out):
+                results[task] = tune(ranks, job)
         suite = {"suite": name, "checkpoint": start, "tasks": results, "missing": missing}
         ranks.on_first(lambda: write_file(Path(out, RESULT), json.dumps(suite, indent=1).encode()))
     if ranks.rank:
@@ -149,7 +157,7 @@ def main(name: str, data: str, start: str, out: str, as_json: bool, **options: A
             for metric in entries[task].metrics:
                 where = {"dev": "", "test": " " + Path(str(entries[task].test)).stem.removeprefix("dev_")}[split]
                 spreads[f"{task}{where} {metric.replace('_', ' ')}"] = result[f"{split}_{metric}"]
-    show(f"{start}: {name}", options["seeds"], spreads, width=32)
+    show(f"{start}: {name}", seeds, spreads, width=32)
     if missing:
         click.echo(f"no files in {data}: {', '.join(missing)}")
     click.echo(f"models and {RESULT} of each task are in {out}")

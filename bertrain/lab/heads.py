@@ -1,0 +1,147 @@
+"""A checkpoint with a head for a task, and its tokenizer: loaded, or refused in one sentence."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+
+from bertdata.errors import UsageError
+from bertrain.lab.tasks import Task
+from bertrain.models.build import max_length, may_be_on_hub, needed
+from bertrain.models.families import DROPOUTS, HEAD_DROPOUTS, family_of
+from bertrain.run.rates import has_bf16
+
+LENGTH = 128  # tokens of a row, if neither the user nor the model wants another number
+ROWS = 64  # of a batch that is scored
+FAILURES = (OSError, ValueError, RuntimeError, SafetensorError)  # of transformers, for what it cannot load
+
+
+class Reader(NamedTuple):
+    """A model with a head for a task, which reads rows by its own tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    task: Task
+
+    def logits(self, rows: Sequence[dict[str, list[int]]]) -> torch.Tensor:
+        """What the model says of rows, which it reads as one batch."""
+        inputs = self.tokenizer.pad(rows, return_tensors="pt").to(self.model.device)
+        return self.task.logits(self.model(**inputs))
+
+    def all_logits(self, rows: Sequence[dict[str, list[int]]]) -> Iterator[torch.Tensor]:
+        """What the model says of any number of rows, batch by batch."""
+        for first in range(0, len(rows), ROWS):
+            yield self.logits(rows[first : first + ROWS])
+
+
+def load(directory: Path | str, task: Task, *, from_scratch: bool, dropout: float = 0.0) -> tuple[PreTrainedModel, int]:
+    """The checkpoint with a head for the task, and how many tensors of its encoder came from there.
+
+    A head that was trained for another number of labels is replaced by a new one. Raises UsageError if anything but
+    heads was not in it.
+    """
+    labels, config = task.config(), _config(directory)
+    labels |= {name: dropout for name in (*DROPOUTS, *HEAD_DROPOUTS) if hasattr(config, name)}
+    try:
+        model, info = _with_head(directory, task, ignore_mismatched_sizes=True, **labels)
+    except FAILURES as error:
+        raise _unloadable(directory, error) from None
+    encoder = f"{model.base_model_prefix}."
+    missing = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+    lacking = [name for name in needed(model, missing) if name.startswith(encoder)]
+    if lacking:
+        sentence = (
+            f"--checkpoint {directory} lacks {len(lacking)} weights of the encoder, such as {lacking[0]}; give one "
+            "that is complete"
+        )
+        raise UsageError(sentence, "weights-missing", option="checkpoint", given=str(directory))
+    if from_scratch:
+        return task.head.from_config(copy.deepcopy(model.config)), 0
+    return model, len({encoder + name for name in model.base_model.state_dict()} - set(missing))
+
+
+def _with_head(directory: Path | str, task: Task, **options: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model with a head for a task, and what transformers says about its loading. Raises one of FAILURES."""
+    return task.head.from_pretrained(
+        directory, dtype=torch.float32, output_loading_info=True, trust_remote_code=False, **options
+    )
+
+
+def _config(directory: Path | str) -> Any:
+    """The configuration of a checkpoint. Raises UsageError if there is none that can be read."""
+    try:
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except FAILURES as error:
+        raise _unloadable(directory, error) from None
+
+
+def _unloadable(directory: Path | str, error: Exception) -> UsageError:
+    """The error for a checkpoint that transformers cannot load."""
+    reason = str(error).partition("\n")[0]
+    if Path(directory).exists():
+        sentence = f"--checkpoint {directory} cannot be fine-tuned ({reason}); give another"
+        return UsageError(sentence, "model-unreadable", option="checkpoint", given=str(directory))
+    hub = f", and the hub does not give it ({reason})" if may_be_on_hub(str(directory)) else ""
+    sentence = f"--checkpoint {directory} does not exist{hub}; give a run, a checkpoint or a name on the hub"
+    return UsageError(sentence, "model-not-found", option="checkpoint", given=str(directory))
+
+
+def length_of(directory: str, length: int | None) -> int:
+    """The row length: the one that is given, else LENGTH, or the positions of the model where these are fewer.
+
+    Raises UsageError for one of more tokens than the model has positions.
+    """
+    most = max_length(_config(directory))
+    if length is not None and length > most:
+        sentence = f"--length {length} is more than the {most} positions of {directory}; give at most {most}"
+        raise UsageError(sentence, "too-long", option="length", given=length)
+    return length or min(LENGTH, most)
+
+
+def is_bf16(model: PreTrainedModel, precision: str, device: torch.device) -> bool:
+    """Whether matrix products are in bfloat16. Raises UsageError for a model that cannot compute in it."""
+    half = family_of(model).half
+    if precision == "bf16" and not half:
+        sentence = f"{model.config.model_type} computes in fp32 alone; give --precision fp32"
+        raise UsageError(sentence, "unsupported", option="precision", given=precision)
+    return precision == "bf16" or (precision == "auto" and half and device.type == "cuda" and has_bf16(device))
+
+
+def tokenizer_of(directory: Path | str) -> Any:
+    """The tokenizer of a checkpoint. Raises UsageError if there is none that can be read."""
+    try:
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(": ")
+        sentence = (
+            f"{directory} has no tokenizer that can be read ({reason}); put the tokenizer.json and "
+            "tokenizer_config.json of the pre-training there"
+        )
+        raise UsageError(sentence, "tokenizer-unreadable", given=str(directory)) from None
+
+
+def teacher(directory: str, task: Task) -> Reader:
+    """A fine-tuned model whose predictions are to be the labels. Raises UsageError if it was fine-tuned for others."""
+    try:
+        model, info = _with_head(directory, task)
+    except FAILURES as error:
+        reason = str(error).partition("\n")[0]
+        sentence = (
+            f"--teacher {directory} cannot be loaded ({reason}); give the directory of a seed of bertrain finetune"
+        )
+        raise UsageError(sentence, "model-unreadable", option="teacher", given=directory) from None
+    known, wanted = [*(model.config.id2label or {}).values()], task.names or ["LABEL_0"]
+    if info["missing_keys"] or known != wanted:
+        what = "has no head" if info["missing_keys"] else f"was fine-tuned for the labels {', '.join(known)}"
+        sentence = (
+            f"--teacher {directory} {what}, and --train has {', '.join(wanted) if task.names else 'numbers'}; give the "
+            "directory of a seed that bertrain finetune trained on the same labels"
+        )
+        raise UsageError(sentence, "unsupported", option="teacher", given=directory)
+    return Reader(model, tokenizer_of(directory), task)

@@ -1,0 +1,146 @@
+"""What a fine-tuning is, and which of its seeds are finished.
+
+A seed is a directory that `checkpoint.whole` wrote: a model, and seed.json, which says what the seed was made of and
+what it gave. A seed that is finished is not trained again, and one that was made of something else is never replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bertdata.errors import UsageError
+from bertdata.files import fsync_directory
+from bertrain.lab.tasks import Columns, Task
+from bertrain.run import checkpoint
+
+SEED = "seed.json"
+_CONTENT = "the content of "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a seed is trained: options that `finetune` and `suite` share."""
+
+    epochs: int
+    patience: int | None
+    batch_size: int
+    lr: float
+    length: int | None  # None until the model is known
+    dropout: float
+    precision: str
+    lora: str | None
+    from_scratch: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A fine-tuning: what is trained for what, and into which directory."""
+
+    start: str  # the directory of a checkpoint, or a name on the hub
+    task: str  # a name of TASKS
+    columns: Columns
+    files: dict[str, str]  # "train", "dev", and perhaps "test" → a path
+    out: Path
+    seeds: int
+    settings: Settings
+    main: str | None = None  # the measure that chooses the epoch, if not the task's own
+    teacher: str | None = None  # the directory of a fine-tuned model that gives the labels to train on
+
+    @property
+    def held_out(self) -> list[str]:
+        """The names of the files that models are measured on."""
+        return [name for name in self.files if name != "train"]
+
+
+def made_of(job: Job, task: Task) -> dict[str, Any]:
+    """All that decides what a seed becomes, by the names that messages give it. Of a content, its digest."""
+    columns = job.columns._asdict()
+    options = {"checkpoint": job.start, "task": job.task, **asdict(job.settings), **columns}
+    named: dict[str, Any] = {f"--{name.replace('_', '-')}": value for name, value in options.items() if name != "skip"}
+    named |= {"the measure": task.main, "skipping of damaged rows": columns["skip"]}
+    contents = {split: [Path(file) for file in task.files(path)] for split, path in job.files.items()}
+    contents["checkpoint"] = _files_of_model(job.start)
+    if job.teacher:
+        contents["teacher"] = _files_of_model(job.teacher)
+    return named | {f"{_CONTENT}--{name}": _digest(files) for name, files in contents.items()}
+
+
+def _files_of_model(directory: str) -> list[Path]:
+    """The files of a model: its weights, configuration and tokenizer. None for a name on the hub."""
+    return sorted(path for path in Path(directory).glob("*") if path.suffix in (".safetensors", ".bin", ".json"))
+
+
+def _digest(files: list[Path]) -> str:
+    """SHA-256 of the bytes of files, one after the other."""
+    digest = hashlib.sha256()
+    for path in files:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def place(out: Path, seed: int) -> Path:
+    """The directory of a seed."""
+    return out / f"seed-{seed}"
+
+
+def finished(out: Path, seed: int) -> dict[str, Any] | None:
+    """What an earlier start wrote of a seed, if it finished it. A damaged one gets another name, and a line says so.
+
+    Raises DatasetError or OSError for an error of reading that may pass, and changes nothing then.
+    """
+    directory = place(out, seed)
+    if not directory.exists():
+        return None
+    fault, kept = checkpoint.fault_of(directory), _kept(directory)
+    if kept and not fault:
+        click.echo(f"seed {seed}: finished before, in {directory}", err=True)
+        return kept["run"]
+    aside, what = checkpoint.set_aside(directory), fault or f"{SEED} is not readable"
+    fsync_directory(out)
+    click.echo(f"seed {seed}: {directory} is damaged: {what}; it is now {aside}, and is trained again", err=True)
+    return None
+
+
+def _kept(directory: Path) -> dict[str, Any] | None:
+    """What seed.json says of a seed; None if that is damaged, or not there. Raises OSError if it cannot be read now."""
+    damaged = ValueError, KeyError, TypeError, AttributeError
+    try:
+        kept = json.loads((directory / SEED).read_bytes())
+        is_whole = kept["of"][f"{_CONTENT}--checkpoint"] and kept["run"]
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, *damaged):
+        return None
+    return kept if is_whole else None
+
+
+def refuse_others(out: Path, wanted: dict[str, Any]) -> None:
+    """Raises UsageError, which names what differs, if a seed there was made of something else. wanted: as `made_of`."""
+    for directory in sorted(out.glob("seed-*")):
+        kept = _kept(directory)
+        before = kept["of"] if kept else wanted
+        differ = [name for name in before | wanted if before.get(name) != wanted.get(name)]
+        if Path(wanted["--checkpoint"]).is_dir() and f"{_CONTENT}--checkpoint" not in differ:
+            differ = [name for name in differ if name != "--checkpoint"]  # the same one by another path
+        if differ:
+            words = "; ".join(_difference(name, before.get(name), wanted.get(name)) for name in differ)
+            sentence = (
+                f"{directory} was trained with other options or files: {words}; give the same again, or another --out"
+            )
+            raise UsageError(sentence, "other-settings", option="out", given=str(out))
+
+
+def _difference(name: str, before: Any, wanted: Any) -> str:
+    """One difference in words. None, False, "": not given."""
+    was_given, is_given = (value is not None and value is not False and value != "" for value in (before, wanted))
+    if not was_given:
+        return f"{name} is new"
+    if not is_given:
+        return f"{name} is missing"
+    return f"{name} changed" if name.startswith(_CONTENT) else f"{name} was {before} and is {wanted}"
