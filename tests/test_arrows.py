@@ -210,7 +210,7 @@ def test_the_lab_uses_what_is_documented_as_public():
 def test_the_trainer_uses_no_private_part_of_the_engine(module):
     imported = imports(TRAINER[module])
     allowed = {"choices", "cli", "errors", "files", "format.answers", "format.arrays", "format.records",
-               "format.verify", "look.page", "read.words", "sources.docstrings", "sources.inputs",
+               "format.verify", "look.page", "read.words", "remote.requests", "sources.docstrings", "sources.inputs",
                "sources.streams", "tokenize.load", "tokenize.spelling",
                "tokenize.tokenizer"}  # fmt: skip
     assert modules(imported, "bertdata", ENGINE) - {"__init__"} <= allowed

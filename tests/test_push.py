@@ -141,8 +141,7 @@ def test_a_fine_tuned_model_is_sent_without_what_lies_beside_it(hub, run, tmp_pa
     for name in ("checkpoint.json", "optimizer.pt", "trainer.json"):
         (tuned / name).unlink()
     (tuned / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
-    refused(tuned, "org/name", kind="unfinished", option="checkpoint")
-    (tuned / "seed.json").write_text('{"of": {"checkpoint": "/home/me/secret"}}')
+    (tuned / "seed.json").write_text('{"of": {"--checkpoint": "/home/me/secret"}}')
     result = call(tuned, "org/name")
     assert sorted(hub.commits[0]) == SENT
     assert result.stderr == ""
@@ -156,16 +155,17 @@ def test_a_fine_tuned_model_is_sent_without_what_lies_beside_it(hub, run, tmp_pa
 
 def test_what_the_hub_refuses_is_one_sentence_without_the_token(hub, run):
     hub.private = True
-    refused_with = {401: "access-denied", 403: "access-denied", 404: "not-found", 422: "server-failed"}
+    refused_with = {401: "access-denied", 403: "access-denied", 404: "not-found", 422: "server-unsuitable",
+                    503: "server-failed"}  # fmt: skip
     for hub.refuses, kind in refused_with.items():
-        refused(run, "org/name", kind=kind, option=None if hub.refuses == 401 else "repository")
+        refused(run, "org/name", kind=kind, option="repository" if hub.refuses in (403, 422) else None)
     assert hub.commits == []
 
 
 def test_without_a_hub_or_a_token_nothing_is_sent(hub, run, tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9" in refused(run, "org/name", kind="server-failed").sentence
+    assert "hf://org/name" in refused(run, "org/name", kind="server-failed").sentence
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE" in refused(run, "org/name", kind="access-denied").sentence
     monkeypatch.delenv("HF_TOKEN")

@@ -8,25 +8,23 @@ What only a run needs to go on stays here: the optimizer's moments, the state of
 from __future__ import annotations
 
 import json
-import os
-import re
 from pathlib import Path
 
 import click
 import huggingface_hub
-from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from bertdata.cli import OneSentence
-from bertdata.errors import BertdataError, RemoteError, UsageError
+from bertdata.errors import RemoteError, UsageError
+from bertdata.remote.requests import as_remote_error, expected
+from bertrain.models.build import may_be_on_hub
 from bertrain.run import card, checkpoint
 
-FINE_TUNED = ("seed.json", "result.json")  # of bertrain finetune: with paths of this machine
 STATE = {checkpoint.INDEX, checkpoint.TRAINER, checkpoint.OPTIMIZER, checkpoint.BESIDE, checkpoint.AVERAGE_FILE}
-STATE |= {FINE_TUNED[0]}
+STATE |= {"seed.json"}  # of bertrain finetune: with paths of this machine
 WEIGHTS = "*.safetensors"
 PATTERNS = (WEIGHTS, "*.json", "vocab.txt", "merges.txt", "*.model", card.CARD)
 """The files of a directory that no run of bertrain wrote."""
-LOGIN = "log in with hf auth login, or set HF_TOKEN"
 
 
 def files_of(directory: Path) -> tuple[list[str], list[str]]:
@@ -38,11 +36,7 @@ def files_of(directory: Path) -> tuple[list[str], list[str]]:
         names = {checkpoint.INDEX, *json.loads((directory / checkpoint.INDEX).read_bytes())["files"]}
         names |= {card.CARD} if (directory / card.CARD).is_file() else set()
     else:
-        paths = (path for pattern in PATTERNS for path in directory.glob(pattern))
-        names = {path.name for path in paths if path.is_file()} - set(FINE_TUNED)
-        if directory.name.startswith("seed-") and not (directory / FINE_TUNED[0]).exists():
-            sentence = f"{directory} is not finished, as it has no seed.json; run bertrain finetune to its end"
-            raise UsageError(sentence, "unfinished", option="checkpoint", given=str(directory))
+        names = {path.name for pattern in PATTERNS for path in directory.glob(pattern) if path.is_file()}
     if not any(Path(name).match(WEIGHTS) for name in names):
         sentence = f"{directory} has no weights as safetensors; give a run or a checkpoint"
         raise UsageError(sentence, "weights-missing", option="checkpoint", given=str(directory))
@@ -52,69 +46,38 @@ def files_of(directory: Path) -> tuple[list[str], list[str]]:
 def push(directory: Path, repository: str, names: list[str], *, public: bool) -> str:
     """Sends files of a directory in one commit. Returns its URL. A repository that this makes is private, or `public`.
 
-    Raises RemoteError for a repository that everybody sees where `public` is not given, and where the hub fails.
+    Raises RemoteError for a repository that everybody sees where `public` is not given, and where the hub fails. An
+    error never has the token.
     """
     token = huggingface_hub.get_token()
     if token is None:
-        raise RemoteError(f"there is no access token for the Hugging Face hub; {LOGIN}", "access-denied")
+        sentence = "there is no access token for the Hugging Face hub; log in with hf auth login, or set HF_TOKEN"
+        raise RemoteError(sentence, "access-denied")
+    files = {
+        name: card.on_hub(directory / name, repository) if name == card.CARD else directory / name for name in names
+    }
     try:
         api = huggingface_hub.HfApi(token=token)
         api.create_repo(repository, private=not public, exist_ok=True)
         if not public and not api.model_info(repository).private:
             sentence = f"{repository} exists and is public; give --public if everybody may see this model"
             raise RemoteError(sentence, "missing", option="public")
-        files = {
-            name: card.on_hub(directory / name, repository) if name == card.CARD else directory / name for name in names
-        }
         add = [huggingface_hub.CommitOperationAdd(name, file) for name, file in files.items()]
         return api.create_commit(repository, add, commit_message=f"{directory.name} of bertrain").commit_url
-    except BertdataError:
+    except FileNotFoundError:  # of this machine
         raise
-    except Exception as error:  # of the network, of the hub, of the name, or of a file
-        raise _sentence(repository, error, token) from None
-
-
-def _sentence(repository: str, error: Exception, token: str) -> BertdataError:
-    """The error for a failure of the hub or of the network. It never has the token."""
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    reason = (str(error).partition("\n")[0] or type(error).__name__).replace(token, "...")
-    if isinstance(error, HFValidationError):
-        return _not_a_name(repository)
-    if isinstance(error, OfflineModeIsEnabled):
-        return RemoteError("HF_HUB_OFFLINE forbids to ask the Hugging Face hub; unset it", "access-denied")
-    if isinstance(error, FileNotFoundError):
-        return RemoteError(f"{error.filename} was removed while it was sent; run the same command again", "changed")
-    if status == 401:
-        return RemoteError(f"{hub} does not know your access token; {LOGIN}", "access-denied")
-    if status == 403:
-        return RemoteError(
-            f"your access token may not write to {repository}; use one that may, or another name",
-            "access-denied",
-            option="repository",
-            given=repository,
-        )
-    if status == 404:
-        return RemoteError(
-            f"{hub} has no {repository} that your access token may see; check the name",
-            "not-found",
-            option="repository",
-            given=repository,
-        )
-    if status:
-        return RemoteError(
-            f"{hub} refuses {repository} ({reason}); run the same command again later, or ask the hub",
-            "server-failed",
-            option="repository",
-            given=repository,
-        )
-    return RemoteError(f"the connection to {hub} failed ({reason}); run the same command again later", "server-failed")
-
-
-def _not_a_name(repository: str) -> UsageError:
-    return UsageError(
-        f"{repository} is no name of a repository; give org/name", "malformed", option="repository", given=repository
-    )
+    except OfflineModeIsEnabled:
+        raise RemoteError("HF_HUB_OFFLINE forbids to ask the Hugging Face hub; unset it", "access-denied") from None
+    except expected() as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == 403:
+            sentence = f"your access token may not write to {repository}; use one that may, or another name"
+            raise RemoteError(sentence, "access-denied", option="repository", given=repository) from None
+        if status in (400, 409, 422):  # such as a license that the hub does not know
+            reason = " ".join(str(getattr(error, "server_message", None) or error).replace(token, "...").split())
+            sentence = f"the hub refuses {repository} ({reason}); correct that, and run the same command again"
+            raise RemoteError(sentence, "server-unsuitable", option="repository", given=repository) from None
+        raise as_remote_error(f"hf://{repository}", error) from None
 
 
 def _refuse_several(path: Path) -> None:
@@ -136,8 +99,9 @@ def main(path: str, repository: str, public: bool, dry_run: bool) -> None:
     CHECKPOINT is a checkpoint, a fine-tuned model, or a run, whose newest complete checkpoint is sent. The files
     replace files with the same names in the repository ORG/NAME. If it does not exist, the command creates it.
     """
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise _not_a_name(repository)
+    if repository.count("/") != 1 or not may_be_on_hub(repository):
+        sentence = f"{repository} is no name of a repository; give org/name"
+        raise UsageError(sentence, "malformed", option="repository", given=repository)
     _refuse_several(Path(path))
     directory = checkpoint.find(Path(path)).resolve()
     names, left = files_of(directory)
