@@ -39,7 +39,7 @@ PACKAGES = {name: (set(may_import.split()), files.split()) for name, (may_import
 TRAINER_ORDER = ["recipes", "options", "methods", "runtime", "models", "objectives", "optim", "run", "pretrain",
                  "commands", "lab"]  # fmt: skip
 # Words that names and texts of a method have. The core has none of them but these, which mean something else.
-OF_METHODS = re.compile("lora|adapter|elastic|sub_?net|grow|teacher|distil|side_channel|student", re.IGNORECASE)
+OF_METHODS = re.compile("lora|adapter|elastic|sub[-_]?net|grow|teacher|distil|side_channel|student", re.IGNORECASE)
 NOT_OF_METHODS = {
     "distilbert": "a family of models",
     "TORCHELASTIC_RUN_ID": "a variable that torchrun sets",

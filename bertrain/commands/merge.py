@@ -17,46 +17,16 @@ import click
 import transformers
 from transformers import PreTrainedModel
 
-import bertdata
 from bertdata.cli import OneSentence
 from bertdata.errors import UsageError
 from bertdata.files import naming
 from bertdata.tokenize.load import load as load_tokenizer
 from bertdata.tokenize.tokenizer import TOKENIZER, give_same_ids
 from bertrain.models import build
-from bertrain.models.families import family_of
 from bertrain.run import card, checkpoint
 
 NOT_COMPARED = ("_name_or_path", "transformers_version", "dtype")  # parts of a configuration that are not of the model
 NAMED = 3  # of the settings in which two models differ
-
-ABOUT = """---
-library_name: transformers
-pipeline_tag: fill-mask
-tags:
-- bertrain
-- {model_type}
-license: other
----
-
-# {name}
-
-A masked language model of type `{model_type}`. Its weights are the mean of the weights of these checkpoints:
-
-{parts}
-
-Their cards have the data and the training. bertrain {version} computed the mean.
-
-The license is `other` until you name one above, and the language is not stated.
-
-## Use
-
-```python
-from transformers import AutoModelForMaskedLM, AutoTokenizer
-model = AutoModelForMaskedLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-```
-"""
 
 
 def chosen(paths: Sequence[str]) -> list[Path]:
@@ -82,23 +52,15 @@ def mean(directories: Sequence[Path]) -> PreTrainedModel:
     Raises UsageError for models that differ in more than their weights.
     """
     first = directories[0]
-    model = _load(first)
+    model = build.load_complete(first)
     sums = {name: weight.double() for name, weight in model.state_dict().items()}
     for directory in directories[1:]:
-        other = _load(directory)
+        other = build.load_complete(directory)
         _refuse_another_model(first, model, directory, other)
         for name, weight in other.state_dict().items():
             sums[name] += weight
     model.load_state_dict({name: total / len(directories) for name, total in sums.items()})
     return model
-
-
-def _load(directory: Path) -> PreTrainedModel:
-    """The model of a checkpoint, with its head for next sentences if it has one."""
-    model = build.load(directory)
-    kind = family_of(model).next_sentence
-    has_head = kind is not None and kind.__name__ in (model.config.architectures or ())
-    return build.load(directory, nsp=True) if has_head else model
 
 
 def _refuse_another_model(first: Path, model: PreTrainedModel, directory: Path, other: PreTrainedModel) -> None:
@@ -143,9 +105,9 @@ def main(checkpoints: tuple[str, ...], out: str) -> None:
     files = tokenizer_of(directories)
     model = mean(directories)
     parts = "\n".join(f"- `{path.resolve().parent.name}/{path.resolve().name}`" for path in directories)
-    model_type, version = model.config.model_type, bertdata.__version__
-    about = ABOUT.format(name=target.name, model_type=model_type, parts=parts, version=version)
-    content = checkpoint.Content(model.state_dict(), {}, files | {card.CARD: about.encode()})
+    about = f"Its weights are the mean of those of:\n\n{parts}\n\nThe cards of these have the data and the training."
+    files |= {card.CARD: card.of_derived(target.name, about, model_type=model.config.model_type)}
+    content = checkpoint.Content(model.state_dict(), {}, files)
     with naming(target):
         checkpoint.write(target, model, content, leaving=threading.Event())
     click.echo(f"{out}: the mean of {len(directories)} checkpoints; bertrain pretrain --init {out} trains it further")

@@ -247,6 +247,14 @@ def load(directory: Path | str, *, nsp: bool = False) -> PreTrainedModel:
     return model
 
 
+def load_complete(directory: Path) -> PreTrainedModel:
+    """A checkpoint as `load` has it, with its head for next sentences if it has one."""
+    model = load(directory)
+    kind = family_of(model).next_sentence
+    has_head = kind is not None and kind.__name__ in (model.config.architectures or ())
+    return load(directory, nsp=True) if has_head else model
+
+
 def needed(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     """Of names of weights, those that a pre-trained checkpoint must have: not of poolers and what nobody trains."""
     spare = tuple(f"{model.base_model_prefix}.{part}." for part in ("pooler", *family_of(model).untrained))

@@ -113,14 +113,11 @@ def of_run(
     )
 
 
-def of_part(name: str, directory: Path, *, model_type: str, sizes: str, parameters: int, step: int | None) -> bytes:
-    """The card of a sub-network. directory: the checkpoint that it is of. step: of its run, if that is known."""
-    after = f" after step {step:,}" if step is not None else ""
+def of_derived(name: str, about: str, *, model_type: str) -> bytes:
+    """The card of a model that was made from checkpoints without training. about: says from which, and how."""
     return _sealed(
         _front("fill-mask", model_type),
-        f"# {name}\n\nA masked language model of type `{model_type}` with {parameters:,} parameters: the sub-network "
-        f"of {sizes} of the checkpoint `{directory.name}`{after}. The card of that checkpoint has the data and the "
-        f"training.\n\n{_OPEN}",
+        f"# {name}\n\nA masked language model of type `{model_type}`. {about}\n\n{_OPEN}",
         _usage("AutoModelForMaskedLM", name),
         _further(name),
     )

@@ -21,16 +21,7 @@ from bertdata.tokenize.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.training import trained_space
 from bertrain.models import build
-from bertrain.models.families import family_of
 from bertrain.run import card, checkpoint, state
-
-
-def complete_model(directory: Path) -> PreTrainedModel:
-    """The model of a checkpoint, with its head for next sentences if it has one."""
-    model = build.load(directory)
-    kind = family_of(model).next_sentence
-    has_head = kind is not None and kind.__name__ in (model.config.architectures or ())
-    return build.load(directory, nsp=True) if has_head else model
 
 
 def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
@@ -42,8 +33,12 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
     paths = [path for name in (TOKENIZER, TOKENIZER_CONFIG) if (path := directory / name).is_file()]
     sizes, parameters = elastic.sizes_of(small.config), sum(parameter.numel() for parameter in small.parameters())
     step = state.read(directory).step if (directory / state.TRAINER).exists() else None
-    about = card.of_part(
-        out.name, directory, model_type=small.config.model_type, sizes=str(sizes), parameters=parameters, step=step
+    after = f" after step {step:,}" if step is not None else ""
+    about = card.of_derived(
+        out.name,
+        f"It is the sub-network of {sizes}, with {parameters:,} parameters, of the checkpoint `{directory.name}`"
+        f"{after}. The card of that checkpoint has the data and the training.",
+        model_type=small.config.model_type,
     )
     files = {path.name: path.read_bytes() for path in paths} | {card.CARD: about}
     with naming(out):
@@ -60,7 +55,7 @@ def write(small: PreTrainedModel, directory: Path, out: Path) -> None:
 def main(path: str, out: str, **given: int | None) -> None:
     """Write a sub-network of an elastic run as a separate checkpoint: config, weights and tokenizer."""
     directory = checkpoint.find(Path(path))
-    model = complete_model(directory)
+    model = build.load_complete(directory)
     config, trained = model.config, trained_space(directory)
     sizes = elastic.sizes_of(config)._replace(**{name: size for name, size in given.items() if size is not None})
     elastic.check(config, sizes)
