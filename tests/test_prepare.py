@@ -104,10 +104,11 @@ def test_a_changed_text_is_traced(tmp_path, vocab):
     dataset = build(path, tmp_path / "out", tokenizer=vocab, validation=0, map=maps).dataset
     loader = bertdata.Loader(dataset, length=64, samples="documents", masking=None)
     places = documents_of(loader, np.arange(loader.num_samples))
-    traced = with_texts(dataset, places, maps=["test_prepare:no_sevens"])
+    options = {"inputs": [tmp_path], "maps": ["test_prepare:no_sevens"]}
+    traced = with_texts(dataset, places, **options)
     assert sorted(each.text for each in traced) == sorted(map(prepare.clean, WITHOUT_SEVENS))
     rows(path, ["7" * len(text) for text in TEXTS])
-    assert {each.text for each in with_texts(dataset, places, maps=["test_prepare:no_sevens"])} == {None}
+    assert {each.text for each in with_texts(dataset, places, **options)} == {None}
 
 
 def test_a_function_that_a_dataset_names_is_run_only_if_the_user_names_it_too(tmp_path, vocab, monkeypatch):
@@ -116,8 +117,12 @@ def test_a_function_that_a_dataset_names_is_run_only_if_the_user_names_it_too(tm
     places = documents_of(bertdata.Loader(dataset, length=64, masking=None), np.arange(3))
     monkeypatch.setattr("bertdata.sources.maps.importlib", None)
     function_of.cache_clear()
-    (why,) = {each.no_text for each in with_texts(dataset, places)}
+    (why,) = {each.no_text for each in with_texts(dataset, places, inputs=[tmp_path])}
     assert "--map test_prepare:no_sevens" in why
+    for name in ("__setattr__('clean', 0)", "re", "unicodedata.normalize"):
+        dataset.manifest.settings["map"][:] = [f"bertdata.prepare:{name}"]
+        (why,) = {each.no_text for each in with_texts(dataset, places, inputs=[tmp_path])}
+        assert name in why
 
 
 def test_a_vocabulary_is_trained_on_the_changed_text(tmp_path):

@@ -26,7 +26,7 @@ def made(tmp_path_factory, vocab):
     lines += ["\u200b", f"水 </script> [MASK] the 水 {'z' * 150}", "the cat sat", "<b>cat</b>"]
     options = {"tokenizer": vocab, "validation": 0.2, "dedup": True, "sentences": "line"}
     dataset = built(folder, "\n\n".join(lines), **options)
-    return dataset, report(dataset, **OPTIONS)
+    return dataset, report(dataset, **OPTIONS, inputs=[folder])
 
 
 def test_documents_add_up(made):
@@ -64,6 +64,9 @@ def test_words_behind_the_unknown_token_are_those_of_the_text(made, tmp_path):
     without = data_of(report(bertdata.open(tmp_path / "shards"), **OPTIONS))["unknown"]
     assert without["words"] == []
     assert "has no origins" in without["why"]
+    unread = data_of(report(dataset, **OPTIONS))["unknown"]
+    assert unread["words"] == []
+    assert "--inputs" in unread["why"]
 
 
 def test_samples_are_those_of_the_loader(made):
@@ -167,7 +170,7 @@ def test_the_command_writes_the_page(made, tmp_path):
     dataset, html = made
     path = tmp_path / "report.html"
 
-    command = ["inspect", dataset.path, "--html", path]
+    command = ["inspect", dataset.path, "--html", path, "--inputs", dataset.path.parent]
     assert succeeds(main, *command, "--length", 32, "--global-batch-size", 8, "--world-size", 2).stdout == f"{path}\n"
     assert path.read_text() == html
 

@@ -1,12 +1,15 @@
 """Where the text of each document was: the origins of a build, and from a batch of a past run back to its documents."""
 
 import gzip
+import hashlib
 import io
 import json
 import os
 import random
 import shutil
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,11 +23,13 @@ from bertdata.cli import main
 from bertdata.errors import StateError
 from bertdata.format.origins import Record, array_name
 from bertdata.format.verify import verify
+from bertdata.look import trace as look
 from bertdata.look.trace import documents_of, stream_of, trace, with_texts
 from bertdata.tokenize.load import load
 from bertdata.write import build, finish
 
 SMALL = {"shard_size": 3000, "validation": 0.2}
+ANYWHERE = ["/"]
 
 
 def texts(count, *, seed):
@@ -99,15 +104,15 @@ def write_texts(path, texts):
 def traced(dataset):
     """The documents of all rows of 32 tokens, with their texts."""
     loader = bertdata.Loader(dataset, length=32, masking=None)
-    return with_texts(dataset, documents_of(loader, np.arange(loader.num_samples)))
+    return with_texts(dataset, documents_of(loader, np.arange(loader.num_samples)), inputs=ANYWHERE)
 
 
-def assert_sources_are_right(loader, positions=None):
+def assert_sources_are_right(loader, positions=None, inputs=ANYWHERE):
     """The documents have the tokens of the rows in their order, and their texts have the ids of the documents."""
     if positions is None:
         positions = np.random.default_rng(0).integers(0, 3 * loader.num_samples, 200)
     dataset = loader.shards
-    found = with_texts(dataset, documents_of(loader, positions))
+    found = with_texts(dataset, documents_of(loader, positions), inputs=inputs)
     ids = loader.read(positions).input_ids
     special = np.array(dataset.special_tokens.special_ids)
     special = special[special != dataset.special_tokens.unk]
@@ -199,6 +204,40 @@ def test_a_text_that_is_not_there_any_more_is_not_shown(tmp_path, vocab):
     assert all(e.text in some for e in by_name["kept"])
 
 
+def test_no_input_is_opened_but_those_that_the_user_names(tmp_path, vocab, monkeypatch):
+    """A dataset may name any file or URL that its user can read."""
+    for folder in ("text", "secret", "text-2"):
+        (tmp_path / folder).mkdir()
+        write_texts(tmp_path / folder / "a.txt", texts(9, seed=7))
+    (tmp_path / "text" / "link.txt").symlink_to(tmp_path / "secret" / "a.txt")
+    names = ["text/a.txt", "text/../secret/a.txt", "text/link.txt", "text-2/a.txt"]
+    dataset = build([f"{tmp_path}/{name}" for name in names], tmp_path / "out", tokenizer=vocab).dataset
+    places = documents_of(bertdata.Loader(dataset, length=32, masking=None), np.arange(9))
+    places = [replace(places[0], input=f"{tmp_path}/{name}") for name in names]
+    urls = ["s3://bucket/text/a", "s3://bucket/text-2/a", "s3://bucket/text/../a", "s3://bucket/text/%2e%2e/a"]
+    places += [replace(places[0], input=url) for url in urls]
+    opened = []
+    monkeypatch.setattr(look, "_now", lambda name: opened.append(name) or 1 / 0)
+    with_texts(dataset, places)
+    assert opened == []
+    for directory in (tmp_path / "text", "s3://bucket/text/"):
+        for place in places:
+            with suppress(ZeroDivisionError):
+                with_texts(dataset, [place], inputs=[directory])
+    assert opened == [f"{tmp_path}/text/a.txt", "s3://bucket/text/a"]
+
+
+def test_names_that_no_input_can_have_are_damage(tmp_path, vocab, corpus):
+    dataset = build(corpus, tmp_path / "out", tokenizer=vocab, validation=0).dataset
+    for name in ("a\0b", "\ud800"):
+        lines = (json.dumps([name, 1, 1]) + "\n").encode()
+        (dataset.path / "origins" / "inputs.jsonl").write_bytes(lines)
+        inputs = {"number": 1, "bytes": len(lines), "sha256": hashlib.sha256(lines).hexdigest()}
+        record = replace(Record.read(dataset.path, dataset.manifest), inputs=inputs)
+        with refuses("damaged"):
+            record.named_inputs(dataset.path)
+
+
 def test_an_input_that_was_named_twice_is_traced(tmp_path, vocab):
     path = write_texts(tmp_path / "a", texts(10, seed=5))
     dataset = build([path, path], tmp_path / "out", tokenizer=vocab, validation=0).dataset
@@ -252,7 +291,7 @@ def test_texts_under_urls_are_traced(bucket, tmp_path, vocab):
     bucket.put("dump/b.txt.gz", gzip.compress("\n\n".join(some).encode()))
     dataset = build(f"{bucket.url}/dump", tmp_path / "out", tokenizer=vocab, validation=0).dataset
     loader = bertdata.Loader(dataset, length=64, masking=None)
-    found = assert_sources_are_right(loader, np.arange(loader.num_samples))
+    found = assert_sources_are_right(loader, np.arange(loader.num_samples), [bucket.url])
     assert {each.input for each in found} == {f"{bucket.url}/dump/a.txt", f"{bucket.url}/dump/b.txt.gz"}
     assert {each.text for each in found} == set(some)
 
@@ -284,9 +323,9 @@ def test_the_position_of_a_step_follows_from_the_last_change_before_it(tmp_path,
         with refuses("out-of-range", "step"):
             stream_of(run, step)
     loader = bertdata.Loader(dataset, length=16, masking=None)
-    traced = trace(dataset, run, 8)
-    assert traced == with_texts(dataset, documents_of(loader, np.arange(28, 36)))
-    assert [each for each in traced if each.row == 3] == trace(dataset, run, 8, row=3)
+    traced = trace(dataset, run, 8, inputs=ANYWHERE)
+    assert traced == with_texts(dataset, documents_of(loader, np.arange(28, 36)), inputs=ANYWHERE)
+    assert [each for each in traced if each.row == 3] == trace(dataset, run, 8, row=3, inputs=ANYWHERE)
 
 
 def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset):
@@ -308,8 +347,10 @@ def test_a_run_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, dataset)
 def test_the_command_prints_places_and_texts(tmp_path, dataset, corpus):
     run = log(tmp_path / "run", {"step": 0} | state(dataset, 0, 4), {"step": 3})
     arguments = ["trace", str(dataset.path), "--run", str(run), "--step", "2", "--row", "1"]
+    assert {json.loads(line)["text"] for line in succeeds(main, *arguments, "--json").stdout.splitlines()} == {None}
+    arguments += ["--inputs", corpus.parent]
     shown = succeeds(main, *arguments)
-    first, *_ = trace(dataset, run, 2, row=1)
+    first, *_ = trace(dataset, run, 2, row=1, inputs=[corpus])
     place = f"row 1: {corpus}, byte {first.place}: tokens {first.start} to {first.stop} of {first.num_tokens}"
     assert f"{place} of document {first.document}\n" in shown.stdout
     assert corpus.read_bytes()[first.place :].startswith(first.text.split("\n")[0].encode())

@@ -273,7 +273,7 @@ def make_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "runs.html").exists():
         make_parts(folder)
-    run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html")
+    run(folder, "-m", "bertdata", "inspect", "shards", "--html", "dataset.html", "--inputs", ".")
     run(folder, "-m", "bertdata", "inspect", "shards", "--samples", "packed", "--length", 8192, "--html", "packed.html")
     make_close(folder)
     run(folder, "-m", "bertrain", "plot", "whole", "grown", "--html", "runs.html")

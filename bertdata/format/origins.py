@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,9 +144,10 @@ class Record:
             raise DatasetError(f"{path} is damaged: its SHA-256 is not the one in {RECORD}", "damaged", given=path)
         try:
             inputs = [NamedInput(*json.loads(line)) for line in content.splitlines()]
-        except (ValueError, TypeError):
-            inputs = []
-        if len(inputs) != self.inputs["number"] or not all(isinstance(each.name, str) for each in inputs):
+            is_sound = not any(b"\0" in os.fsencode(each.name) for each in inputs)  # else no file can have the name
+        except (ValueError, TypeError, RecursionError):
+            is_sound = False
+        if not is_sound or len(inputs) != self.inputs["number"]:
             sentence = f"{path} is damaged: its lines are not a name, a size and a version each"
             raise DatasetError(sentence, "damaged", given=path)
         return inputs

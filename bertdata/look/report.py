@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,19 @@ _FEW_STEPS = 1000
 _TOKENIZER = ("name", "kind", "vocab_size", "special_tokens")  # facts of it that the page shows
 
 
-def report(dataset: Dataset, *, length: int, global_batch_size: int, world_size: int, samples: str = "windows") -> str:
+def report(
+    dataset: Dataset,
+    *,
+    length: int,
+    global_batch_size: int,
+    world_size: int,
+    samples: str = "windows",
+    inputs: Sequence[str | Path] = (),
+) -> str:
     """The page, as HTML below 2 MB. Reads all tokens, up to 2**30, and the first documents with unknown words.
 
-    The arguments are those of `facts.facts`; length is also that of the samples that the page shows.
+    The arguments are those of `facts.facts`; length is also that of the samples that the page shows. inputs: as
+    `trace.with_texts` takes them; without them no unknown words are shown.
     """
     about = facts.facts(
         dataset, length=length, global_batch_size=global_batch_size, world_size=world_size, samples=samples
@@ -56,7 +66,7 @@ def report(dataset: Dataset, *, length: int, global_batch_size: int, world_size:
         "lengths": {"documents": about["tokens_per_document"]["histogram"], "sentences": _sentence_lengths(dataset)},
         "tokens": _tokens(dataset, tokenizer, counts),
         "rows": [_rows(sizes, each) for each in _ROW_LENGTHS],
-        "unknown": _unknown(dataset, tokenizer, counts),
+        "unknown": _unknown(dataset, tokenizer, counts, inputs),
         "samples": _samples(dataset, tokenizer, length=length, samples=samples) if has_rows else None,
     }
     data["warnings"] = _warnings(data)
@@ -178,7 +188,9 @@ def _sizes(dataset: Dataset) -> NDArray[np.int64]:
     return np.concatenate(sizes) - int(dataset.special_tokens.separator is not None)
 
 
-def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> dict[str, Any]:
+def _unknown(
+    dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64], inputs: Sequence[str | Path]
+) -> dict[str, Any]:
     """How often the unknown token occurs, and what it stands for in the first documents that have it.
 
     words: (what stands there, how often). why: as a clause, why there are none.
@@ -193,7 +205,7 @@ def _unknown(dataset: Dataset, tokenizer: Tokenizer, counts: NDArray[np.int64]) 
         return found | {"why": f"only the first {_UNKNOWN_SCANNED:,} tokens are searched, and none of them is unknown"}
     words: Counter[str] = Counter()
     try:
-        traced = trace.with_texts(dataset, trace.numbered(dataset, numbers))
+        traced = trace.with_texts(dataset, trace.numbered(dataset, numbers), inputs=inputs)
     except BertdataError as error:
         return found | {"why": str(error)}
     for each in traced:

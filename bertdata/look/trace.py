@@ -10,15 +10,18 @@ grow, and a text is never a wrong one.
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bertdata import prepare
 from bertdata.errors import BertdataError, DatasetError, StateError, UsageError, damaged
 from bertdata.format.arrays import open_array
 from bertdata.format.dataset import Dataset
@@ -39,6 +42,7 @@ from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.urls import is_remote
 
 _SHOWN = 2000  # characters of a text that are printed
+_OUR_MAPS = {f"{prepare.__name__}:{name}" for name in prepare.__all__}
 Progress = Callable[[int, int], None]
 """Called with the inputs that are read, and all that will be."""
 
@@ -60,14 +64,14 @@ class Traced:
 
 
 def trace(
-    dataset: Dataset, run: str | Path, step: int, *, row: int | None = None, maps: Sequence[str] = (),
-    progress: Progress = lambda done, total: None,
+    dataset: Dataset, run: str | Path, step: int, *, row: int | None = None, inputs: Sequence[str | Path] = (),
+    maps: Sequence[str] = (), progress: Progress = lambda done, total: None,
 ) -> list[Traced]:  # fmt: skip
     """The documents of the batch of a step of a run of bertrain, in the order of the rows, with their texts.
 
     run: its directory. step: counted from 1, as in its log. row: of the global batch, from 0; None: all rows, of a mix
-    those that are from this dataset. maps: as `with_texts` takes them. Raises UsageError for a step or row that the run
-    does not have, StateError for a run of another dataset, and DatasetError for a dataset without origins.
+    those that are from this dataset. inputs, maps: as `with_texts` takes them. Raises UsageError for a step or row that
+    the run does not have, StateError for a run of another dataset, and DatasetError for a dataset without origins.
     """
     state = stream_of(run, step)
     first, rows = state["position"], state["global_batch_size"]
@@ -105,7 +109,7 @@ def trace(
         wanted, positions = wanted[mine], places.positions[mine]
     found = documents_of(loader, positions)
     found = [replace(each, row=int(wanted[each.row])) for each in found]
-    return with_texts(dataset, found, maps=maps, progress=progress)
+    return with_texts(dataset, found, inputs=inputs, maps=maps, progress=progress)
 
 
 def _saved(run: Path) -> list[str]:
@@ -254,19 +258,21 @@ class _Origins:
 
 
 def with_texts(
-    dataset: Dataset, traced: Sequence[Traced], *, maps: Sequence[str] = (),
+    dataset: Dataset, traced: Sequence[Traced], *, inputs: Sequence[str | Path] = (), maps: Sequence[str] = (),
     progress: Progress = lambda done, total: None,
 ) -> list[Traced]:  # fmt: skip
     """The same with the texts of the documents, as far as the inputs still have them.
 
-    maps: functions of the build's --map that may be run, besides those of bertdata.prepare. A dataset may name any
-    function, also of a stranger's choice, so the others are not run, and then there are no texts.
+    inputs: directories or URLs below which inputs are read. A dataset may name any file or URL that its user can read,
+    also of a stranger's choice, so no other input is opened. maps: functions of the build's --map that may be run,
+    besides those of bertdata.prepare. A dataset may name any function, so the others are not run, and then there are no
+    texts.
     """
     record = Record.read(dataset.path, dataset.manifest)
     assert record  # noqa: S101  (from which `traced` was made)
     settings = dataset.manifest.settings
     for spec in settings.get("map", ()):
-        if not spec.startswith("bertdata.prepare:") and spec not in maps:
+        if spec.partition("(")[0] not in _OUR_MAPS and spec not in maps:
             why = f"the build changed the texts by --map {spec}; give the same --map to run this function here"
             return [replace(each, no_text=why) for each in traced]
     form = TextFormat(
@@ -281,6 +287,9 @@ def with_texts(
         progress(number, len(by_input))
         every = [document for documents in places.values() for document in documents]
         answers |= dict.fromkeys(every, (None, "the input has no document at this place any more"))
+        if not _is_below(name, inputs):
+            answers |= dict.fromkeys(every, (None, "the input is not below a directory of --inputs, so it is not read"))
+            continue
         try:
             source = source_of(_now(name), form)
             for found in source.at(list(places)):
@@ -300,6 +309,15 @@ def with_texts(
 
 def _kind(name: str) -> str:
     return Input(name, None, None).kind
+
+
+def _is_below(name: str, directories: Sequence[str | Path]) -> bool:
+    """Whether an input is one of some directories or URLs, or below one of them, after links are followed."""
+    if is_remote(name):
+        return ".." not in unquote(name).split("/") and any(
+            f"{name}/".startswith(f"{str(each).rstrip('/')}/") for each in directories
+        )
+    return any(Path(os.path.realpath(name)).is_relative_to(os.path.realpath(each)) for each in directories)
 
 
 def _now(name: str) -> Input:
