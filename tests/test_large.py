@@ -238,6 +238,14 @@ WRONG = {
 }
 
 
+def test_an_id_of_another_dataset_gives_its_bearer_no_index(large, cache):
+    """Opening takes the id as it is stated, and the index of a dataset has it in its name."""
+    reseal(large.path, lambda record: record.update(dataset_id="0" * 64))
+    with refuses("damaged"):
+        Loader(bertdata.open(large.path), length=16, samples="packed")
+    assert list(cache.iterdir()) == []
+
+
 def test_a_manifest_that_breaks_a_rule_is_refused(large):
     record = json.loads((large.path / "manifest.json").read_bytes())
     del record["checksum"]

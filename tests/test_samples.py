@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from training import FORKS
 import bertdata
 from bertdata import Loader, Masking, files
 from bertdata.errors import BuildError, DatasetError
+from bertdata.format.arrays import array_path, digest
+from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.read import index, kernels, order, pieces
 from bertdata.read.stream import TokenStream, Wanted, rows_of
@@ -292,6 +295,14 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
+def seal(cache):
+    """Writes the digests of changed arrays into the records of their indexes."""
+    for path in cache.glob("*.json"):
+        record = read_record(path)
+        record["sha256"] = {array: digest(array_path(cache, path.stem, array))[0] for array in record["sha256"]}
+        write_record(path, record)
+
+
 @pytest.mark.parametrize("how", DERIVED)
 def test_an_index_is_made_once_and_again_when_it_is_gone(dataset, cache, how, monkeypatch):
     first = Loader(dataset, length=16, samples=how).read(np.arange(9))
@@ -314,6 +325,33 @@ def test_an_index_is_made_once_and_again_when_it_is_gone(dataset, cache, how, mo
     assert not any(path.name.startswith(files[0][:32]) for path in dataset.path.iterdir())
 
 
+@pytest.mark.parametrize("how", DERIVED)
+def test_a_flipped_bit_of_an_index_changes_no_row(dataset, cache, how):
+    first = Loader(dataset, length=16, samples=how).read(np.arange(9))
+    for path in cache.glob("*.npy"):
+        content = bytearray(path.read_bytes())
+        content[128 + 16] ^= 1
+        path.write_bytes(content)
+        again = Loader(dataset, length=16, samples=how).read(np.arange(9))
+        assert np.array_equal(again.input_ids, first.input_ids)
+        assert path.read_bytes() != content
+
+
+@pytest.mark.parametrize("how", DERIVED)
+def test_a_damaged_copy_makes_no_index_for_the_sound_dataset(dataset, tmp_path, cache, how):
+    """The index has the dataset_id in its name, and both have it."""
+    array = "sentences" if how == "pairs" else "documents"
+    shutil.copytree(dataset.path, tmp_path / "copy")
+    path = tmp_path / "copy" / f"train-00000.{array}.npy"
+    offsets = np.load(path)
+    offsets[3] -= 1
+    path.write_bytes(path.read_bytes()[:128] + offsets.tobytes())
+    with refuses("damaged"):
+        Loader(bertdata.open(tmp_path / "copy"), length=16, samples=how)
+    assert names(cache) == []
+    assert Loader(dataset, length=16, samples=how).num_samples > 0
+
+
 def test_other_settings_have_another_index(dataset, cache):
     for number, change in enumerate(
         [{}, {"length": 17}, {"split": "validation"}, {"samples": "documents"}, {"samples": "pairs"},
@@ -332,6 +370,7 @@ def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
             numbers = np.frombuffer(good[128:], np.uint64).copy()
             numbers[:] = value
             path.write_bytes(good[:128] + numbers.tobytes())
+            seal(cache)
             for how in DERIVED:
                 kind = ""
                 try:
@@ -340,6 +379,7 @@ def test_an_index_of_values_that_point_nowhere_is_refused(dataset, cache):
                     kind = error.kind
                 assert kind in ("", "damaged")
         path.write_bytes(good)
+        seal(cache)
 
 
 def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
@@ -353,6 +393,7 @@ def test_a_row_of_more_pieces_than_the_index_states_is_refused(dataset, cache):
         else:
             numbers[1] = room + 1  # sample 0 is the first so many pieces
         path.write_bytes(content[:128] + numbers.tobytes())
+    seal(cache)
     samples, zero = Loader(dataset, length=1000, samples="packed").sources[0].samples, np.zeros(1, np.int64)
     assert 3 * (room + 1) < 1000
     with refuses("damaged"):

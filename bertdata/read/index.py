@@ -1,8 +1,8 @@
 """Sampling indexes, computed once and cached on disk as memory-mapped arrays.
 
 The name of an index in the cache directory is a hash of everything that decides its contents, so two processes that
-make the same index write the same bytes. An index appears when it is complete. The directory can be deleted at any
-time; what is needed is made again.
+make the same index write the same bytes. An index appears when it is complete. Its arrays are compared with their
+SHA-256 when it is opened, about 1.5 GB/s. The directory can be deleted at any time; what is needed is made again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from bertdata.errors import BuildError, DatasetError
+from bertdata.errors import BuildError, DatasetError, damaged
 from bertdata.files import cache_directory, fsync_directory, make_directory
-from bertdata.format.arrays import ArrayWriter, array_path, open_array
+from bertdata.format.arrays import ArrayWriter, array_path, digest, open_array
 from bertdata.format.records import FORMAT_VERSION, canonical, read_record, write_record
 from bertdata.read.stream import TokenStream
 
-INDEX_VERSION = 2  # raised when the contents of an index change
+INDEX_VERSION = 3  # raised when the contents of an index change
 Append = Callable[[str, NDArray[Any]], None]
 """append(name, values): adds values to the end of an array of the index."""
 
@@ -50,7 +50,7 @@ def open_index(
     directory, name = cache_directory(), hashlib.sha256(canonical(identity)).hexdigest()[:32]
     try:
         return _read(directory, name, dtypes)
-    except DatasetError:  # missing, cut short, or of another version
+    except (DatasetError, OSError):  # missing, damaged, or of another version
         pass
     try:
         make_directory(directory)
@@ -59,7 +59,7 @@ def open_index(
             writers = {array: ArrayWriter(array_path(temporary, name, array), dtype) for array, dtype in dtypes.items()}
             try:
                 facts = make(lambda array, values: writers[array].append(values))
-                lengths = {array: writer.commit()["length"] for array, writer in writers.items()}
+                entries = {array: writer.commit() for array, writer in writers.items()}
             except BaseException:
                 for writer in writers.values():
                     writer.discard()
@@ -67,7 +67,8 @@ def open_index(
             for array in dtypes:
                 os.replace(array_path(temporary, name, array), array_path(directory, name, array))
             fsync_directory(directory)
-            record = {"format_version": FORMAT_VERSION, "identity": identity, "lengths": lengths, "facts": facts}
+            record = {"format_version": FORMAT_VERSION, "identity": identity, "facts": facts}
+            record |= {key: {array: entry[key] for array, entry in entries.items()} for key in ("length", "sha256")}
             write_record(temporary / f"{name}.json", record)
             os.replace(temporary / f"{name}.json", directory / f"{name}.json")
         finally:
@@ -85,7 +86,10 @@ def open_index(
 def _read(directory: Path, name: str, dtypes: dict[str, str]) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     record = read_record(directory / f"{name}.json")
     arrays = {
-        array: open_array(array_path(directory, name, array), dtype, record["lengths"][array])[:]
+        array: open_array(array_path(directory, name, array), dtype, record["length"][array])[:]
         for array, dtype in dtypes.items()
     }
+    for array, sha256 in record["sha256"].items():
+        if digest(path := array_path(directory, name, array))[0] != sha256:
+            raise damaged(path)
     return arrays, record["facts"]

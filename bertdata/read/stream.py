@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import mmap
 import os
 import resource
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import DatasetError, UsageError, damaged
-from bertdata.format.arrays import Unmapped, pages_of
+from bertdata.format.arrays import Unmapped, npy_header, pages_of
 from bertdata.format.dataset import Dataset
 from bertdata.read import kernels
 
@@ -174,8 +175,21 @@ class TokenStream:
         return tokens
 
     def documents(self) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-        """Yields the number of a shard and the offsets of some of its documents, in order; 8 bytes a document."""
+        """Yields the number of a shard and the offsets of some of its documents, in order; 8 bytes a document.
+
+        What is made of them is kept for every copy of the dataset. So this raises DatasetError if the dataset_id is not
+        that of the arrays, or if the offsets of documents or sentences are not those that it stands for.
+        """
+        manifest = self.dataset.manifest
+        if manifest.computed_id() != manifest.dataset_id:
+            raise damaged(self.dataset.path)
         for number, shard in enumerate(self.shards):
+            for name in shard.arrays.keys() & {"documents", "sentences"}:
+                entry, array = shard.arrays[name], self.dataset.array(shard.name, name)[:]
+                sha256 = hashlib.sha256(npy_header(entry["dtype"], entry["length"]))
+                sha256.update(array.data)
+                if sha256.hexdigest() != entry["sha256"]:
+                    raise damaged(self.dataset.path)
             offsets = self.dataset.array(shard.name, "documents")
             for first in range(0, shard.num_documents, _DOCUMENTS_AT_ONCE):
                 yield number, offsets[first : first + _DOCUMENTS_AT_ONCE + 1]
