@@ -14,6 +14,7 @@ from bertdata.errors import UsageError
 
 IGNORE_INDEX = -100
 """The target of a place that is not predicted. It is the default `ignore_index` of torch's cross entropy."""
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")  # of special tokens
 _BY_ROLE = -1  # no id
 
 
@@ -38,8 +39,7 @@ class SpecialTokens:
 
     def roles(self) -> dict[str, int]:
         """The ids by role, for the roles that the vocabulary has."""
-        names = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in ROLES if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

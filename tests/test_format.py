@@ -568,6 +568,20 @@ def test_a_manifest_that_contradicts_itself_is_refused(sound, path, value):
             read(sound)
 
 
+def test_special_ids_that_are_not_those_of_the_tokenizer_are_named(dataset, manifest, tmp_path):
+    """The dataset_id stays: it depends on the tokenizer's files."""
+    shutil.copytree(dataset.path, tmp_path / "copy")
+    roles = manifest["special_tokens"]
+    for other in (roles | {"mask": 7}, {role: roles[role] for role in roles if role != "mask"}):
+        seal(tmp_path / "copy" / "manifest.json", manifest | {"special_tokens": other})
+        assert bertdata.open(tmp_path / "copy").dataset_id == dataset.dataset_id
+        assert len(verify(tmp_path / "copy")) == 1
+    for changed in ({"special_ids": [0, 1, 2, 3]}, {"vocab_size": 90}):
+        seal(tmp_path / "copy" / "manifest.json", manifest | changed)
+        (fault,) = verify(tmp_path / "copy")
+        assert "manifest.json" in fault
+
+
 def test_a_separator_other_than_sep_is_refused(sound):
     manifest = unsealed(sound / "manifest.json")
     for value in (2, None):

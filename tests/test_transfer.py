@@ -1,6 +1,7 @@
 """Datasets under URLs: what is there is complete, after any kill, and what comes back is what went."""
 
 import hashlib
+import json
 import multiprocessing
 import os
 import random
@@ -20,6 +21,7 @@ import bertdata
 from bertdata.cli import main
 from bertdata.errors import RemoteError
 from bertdata.format import transfer
+from bertdata.format.records import canonical
 from bertdata.format.transfer import pull, push
 from bertdata.format.verify import verify
 from bertdata.look import bench
@@ -86,6 +88,22 @@ def test_several_that_open_a_url_copy_it_once(pushed, dataset):
     assert opened == [dataset.dataset_id] * 4
     records = ("manifest.json", "origins/origins.json")
     assert sorted(copied) == sorted(os.path.basename(name) for name in published(dataset.path) if name not in records)
+
+
+def test_a_dataset_of_other_special_ids_is_no_copy_of_the_sound_one(bucket, pushed, dataset, tmp_path):
+    """Both have one dataset_id."""
+    record = json.loads((dataset.path / "manifest.json").read_bytes())
+    del record["checksum"]
+    record["special_tokens"]["mask"] = 7
+    record["checksum"] = hashlib.sha256(canonical(record)).hexdigest()
+    for name, content in published(dataset.path).items():
+        bucket.put(f"other/{name}", json.dumps(record).encode() if name == "manifest.json" else content)
+    for read in (bertdata.open, lambda url: pull(url, tmp_path / "copy")):
+        with refuses("damaged"):
+            read(f"{bucket.url}/other")
+    with patch.object(transfer, "require_own_tokens"):  # as an older version copied it
+        assert bertdata.open(f"{bucket.url}/other").special_tokens.mask == 7
+    assert bertdata.open(pushed).special_tokens == dataset.special_tokens
 
 
 def test_a_dataset_whose_origins_are_not_complete_is_copied_without_them(bucket, pushed, dataset, tmp_path):

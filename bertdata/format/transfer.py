@@ -35,6 +35,7 @@ from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
 from bertdata.format.manifest import MANIFEST, Manifest, not_a_dataset, parse_manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record
+from bertdata.format.verify import require_own_tokens
 from bertdata.remote import hub, stores
 from bertdata.remote.files import within
 from bertdata.remote.reader import RemoteFile
@@ -131,13 +132,13 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
 def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> Path:
     """The directory of this host that has the dataset under a URL: in the cache, and copied there once.
 
-    Of several processes the first one copies, and the others wait for it. The copy is named by its dataset_id, so
-    another dataset under the same URL is another copy. Nothing removes it; the directory may be deleted when nobody
-    reads it. say: called with a line before a copy begins. Raises as `pull` does.
+    Of several processes the first one copies, and the others wait for it. The copy is named by the digest of its
+    manifest, so another dataset under the same URL is another copy. Nothing removes it; the directory may be deleted
+    when nobody reads it. say: called with a line before a copy begins. Raises as `pull` does.
     """
     root = url.rstrip("/")
     file_of, content, manifest = _dataset_under(root)
-    target = _cached_copy(manifest)
+    target = _cached_copy(content)
     if not (target / MANIFEST).exists():
         make_directory(target)
         with _filling(target):
@@ -148,8 +149,9 @@ def local_copy(url: str, *, say: Callable[[str], None] = lambda line: None) -> P
     return target
 
 
-def _cached_copy(manifest: Manifest) -> Path:
-    return cache_directory() / "datasets" / manifest.dataset_id[:32]
+def _cached_copy(manifest: bytes) -> Path:
+    """Where the copy of a dataset with this manifest.json is. Its dataset_id may be that of another's manifest, too."""
+    return cache_directory() / "datasets" / hashlib.sha256(manifest).hexdigest()[:32]
 
 
 def _filling(target: Path) -> AbstractContextManager[None]:
@@ -173,7 +175,7 @@ def outgoing(url: str, plan: Mapping[str, Any]) -> Iterator[Path]:
 
 def keep(directory: Path) -> Path:
     """Moves a dataset to where `local_copy` looks for it."""
-    target = _cached_copy(read_manifest(directory))
+    target = _cached_copy((directory / MANIFEST).read_bytes())
     make_directory(target.parent)
     with _filling(target):
         if (target / MANIFEST).exists():
@@ -325,6 +327,7 @@ def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Prog
         for size in _at_once(get, digests):
             done += size
             progress(min(done, total), total)
+        require_own_tokens(target, manifest)
         _get_origins(file_of, target, manifest)
     finally:
         is_over.set()

@@ -5,7 +5,9 @@ About 0.2 GB/s, in a few MiB of memory.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,10 @@ from bertdata.format.arrays import (
     digest,
     open_array,
 )
-from bertdata.format.manifest import Manifest, Shard, read_manifest
+from bertdata.format.manifest import MANIFEST, Manifest, Shard, read_manifest
 from bertdata.format.records import read_record
 from bertdata.format.shard import open_shard
-from bertdata.types import SpecialTokens
+from bertdata.types import ROLES, SpecialTokens
 
 _PIECE = 1 << 20  # numbers that are checked at a time
 
@@ -48,6 +50,11 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
         except FileNotFoundError:
             faults.append(f"{file} is missing")
         except (OSError, DatasetError) as error:
+            faults.append(str(error))
+    if not faults:
+        try:
+            require_own_tokens(directory, manifest)
+        except DatasetError as error:
             faults.append(str(error))
     for name, expected in manifest.tables.items():
         try:
@@ -78,6 +85,34 @@ def verify(path: str | Path, *, progress: Callable[[int, int], None] = lambda do
             shard_faults += _content_faults(directory, shard, manifest)
         faults += shard_faults
     return faults + list(_origin_faults(directory, manifest))
+
+
+def require_own_tokens(directory: Path, manifest: Manifest) -> None:
+    """Raises DatasetError if a manifest has another vocabulary or other special tokens than the tokenizer's files.
+
+    The dataset_id depends on these files, and not on what the manifest says of them.
+    """
+    files = [directory / name for name in ("tokenizer.json", "tokenizer_config.json")]
+    if not manifest.tokenizer.keys() >= {file.name for file in files}:
+        return
+    try:
+        content, config = (json.loads(file.read_bytes()) for file in files)
+        vocabulary, added, special = content["model"]["vocab"], content["added_tokens"], manifest.special_tokens
+        if not isinstance(vocabulary, dict):
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        vocabulary = {each["content"]: each["id"] for each in added} | vocabulary
+        named = {role: config.get(f"{role}_token") for role in ROLES}
+        roles = {role: vocabulary[token] for role, token in named.items() if token is not None}
+        ids = {vocabulary[each["content"]] for each in added if each["special"]} | set(roles.values())
+        found = SpecialTokens(vocab_size=max(vocabulary.values()) + 1, special_ids=tuple(sorted(ids)), **roles)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        sentence = f"{files[0]} is not a tokenizer ({type(error).__name__}: {error}); build the dataset again"
+        raise DatasetError(sentence, "damaged", given=files[0]) from None
+    if replace(found, separator=special.separator) != special:
+        sentence = (
+            f"{directory / MANIFEST} is damaged: its vocab_size or its special ids are not those of {files[0].name}"
+        )
+        raise DatasetError(sentence, "damaged", given=directory / MANIFEST)
 
 
 def _recorded_crc32(directory: Path, split: str, shard: Shard) -> dict[str, list[int]]:
