@@ -310,6 +310,14 @@ def test_a_pull_after_one_of_another_dataset_has_nothing_of_it(bucket, dataset, 
     with patch.object(transfer, "write_file", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         pull(f"{bucket.url}/a", tmp_path / "copy")
     (tmp_path / "copy" / "train-00077.json").write_text("of a")
+    notes = tmp_path / "copy" / "notes"
+    for make in (notes.touch, notes.mkdir):  # what somebody has put there since is not removed, nor is anything else
+        make()
+        before = sorted((tmp_path / "copy").rglob("*"))
+        with refuses("out-exists", "directory"):
+            pull(f"{bucket.url}/b", tmp_path / "copy")
+        assert sorted((tmp_path / "copy").rglob("*")) == before
+        notes.rmdir() if notes.is_dir() else notes.unlink()
     pull(f"{bucket.url}/b", tmp_path / "copy")
     assert published(tmp_path / "copy") == published(other.path)
 

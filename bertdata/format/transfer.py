@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import queue
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,9 +33,10 @@ from bertdata.files import (
     write_file,
 )
 from bertdata.format.arrays import HEADER_BYTES, array_path, digest, npy_header
-from bertdata.format.manifest import MANIFEST, Manifest, not_a_dataset, parse_manifest, read_manifest
+from bertdata.format.manifest import MANIFEST, SPLITS, Manifest, not_a_dataset, parse_manifest, read_manifest
 from bertdata.format.origins import ORIGINS, RECORD, Record, prepare_directory
 from bertdata.format.records import MAX_RECORD_BYTES, canonical, parse_record
+from bertdata.format.table import DIGESTS, TABLE
 from bertdata.format.verify import require_own_tokens
 from bertdata.remote import hub, stores
 from bertdata.remote.files import within
@@ -46,6 +48,10 @@ LOCK = ".pull.lock"
 _THREADS = 8  # files at the same time
 _PIECE = 1 << 23
 _CLAIMED_EVERY = 1 << 28  # bytes that a push puts at least between two notes of what is there
+_FILE = re.compile(
+    rf"(({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy)|tokenizer(_config)?\.json|"
+    rf"{TABLE}|{DIGESTS}|{MANIFEST})({TEMPORARY})?"
+)  # what a pull may leave
 _NO_FILE = ("not-found", "access-denied")  # kinds of errors: some stores refuse access to what does not exist
 Progress = Callable[[int, int], None]
 _Result = TypeVar("_Result")
@@ -117,9 +123,12 @@ def pull(url: str, directory: str | Path, *, progress: Progress = lambda done, t
     with locked(target / LOCK, f"{target} is being filled", "wait for it"):
         if not (target / MANIFEST).exists():
             names = {*files_of(manifest), LOCK, ORIGINS}
-            for left in target.iterdir():  # of a pull of another dataset that was killed
-                if left.name not in names:
-                    left.unlink()
+            left = [path for path in target.iterdir() if path.name not in names]  # by a killed pull of another dataset
+            if foreign := next((path for path in left if not _FILE.fullmatch(path.name) or path.is_dir()), None):
+                sentence = f"{foreign} was not written by a pull; remove it, or give a new directory"
+                raise BuildError(sentence, "out-exists", option="directory", given=target)
+            for path in left:
+                path.unlink()
             _get_files(file_of, target, manifest, progress)
             write_file(target / MANIFEST, content)
         (target / LOCK).unlink(missing_ok=True)
