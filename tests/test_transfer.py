@@ -197,8 +197,9 @@ def test_another_dataset_is_not_replaced(bucket, pushed, corpus, vocab, other):
 def test_two_different_datasets_are_not_mixed(bucket, dataset, other):
     """What a push of another dataset began, and did not finish, is in the way until somebody removes its claim."""
     url = f"{bucket.url}/shards"
-    with patch.object(stores, "create", lambda url, content: bucket.put(url.removeprefix(f"{bucket.url}/"), content)
-                      if url.endswith(transfer.CLAIM) else 1 / 0), pytest.raises(ZeroDivisionError):  # fmt: skip
+    real = stores.create
+    no_manifest = patch.object(stores, "create", lambda url, *more: real(url, *more) if "push" in url else 1 / 0)
+    with no_manifest, pytest.raises(ZeroDivisionError):
         push(other.path, url)
     assert len(bucket.objects()) == len(published(other.path))  # all but the manifest, and the claim
     with refuses("busy", "url", says=transfer.CLAIM):
@@ -230,6 +231,60 @@ def test_what_is_there_is_not_put_again(bucket, dataset):
     names = published(dataset.path).keys() - {"manifest.json"}
     assert sorted(put) == sorted(map(os.path.basename, names))
     assert under(bucket, "shards") == published(dataset.path)
+
+
+def test_a_push_whose_claim_was_removed_replaces_nothing(bucket, dataset, other):
+    """It stalls, somebody takes it for dead, removes its claim, and pushes another dataset."""
+    url, real, is_first = f"{bucket.url}/shards", transfer._require_sound, [True]
+
+    def stalled(path, sha256):
+        real(path, sha256)
+        if path.is_relative_to(other.path) and path.name == "train-00000.tokens.npy" and is_first and is_first.pop():
+            stores.remove(f"{url}/{transfer.CLAIM}")
+            push(dataset.path, url)
+
+    with patch.multiple(transfer, _THREADS=1, _require_sound=stalled), refuses("busy", "url"):
+        push(other.path, url)
+    assert under(bucket, "shards") == published(dataset.path)
+
+
+def test_a_push_of_the_same_dataset_that_was_finished_by_another_ends(bucket, dataset):
+    url, real, is_first = f"{bucket.url}/shards", transfer._require_sound, [True]
+
+    def overtaken(path, sha256):
+        real(path, sha256)
+        if is_first and is_first.pop():
+            push(dataset.path, url)
+
+    with patch.multiple(transfer, _THREADS=1, _CLAIMED_EVERY=1, _require_sound=overtaken):
+        assert push(dataset.path, url) == dataset.dataset_id
+    assert under(bucket, "shards") == published(dataset.path)
+
+
+def test_a_claim_that_names_files_that_are_not_there_is_not_trusted(bucket, dataset):
+    files = transfer.files_of(dataset.manifest)
+    claim = {"dataset_id": dataset.dataset_id, "files": [*files, "other"]}
+    bucket.put(f"shards/{transfer.CLAIM}", json.dumps(claim).encode())
+    bucket.put("shards/train-00000.tokens.npy", b"cut short")
+    push(dataset.path, f"{bucket.url}/shards")
+    assert under(bucket, "shards") == published(dataset.path)
+
+
+def test_a_file_that_the_server_lost_leaves_no_manifest(bucket, dataset):
+    real = stores.write
+    lost = patch.object(stores, "write", lambda url, path: path.name == "train-00000.json" or real(url, path))
+    with lost, refuses("server-failed"):
+        push(dataset.path, f"{bucket.url}/shards")
+    assert "manifest.json" not in under(bucket, "shards")
+    push(dataset.path, f"{bucket.url}/shards")
+    assert under(bucket, "shards") == published(dataset.path)
+
+
+def test_a_store_that_ignores_conditions_is_refused(bucket, dataset):
+    always = patch.object(stores, "create", lambda url, content: stores.overwrite(url, content) or True)
+    with always, refuses("server-unsuitable", "url"):
+        push(dataset.path, f"{bucket.url}/shards")
+    assert under(bucket, "shards") == {}
 
 
 def test_a_push_that_comes_late_changes_nothing(bucket, dataset, other):

@@ -271,26 +271,46 @@ def _put_all(source: Path, root: str, manifest: Manifest, progress: Progress) ->
 def _claim(root: str, manifest: Manifest) -> set[str]:
     """Keeps two programs from putting different datasets under one URL. Returns the files that are there already.
 
-    Raises BuildError if another dataset is being put there.
+    Raises BuildError if another dataset is being put there, and RemoteError for a store that cannot keep them apart.
     """
     while not stores.create(f"{root}/{CLAIM}", _claimed(manifest, set())):
-        try:
-            claim = json.loads(within(root)(CLAIM).read(MAX_RECORD_BYTES))
-            if claim["dataset_id"] == manifest.dataset_id:
-                return set(claim["files"])
-            other = str(claim["dataset_id"])[:16]
-        except RemoteError as error:
-            if error.kind != "not-found":
-                raise
+        if (claim := _read_claim(root)) is None:
             continue  # whoever it was is done meanwhile
-        except (ValueError, TypeError, KeyError):
-            other = "unknown"
+        if claim[0] == manifest.dataset_id:
+            return claim[1]
         sentence = (
-            f"{root} is being filled with another dataset ({other}); give another URL, or remove {CLAIM} there if "
-            "nobody does that any more"
+            f"{root} is being filled with another dataset ({claim[0][:16]}); give another URL, or remove {CLAIM} there "
+            "if nobody does that any more"
         )
         raise BuildError(sentence, "busy", option="url", given=root)
+    if stores.create(f"{root}/{CLAIM}", _claimed(manifest, set())):
+        stores.remove(f"{root}/{CLAIM}")
+        sentence = f"{root}: the server ignores If-None-Match, so two pushes could mix; push to another store"
+        raise RemoteError(sentence, "server-unsuitable", option="url", given=root)
     return set()
+
+
+def _read_claim(root: str) -> tuple[str, set[str]] | None:
+    """The dataset_id of the claim under a URL, and the files that are there as it says; None: there is no claim."""
+    try:
+        claim = json.loads(stores.read(f"{root}/{CLAIM}", MAX_RECORD_BYTES))
+        return str(claim["dataset_id"]), set(map(str, claim["files"]))
+    except RemoteError as error:
+        if error.kind != "not-found":
+            raise
+        return None
+    except (ValueError, TypeError, KeyError):
+        return "unknown", set()
+
+
+def _require_claim(root: str, manifest: Manifest) -> None:
+    """Raises BuildError if this push has lost its claim, as what it puts could replace files of another dataset."""
+    claim = _read_claim(root)
+    if (claim[0] if claim else _id_under(root)) != manifest.dataset_id:
+        sentence = (
+            f"{CLAIM} of this push was removed from {root}; run the same command again if nobody else pushes there"
+        )
+        raise BuildError(sentence, "busy", option="url", given=root)
 
 
 def _claimed(manifest: Manifest, done: set[str]) -> bytes:
@@ -300,12 +320,15 @@ def _claimed(manifest: Manifest, done: set[str]) -> bytes:
 def _put_files(source: Path, root: str, manifest: Manifest, done: set[str], progress: Progress) -> None:
     """Puts all files but the manifest and those of `done`. The claim says now and then which are there."""
     origins = _origins_of(source, manifest)  # which another push of this dataset may have of other inputs: all go anew
-    digests, done = files_of(manifest) | origins, done - origins.keys()
+    digests = files_of(manifest) | origins
     size_of = {name: os.stat(source / name).st_size for name in digests}
-    total, num_bytes, unclaimed = sum(size_of.values()), sum(size_of[name] for name in done & size_of.keys()), 0
+    there = _sizes_under(root) if done else {}
+    done = {name for name in done & size_of.keys() - origins.keys() if there.get(name) == size_of[name]}
+    total, num_bytes, unclaimed = sum(size_of.values()), sum(size_of[name] for name in done), 0
 
     def put(name: str) -> str:
         _require_sound(source / name, digests[name])
+        _require_claim(root, manifest)
         stores.write(f"{root}/{name}", source / name)
         return name
 
@@ -315,8 +338,20 @@ def _put_files(source: Path, root: str, manifest: Manifest, done: set[str], prog
         num_bytes, unclaimed = num_bytes + size_of[name], unclaimed + size_of[name]
         progress(num_bytes, total)
         if unclaimed >= max(_CLAIMED_EVERY, total // 100):
+            _require_claim(root, manifest)
             stores.overwrite(f"{root}/{CLAIM}", _claimed(manifest, done))
             unclaimed = 0
+    there = _sizes_under(root)
+    if lost := [name for name, size in size_of.items() if there.get(name) != size]:
+        sentence = f"{root}/{lost[0]}: the server did not keep this file as it was put; run the same command again"
+        raise RemoteError(sentence, "server-failed", given=root)
+    _require_claim(root, manifest)
+
+
+def _sizes_under(root: str) -> dict[str, int]:
+    """Name → bytes of every file that is under a URL."""
+    folder = f"{root.partition('://')[2].partition('/')[2]}/".removeprefix("/")
+    return {path.removeprefix(folder): file.size for path, file in stores.files_below(root, folder).items()}
 
 
 def _get_files(file_of: FileOf, target: Path, manifest: Manifest, progress: Progress) -> None:

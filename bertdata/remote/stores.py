@@ -60,6 +60,12 @@ def create(url: str, content: bytes) -> bool:
     return patiently(url, put)
 
 
+def read(url: str, most: int) -> bytes:
+    """A small object as it is now; of a larger one the first bytes."""
+    get = lambda: bytes(_obstore().get(store_of(url), _key(url), options={"range": (0, most)}).bytes())  # noqa: E731
+    return patiently(url, get)
+
+
 def remove(url: str) -> None:
     """Removes an object, if there is one."""
     patiently(url, lambda: _obstore().delete(store_of(url), _key(url)))
