@@ -722,7 +722,17 @@ def trace(
 )
 @_dataset
 @click.argument("url")
-def push(shards: str, url: str) -> None:
+@click.option(
+    "--public",
+    is_flag=True,
+    help="Let everybody see a repository of the hub. Default: a new one is private, and a public one is refused.",
+)
+@click.option(
+    "--origins",
+    is_flag=True,
+    help="Also send origins/ to the hub, which names the inputs with their paths. Object stores always get it.",
+)
+def push(shards: str, url: str, public: bool, origins: bool) -> None:
     """Copy a dataset to a URL of s3, gs, az or hf, such as s3://bucket/name, and check its files on the way.
 
     The dataset appears there when it is complete. If the copy is interrupted, run the same command again to continue
@@ -731,7 +741,7 @@ def push(shards: str, url: str) -> None:
     from bertdata.format.transfer import push as run
 
     with _bar("push") as progress:
-        dataset_id = run(shards, url, progress=progress)
+        dataset_id = run(shards, url, public=public, origins=origins, progress=progress)
     click.echo(f"{url}: dataset_id {dataset_id}")
 
 

@@ -524,16 +524,16 @@ class FakeHub:
 
     def __init__(self):
         self.commits = {}  # sha → name → bytes
-        self.is_made = False
+        self.is_made, self.private = False, True
         self.utils = SimpleNamespace(build_hf_headers=lambda: {"authorization": "Bearer secret"})
 
     def HfApi(self):  # noqa: N802
         return self
 
     def create_repo(self, repository, *, repo_type, exist_ok, private):
-        assert (repository, repo_type, exist_ok, private) == ("org/name", "dataset", True, True)
+        assert (repository, repo_type, exist_ok) == ("org/name", "dataset", True)
         if not self.is_made:
-            self.is_made, self.commits["sha0"] = True, {".gitattributes": b"x"}
+            self.is_made, self.private, self.commits["sha0"] = True, private, {".gitattributes": b"x"}
 
     def CommitOperationAdd(self, path_in_repo, path_or_fileobj):  # noqa: N802
         return path_in_repo, path_or_fileobj.read_bytes()
@@ -551,7 +551,7 @@ class FakeHub:
         sha = revision or list(self.commits)[-1]
         files = self.commits[sha].items()
         siblings = [SimpleNamespace(rfilename=f, size=len(c), lfs=None, blob_id=str(hash(c))) for f, c in files]
-        return SimpleNamespace(sha=sha, siblings=siblings)
+        return SimpleNamespace(sha=sha, siblings=siblings, private=self.private)
 
     def hf_hub_url(self, repository, path, *, repo_type, revision):
         assert (repository, repo_type) == ("org/name", "dataset")
@@ -584,8 +584,26 @@ def test_the_hub_gets_one_commit_and_gives_it_back(hub, dataset, tmp_path):
         assert push(dataset.path, url) == push(dataset.path, url) == dataset.dataset_id
         assert len(hub.commits) == number + 1
         assert pull(url, tmp_path / f"copy{number}") == dataset.dataset_id
-        assert published(tmp_path / f"copy{number}") == published(dataset.path)
+        assert published(tmp_path / f"copy{number}") == without_origins(dataset.path)
         assert bertdata.open(f"{url}@sha{number}").dataset_id == dataset.dataset_id
+    push(dataset.path, f"{root}/b", origins=True)
+    pull(f"{root}/b", tmp_path / "all")
+    assert published(tmp_path / "all") == published(dataset.path)
+    assert hub.private
+
+
+def test_everybody_sees_a_dataset_only_if_that_is_said(hub, dataset, corpus, vocab):
+    root = "hf://datasets/org/name"
+    hub.create_repo("org/name", repo_type="dataset", exist_ok=True, private=False)
+    refused(main, "push", dataset.path, root, kind="missing", option="public")
+    refused(main, "build", corpus, "--out", root, "--tokenizer", vocab, kind="out-exists", option="out")
+    assert list(hub.commits) == ["sha0"]
+    succeeds(main, "push", dataset.path, root, "--public")
+    names = hub.commits["sha1"].keys() - {".gitattributes"}
+    assert names == without_origins(dataset.path).keys()
+    hub.__init__()
+    push(dataset.path, root, public=True)
+    assert not hub.private
 
 
 def test_text_of_the_hub_is_that_of_one_commit(hub, corpus, vocab, tmp_path):

@@ -58,12 +58,21 @@ _Result = TypeVar("_Result")
 FileOf = Callable[[str], RemoteFile]
 
 
-def push(directory: str | Path, url: str, *, progress: Progress = lambda done, total: None) -> str:
+def push(
+    directory: str | Path,
+    url: str,
+    *,
+    public: bool = False,
+    origins: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> str:
     """Puts the dataset of a directory under a URL, and returns its dataset_id. Checks every file before it goes.
 
     url: a directory of an object store, or hf://datasets/org/name[/path][@revision]. Run again after a kill, it goes on
     with the files that are not there. A dataset that is there already stays: the same one is what was asked for, and
-    another one is refused. progress: called with the bytes that are done, and all.
+    another one is refused. public: of the hub, also put it where everybody sees it. origins: also put origins/, which
+    names inputs with their paths, on the hub; an object store always gets it. progress: called with the bytes that are
+    done, and all.
 
     Raises UsageError, DatasetError for a damaged dataset, BuildError for another dataset, and RemoteError.
     """
@@ -73,11 +82,14 @@ def push(directory: str | Path, url: str, *, progress: Progress = lambda done, t
     _require_own_id(manifest)
     there = _id_under(root)
     if there is None and root.startswith("hf:"):
-        files = files_of(manifest) | _origins_of(source, manifest)
+        if not public and hub.is_public(root):
+            sentence = f"{root} exists and is public; give --public if everybody may see this dataset"
+            raise RemoteError(sentence, "missing", option="public")
+        files = files_of(manifest) | (_origins_of(source, manifest) if origins else {})
         for name, sha256 in files.items():
             _require_sound(source / name, sha256)
         names, message = [*files, MANIFEST], f"Dataset {manifest.dataset_id[:16]}"
-        hub.commit_folder(root, source, names, unless=MANIFEST, message=message)
+        hub.commit_folder(root, source, names, unless=MANIFEST, message=message, public=public)
         there = _id_under(root)
     elif there is None:
         there = _put_all(source, root, manifest, progress)
@@ -101,9 +113,12 @@ def require_writable(url: str, *, option: str) -> None:
 
 
 def require_free(url: str) -> None:
-    """Raises BuildError if a dataset is under the URL of a build's --out."""
+    """Raises BuildError if a dataset is under the URL of a build's --out, or if everybody would see it there."""
     if _id_under(url.rstrip("/")) is not None:
         sentence = f"{url} already holds a dataset; give another URL, or remove that one first"
+        raise BuildError(sentence, "out-exists", option="out", given=url)
+    if url.startswith("hf:") and hub.is_public(url):
+        sentence = f"{url} exists and is public; build into a directory, and give it to bertdata push --public"
         raise BuildError(sentence, "out-exists", option="out", given=url)
 
 

@@ -31,8 +31,18 @@ def files_of(url: str) -> dict[str, RemoteFile]:
     return {each.rfilename: _described(repository, info.sha, each) for each in info.siblings or []}
 
 
-def commit_folder(url: str, directory: Path, names: list[str], *, unless: str, message: str) -> None:
-    """Puts files of a directory into a repository in one commit. A repository that it makes is private.
+def is_public(url: str) -> bool:
+    """Whether everybody sees the repository of a URL. One that does not exist will be made private."""
+    try:
+        return not patiently(url, lambda: _hub().HfApi().dataset_info(repository_of(url)[0], revision=None)).private
+    except RemoteError as error:
+        if error.kind != "not-found":
+            raise
+        return False
+
+
+def commit_folder(url: str, directory: Path, names: list[str], *, unless: str, message: str, public: bool) -> None:
+    """Puts files of a directory into a repository in one commit. A repository that it makes is private, or `public`.
 
     unless: there is this file already. Raises RemoteError if somebody else commits meanwhile.
     """
@@ -40,7 +50,7 @@ def commit_folder(url: str, directory: Path, names: list[str], *, unless: str, m
     api = _hub().HfApi()
 
     def put() -> None:
-        api.create_repo(repository, repo_type="dataset", exist_ok=True, private=True)
+        api.create_repo(repository, repo_type="dataset", exist_ok=True, private=not public)
         before = api.dataset_info(repository, revision=revision).sha
         if f"{path}/{unless}".lstrip("/") in files_of(url):
             return
