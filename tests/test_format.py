@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import tokenizers
 from conftest import SPECIALS, built, make_text, write_dataset
-from helpers import refuses, with_member, without_origins
+from helpers import invoke, refuses, with_member, without_origins
 from tokenizers import models, pre_tokenizers
 
 import bertdata
 from bertdata import Loader
+from bertdata.cli import main
 from bertdata.errors import BertdataError, DatasetError
 from bertdata.format.verify import verify
 
@@ -580,6 +581,21 @@ def test_special_ids_that_are_not_those_of_the_tokenizer_are_named(dataset, mani
         seal(tmp_path / "copy" / "manifest.json", manifest | changed)
         (fault,) = verify(tmp_path / "copy")
         assert "manifest.json" in fault
+
+
+@pytest.mark.parametrize("member", ["settings", "counts"])
+def test_settings_and_counts_of_any_kind_give_a_sentence_or_facts(dataset, manifest, tmp_path, member):
+    shutil.copytree(dataset.path, tmp_path / "copy")
+    names = [*manifest[member], "map", "dtype", "imported"]
+    values = [manifest[member] | {name: junk} for name in names for junk in (-5, "x", [5], {"a": "b"}, None)]
+    for number, value in enumerate((5, [], {}, {"imported": "x"}, *values)):
+        seal_manifest(tmp_path / "copy", manifest | {member: value})
+        export = ["export", tmp_path / "copy", "--format", "megatron", "--out", tmp_path / str(number)]
+        for command in (["inspect", tmp_path / "copy"], export):
+            assert invoke(main, *command).exit_code in (0, 1)
+    seal_manifest(tmp_path / "copy", manifest | {member: 5})
+    with refuses("damaged"):
+        bertdata.open(tmp_path / "copy")
 
 
 def test_a_separator_other_than_sep_is_refused(sound):

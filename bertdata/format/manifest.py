@@ -37,6 +37,8 @@ LARGEST_VOCABULARY = 1 << 24
 MANY_SHARDS_VERSION = 2  # of a manifest with more than MOST_LISTED shards
 MOST_LISTED = 1024
 VERSIONS = (FORMAT_VERSION, MANY_SHARDS_VERSION)
+_TEXTS = ("documents", "sentences", "words", "encoding", "imported", "end_token", "dtype")  # of settings
+_TABLES = ("special_literals", "special_ids_inside", "words")  # of counts: name → number; the others are numbers
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,7 @@ def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
         splits = {name: Split(table) for name, table in read_tables(record, open_table).items()}
     if list(splits) != [name for name in SPLITS if name in splits] or not splits:
         raise ValueError("splits")
+    _check_facts(record["settings"], record["counts"])
     keys = ("tokenizer", "settings", "counts")
     return Manifest(
         record["token_dtype"],
@@ -237,6 +240,16 @@ def _parse(record: dict[str, Any], open_table: OpenTable) -> Manifest:
         tables=dict(record["tables"]) if has_many else {},
         stated_id=str(record["dataset_id"]) if has_many else None,
     )
+
+
+def _check_facts(settings: dict[str, Any], counts: dict[str, Any]) -> None:
+    texts = [settings[name] for name in _TEXTS if name in settings] + list(settings.get("map", []))
+    tables = [counts[name].values() for name in _TABLES if name in counts]
+    numbers = [counts[name] for name in counts.keys() - set(_TABLES)] + [number for each in tables for number in each]
+    if not all(isinstance(text, str) for text in texts) or not isinstance(settings.get("map", []), list):
+        raise ValueError("settings")
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError("counts")
 
 
 def _check_shard(shard: Shard, split: str, token_dtype: str) -> None:

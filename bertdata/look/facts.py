@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -151,12 +152,8 @@ def _engine(tokenizer: dict[str, Any]) -> str:
 
 def text(about: dict[str, Any]) -> str:
     """The facts as text for a terminal, 100 columns wide."""
-    tokenizer, counts, steps, spread = (
-        about["tokenizer"],
-        about["counts"],
-        about["steps_for"],
-        about["tokens_per_document"],
-    )
+    tokenizer, steps, spread = about["tokenizer"], about["steps_for"], about["tokens_per_document"]
+    counts = defaultdict(int, about["counts"])  # other programs, and older versions, write fewer
     specials = " ".join(f"{role}={token}" for role, token in tokenizer["special_tokens"].items())
     ranks = f": at most {steps['rows_of_a_rank']} on one of {steps['world_size']} ranks" * (steps["world_size"] > 1)
     lines = [
@@ -194,9 +191,9 @@ def text(about: dict[str, Any]) -> str:
         lines.append(f"  {entry['from']:>12,} to {entry['to']:<12,}{entry['documents']:>12,}  {bar}")
     if "imported" in about["settings"]:
         return "\n".join([*lines, "", *_imported(about["settings"], counts)])
-    literals = ", ".join(f"{token} {count:,} times" for token, count in counts["special_literals"].items())
-    skipped, removed, duplicates = (  # older datasets lack them
-        counts.get(name, 0) for name in ("skipped_rows", "removed_documents", "duplicate_documents")
+    literals = ", ".join(f"{token} {count:,} times" for token, count in counts.get("special_literals", {}).items())
+    skipped, removed, duplicates = (
+        counts[name] for name in ("skipped_rows", "removed_documents", "duplicate_documents")
     )
     num_read = counts["documents"] + counts["dropped_documents"]
     words = ", ".join(f"{number:,} in {split}" for split, number in counts.get("words", {}).items())
@@ -229,7 +226,7 @@ def _imported(settings: dict[str, Any], counts: dict[str, Any]) -> list[str]:
 
 def special_ids_inside(counts: Mapping[str, Any]) -> str:
     """Which special tokens are inside documents of an imported dataset, and how often; "" for none."""
-    inside = counts["special_ids_inside"]
+    inside = counts.get("special_ids_inside", {})
     return ", ".join(f"{token} {count:,} times" for token, count in inside.items())
 
 

@@ -84,7 +84,7 @@ def _flow(about: dict[str, Any]) -> dict[str, Any]:
     left_out = {
         "removed by --map": counts.get("removed_documents", 0),
         "duplicates": counts.get("duplicate_documents", 0),
-        "without a token": counts["dropped_documents"],
+        "without a token": counts.get("dropped_documents", 0),
     }
     splits = {name: split["documents"] for name, split in about["splits"].items()}
     return {

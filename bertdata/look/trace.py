@@ -276,7 +276,7 @@ def with_texts(
             why = f"the build changed the texts by --map {spec}; give the same --map to run this function here"
             return [replace(each, no_text=why) for each in traced]
     form = TextFormat(
-        documents=settings["documents"], kind=record.input_format, text_key=record.text_key,
+        documents=settings.get("documents", "blank"), kind=record.input_format, text_key=record.text_key,
         encoding=settings.get("encoding", UTF_8), maps=tuple(settings.get("map", ())),
     )  # fmt: skip
     by_input: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # input → place → documents

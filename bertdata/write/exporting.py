@@ -64,11 +64,14 @@ def export(
 def _megatron(dataset: Dataset, split: str, prefix: str, advance: Advance) -> list[Path]:
     shards, settings = dataset.splits[split].shards, dataset.manifest.settings
     small = dataset.special_tokens.vocab_size < _SMALL_VOCABULARY
-    dtype = np.dtype(settings.get("dtype", "uint16" if small else "int32"))
+    stored = settings.get("dtype", "uint16" if small else "int32")
+    code = next((code for code, name in MEGATRON_DTYPES.items() if name == stored), None)
+    if code is None:
+        raise damaged(dataset.path)
+    dtype = np.dtype(stored)
     stores = "documents" if any(shard.num_sentences is None for shard in shards) else "sentences"
     num_sequences = sum(shard.arrays[stores]["length"] - 1 for shard in shards)
     num_documents = sum(shard.num_documents + _empty(dataset, shard).size for shard in shards)
-    code = next(code for code, name in MEGATRON_DTYPES.items() if name == dtype.name)
     data, index = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
     make_directory(data.parent)
     with _new_files(data, index) as (new_data, new_index), _written(new_index) as index_file:
