@@ -18,7 +18,7 @@ from sources import as_jsonl, as_parquet, write, zstd
 
 from bertdata.cli import main
 from bertdata.errors import UsageError
-from bertdata.remote import reader, requests, stores
+from bertdata.remote import reader, requests, stores, web
 from bertdata.remote.reader import RemoteFile
 from bertdata.write import build
 
@@ -216,6 +216,30 @@ def test_names_of_web_files_are_quoted_and_may_be_empty(faulty, tmp_path, vocab)
     assert dataset.num_documents == len(ROWS)
     with patch.object(Faulty, "content", b""), refuses("empty", "inputs"):
         build(f"{address}/a.txt", tmp_path / "empty", tokenizer=vocab)
+
+
+def test_no_host_has_an_empty_or_a_long_label(tmp_path, vocab):
+    class Elsewhere(Handler):
+        def do_GET(self):
+            self.answer(302, Location=f"http://{'a' * 64}.org/")
+
+    with serving(Elsewhere) as address:
+        for url in (f"https://{'a' * 64}.org/a.txt", "https://a..org/a.txt", f"http://{address}/a.txt"):
+            refused(main, "build", url, "--out", tmp_path / "out", "--tokenizer", vocab, kind="bad-url")
+
+
+def test_an_answer_is_not_larger_than_what_was_asked_for(tmp_path, vocab):
+    class Generous(Handler):
+        size = "1000000"
+
+        def do_GET(self):
+            self.answer(206, b"a" * 1_000_000, Content_Range=f"bytes 0-0/{self.size}")
+
+    with serving(Generous) as address:
+        assert len(web.part_of(f"http://{address}/", "a", 0, 10)) == 11
+        for size in ("\xb2", "9" * 5000):
+            with patch.object(Generous, "size", size), refuses("server-unsuitable"):
+                build(f"http://{address}/a.txt", tmp_path / "out", tokenizer=vocab)
 
 
 def test_ctrl_c_does_not_wait_for_an_answer(tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -29,7 +31,7 @@ def file_at(url: str) -> RemoteFile:
                 raise
             span, version, is_part = error.headers.get("Content-Range", ""), _version(error), True
         size, name = span.rpartition("/")[2], without_secrets(url)
-        if not is_part or not size.isdigit():
+        if not is_part or not re.fullmatch(r"[0-9]{1,18}", size):
             sentence = f"{name}: the server does not send parts of files; download the file first"
             raise RemoteError(sentence, "server-unsuitable", given=name)
         ask_part = partial(part_of, url, name, version=version)
@@ -45,7 +47,7 @@ def part_of(
     with _request(url, start, stop, headers) as answer:
         if answer.status != 206 or version not in (None, _version(answer)):
             raise changed(name)
-        data: bytes = answer.read()
+        data: bytes = answer.read(stop - start + 1)  # one more than the server should send
         return data
 
 
@@ -61,9 +63,12 @@ def _request(url: str, start: int, stop: int, headers: Mapping[str, str] | None 
     if login:
         secret["Authorization"] = f"Basic {base64.b64encode(urllib.parse.unquote(login).encode()).decode()}"
     path, query = (urllib.parse.quote(part, safe="/%:@!$&'()*+,;=~?") for part in (parts.path, parts.query))
-    plain = parts._replace(netloc=host.encode("idna").decode(), path=path, query=query, fragment="")
-    request = urllib.request.Request(urllib.parse.urlunsplit(plain))  # noqa: S310  (http alone)
-    request.add_header("Range", f"bytes={start}-{stop - 1}")
-    for name, value in secret.items():
-        request.add_unredirected_header(name, value)
-    return urllib.request.urlopen(request, timeout=requests.TIMEOUT_S)  # noqa: S310
+    try:
+        plain = parts._replace(netloc=host.encode("idna").decode(), path=path, query=query, fragment="")
+        request = urllib.request.Request(urllib.parse.urlunsplit(plain))  # noqa: S310  (http alone)
+        request.add_header("Range", f"bytes={start}-{stop - 1}")
+        for name, value in secret.items():
+            request.add_unredirected_header(name, value)
+        return urllib.request.urlopen(request, timeout=requests.TIMEOUT_S)  # noqa: S310
+    except UnicodeError:  # no host has such a name: this one, or that of a redirect
+        raise http.client.InvalidURL(host) from None
