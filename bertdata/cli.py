@@ -74,13 +74,14 @@ def one_sentence(*, quiet: bool = False) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:  # a build's own says what is kept
         if sys.stderr.isatty():
             say("")  # the terminal has shown ^C
-        say(f"interrupted; {str(interrupt) or 'run the same command again to continue'}")
+        say(f"interrupted; {str(interrupt) or 'run the same command again'}")
         sys.exit(130)
     except BrokenPipeError:  # the program that reads our output has ended, as in `bertdata show … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except MemoryError as error:
-        say(f"Error: not enough memory: {error}; use a smaller batch or shorter rows")
+        reason = f": {error}" if str(error) else ""
+        say(f"Error: not enough memory{reason}; use fewer --workers, a smaller batch or shorter rows")
         sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -362,6 +362,12 @@ def test_bench_measures_what_it_says(dataset):
     assert bench.text(measured)
 
 
+def test_bench_makes_pairs_only_of_the_split_that_it_reads(tmp_path):
+    one = bertdata.open(write_dataset(tmp_path / "one", [([7, 8, 3], [3], [1, 3])]))
+    two = bertdata.open(write_dataset(tmp_path / "two", [([7, 3, 8, 3], [2, 4], [2, 4])]))
+    assert [bench._has_pairs(dataset.splits["train"]) for dataset in (one, two)] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("command", "path"),
     [

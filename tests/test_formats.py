@@ -234,6 +234,7 @@ def test_a_directory_of_save_to_disk_stands_for_its_files_in_their_order(tmp_pat
         found()
     for content, kind in (({"_indices_data_files": [{"filename": "i.arrow"}]}, "unsupported"),
                           ({"_data_files": [{"filename": "../a.arrow"}]}, "not-of-format"),
+                          ({"_data_files": [{"filename": "a\0.arrow"}]}, "not-of-format"),
                           ({"_data_files": None}, "not-of-format")):  # fmt: skip
         save(directory, ["a"], **content)
         with refuses(kind, "inputs", given=str(directory)):

@@ -345,6 +345,14 @@ def test_rows_without_ids_are_refused(tmp_path, take, table, kind, option, value
     assert not (tmp_path / "out").exists()
 
 
+def test_the_directory_of_the_command_is_an_input(tmp_path, take, monkeypatch):
+    pq.write_table(pa.table({"input_ids": [[5, 6, 7], [8]]}), tmp_path / "rows.parquet")
+    monkeypatch.chdir(tmp_path)
+    assert take(".").num_documents == 2
+    with refuses("empty", "inputs"):
+        take("/")
+
+
 def test_directories_that_hold_no_dataset_of_ids_are_refused(tmp_path, take):
     directory, state = tmp_path / "saved", {"_data_files": [{"filename": "a.arrow"}], "_indices_data_files": [1]}
     (directory / "train").mkdir(parents=True)

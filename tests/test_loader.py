@@ -361,6 +361,19 @@ def test_wrong_arguments_are_named(dataset):
                 Loader(dataset, **{"world_size": 2, "shuffle": shuffle, name: value})
 
 
+def test_nothing_comes_before_the_first_sample(dataset):
+    loader = Loader(dataset, length=16, global_batch_size=4, variants=2)
+    for read in (
+        lambda: loader.read(np.array([3, -1])),
+        lambda: loader.spans(np.array([-1])),
+        lambda: loader.batch(-1),
+    ):
+        with refuses("out-of-range", "positions", error=UsageError):
+            read()
+    first = next(loader)
+    assert np.array_equal(loader.batch(-1).input_ids, first.input_ids)
+
+
 WRONG = {"probability": [-0.1, 1.1, NAN], "policy": ["whole words"], "rounding": ["up"], "random_from": ["anywhere"],
          "min_targets": [-1, 3], "mask_fraction": [-0.1, 0.95, NAN], "random_fraction": [NAN]}  # fmt: skip
 

@@ -95,6 +95,12 @@ def test_the_same_text_gives_the_same_tokenizer_with_any_number_of_threads():
     assert len(set(found.pop().split("\n"))) == 2 * len(TRAINERS) + 2
 
 
+def test_one_name_is_an_input(tmp_path, corpus):
+    given = [str(corpus), corpus, [corpus]]
+    first, *others = [bertdata.train_tokenizer(each, tmp_path / str(n), vocab_size=100) for n, each in enumerate(given)]
+    assert all(each.files == first.files for each in others)
+
+
 @pytest.mark.parametrize(("kind", "least"), [("wordpiece", 10), ("bpe", 262), ("unigram", 10)])
 def test_a_vocabulary_without_room_is_refused(kind, least, tmp_path, corpus):
     with refuses("out-of-range", "vocab_size"):

@@ -18,6 +18,7 @@ from typing import Any
 from bertdata.choices import MASKING_POLICIES, SAMPLE_KINDS
 from bertdata.errors import UsageError
 from bertdata.format.dataset import Dataset
+from bertdata.format.manifest import Split
 from bertdata.read.loader import Loader
 from bertdata.types import Masking
 
@@ -29,7 +30,6 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
     dataset is dropped from the page cache. Raises UsageError if there is no split train.
     """
     dataset = Dataset(path)
-    kinds = [name for name in SAMPLE_KINDS if name != "pairs" or _has_pairs(dataset)]
     options: dict[str, Any] = {"length": length, "global_batch_size": rows}
     measured: dict[str, Any] = {
         "path": path, "dataset_id": dataset.dataset_id, "tokens": dataset.num_tokens, "split": "train",
@@ -42,6 +42,7 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
             option="shards",
             given=path,
         )
+    kinds = [name for name in SAMPLE_KINDS if name != "pairs" or _has_pairs(dataset.splits["train"])]
     del dataset
     if cold:  # first, because the other measurements bring the dataset into memory
         measured["cold"] = {shuffle: _alone(_cold, path, options, shuffle, seconds) for shuffle in ("blocks", "full")}
@@ -51,10 +52,9 @@ def run(path: str, *, length: int, rows: int, seconds: float, processes: int, co
     return measured
 
 
-def _has_pairs(dataset: Dataset) -> bool:
+def _has_pairs(split: Split) -> bool:
     """Whether pairs can be made: sentences are stored, and there are two documents."""
-    shards = [shard for split in dataset.splits.values() for shard in split.shards]
-    return all(shard.num_sentences is not None for shard in shards) and dataset.num_documents > 1
+    return split.stores("sentences") and split.num_documents > 1
 
 
 @contextmanager

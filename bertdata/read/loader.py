@@ -291,7 +291,7 @@ class Loader:
     def read(self, positions: np.ndarray) -> Batch:
         """The samples at any positions, int64 [B]: it replays any batch of any run. The stream does not move.
 
-        Raises UsageError for positions after the end of a teacher's cache.
+        Raises UsageError for positions below 0, or after the end of a teacher's cache.
         """
         positions, sources, epochs, sample_ids, rows = self._rows_at(positions)
         if self._masker:
@@ -330,6 +330,13 @@ class Loader:
 
     def _rows_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray, Rows]:
         """The positions, those after --variants counted from 0 again; their sources, epochs, sample ids and rows."""
+        if (first := np.min(positions, initial=0)) < 0:
+            raise UsageError(
+                f"position {first} comes before the first sample; give numbers from 0",
+                "out-of-range",
+                option="positions",
+                given=int(first),
+            )
         if self.variants is not None:
             positions = positions % (self.variants * self.num_samples)
         places = self._mix.places(positions) if self._mix else only(positions)

@@ -21,7 +21,7 @@ def format_of(name: str) -> str:
     Raises InputError for a name that says nothing, and for an index.json that is no JSON.
     """
     path = Path(name)
-    if ending_of(name) == ".idx" or path.with_name(path.name.removesuffix(".bin") + ".idx").exists():
+    if ending_of(name) == ".idx" or Path(f"{str(path).removesuffix('.bin')}.idx").exists():
         return "megatron"
     if path.is_dir():
         return _format_of_directory(name)

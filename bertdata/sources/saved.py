@@ -20,7 +20,7 @@ def files_of_saved(directory: Path) -> list[Path]:
     try:
         state = json.loads((directory / STATE).read_bytes())
         names = [entry["filename"] for entry in state["_data_files"]]
-        if not all(name == Path(name).name for name in names):
+        if not all(name == Path(name).name and "\0" not in name for name in names):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         sentence = (

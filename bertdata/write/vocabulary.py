@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 
 def train_tokenizer(
-    inputs: Sequence[str | Path],
+    inputs: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     type: str = "wordpiece",
@@ -51,7 +51,8 @@ def train_tokenizer(
     require_directory(str(out))
     require_type(type)
     form, directory = form or TextFormat(documents="line"), Path(out)
-    selected = find_inputs(inputs, include=include, exclude=exclude, any_ending=form.kind is not None)
+    names = [inputs] if isinstance(inputs, str | Path) else inputs
+    selected = find_inputs(names, include=include, exclude=exclude, any_ending=form.kind is not None)
     if directory.is_file():
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
