@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 import threading
 
 import pytest
@@ -50,13 +51,21 @@ def test_units_of_other_code_are_not_mixed(vocab, tmp_path, monkeypatch):
     """The functions of --map and --words may be edited between a Ctrl-C and the same command."""
     (tmp_path / "corpus.txt").write_text(make_text(60))
     monkeypatch.syspath_prepend(tmp_path)
-    module = tmp_path / "edited_later.py"
+    module, package = tmp_path / "edited_later" / "code.py", tmp_path / "edited_later" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("__version__ = 1\n")
     module.write_text("def change(text):\n    return text\n\ndef words(text):\n    return [text]\n")
-    options = {"tokenizer": vocab, "shard_size": 2000, "map": ["edited_later:change"], "words": "edited_later:words"}
+    options = {"tokenizer": vocab, "shard_size": 2000, "map": ["edited_later.code:change"]}
+    options["words"] = "edited_later.code:words"
     stopped(tmp_path / "corpus.txt", tmp_path / "out", 1, **options)
-    module.write_text(module.read_text().replace("return text", "return text.upper()"))
-    with refuses("other-settings", "out", error=BuildError):
-        bertdata.build(tmp_path / "corpus.txt", tmp_path / "out", **options)
+    for change in ("version", "code"):
+        with monkeypatch.context() as patch:
+            if change == "version":  # a module that it imports may be another one
+                patch.setattr(sys.modules["edited_later"], "__version__", 2)
+            else:
+                module.write_text(module.read_text().replace("return text", "return text.upper()"))
+            with refuses("other-settings", "out", error=BuildError):
+                bertdata.build(tmp_path / "corpus.txt", tmp_path / "out", **options)
 
 
 def test_a_lock_on_a_removed_file_holds_nobody_off_and_is_not_taken(tmp_path, monkeypatch):

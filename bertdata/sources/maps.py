@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -38,10 +39,15 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
 
 
 def code_of(spec: str) -> str:
-    """What tells whether the code of "module:function" changed: the beginning of its module's SHA-256, or "unknown"."""
-    module = importlib.import_module(spec.partition(":")[0])
+    """What tells whether the code of "module:function" changed: the SHA-256 of its module, and the versions.
+
+    These are the __version__ of its package, if there is one, and that of Python, on which Unicode's tables depend.
+    """
+    module = importlib.import_module(name := spec.partition(":")[0])
     path = Path(getattr(module, "__file__", None) or "")
-    return sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else "unknown"
+    digest = sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else "unknown"
+    version = getattr(sys.modules[name.partition(".")[0]], "__version__", "without a version")
+    return f"{digest}, {version}, Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def mapped(documents: Documents, specs: Sequence[str], place: Callable[[int], str]) -> Documents:
