@@ -29,7 +29,7 @@ def function_of(spec: str, option: str) -> Callable[[str], Any]:
     except Exception as error:  # importing and calling runs code of the user
         advice = "give module:function, or module:function(1, 2) of one that returns a function"
         if isinstance(error, ModuleNotFoundError) and error.name == module and Path(f"{module}.py").is_file():
-            advice = f"begin the command with PYTHONPATH=. to find the {module}.py of this directory"
+            advice = f"if you wrote all .py files here, begin the command with PYTHONPATH=. to find {module}.py"
         sentence = f"{option} {spec} is not a function ({type(error).__name__}: {error}); {advice}"
         raise UsageError(sentence, "bad-function", option=option.removeprefix("--"), given=spec) from None
     if not callable(function):
