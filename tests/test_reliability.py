@@ -18,6 +18,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import built, make_text, write_dataset
 from helpers import invoke, published, recorded, refuses
@@ -32,6 +34,9 @@ from bertdata.format.records import read_record, write_record
 from bertdata.format.verify import verify
 from bertdata.read.words import continuing_ids
 from bertdata.sources import documents
+from bertdata.sources.documents import TextFormat
+from bertdata.sources.inputs import local
+from bertdata.sources.tables import TableFile
 from bertdata.write import build
 from bertrain.run import checkpoint
 from bertrain.run import log as run_log
@@ -316,6 +321,39 @@ def test_a_file_that_unpacks_to_no_end_is_one_sentence_in_bounded_memory(tmp_pat
         assert not (tmp_path / "out").exists()
     (tmp_path / "text").write_bytes(b"stone" * 800_000)  # a longest document
     assert build([tmp_path / "text"], tmp_path / "out", tokenizer=vocab, validation=0).dataset.num_documents == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_text_that_is_stored_once_for_many_rows_is_read_in_bounded_memory(tmp_path, kind):
+    """The file of Parquet has some hundred bytes, and the rows have 500 MB."""
+    rows = pa.DictionaryArray.from_arrays(np.zeros(500, np.int32), ["the stone " * 100_000])
+    path, table = tmp_path / "a", pa.table({"text": rows})
+    if kind == "parquet":
+        pq.write_table(table, path, compression="zstd")
+        assert path.stat().st_size < 3000
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    pool, file = pa.proxy_memory_pool(pa.default_memory_pool()), TableFile(local(path), kind, TextFormat())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        sizes = [piece.num_bytes for _, piece in file.documents(0, lambda unit: True)]
+    finally:
+        pa.set_memory_pool(before)
+    assert sum(sizes) == 500 * 1_000_001
+    assert pool.max_memory() < 50_000_000
+
+
+def test_an_index_outside_of_a_dictionary_is_one_sentence(tmp_path, vocab):
+    for index in (-1, 1, 2**31 - 1):
+        indices = pa.array([0, None, index], pa.int32())
+        rows = pa.DictionaryArray.from_arrays(indices, pa.array(["the stone"]), safe=False)
+        table = pa.table({"text": rows})
+        with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+            writer.write_table(table)
+        with refuses("not-of-format", "inputs"):
+            build(tmp_path / "a.arrow", tmp_path / "out", tokenizer=vocab, on_error="skip")
 
 
 def test_published_files_follow_the_umask(dataset, tmp_path, corpus, vocab):

@@ -114,10 +114,15 @@ class TableFile:
                 row, self.bytes_read = stop, size * stop // max(1, meta.num_rows)
 
     def _parquet(self) -> Any:
-        """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory."""
+        """Opens a Parquet file. Without these options pyarrow holds a complete row group of the column in memory.
+
+        Texts stay in dictionaries until `_decoded`: a file of some hundred bytes can have one long text in each of its
+        rows.
+        """
         import pyarrow.parquet as pq
 
-        return pq.ParquetFile(_for_pyarrow(self.file), pre_buffer=False, buffer_size=_BUFFER_BYTES)
+        options = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES, "read_dictionary": [self.form.text_key]}
+        return pq.ParquetFile(_for_pyarrow(self.file), **options)
 
     def _columns_of(self, table: Any, group: int) -> Iterator[Any]:
         """The text's column of a row group in pieces of a block at most, more or less."""
@@ -125,13 +130,12 @@ class TableFile:
         size = meta.column(_leaf(table.metadata, key)).total_uncompressed_size
         rows = documents.BLOCK_BYTES * meta.num_rows // max(1, size)
         for batch in table.iter_batches(min(max(rows, 1), _MOST_ROWS), row_groups=[group], columns=[key]):
-            yield _text_column(batch, key)
+            yield from _decoded(_text_column(batch, key))
 
     def _of_batches(self, is_wanted: Callable[[int], bool]) -> Iterator[tuple[int, Rows]]:
         """Rows of any other table. A row belongs to the unit in which its text begins."""
         row, offset = 0, 0
-        for batch, reasons in self._batches():
-            column = _binary(batch)
+        for column, reasons in ((column, why) for batch, why in self._batches() for column in _decoded(batch)):
             lengths = np.diff(offsets_of(column))
             lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
             ends = offset + np.cumsum(lengths + 1)
@@ -279,6 +283,29 @@ def _binary(column: Any) -> Any:
     column = column.cast(pa.large_binary())
     column.validate(full=True)  # a file may say anything, and what is UTF-8 is judged later
     return column
+
+
+def _decoded(column: Any) -> Iterator[Any]:
+    """A column of strings, of which a dictionary is decoded a block or a row at a time, as pyarrow.LargeBinaryArrays.
+
+    Raises pyarrow.ArrowInvalid as `_binary` does, and for an index outside of the dictionary.
+    """
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type):
+        yield _binary(column)
+        return
+    texts, indices = _binary(column.dictionary), column.indices.drop_null().to_numpy()
+    if indices.size and not 0 <= indices.min() <= indices.max() < len(texts):
+        raise pa.ArrowInvalid("an index lies outside of the dictionary")
+    lengths = np.zeros(len(column), np.int64)
+    lengths[column.is_valid().to_numpy(zero_copy_only=False)] = np.diff(offsets_of(texts))[indices]
+    ends, row = np.cumsum(lengths), 0
+    while row < len(column):
+        stop = int(np.searchsorted(ends, ends[row] - lengths[row] + documents.BLOCK_BYTES, side="right"))
+        stop = max(row + 1, stop)
+        yield texts.take(column.indices[row:stop])
+        row = stop
 
 
 def _cut(column: Any, first: int, reasons: Mapping[int, BadRow] = {}) -> Iterator[Rows]:
