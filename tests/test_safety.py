@@ -33,6 +33,19 @@ def test_a_link_in_place_of_the_staging_directory_is_not_followed(corpus, vocab,
     assert len(list(other.iterdir())) == 3
 
 
+def test_a_staging_directory_of_another_program_is_left_alone(corpus, vocab, tmp_path):
+    """Other programs call a directory .build, too."""
+    mine = tmp_path / "out" / ".build"
+    for name in ("notes.txt", "debug/main.o", "train-1.txt"):
+        (mine / name).parent.mkdir(parents=True, exist_ok=True)
+        (mine / name).write_text("mine")
+        for more in ([], ["--overwrite"]):
+            arguments = ["build", corpus, "--out", tmp_path / "out", "--tokenizer", vocab, *more]
+            refused(main, *arguments, kind="out-exists", option="out")
+            assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [mine / name]
+        shutil.rmtree(mine)
+
+
 def test_hashes_of_dedup_are_not_written_through_links(corpus, vocab, tmp_path):
     stopped(corpus, tmp_path / "out", 0, tokenizer=vocab, dedup=True)
     kept = tmp_path / "kept"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bertdata.errors import BuildError, InputError, counted
-from bertdata.files import locked, make_directory, naming, open_plain, write_file
-from bertdata.format.manifest import MANIFEST
+from bertdata.files import TEMPORARY, locked, make_directory, naming, open_plain, write_file
+from bertdata.format.manifest import MANIFEST, SPLITS
 from bertdata.sources.inputs import Input, now
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
@@ -21,6 +22,13 @@ Progress = Callable[[int, int], None]
 """Called now and then with the bytes of input that are done, and of all input."""
 STAGING = ".build"
 ATTEMPTS = "attempts-"  # what the name of the directory begins with in which the tasks on a cluster write
+
+
+_OURS = re.compile(  # names in a staging directory; NFS gives .nfs… to what was removed while it was open
+    rf"(\.nfs.+|(.+\.)?lock|(plan|replaced|tokenizer(_config|_name)?)\.json|(unit-[0-9]+|part-[0-9]+-of-[0-9]+)\.json|"
+    rf"duplicates\.npy|hashes-[0-9]+|(removed-)?{ATTEMPTS}.*|"
+    rf"({'|'.join(SPLITS)})-[0-9]{{5,}}\.(json|[a-z0-9_-]+\.npy))({TEMPORARY})?"
+)
 
 
 @contextmanager
@@ -64,6 +72,9 @@ def _require_free(directory: Path, *, overwrite: bool) -> None:
     if staging.is_symlink() or (staging.exists() and not staging.is_dir()):
         sentence = f"{staging} is not a directory that a build made; remove it, or give another --out"
         raise BuildError(sentence, "wrong-file-type", option="out", given=staging)
+    if foreign := next((path for path in staging.glob("*") if not _OURS.fullmatch(path.name)), None):
+        sentence = f"{foreign} was not written by a build, which would remove it; move it away, or give another --out"
+        raise BuildError(sentence, "out-exists", option="out", given=directory)
     if (directory / MANIFEST).exists():
         if not overwrite and not (staging / PLAN).exists():
             sentence = f"{directory} already holds a dataset; use --overwrite to replace it, or give another --out"
