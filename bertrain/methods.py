@@ -26,9 +26,15 @@ if TYPE_CHECKING:
     from bertrain.run.phases import Phase
 
 GROUP = "bertrain.methods"
+Carry = Callable[["Learner", "Learner", "torch.optim.Optimizer", "torch.optim.Optimizer"], Mapping[str, Any]]
+"""Called with the learner before and after, and the optimizer before and after.
+
+Gives those after what those before have learned. Returns what has changed, by name: the values before and after, for
+the log.
+"""
 
 
-class Setting(NamedTuple):
+class LearnerSetting(NamedTuple):
     """What a learner is made for."""
 
     config: Config
@@ -38,14 +44,17 @@ class Setting(NamedTuple):
 
 
 class Method:
-    """One method of a run. Each hook does nothing unless a subclass has it; all are called on every rank."""
+    """One method of a run. Each hook does nothing unless a subclass has it.
+
+    A hook is called on every rank unless it says otherwise. What it returns is not checked: a method is trusted code.
+    """
 
     options_type: ClassVar[type[Options]] = Options
-    """Its options: a frozen dataclass. A run has the method if one of them is given. Their names are their own."""
+    """Its options: a frozen dataclass. A run has the method if one of them is not at its default."""
     excludes: ClassVar[Sequence[Excludes]] = ()
-    """What does not go together with its options."""
-    freezes_model: ClassVar[bool] = False
-    """Whether the weights of the model stand still, and others beside them are trained."""
+    """What does not go together with its options, for the run or in a phase."""
+    frozen_by: ClassVar[str] = ""
+    """The name of the option that freezes the weights of the model: others beside them are trained."""
     name = ""
     """Its name in METHODS."""
 
@@ -57,7 +66,7 @@ class Method:
     def check(self, config: Config) -> None:
         """Raises UsageError for options that do not go together. `excludes` has been checked."""
 
-    def settles(self, config: Config) -> Mapping[str, Any]:
+    def fixed_options(self, config: Config) -> Mapping[str, Any]:
         """Options that follow from its own: they take the place of a recipe's and of defaults."""
         return {}
 
@@ -68,8 +77,8 @@ class Method:
     def check_batches(self, batches: Batches) -> None:
         """Raises UsageError for a stream of rows that it cannot follow to the end of the run."""
 
-    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
-        """What a resumed run must have again, by option. Without a learner: what is known before one is built."""
+    def identity(self, learner: Learner) -> Mapping[str, str]:
+        """What a resumed run must have again, by option."""
         return {}
 
     # ------------------------------------------------------------------------------------------------------- the model
@@ -81,7 +90,7 @@ class Method:
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
         """Changes a configuration before the model of a phase is built from it, with random weights."""
 
-    def change(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
+    def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
         """Changes a model in place; with what a checkpoint to resume from has of it."""
 
     def check_model(
@@ -89,21 +98,27 @@ class Method:
         config: Config,
         learner: Learner,
         phases: Sequence[Phase],
-        make: Callable[[Phase | None], PreTrainedModel],
+        build_model: Callable[[Phase | None], PreTrainedModel],
     ) -> Sequence[str]:
         """Raises UsageError for a model that cannot follow the phases. Returns names of parameters that it gets later.
 
-        phases: the one under way and those ahead. make: builds the model of a phase, or without one the complete one.
+        phases: the one under way and those ahead. build_model: that of a phase, or without one the complete one.
         """
         return ()
 
     # ----------------------------------------------------------------------------------------------------- the learner
 
-    def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: Setting) -> None:
-        """Adds objectives to those of --objective, or changes the weights of these."""
+    def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
+        """Adds objectives to those of --objective, or changes the weights of these.
 
-    def learner(self, learner: Learner, setting: Setting) -> Learner:
-        """The learner with what the method adds, or another one for the same model and objectives."""
+        objectives: by name, those of --objective first.
+        """
+
+    def learner(self, learner: Learner, setting: LearnerSetting) -> Learner:
+        """The learner with what the method adds, or another one for the same model and objectives.
+
+        Another one has nothing that earlier methods added, so only the first method of a run should make one.
+        """
         return learner
 
     def optimizer(self, optimizer: torch.optim.Optimizer, learner: Learner) -> None:
@@ -119,24 +134,15 @@ class Method:
 
     # ------------------------------------------------------------------------------------------------------------ a run
 
-    def begin_step(self, step: int, learner: Learner) -> None:
-        """Once before the micro-batches of a step."""
+    def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
+        """Once before the micro-batches of a step. step: how many were taken."""
 
-    def remakes(self, before: Phase, after: Phase) -> bool:
-        """Whether the model is built anew between two phases."""
-        return False
-
-    def carry(
-        self, before: Learner, after: Learner, old: torch.optim.Optimizer, new: torch.optim.Optimizer
-    ) -> Mapping[str, Any]:
-        """Gives a learner and its optimizer what those before have learned. Returns what has changed, for the log.
-
-        Each value of it is a pair: before, after.
-        """
-        return {}
+    def remake(self, before: Phase, after: Phase) -> Carry | None:
+        """If the model is built anew between two phases: the function that carries over what was learned; else None."""
+        return None
 
     def state(self) -> Mapping[str, Any]:
-        """What a killed run needs to go on: values of JSON, kept in the checkpoint."""
+        """What a killed run needs to go on: values of JSON, kept in the checkpoint. Called on rank 0."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -144,24 +150,29 @@ class Method:
 
     # -------------------------------------------------------------------------------------------------- what it writes
 
-    def weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The state dict of an ordinary model, from that of the model in training."""
+    def plain_weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The state dict of an ordinary model, from that of the model in training.
+
+        Called on rank 0 in a thread, while the model trains on: use `state`, not the weights in `model`.
+        """
         return state
 
     def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
-        """Writes further files into the directory of a checkpoint. state: that of the model in training."""
+        """Writes further files into the directory of a checkpoint. Called after `plain_weights`, as that is."""
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:
-        """For run.json, where they are under the method's name."""
+        """For run.json, where they are under the method's name: values of JSON. Called on rank 0."""
         return {}
 
     def lines(self, learner: Learner) -> Sequence[str]:
-        """For people, as the run begins."""
+        """For people, as the run begins. Called on rank 0."""
         return ()
 
 
 METHODS: dict[str, type[Method]] = {}
-"""Methods by name, in the order in which a run calls them. Add your own: docs/extending.md."""
+"""Methods by name. A run calls those of packages first, in the order of their names, then those that a program adds.
+Add your own: docs/extending.md.
+"""
 _loaded: list[bool] = []
 
 
@@ -169,12 +180,17 @@ def known_methods() -> dict[str, type[Method]]:
     """METHODS, with those of installed packages. Raises UsageError for an entry that is no method."""
     if not _loaded:
         # Not entry_points(), which asks only one of two distributions of a name, and may find an old one in a checkout.
-        for entry in (entry for one in distributions() for entry in one.entry_points if entry.group == GROUP):
+        entries = {each.name: each for one in distributions() for each in one.entry_points if each.group == GROUP}
+        found: dict[str, type[Method]] = {}
+        for name, entry in sorted(entries.items()):
             try:
-                METHODS.setdefault(entry.name, entry.load())
+                found[name] = entry.load()
             except Exception as error:  # of a package of others
-                sentence = f"the method {entry.name}, {entry.value}, cannot be imported ({error}); correct its package"
-                raise UsageError(sentence, "bad-entry", given=entry.name) from None
+                sentence = f"the method {name}, {entry.value}, cannot be imported ({error}); correct its package"
+                raise UsageError(sentence, "bad-entry", given=name) from None
+        own = dict(METHODS)
+        METHODS.clear()
+        METHODS.update(found | own)
         _loaded.append(True)
     for name, method in METHODS.items():
         if not (isinstance(method, type) and issubclass(method, Method) and issubclass(method.options_type, Options)):
@@ -194,3 +210,25 @@ def methods_of(config: Config) -> list[Method]:
             method.name = name
             methods.append(method)
     return methods
+
+
+def load(methods: Sequence[Method], states: Mapping[str, Any], path: Path) -> None:
+    """Gives methods the states that the checkpoint `path` has. Raises UsageError for one that belongs to no method."""
+    if lost := sorted(states.keys() - {method.name for method in methods}):
+        sentence = (
+            f"{path} was trained with the method {lost[0]}, which this run does not have; give its options again, or "
+            "another --out"
+        )
+        raise UsageError(sentence, "other-settings", given=lost[0])
+    for method in methods:
+        if method.name in states:
+            method.load(states[method.name])
+
+
+def carry_of(methods: Sequence[Method], before: Phase, after: Phase) -> Carry | None:
+    """What `remake` of the methods returns. Raises UsageError if two of them build the model anew."""
+    found = {method.name: carry for method in methods if (carry := method.remake(before, after))}
+    if len(found) > 1:
+        sentence = f"the methods {' and '.join(found)} both build the model anew after a phase; leave one of them out"
+        raise UsageError(sentence, "conflict")
+    return next(iter(found.values()), None)

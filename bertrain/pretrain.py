@@ -101,7 +101,7 @@ def train(run: Run, validation: Validation, records: Records, signals: Signals) 
 
         scale = (1 / counts.clamp(min=1)).float()  # the gradients of all ranks are summed, not averaged
         size, number = run.plan.micro_batches(loader.length, loader.global_batch_size)
-        training.begin_step(run.step)
+        training.begin_step(run.step, run.phase)
         pieces = feed.micro_batches(batch, size=size, count=number, device=ranks.device)
         for place, piece in enumerate(pieces, 1):
             losses = training.add_gradients(piece, scale, is_last=place == number)

@@ -3,22 +3,37 @@
 import functools
 import json
 import re
+import threading
 from dataclasses import dataclass, make_dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from families import LONGFORMER
-from helpers import refused, succeeds
-from training import QUIET, SMALL, TINY, changing, last_checkpoint, refused_run, train, train_twice
+from helpers import refused, refuses, succeeds
+from training import (
+    QUIET,
+    SMALL,
+    TINY,
+    changing,
+    last_checkpoint,
+    losses,
+    refused_run,
+    remove_after,
+    train,
+    train_twice,
+)
 
-from bertrain import optim
+from bertrain import methods, optim
+from bertrain.commands import doctor
 from bertrain.methods import METHODS, Method
 from bertrain.models import build
 from bertrain.models.families import FAMILIES, Family
 from bertrain.objectives import OBJECTIVES, Learner, LossSum, Objective
 from bertrain.options.config import Config
-from bertrain.options.fields import Options
+from bertrain.options.fields import FROM_0, Excludes, Needs, Options
 from bertrain.options.fields import option as declared
 from bertrain.pretrain import main
 from bertrain.run import assemble
@@ -121,12 +136,111 @@ def test_hooks_of_methods_are_called_in_the_order_of_their_names_in_the_table(da
     def made(name):
         fields = [(f"use_{name}", int, declared(0))]
         own = make_dataclass(name, fields, bases=(Options,), frozen=True, kw_only=True)
-        hooks = {"begin_step": lambda self, step, learner: called.append((step, self.name)), "options_type": own}
+        hooks = {"begin_step": lambda self, step, phase, learner: called.append((step, self.name)), "options_type": own}
         return type(name, (Method,), hooks)
 
     METHODS.update({name: made(name) for name in ("second", "first")})
     train(dataset.path, tmp_path / "run", **QUIET, steps=2, use_first=1, use_second=1)
     assert called == [(0, "second"), (0, "first"), (1, "second"), (1, "first")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyOptions(Options):
+    noise: float = declared(0.0, bounds=FROM_0)
+    """Standard deviation of what is added to a bias."""
+    noise_scale: float = declared(1.0, phase=True, needs=Needs("--noise", lambda options: options.noise > 0))
+    """Factor on --noise."""
+
+
+class Noisy(Method):
+    """Counts, in a state, what each phase asks for; adds keyed noise to a bias."""
+
+    options_type = NoisyOptions
+    excludes = (Excludes("noise", "average", "a mean hides noise"), Excludes("noise_scale", "branch", "why not"))
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.lock, self.asked = threading.Lock(), []  # a lock cannot be copied
+
+    def begin_step(self, step, phase, learner):
+        self.asked.append(phase.methods["noise_scale"])
+        draw = torch.randn((), generator=torch.Generator().manual_seed(step)) * self.options.noise * self.asked[-1]
+        with torch.no_grad():
+            next(weight for weight in learner.model.parameters() if weight.ndim == 1).add_(draw)
+
+    def identity(self, learner):
+        return {"noise": str(self.options.noise)}
+
+    def state(self):
+        return {"asked": self.asked}
+
+    def load(self, state):
+        self.asked = state["asked"]
+
+    def facts(self, learner):
+        return {"noise": self.options.noise}
+
+
+def asked(run):
+    return json.loads((last_checkpoint(run) / "trainer.json").read_text())["methods"]["noisy"]["asked"]
+
+
+def test_phases_set_options_of_a_method_from_outside_and_it_resumes(dataset, tmp_path):
+    METHODS["noisy"] = Noisy
+    phases = [{"steps": 2, "noise_scale": 2.0}, {"steps": 1, "noise_scale": 1.0}, {"steps": 1}]
+    options = QUIET | {"noise": 0.1, "phase": phases, "save_every": 1}
+    log = train(dataset.path, tmp_path / "run", **options)
+    assert asked(tmp_path / "run") == [2.0, 2.0, 1.0, 1.0]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["resolved"]["noisy"] == {"noise": 0.1}
+    remove_after(tmp_path / "run", 3)
+    assert losses(train(dataset.path, tmp_path / "run", **options)) == losses(log)
+    assert asked(tmp_path / "run") == [2.0, 2.0, 1.0, 1.0]
+
+
+def test_options_of_a_method_from_outside_are_checked_for_the_whole_run(dataset, tmp_path):
+    METHODS["noisy"] = Noisy
+    for options, kind, option in (
+        ({"noise_scale": 2.0}, "needs-option", "noise_scale"),
+        ({"noise": 0.1, "average": 0.5}, "conflict", "noise"),
+        ({"noise": 0.1, "branch": "x", "phase": [{"steps": 1, "noise_scale": 2.0}]}, "conflict", "noise_scale"),
+        ({"noise": 0.1, "phase": [{"steps": 1, "noise": 0.2}]}, "unknown", "noise"),
+        ({"noise": "much"}, "malformed", "noise"),
+    ):
+        with refuses(kind, option):
+            Config.of(data="d", out="o", **options)
+    made = Config.of(data="d", noise=0.1, phase=[{"steps": 1, "noise_scale": 2.0}, {"steps": 1}])
+    assert Config.of(**made.flat()) == made
+    line = succeeds(doctor.main, "--data", dataset.path, "--out", tmp_path, "--noise", 0.1, "--model", TINY).output
+    assert "FAIL" not in line
+
+
+def test_what_a_resumed_run_says_of_another_method(dataset, tmp_path):
+    METHODS["noisy"] = Noisy
+    options = QUIET | {"steps": 1}
+    train(dataset.path, tmp_path / "run", **options, noise=0.1)
+    refused_run(dataset.path, tmp_path / "run", **options | {"steps": 2}, kind="other-settings", option="noise")
+    METHODS["other"] = METHODS.pop("noisy")
+    options |= {"steps": 2, "noise": 0.1}
+    refused_run(dataset.path, tmp_path / "run", **options, kind="other-settings", given="noisy")
+
+
+class Package(NamedTuple):
+    """What importlib.metadata says of an installed package."""
+
+    entry_points: list[Any]
+
+
+def test_methods_of_other_packages_come_before_those_of_a_program_by_name(monkeypatch):
+    entries = [EntryPoint(name, "test_extending:Noisy", methods.GROUP) for name in ("b", "a")]
+    monkeypatch.setattr(methods, "distributions", lambda: [Package(entries), Package(entries)])
+    monkeypatch.setattr(methods, "_loaded", [])
+    METHODS.clear()
+    METHODS["own"] = Noisy
+    assert [*methods.known_methods()] == ["a", "b", "own"]
+    monkeypatch.setattr(methods, "_loaded", [])
+    entries[0] = EntryPoint("b", "no_such_module:Noisy", methods.GROUP)
+    with refuses("bad-entry", given="b"):
+        methods.known_methods()
 
 
 class Halves(Objective):

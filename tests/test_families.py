@@ -97,11 +97,11 @@ def test_a_step_of_every_family_is_one_graph(configs, dataset, name):
     """As --compile on asks; with --gradient-checkpointing too."""
     torch.compiler.reset()
 
-    def change(made):
+    def configure(made):
         if name != "modernbert":  # the second layer of the others is the same code
             growth.shorten(made, 1)
 
-    weights = models.build(configs[name], dataset.special_tokens, length=32, seed=0, change=change)[0]
+    weights = models.build(configs[name], dataset.special_tokens, length=32, seed=0, configure=configure)[0]
     if name == "bert":
         models.recompute_activations(weights)
     plain = learner(weights).train()

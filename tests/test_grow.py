@@ -88,7 +88,7 @@ def test_a_run_grows_and_checkpoints_have_the_layers_of_their_stage(dataset, tmp
 
 def small(config, layers, optimizer="adamw", **more):
     """A Learner of `layers` layers with its optimizer, after one step on numbers."""
-    weights, _ = build.build(config, SPECIAL, length=32, seed=layers, change=lambda made: grow.shorten(made, layers))
+    weights, _ = build.build(config, SPECIAL, length=32, seed=layers, configure=lambda made: grow.shorten(made, layers))
     module = learner(weights)
     options = Config.of(data="x", out="y", optimizer=optimizer, **more)
     made = optim.build(module, options)

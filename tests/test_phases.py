@@ -162,7 +162,7 @@ def test_phases_say_what_options_for_each_change_said(steps, begins, schedule, w
     plain = {"steps": steps, "warmup_steps": round(warmup * steps), "schedule": schedule, "peak": DEFAULT.lr}
     for phase in made:
         for step in range(phase.start, phase.stop):
-            found = phase.rows_at(step), phase.masking.probability, phase.length, phase.methods.get("layers")
+            found = phase.rows_at(step), phase.masking.probability, phase.length, phase.methods["layers"]
             assert found == tuple(value(name, step) for name in kinds)
             assert phase.rate.at(step) == optim.learning_rate(step, **plain)
     assert made[-1].stop == steps

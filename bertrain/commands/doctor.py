@@ -103,7 +103,7 @@ def check(config: Config, nproc: int) -> Iterator[tuple[str, Finding]]:
     passes = max([1, *(method.passes() for method in methods)])
     yield "memory", _memory(config, plan, weights, nproc, passes)
     yield "disk", _disk(config, parameters, trained)
-    yield "run", _run(config, batches, shards, methods)
+    yield "run", _run(config, batches, shards, methods, learner)
 
 
 def _learner(config: Config, weights: PreTrainedModel, shards: bertdata.Dataset, methods: Sequence[Method]) -> Learner:
@@ -190,7 +190,9 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _run(config: Config, batches: Batches, shards: bertdata.Dataset, methods: Sequence[Method]) -> Finding:
+def _run(
+    config: Config, batches: Batches, shards: bertdata.Dataset, methods: Sequence[Method], learner: Learner
+) -> Finding:
     run = Path(config.out)
     if run.exists() and not run.is_dir():
         return FAIL, f"--out {run} is a file; give a directory"
@@ -208,13 +210,14 @@ def _run(config: Config, batches: Batches, shards: bertdata.Dataset, methods: Se
         return FAIL, f"{run} holds {newest.name}; give another --out, or --resume auto"
     try:
         saved = state.read(newest)
-        made_with = checkpoint.made_with(config, methods)
+        made_with = checkpoint.made_with(config)
         saved.require_made_with(newest, made_with)
         if saved.phases or config.phase:
             check_begun(run, saved.phases, saved.phase, batches.saved_phases() if config.phase else [])
         batches.resume(newest, saved)
-        weights, _ = assemble.model(config, shards, resume=newest, methods=methods)
-        learner = _learner(config, weights, shards, methods)
+        if any(method.source(config, newest) for method in methods):  # others than --init has
+            weights, _ = assemble.model(config, shards, resume=newest, methods=methods)
+            learner = _learner(config, weights, shards, methods)
         for method in methods:
             made_with |= method.identity(learner)
         saved.require_made_with(newest, dict.fromkeys(saved.made_with) | made_with)

@@ -48,7 +48,7 @@ class Adapters(Method):
     """An adapter is trained on the weights of --init, which are frozen."""
 
     options_type = AdapterOptions
-    freezes_model = True
+    frozen_by = "lora"
     excludes = (
         Excludes("lora", "layers", "a model that grows trains all its weights"),
         Excludes("branch", "lora", "an adapter begins on the weights of --init"),
@@ -62,18 +62,18 @@ class Adapters(Method):
             raise UsageError(sentence, "needs-option", option="lora", given=self.options.lora)
         parse(self.options.lora)
 
-    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
-        return {"lora": self.options.lora} | ({"init": base_of(learner.model)} if learner else {})
+    def identity(self, learner: Learner) -> Mapping[str, str]:
+        return {"lora": self.options.lora, "init": base_of(learner.model)}
 
     def source(self, config: Config, resume: Path | None) -> str | None:
         return start_of(resume, config.init) if resume else None
 
-    def change(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
+    def change_model(self, model: PreTrainedModel, config: Config, resume: Path | None) -> None:
         add(model, parse(self.options.lora), seed=config.seed)
         if resume:
             read(model, resume)
 
-    def weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def plain_weights(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         return plain(model, state)
 
     def export(self, model: PreTrainedModel, state: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -251,18 +251,14 @@ def has_adapter(model: PreTrainedModel) -> bool:
     return hasattr(model, "peft_config")
 
 
-def base_of(model: PreTrainedModel) -> str | None:
-    """The frozen weights, by their digest; None for a model without an adapter."""
-    if not has_adapter(model):
-        return None
+def base_of(model: PreTrainedModel) -> str:
+    """The frozen weights below an adapter, by their digest."""
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     return f"weights of SHA-256 {build.fingerprint(model, without=trained)[:16]} below the adapter"
 
 
 def facts(model: PreTrainedModel) -> list[str]:
-    """A line that says how much of a model is trained; nothing for a model without an adapter."""
-    if not has_adapter(model):
-        return []
+    """A line that says how much of a model with an adapter is trained."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     trained, frozen = (sum(size for size, is_trained in sizes if is_trained == wanted) for wanted in (True, False))
     return [f"an adapter of {trained:,} parameters is trained; {frozen:,} are frozen"]

@@ -23,7 +23,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bertdata.errors import UsageError
-from bertrain.methods import Method
+from bertrain.methods import Carry, Method
 from bertrain.models.families import layers_of
 from bertrain.objectives import Learner
 from bertrain.options.config import Config
@@ -68,7 +68,7 @@ class Growth(Method):
             raise UsageError(sentence, "malformed", option="layers", given=layers)
 
     def configure(self, config: PreTrainedConfig, phase: Phase) -> None:
-        if layers := phase.methods.get("layers"):
+        if layers := phase.methods["layers"]:
             shorten(config, layers)
 
     def check_model(
@@ -76,19 +76,19 @@ class Growth(Method):
         config: Config,
         learner: Learner,
         phases: Sequence[Phase],
-        make: Callable[[Phase | None], PreTrainedModel],
+        build_model: Callable[[Phase | None], PreTrainedModel],
     ) -> Sequence[str]:
-        deepest = make(None)
-        check_depths(deepest, [phase.methods.get("layers") for phase in phases])
-        check_outside(deepest, make(phases[0]))
+        deepest = build_model(None)
+        check_depths(deepest, [phase.methods["layers"] for phase in phases])
+        check_outside(deepest, build_model(phases[0]))
         self._all_layers = len(layers_of(deepest))
         return [name for name, _ in deepest.named_parameters()]
 
-    def remakes(self, before: Phase, after: Phase) -> bool:
-        numbers = {phase.methods.get("layers") or self._all_layers for phase in (before, after)}
-        return len(numbers) > 1
+    def remake(self, before: Phase, after: Phase) -> Carry | None:
+        numbers = {phase.methods["layers"] or self._all_layers for phase in (before, after)}
+        return self._carry if len(numbers) > 1 else None
 
-    def carry(
+    def _carry(
         self, before: Learner, after: Learner, old: torch.optim.Optimizer, new: torch.optim.Optimizer
     ) -> Mapping[str, Any]:
         carry(before, after, old, new, stack=self.options.grow_by == "stack")

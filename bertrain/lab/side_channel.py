@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from bertdata.errors import UsageError
 from bertdata.tokenize.tokenizer import TOKENIZER
 from bertrain.commands import reading
-from bertrain.methods import Method, Setting
+from bertrain.methods import LearnerSetting, Method
 from bertrain.objectives import Learner
 from bertrain.options.fields import Excludes, Options, option
 
@@ -49,10 +49,10 @@ class Structured(Method):
         Excludes("lora", "side_channel", "a side channel trains the word embeddings, which an adapter freezes"),
     )
 
-    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
+    def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"side-channel": identity(self.options.side_channel)}
 
-    def learner(self, learner: Learner, setting: Setting) -> Learner:
+    def learner(self, learner: Learner, setting: LearnerSetting) -> Learner:
         """Raises UsageError for a table that does not fit the vocabulary, or a model without a table of embeddings."""
         path, model = self.options.side_channel, learner.model
         try:
@@ -131,8 +131,8 @@ def read(path: str, vocabulary: Mapping[str, int]) -> Structures:
 
 
 def identity(path: str) -> str:
-    """What a resumed run must have again: the digest of the file; nothing without one."""
-    return f"of SHA-256 {hashlib.sha256(_bytes(path)).hexdigest()[:16]}" if path else ""
+    """What a resumed run must have again: the digest of the file."""
+    return f"of SHA-256 {hashlib.sha256(_bytes(path)).hexdigest()[:16]}"
 
 
 def _bytes(path: str) -> bytes:

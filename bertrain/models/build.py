@@ -54,14 +54,14 @@ def build(
     length: int,
     seed: int,
     nsp: bool = False,
-    change: Callable[[PreTrainedConfig], None] = lambda config: None,
+    configure: Callable[[PreTrainedConfig], None] = lambda config: None,
 ) -> tuple[PreTrainedModel, list[str]]:
     """A freshly initialised model for a vocabulary and rows of `length` tokens, the same on every rank; and warnings.
 
     name: a preset, a transformers configuration (JSON), a directory with a config.json, or a name on the hub. What must
     fit the data in a configuration is changed to fit, and a warning says so. nsp: with a head for next sentence
-    prediction. change: of the configuration, before the model is built. Raises UsageError if the name is none of these,
-    or is no masked language model.
+    prediction. configure: changes the configuration, before the model is built. Raises UsageError if the name is none
+    of these, or is no masked language model.
     """
     warnings: list[str] = []
     if name in PRESETS:
@@ -79,7 +79,7 @@ def build(
             f"{config.model_type}"
         )
         raise UsageError(sentence, "unsupported", option="objective", given="nsp")
-    change(config)
+    configure(config)
     torch.manual_seed(key(seed, "init") >> 1)
     try:
         if nsp and family.next_sentence:

@@ -1,4 +1,4 @@
-"""What a run learns from: masked tokens, next sentences, a teacher. One file for each; --objective names them."""
+"""What a run learns from: masked tokens, next sentences. One file for each; --objective names them."""
 
 from bertrain.objectives.base import Learner, Objective, Outputs
 from bertrain.objectives.losses import LossSum

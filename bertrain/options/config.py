@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, InitVar, dataclass, fields
 from datetime import date
 from fractions import Fraction
 from functools import cached_property
@@ -41,6 +41,7 @@ MICRO_BATCH_SIZE = 64  # the default is at most this
 
 DATA, MODEL, SCHEDULE = "Data", "Model", "Schedule and optimizer"
 HARDWARE, CHECKPOINTS = "Speed and memory", "Checkpoints and log"
+RESERVED = {"recipe", "config", "file", "help", "nproc", "methods"}  # names that no option of a method may have
 DURATIONS = ("steps", "tokens", "epochs", "share", "time")  # of a phase, which has one of them
 
 WSD = Needs("--schedule wsd", lambda config: config.schedule == "wsd")
@@ -223,8 +224,9 @@ class Config(Options):
     """The phases of the run, each with a duration and what it sets (docs/phases.md)."""
     methods: tuple[Options, ...] = _option(MODEL, (), form="options", in_files=True)
     """The options of methods: an object of each whose options are given."""
+    is_part: InitVar[bool] = False  # of a phase: what methods check is checked for the whole run
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, is_part: bool) -> None:
         super().__post_init__()
         if not self.data and not self.phase:
             raise UsageError("--data is missing; give the directory of a dataset", "missing", option="data")
@@ -236,10 +238,14 @@ class Config(Options):
         self.milestones  # noqa: B018  (refuses what is none)
         self._check_bases()
         self._check_trains()
-        used = methods_of(self)
-        for pair in (*EXCLUDES, *(pair for method in used for pair in method.excludes)):
-            self._check_excludes(pair)
+        for pair in EXCLUDES:
+            self._check_excludes(pair, all(_is_set(self, name) for name in pair[:2]))
         self._check_duration()
+        if is_part:
+            return
+        used = methods_of(self)
+        for pair in (pair for method in used for pair in method.excludes):
+            self._check_excludes(pair, all(self.is_given(name) for name in pair[:2]))
         for method in used:
             method.check(self)
 
@@ -251,30 +257,29 @@ class Config(Options):
             own = {name: given.pop(name) for name in method.options_type.names() & given.keys()}
             if own and (options := method.options_type(**own)) != method.options_type():
                 found.append(options)
-        if unknown := sorted(given.keys() - all_options().keys()):
+        if unknown := sorted(given.keys() - all_options().keys() - {"methods", "is_part"}):
             raise UsageError(f"{unknown[0]} is no option of a run; leave it out", "unknown", option=unknown[0])
         return cls(**given | ({"methods": (*given.get("methods", ()), *found)} if found else {}))
 
     def flat(self) -> dict[str, Any]:
-        """All options by name, with those of its methods: `Config.of` makes the same of them."""
+        """All options by name, with those of its methods. `Config.of` makes the same options of them."""
         found = {
             each.name: getattr(options, each.name) for options in (self, *self.methods) for each in fields(options)
         }
         del found["methods"]
         return found
 
-    def _check_excludes(self, pair: Excludes) -> None:
-        if self.is_given(pair.option) and self.is_given(pair.other):
-            names = [f"{name} in phases" if _is_in_files(name) else flag(name) for name in pair[:2]]
+    def _check_excludes(self, pair: Excludes, both_given: bool) -> None:
+        if both_given:
+            in_files = [all_options()[name].metadata.get("in_files") for name in pair[:2]]
+            names = [f"{name} in phases" if only else flag(name) for name, only in zip(pair, in_files, strict=False)]
             sentence = f"{' and '.join(names)} were given: {pair.why}; give one of them"
             given = self.flat().get(pair.option)
             raise UsageError(sentence, "conflict", option=pair.option, given=given)
 
     def is_given(self, name: str) -> bool:
-        """Whether an option of the run or of a method is set; one that files alone have, also in a phase."""
-        phases = [part.options for part in self.parts] if _is_in_files(name) else []
-        given = [options.flat().get(name) for options in (self, *phases)]
-        return any(value is not None and value is not False and value not in ("", ()) for value in given)
+        """Whether an option of the run or of a method is not at its default, for the run or in a phase."""
+        return any(_is_set(options, name) for options in (self, *(part.options for part in self.parts)))
 
     def _check_weights(self) -> None:
         number = len(self.data)
@@ -352,8 +357,8 @@ class Config(Options):
             raise UsageError(sentence, "conflict", option=given[1])
         unit = given[0] if given else "share"
         sets, above = {name: value for name, value in table.items() if name not in DURATIONS}, self.flat()
-        kept = above.keys() & (self.names() | allowed) - {"phase", *_TOTALS} - replaced_by(sets, above)
-        options = Config.of(**{name: above[name] for name in kept} | sets)
+        kept = above.keys() - {"phase", *_TOTALS} - replaced_by(sets, above)
+        options = Config.of(**{name: above[name] for name in kept} | sets, is_part=True)
         return Part(options, unit, _duration(unit, table[unit]) if given else rest, frozenset(sets))
 
     @cached_property
@@ -420,20 +425,20 @@ class Config(Options):
 
 def all_options() -> dict[str, Field[Any]]:
     """The options of a run and of every method, by name. Raises UsageError for a name that two of them have."""
-    found: dict[str, Field[Any]] = {each.name: each for each in fields(Config)}
+    found: dict[str, Field[Any]] = {each.name: each for each in fields(Config) if each.name != "methods"}
     for name, method in known_methods().items():
         for each in fields(method.options_type):
-            if each.name in found:
+            if each.name in found or each.name in RESERVED:
                 sentence = f"the method {name} has the option {flag(each.name)}, and there is one already; rename it"
                 raise UsageError(sentence, "bad-entry", option=each.name, given=name)
             found[each.name] = each
     return found
 
 
-def _is_in_files(name: str) -> bool:
-    """Whether an option is not on the command line."""
+def _is_set(config: Config, name: str) -> bool:
+    """Whether an option is not at its default; one of a method that the options do not have is."""
     option = all_options().get(name)
-    return bool(option and option.metadata.get("in_files"))
+    return option is not None and config.flat().get(name, option.default) != option.default
 
 
 @contextlib.contextmanager

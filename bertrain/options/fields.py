@@ -53,8 +53,8 @@ def option(default: Any, **more: Any) -> Any:
     """A field of Options; its help is the docstring below it.
 
     more: `bounds` of its value; what it `needs`; whether a `phase` may set it; whether it is `in_files` alone, and not
-    on the command line; the `group` of --help that it is in; its `form`, if it is more than one plain value; and its
-    `type` for click, if it is not that of the default.
+    on the command line; its `form`, if it is more than one plain value; and its `type` for click, if it is not that of
+    the default.
     """
     return field(default=default, metadata=more)
 
@@ -115,9 +115,13 @@ def _kind(each: Field[Any]) -> type:
 def _parsed(each: Field[Any], value: Any) -> Any:
     """The value of an option, from Python, a file or the command line. Raises UsageError for another type."""
     kind, form = _kind(each), each.metadata.get("form")
-    if form == "options" or (value is None and each.default is None):
+    if value is None and each.default is None:
         return value
-    if form == "numbers":
+    if form == "options":
+        if isinstance(value, list | tuple) and all(isinstance(options, Options) for options in value):
+            return tuple(value)
+        expected = "a list of options of methods"
+    elif form == "numbers":
         numbers = _numbers(value) if isinstance(value, str) and value else value or ()
         is_right = isinstance(numbers, list | tuple) and all(isinstance(number, int | float) for number in numbers)
         if is_right and (numbers or not value):

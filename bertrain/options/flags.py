@@ -109,7 +109,7 @@ def _config(given: dict[str, Any], file: str | None, recipe: str | None) -> tupl
     config = Config.of(**values | given)
     chosen = given.keys() | (read.keys() if file else set())
     for method in methods_of(config):
-        settled = {name: value for name, value in method.settles(config).items() if name not in chosen}
+        settled = {name: value for name, value in method.fixed_options(config).items() if name not in chosen}
         changed = {name: value for name, value in settled.items() if config.flat()[name] != value}
         if changed:
             words = " ".join(f"{flag(name)} {value}" for name, value in changed.items())
@@ -192,7 +192,8 @@ def read_options(path: Path) -> dict[str, Any]:
         raise UsageError(sentence, "not-a-run", option="config", given=str(path)) from None
     if unknown := sorted(saved.keys() - all_options().keys()):
         sentence = (
-            f"--config {path} has options that this version does not have: {', '.join(unknown)}; remove them from it"
+            f"--config {path} has options that are unknown here: {', '.join(unknown)}; remove them from it, or install "
+            "the package that adds them"
         )
         raise UsageError(sentence, "other-version", option="config", given=unknown)
     return saved

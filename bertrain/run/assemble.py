@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 import bertdata
 from bertdata.errors import UsageError
 from bertrain import optim
-from bertrain.methods import Method, Setting, methods_of
+from bertrain.methods import LearnerSetting, Method, methods_of
 from bertrain.models import build
 from bertrain.models.families import family_of
 from bertrain.objectives import OBJECTIVES, Learner, Objective
@@ -130,11 +129,12 @@ def model(
     phase: what methods change for it; None for the complete model. methods: those of the config, if they are made.
     """
     methods, nsp = methods_of(config) if methods is None else methods, "nsp" in objectives(config)
+    options: dict[str, Any]
     torch.manual_seed(bertdata.key(config.seed, "init") >> 1)  # for the weights that --init lacks
     source = next((given for method in methods if (given := method.source(config, resume))), None)
     if source or (config.init and not resume):
-        frozen_by = next((flag(fields(method.options)[0].name) for method in methods if method.freezes_model), None)
-        options: dict[str, Any] = {"length": config.longest, "nsp": nsp, "frozen_by": frozen_by}
+        frozen_by = next((flag(method.frozen_by) for method in methods if method.frozen_by), None)
+        options = {"length": config.longest, "nsp": nsp, "frozen_by": frozen_by}
         weights, warnings = build.start_from(_start_of(source or config.init), shards, **options)
     elif resume:
         weights, warnings = build.load(resume, nsp=nsp), []
@@ -142,15 +142,17 @@ def model(
             build.check_fits(resume, shards, weights)
     else:
 
-        def change(made: PreTrainedConfig) -> None:
+        def configure(made: PreTrainedConfig) -> None:
             if phase:
                 for method in methods:
                     method.configure(made, phase)
 
         special, length = shards.special_tokens, config.longest
-        weights, warnings = build.build(config.model, special, length=length, seed=config.seed, nsp=nsp, change=change)
+        weights, warnings = build.build(
+            config.model, special, length=length, seed=config.seed, nsp=nsp, configure=configure
+        )
     for method in methods:
-        method.change(weights, config, resume)
+        method.change_model(weights, config, resume)
     if not nsp:  # which is of families that are known to
         build.check_runs(weights, length=config.longest)
     return weights, [*warnings, *build.slower(weights)]
@@ -179,7 +181,7 @@ def learner(
     build.choose_attention(weights, bf16=precision == "bf16", on_gpu=on_gpu, length=config.longest)
     torch.manual_seed(bertdata.key(config.seed, "objectives") >> 1)
     parts = {name: kind(weights, config) for name, kind in objectives(config).items()}
-    setting = Setting(config, shards, ranks.device, precision)
+    setting = LearnerSetting(config, shards, ranks.device, precision)
     for method in methods:
         method.objectives(parts, weights, setting)
     made = Learner(weights, parts, isolate=config.isolate_documents)
@@ -210,10 +212,10 @@ def check_parts(
     phases: the one under way and those ahead. Call `optimizer` first.
     """
 
-    def make(phase: Phase | None) -> PreTrainedModel:
+    def build_model(phase: Phase | None) -> PreTrainedModel:
         return model(config, shards, phase, methods=methods)[0]
 
-    later = [name for method in methods for name in method.check_model(config, learner, phases, make)]
+    later = [name for method in methods for name in method.check_model(config, learner, phases, build_model)]
     trained = [name for name, parameter in learner.model.named_parameters() if parameter.requires_grad]
     optim.check_scales([*learner.sizes, *later], config)
     for phase in phases:

@@ -98,7 +98,6 @@ class Content(NamedTuple):
     weights: Mapping[str, torch.Tensor]  # the state dict of a model
     objects: Mapping[str, Any]  # by file name: what torch.save writes
     files: Mapping[str, bytes]
-    methods: Sequence[Method] = ()  # which change the weights, or write further files
 
 
 class WriteAbandoned(Exception):
@@ -113,7 +112,6 @@ def content(
     tokenizer: dict[str, bytes],
     average: Average | None,
     about: bytes,
-    methods: Sequence[Method],
 ) -> Content:
     """The content of run/step-XXXXXXXX, from which a run resumes. Its tensors are those that training changes.
 
@@ -125,7 +123,7 @@ def content(
     if beside := learner.objective_parameters():
         objects[BESIDE] = beside
     files = tokenizer | {TRAINER: saved.content(), card.CARD: about}
-    return Content(learner.model.state_dict(), objects, files, methods)
+    return Content(learner.model.state_dict(), objects, files)
 
 
 def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) -> Content:
@@ -133,20 +131,28 @@ def mean(content: Content, weights: Mapping[str, torch.Tensor], about: bytes) ->
 
     weights: the mean, a state dict. about: its card.
     """
-    return Content(weights, {}, {**content.files, card.CARD: about}, content.methods)
+    return Content(weights, {}, {**content.files, card.CARD: about})
 
 
-def write(target: Path, model: PreTrainedModel, content: Content, *, leaving: threading.Event) -> None:
+def write(
+    target: Path,
+    model: PreTrainedModel,
+    content: Content,
+    *,
+    leaving: threading.Event,
+    methods: Sequence[Method] = (),
+) -> None:
     """Writes a directory that AutoModelForMaskedLM loads, as `whole` does.
 
-    model: of which the weights are, and whose configuration is written.
+    model: of which the weights are, and whose configuration is written. methods: which make ordinary weights of them,
+    and write further files.
     """
     with whole(target, leaving=leaving) as temporary:
         weights = content.weights
-        for method in content.methods:
-            weights = method.weights(model, weights)
+        for method in methods:
+            weights = method.plain_weights(model, weights)
         model.save_pretrained(temporary, state_dict=dict(weights))
-        for method in content.methods:
+        for method in methods:
             method.export(model, content.weights, temporary)
         for name, saved in content.objects.items():
             _raise_if(leaving)
@@ -290,19 +296,16 @@ def fault_of(path: Path) -> str | None:
     return None
 
 
-def made_with(config: Config, methods: Sequence[Method]) -> dict[str, str | None]:
+def made_with(config: Config) -> dict[str, str | None]:
     """The options that a run keeps to its end, by what they contain, not by where that is."""
     start = config.init
     if start and Path(start).is_dir():
         start = str(find(Path(start), "init"))
-    kept: dict[str, str | None] = {
+    return {
         "model": "that of --branch" if config.branch else build.identity(start or config.model),
         "optimizer": config.optimizer,
         "lr-scale": " ".join(config.lr_scale),
     }
-    for method in methods:
-        kept |= method.identity(None)
-    return kept
 
 
 def read_optimizer(path: Path, optimizer: torch.optim.Optimizer, learner: Learner) -> None:

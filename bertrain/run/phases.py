@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 
 import bertdata
 from bertdata.errors import UsageError, counted
+from bertrain.methods import methods_of
 from bertrain.optim import learning_rate
 from bertrain.options.config import Config, Part
 from bertrain.options.values import Ramp, exact
@@ -73,7 +74,7 @@ class Phase:
     masking: bertdata.Masking
     rate: Curve
     weight_decay: float
-    methods: Mapping[str, Any]  # options of methods that a phase may set and that are given
+    methods: Mapping[str, Any] = field(hash=False)  # options that a phase may set, of the methods of the run
     trains: str  # a regular expression; empty: all parameters train
     rope_base: float | None  # None: that of --model
     rope_base_local: float | None
@@ -125,7 +126,7 @@ def resolve(config: Config, sizes: Sizes) -> tuple[Phase, ...]:
             masking=masking_of(part.options),
             rate=curves[number - 1],
             weight_decay=part.options.weight_decay,
-            methods=_of_methods(part.options),
+            methods=_of_methods(config, part.options),
             trains=part.options.trains,
             rope_base=part.options.rope_base,
             rope_base_local=part.options.rope_base_local,
@@ -146,9 +147,13 @@ def masking_of(options: Config) -> bertdata.Masking:
     )
 
 
-def _of_methods(config: Config) -> dict[str, Any]:
-    """The options of methods that a phase may set, by name."""
-    return {name: getattr(options, name) for options in config.methods for name in options.names(of_phases=True)}
+def _of_methods(config: Config, part: Config) -> dict[str, Any]:
+    """The options that a phase may set, of the methods of a run, by name. part: the options of the phase."""
+    given, found = {type(options): options for options in part.methods}, dict[str, Any]()
+    for method in methods_of(config):
+        options = given.get(method.options_type) or method.options_type()
+        found |= {name: getattr(options, name) for name in sorted(options.names(of_phases=True))}
+    return found
 
 
 def _sources(options: Config, sizes: Sizes) -> Sources:
@@ -256,8 +261,9 @@ def check_begun(out: Path, before: Sequence[Mapping[str, Any]], current: int, no
                 "phases steps or tokens, or put it back"
             )
             raise UsageError(sentence, "other-settings", option="phase", given=number)
-        for name, value in was.items():
-            if name != "stop" and _lasting(value) != _lasting(phase[name]):
+        phase = phase | phase["methods"]
+        for name, value in (was | was["methods"]).items():
+            if name not in ("stop", "methods") and _lasting(value) != _lasting(phase[name]):
                 sentence = (
                     f"[[phase]] {number} of {out} has begun with another {_NAMES.get(name, name)}; put it back, or go "
                     "on with --branch and another --out"

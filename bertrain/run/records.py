@@ -21,7 +21,8 @@ class Records:
     def __init__(self, run: Run, lock: checkpoint.Lock) -> None:
         """lock: of --out, which rank 0 holds."""
         self._run, self._lock = run, lock
-        self.writer = Writer(run.out, keep=run.config.keep, saved=run.resumed_from, warn=run.watch.warn)
+        options: dict[str, Any] = {"keep": run.config.keep, "saved": run.resumed_from, "methods": run.methods}
+        self.writer = Writer(run.out, warn=run.watch.warn, **options)
 
     def begin(self) -> int:
         """Prints what the run is. Returns the step of the last evaluation in the log."""
@@ -145,7 +146,6 @@ class Records:
             tokenizer=run.tokenizer,
             average=run.training.average,
             about=self._card(f"{checkpoint.STEP}{run.step:08d}"),
-            methods=run.methods,
         )
         contents = {f"{checkpoint.STEP}{run.step:08d}": content}
         if (
@@ -159,7 +159,7 @@ class Records:
     def _card(self, name: str) -> bytes:
         """The model card of a directory, with the newest evaluation. On rank 0."""
         run = self._run
-        model, is_frozen = run.learner.model, any(method.freezes_model for method in run.methods)
+        model, is_frozen = run.learner.model, any(method.frozen_by for method in run.methods)
         facts = {
             "step": run.step,
             "steps": None if run.plan.seconds else run.plan.steps,

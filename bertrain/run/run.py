@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import bertdata
 from bertdata.errors import UsageError
-from bertrain.methods import methods_of
+from bertrain import methods
 from bertrain.models.build import max_length
 from bertrain.objectives import Learner
 from bertrain.optim.average import EVERY
@@ -42,12 +43,12 @@ class Run:
             trackers.require(config.log_to)
         self.datasets = assemble.datasets(config)
         self.shards = next(iter(self.datasets.values()))  # which has the tokenizer of all
-        self.methods = methods_of(config)
+        self.methods = methods.methods_of(config)
         options = {"rank": ranks.rank, "world_size": ranks.world_size}
         self.batches = Batches(config, self.datasets, methods=self.methods, **options)
         self.batches.first_targets()  # which fails where there are none
         self.plan = self.batches.plan
-        self.made_with = checkpoint.made_with(config, self.methods)
+        self.made_with = checkpoint.made_with(config)
         begun = self._resume()
         self.step, self.tokens, self.spent = begun.step, begun.tokens, begun.seconds.get("trained", 0.0)
         weights, warnings = assemble.model(
@@ -87,7 +88,9 @@ class Run:
         if self.begun_from is None:
             return TrainState()
         saved = state.read(self.begun_from)
-        self._require_made_with(saved, self.made_with)
+        if self.resumed_from is None:  # a branch may be of any model
+            saved = replace(saved, made_with={**saved.made_with, "model": self.made_with["model"]})
+        saved.require_made_with(self.begun_from, self.made_with)
         if self.resumed_from is None:
             self.batches.branch(self.begun_from, saved)
             return saved.branch()
@@ -111,10 +114,8 @@ class Run:
         for method in self.methods:
             self.made_with |= method.identity(self.learner)
         if self.begun_from:
-            self._require_made_with(begun, dict.fromkeys(begun.made_with) | self.made_with)
-            for method in self.methods if self.resumed_from else ():
-                if method.name in begun.methods:
-                    method.load(begun.methods[method.name])
+            begun.require_made_with(self.begun_from, dict.fromkeys(begun.made_with) | self.made_with)
+            methods.load(self.methods, begun.methods, self.begun_from)
         ahead = self.plan.phases[self.phase.number - 1 :]
         assemble.check_parts(self.config, self.shards, self.learner, ahead, self.methods)
         if self.begun_from:
@@ -122,12 +123,6 @@ class Run:
         self.training.apply(self.phase)
         if self.training.average and self.resumed_from and self.progress > 1 - self.config.average:
             checkpoint.read_average(self.resumed_from, self.training.average)
-
-    def _require_made_with(self, begun: TrainState, given: Mapping[str, str | None]) -> None:
-        """Raises UsageError unless a state was made with the given settings. A branch may be of any model."""
-        assert self.begun_from  # noqa: S101  (its state is begun)
-        kept = {name: value for name, value in given.items() if self.resumed_from or name != "model"}
-        begun.require_made_with(self.begun_from, kept)
 
     # ------------------------------------------------------------------------------------------------------- a step
 
@@ -156,14 +151,15 @@ class Run:
         loss: measures that of the model as it is, before and after a method makes it anew.
         """
         before, phase = self.phase, self.plan.phases[self.phase.number]
-        if any(method.remakes(before, phase) for method in self.methods):
+        carry = methods.carry_of(self.methods, before, phase)
+        if carry:
             loss_before = loss()
-            change = self.ranks.together(lambda: self.training.remake(phase))
+            change = self.ranks.together(lambda: self.training.remake(phase, carry))
             self.clock.lap("compiled")
             losses = {"loss_before": loss_before, "loss_after": loss()}
             parameters, scales = self.training.num_parameters(), self.training.scaled_rates()
             entry = {"step": self.step, "change": change, **losses, "parameters": parameters}
-            self.watch.change(entry, scales)
+            self.watch.model_changed(entry, scales)
         self.batches.enter(phase)
         self.training.apply(phase)
         self.watch.phase(self.step, phase)

@@ -57,7 +57,7 @@ class Plan:
         data = ", ".join(f"{path} {weight:g}" if len(phase.sources) > 1 else path for path, weight in phase.sources)
         ends = phase.rate.at(phase.start), phase.rate.at(phase.stop - 1)
         bases = [base for base in (phase.rope_base, phase.rope_base_local) if base]
-        more = "".join(f", {name} {value}" for name, value in phase.methods.items())
+        more = "".join(f", {name} {value}" for name, value in phase.methods.items() if value is not None)
         more += f", trains {phase.trains}" if phase.trains else ""
         more += f", rotary base {' and '.join(f'{base:g}' for base in bases)}" if bases else ""
         return (

@@ -65,9 +65,10 @@ def read(path: Path) -> TrainState:
     names = {each.name for each in fields(TrainState)}
     if not isinstance(saved, dict) or saved.get("version") != VERSION or saved.keys() != names:
         version = saved.get("version") if isinstance(saved, dict) else None
+        others = f" and other members ({', '.join(sorted(saved.keys() ^ names))})" if version == VERSION else ""
         sentence = (
-            f"{path} was written by another version of bertrain: its {TRAINER} has the version {version}, and this one "
-            f"reads {VERSION}; use that version, or start from its weights with --init and another --out"
+            f"{path} was written by another version of bertrain: its {TRAINER} has the version {version}{others}, and "
+            f"this one reads {VERSION}; use that version, or start from its weights with --init and another --out"
         )
         raise DatasetError(sentence, "other-version", given=str(path))
     return TrainState(**saved)

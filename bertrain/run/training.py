@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 import bertdata
 from bertrain import optim
-from bertrain.methods import Method
+from bertrain.methods import Carry, Method
 from bertrain.models import rotary
 from bertrain.models.build import recompute_activations
 from bertrain.objectives import Learner, LossSum
@@ -77,24 +77,22 @@ class Training:
             parameter.requires_grad_(re.search(phase.trains, name) is not None)
         optim.set_weight_decay(self.optimizer, phase.weight_decay)
 
-    def remake(self, phase: Phase) -> dict[str, Any]:
-        """Makes the model of a phase anew; methods carry over what it has learned, and say what has changed."""
-        before, old, change = self.learner, self.optimizer, dict[str, Any]()
+    def remake(self, phase: Phase, carry: Carry) -> Mapping[str, Any]:
+        """Makes the model of a phase anew, with what `carry` takes over. Returns what it says has changed."""
+        before, old = self.learner, self.optimizer
         self._prepare(assemble.model(self._config, self._shards, phase, methods=self._methods)[0])
-        for method in self._methods:
-            change |= method.carry(before, self.learner, old, self.optimizer)
-        return change
+        return carry(before, self.learner, old, self.optimizer)
 
     def begin_phase(self) -> None:
         """Called before the first step of a phase, on all ranks at the same time."""
         self._step, self._has_laid_buckets = 0, self._ranks.world_size == 1
         self._module = _over_ranks(self.learner) if self._ranks.world_size > 1 else self.learner
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, phase: Phase) -> None:
         """Called once, before the micro-batches of a step."""
         self._step = step
         for method in self._methods:
-            method.begin_step(step, self.learner)
+            method.begin_step(step, phase, self.learner)
         self._seed()
 
     def _seed(self) -> None:

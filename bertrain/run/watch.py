@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import bertdata
 from bertdata.files import make_directory, write_file
-from bertrain.options.config import Config
+from bertrain.options.config import Config, all_options
 from bertrain.run import checkpoint
 from bertrain.run.log import Log, Sources, reference_losses
 from bertrain.run.phases import Phase
@@ -138,7 +138,7 @@ class Watch(contextlib.ExitStack):
         """Shows that a phase begins after a step."""
         self.say(f"step {step}: {self.plan.line(phase)}")
 
-    def change(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
+    def model_changed(self, entry: dict[str, Any], scales: list[dict[str, Any]]) -> None:
         """Keeps and shows how the model has changed. scales: what --lr-scale amounts to from then on."""
         if not self.is_first:
             return
@@ -163,11 +163,12 @@ class Watch(contextlib.ExitStack):
             options, history = dict(before["config"]), list(before.get("history", []))
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        values = json.loads(json.dumps(self.config.flat()))
+        defaults = {name: option.default for name, option in all_options().items()}
+        was, now = (json.loads(json.dumps(defaults | given)) for given in (options, self.config.flat()))
         changes = {
-            name: [options[name], value]
-            for name, value in values.items()
-            if name in options and options[name] != value and name not in ("out", "resume")
+            name: [was[name], value]
+            for name, value in now.items()
+            if was[name] != value and name not in ("out", "resume")
         }
         for name, (was, value) in changes.items():
             self.say(f"note: --{name.replace('_', '-')} was {was!r} and is {value!r} after step {step}")
@@ -257,9 +258,10 @@ class Watch(contextlib.ExitStack):
         numbers = {"the loss": loss, **(others or {}), "the gradient norm": norm}
         wild = [f"{name} is {number}" for name, number in numbers.items() if not math.isfinite(number or 0.0)]
         if wild:
+            fp16 = ", or give another --precision than fp16" if self.config.precision == "fp16" else ""
             sentence = (
-                f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen --warmup, or give "
-                "another --precision than fp16, and run again from the newest checkpoint"
+                f"{' and '.join(wild)} at step {step}; lower --lr {self.config.lr} or lengthen "
+                f"--warmup{fp16}, and run again from the newest checkpoint"
             )
             raise TrainingError(sentence, "not-finite", option="lr", given=self.config.lr)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 import bertdata
 from bertdata.files import naming
+from bertrain.methods import Method
 from bertrain.run import checkpoint
 
 T = TypeVar("T")
@@ -86,9 +87,17 @@ class Writer:
     write off, as soon as the file that is being written is complete, and nothing of it stays.
     """
 
-    def __init__(self, run: Path, *, keep: int, saved: Path | None, warn: Callable[[str], None]) -> None:
-        """saved: the checkpoint that the run resumes from. warn: shows a line."""
-        self.run, self.keep, self.warn = run, keep, warn
+    def __init__(
+        self,
+        run: Path,
+        *,
+        keep: int,
+        saved: Path | None,
+        warn: Callable[[str], None],
+        methods: Sequence[Method] = (),
+    ) -> None:
+        """saved: the checkpoint that the run resumes from. warn: shows a line. methods: of the run."""
+        self.run, self.keep, self.warn, self._methods = run, keep, warn, methods
         self.saved = saved
         """The newest checkpoint to resume from that is on disk."""
         self.leaving = threading.Event()
@@ -120,7 +129,7 @@ class Writer:
             for name, content in copied.items():
                 self._name, target = name, self.run / name
                 with naming(target):
-                    checkpoint.write(target, model, content, leaving=self.leaving)
+                    checkpoint.write(target, model, content, leaving=self.leaving, methods=self._methods)
                 if name.startswith(checkpoint.STEP):
                     self.saved = target
                 try:

@@ -15,7 +15,7 @@ from bertdata.errors import BertdataError, UsageError
 from bertdata.format.answers import TeacherCache
 from bertrain.lab.distillation.objective import Distil, Teacher
 from bertrain.lab.distillation.options import DistillationOptions
-from bertrain.methods import Method, Setting
+from bertrain.methods import LearnerSetting, Method
 from bertrain.models import build
 from bertrain.models.families import family_of
 from bertrain.objectives import Learner, Objective
@@ -39,7 +39,7 @@ class Distillation(Method):
 
     def __init__(self, options: DistillationOptions) -> None:
         super().__init__(options)
-        self._teacher: str | None = None
+        self._teacher = ""
         """The name of the teacher, and what it teaches, once it is known."""
 
     def check(self, config: Config) -> None:
@@ -91,7 +91,7 @@ class Distillation(Method):
     def can_compile(self, config: Config) -> bool:
         return self.options.kind == "logits" or not config.gradient_checkpointing
 
-    def settles(self, config: Config) -> Mapping[str, Any]:
+    def fixed_options(self, config: Config) -> Mapping[str, Any]:
         """A cache has rows of one length, masked by one rule, in one order."""
         if not self.options.teacher_cache:
             return {}
@@ -111,8 +111,8 @@ class Distillation(Method):
             "isolate_documents": stream["samples"] == "packed",
         }
 
-    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
-        return {"teacher": self._teacher} if learner else {}
+    def identity(self, learner: Learner) -> Mapping[str, str]:
+        return {"teacher": self._teacher}
 
     def loader_options(self) -> Mapping[str, Any]:
         return {"teacher_cache": self.options.teacher_cache or None}
@@ -137,21 +137,21 @@ class Distillation(Method):
             )
             raise UsageError(sentence, "conflict", option="budget", given=batches.config.budget) from None
 
-    def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: Setting) -> None:
+    def objectives(self, objectives: dict[str, Objective], model: PreTrainedModel, setting: LearnerSetting) -> None:
         """Raises UsageError for a teacher that does not fit, or that is another one than before."""
         before = self._teacher
         objective, self._teacher = self._objective(model, setting)
-        if before not in (None, self._teacher):
+        if before not in ("", self._teacher):
             sentence = (
                 f"--teacher {self.options.teacher} is {self._teacher}, and the run began with {before}; give a "
                 "checkpoint that does not change"
             )
             raise UsageError(sentence, "changed", option="teacher", given=self.options.teacher)
-        for text in objectives.values():
-            text.weight *= 1 - self.options.alpha
+        for name in setting.config.objective.split("+"):
+            objectives[name].weight *= 1 - self.options.alpha
         objectives["distil"] = objective
 
-    def _objective(self, model: PreTrainedModel, setting: Setting) -> tuple[Distil, str]:
+    def _objective(self, model: PreTrainedModel, setting: LearnerSetting) -> tuple[Distil, str]:
         """The teacher's objective, and a name for the teacher and what it teaches."""
         config, shards, options = setting.config, setting.shards, self.options
         vocab_size = shards.special_tokens.vocab_size

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from bertdata.errors import UsageError
 from bertrain.lab.elastic import space as elastic
 from bertrain.lab.elastic.space import Sizes, Space
-from bertrain.methods import Method, Setting
+from bertrain.methods import LearnerSetting, Method
 from bertrain.objectives import Learner, LossSum, Objective
 from bertrain.options.config import Config
 from bertrain.options.fields import COUNT, Excludes, Needs, Options, option
@@ -50,10 +50,10 @@ class SubNetworks(Method):
             sentence = "--compile on would compile each sub-network of --elastic; leave it out"
             raise UsageError(sentence, "conflict", option="compile", given=config.compile)
 
-    def identity(self, learner: Learner | None) -> Mapping[str, str | None]:
+    def identity(self, learner: Learner) -> Mapping[str, str]:
         return {"elastic": self.options.elastic}
 
-    def learner(self, learner: Learner, setting: Setting) -> Learner:
+    def learner(self, learner: Learner, setting: LearnerSetting) -> Learner:
         space, number = Space(self.options.elastic, learner.model.config), self.options.sub_networks
         options: dict[str, Any] = {"isolate": learner.isolate, "seed": setting.config.seed}
         return Elastic(learner.model, learner.objectives, space=space, number=number, **options)
@@ -63,7 +63,7 @@ class SubNetworks(Method):
         config: Config,
         learner: Learner,
         phases: Sequence[Phase],
-        make: Callable[[Phase | None], PreTrainedModel],
+        build_model: Callable[[Phase | None], PreTrainedModel],
     ) -> Sequence[str]:
         _elastic(learner).check_trained(config.lr_scale)
         return ()
@@ -74,7 +74,7 @@ class SubNetworks(Method):
     def passes(self) -> int:
         return self.options.sub_networks
 
-    def begin_step(self, step: int, learner: Learner) -> None:
+    def begin_step(self, step: int, phase: Phase, learner: Learner) -> None:
         _elastic(learner).begin_step(step)
 
     def facts(self, learner: Learner) -> Mapping[str, Any]:
