@@ -687,9 +687,9 @@ WANTED = st.one_of(st.integers(0, 2**16 - 1), st.just(2**15)).map(lambda mask: l
 def first_replaced(paths, wanted=every_unit, **form):
     """Unit → input and byte of its first invalid byte."""
     first = {}
-    for block in blocks_of(paths, wanted, **form):
-        if block.first_replaced:
-            first.setdefault(block.unit, block.first_replaced)
+    for block, some in blocks_of(paths, wanted, **form):
+        if some.first_replaced:
+            first.setdefault(block.unit, some.first_replaced)
     return first
 
 

@@ -24,13 +24,13 @@ from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
 from bertdata.jit import announcing_compilation
-from bertdata.sources.blocks import Block, place_in
+from bertdata.sources.blocks import source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
 from bertdata.sources.maps import code_of, function_of
 from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
-from bertdata.sources.texts import load_kernels
+from bertdata.sources.texts import Chunk, Documents, load_kernels
 from bertdata.tokenize.load import load, name_of
 from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer, WordSplitter
 from bertdata.urls import is_remote
@@ -328,7 +328,7 @@ class _Work:
                 word_splitter=self.stored.word_splitter, duplicates=duplicates,
             )  # fmt: skip
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
-                encoder.encode(Block.empty())
+                encoder.encode(Chunk(0, 0, 0, Documents.of))
                 if any((self.form.kind or file.kind) != "text" for file in files):
                     load_kernels()
             try:
@@ -463,7 +463,7 @@ def _report(directory: Path, units: FinishedUnits, plan: BuildPlan, reused: int)
     files, replaced, skipped = plan.inputs, units.tally.first_replaced, units.tally.first_skipped
     return BuildReport(
         dataset=Dataset(directory),
-        first_replaced=place_in(files[replaced[0]], form, "invalid_place", replaced[1]) if replaced else None,
-        first_skipped=f"{place_in(files[skipped[0]], form, 'place', skipped[1])}: {skipped[2]}" if skipped else None,
+        first_replaced=source_of(files[replaced[0]], form).invalid_place(replaced[1]) if replaced else None,
+        first_skipped=f"{source_of(files[skipped[0]], form).place(skipped[1])}: {skipped[2]}" if skipped else None,
         reused_units=reused,
     )

@@ -6,17 +6,19 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertdata.errors import SpecialTextError, counted
 from bertdata.format.origins import origins_of
-from bertdata.sources.blocks import Block, FoundBlock, find_blocks, place_in
+from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import Input
 from bertdata.sources.split import Plan
-from bertdata.tokenize.tokenizer import Tokenizer, WordSplitter
+from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped
+from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
 from bertdata.write.kernels import count_literals, count_words, literals
 from bertdata.write.state import Tally, UnitRecord
@@ -49,55 +51,61 @@ class TextEncoder:
         self._shares, self._spellings = shares, literals(tokenizer.spellings)
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
 
-    def encode_found(self, raw: FoundBlock) -> EncodedDocuments:
-        """A block as it will be written. Raises InputError, as `FoundBlock.decoded` does."""
-        block = raw.decoded()
-        if self.duplicates is not None:
-            block = without_duplicates(block, self.duplicates, self.num_inputs)
-        return self.encode(block)
+    def encode(self, block: Chunk) -> EncodedDocuments:
+        """A block as it will be written.
 
-    def encode(self, block: Block) -> EncodedDocuments:
-        """The same for a block whose documents are known. Raises TokenizerError for a text that cannot be encoded."""
-        try:
-            encoded = self.tokenizer.encode(
-                block.data, block.offsets, sentences=self.sentences, name=lambda number: self._place(block, number)
-            )
-        except SpecialTextError as error:
-            if self._form.on_error == "fail":
-                raise
-            return self.encode(_without_special(block, error))
-        word_starts = None
+        Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.
+        """
+        some = block.decode()
+        if self.duplicates is not None:
+            some = without_duplicates(some, self.duplicates, self.num_inputs)
+        some, encoded = self._tokenized(some)
+        text, offsets, word_starts = some.text, some.offsets, None
         if self.word_splitter:
-            word_starts = self.tokenizer.word_starts(block.data, block.offsets, encoded.documents, self.word_splitter)
+            word_starts = self.tokenizer.word_starts(text, offsets, encoded.documents, self.word_splitter)
         spelled = np.zeros(len(self.tokenizer.spellings), np.int64)
-        count_literals(block.data, block.num_bytes, self._spellings, self._first_bytes, spelled)
-        words, splits = np.empty(block.num_documents, np.int64), self._shares.splits_of(block.data, block.offsets, 1)
-        count_words(block.data, block.offsets, 1, words)
+        count_literals(text, some.num_bytes, self._spellings, self._first_bytes, spelled)
+        words, splits = np.empty(some.starts.size, np.int64), self._shares.splits_of(text, offsets, 1)
+        count_words(text, offsets, 1, words)
         of_split = np.bincount(splits, words, len(SPLITS_BY_HASH))
         counts = {
             **{f"{split}_words": int(count) for split, count in zip(SPLITS_BY_HASH, of_split, strict=True)},
             "special_ids_replaced": encoded.special_ids_replaced,
-            "skipped_rows": block.skipped,
-            "removed_documents": block.num_removed,
-            "duplicate_documents": block.num_duplicates,
-            "text_bytes": block.num_bytes - block.num_documents,
+            "skipped_rows": len(some.bad),
+            "removed_documents": some.num_removed,
+            "duplicate_documents": some.num_duplicates,
+            "text_bytes": some.num_bytes - some.starts.size,
         }
+        skipped = [(each.input, each.place, str(each.why)) for each in some.bad]
         return EncodedDocuments(
             unit=block.unit,
             ids=encoded.ids,
             offsets=encoded.documents,
             sentences=encoded.sentences,
             word_starts=word_starts,
-            origins=origins_of(block.inputs, block.places, self.num_inputs),
+            origins=origins_of(some.inputs, some.starts, self.num_inputs),
             splits=splits,
             has_ids=encoded.documents[1:] - encoded.documents[:-1] > (self.tokenizer.special.separator is not None),
-            replaced=block.replaced,
-            tally=Tally(counts, by_spelling(self.tokenizer, spelled), block.first_replaced, block.first_skipped),
+            replaced=some.replaced,
+            tally=Tally(counts, by_spelling(self.tokenizer, spelled), some.first_replaced, min(skipped, default=None)),
             bytes_read=block.bytes_read,
         )
 
-    def _place(self, block: Block, document: int) -> str:
-        return place_in(self._files[block.inputs[document]], self._form, "place", int(block.places[document]))
+    def _tokenized(self, some: Documents) -> tuple[Documents, Encoded]:
+        """Documents and their ids. With --on-error skip, those that the tokenizer cannot store become bad rows."""
+
+        def place(number: int) -> str:
+            return source_of(self._files[some.inputs[number]], self._form).place(int(some.starts[number]))
+
+        try:
+            return some, self.tokenizer.encode(some.text, some.offsets, sentences=self.sentences, name=place)
+        except SpecialTextError as error:
+            if self._form.on_error == "fail":
+                raise
+            why = BadRow(f"text spells the special token {error.given!r}, and the tokenizer has no unknown token")
+            gone = np.isin(np.arange(some.starts.size), error.documents)
+            bad = map(Skipped, some.inputs[gone].tolist(), some.starts[gone].tolist(), repeat(why))
+            return self._tokenized(replace(some.without(gone), bad=[*some.bad, *bad]))
 
     @property
     def why_slow(self) -> str | None:
@@ -110,18 +118,6 @@ class TextEncoder:
         if self.sentences and not tokenizer.engine_gives_lines:
             return f"the engine for {tokenizer.engine} does not find sentences (--sentences line)"
         return None
-
-
-def _without_special(block: Block, error: SpecialTextError) -> Block:
-    """A block without the documents that the error names, which are counted as skipped rows."""
-    first, gone = error.documents[0], np.isin(np.arange(block.num_documents), error.documents)
-    reason = f"text spells the special token {error.given!r}, and the tokenizer has no unknown token"
-    skipped = int(block.inputs[first]), int(block.places[first]), reason
-    return replace(
-        block.without(gone),
-        skipped=block.skipped + len(error.documents),
-        first_skipped=min(filter(None, (block.first_skipped, skipped))),
-    )
 
 
 def make_text_units(
@@ -142,12 +138,13 @@ def make_text_units(
     todo = sum(task.size for task in tasks if any(map(is_missing, task.units)))
     reasons = iter([encoder.why_slow] if encoder.why_slow else [])  # what is said once
 
-    def encode(raw: FoundBlock) -> EncodedDocuments:
+    def encode(block: Chunk) -> EncodedDocuments:
         start = time.perf_counter()
-        documents = encoder.encode_found(raw)
+        documents = encoder.encode(block)
         if why := next(reasons, None):
             pace = _Pace(documents.tally.counts["text_bytes"], documents.bytes_read, time.perf_counter() - start)
-            say(f"note: {why}, so `tokenizers` encodes the text, {pace.of(todo if raw.unit in firsts else 0, workers)}")
+            left = todo if block.unit in firsts else 0
+            say(f"note: {why}, so `tokenizers` encodes the text, {pace.of(left, workers)}")
         return documents
 
     make_units(

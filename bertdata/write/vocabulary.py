@@ -11,7 +11,7 @@ from bertdata.choices import TOKENIZER_TYPES
 from bertdata.errors import BuildError, InputError, UsageError
 from bertdata.files import make_directory, write_file
 from bertdata.format.manifest import MANIFEST
-from bertdata.sources.blocks import read_blocks
+from bertdata.sources.blocks import find_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
 from bertdata.sources.inputs import Input
@@ -111,12 +111,13 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
     on_disk = [file.size or 0 for file in files]
     texts: list[str] = []
     sample_bytes, is_all_text, bytes_read = 0, True, 0
-    for block in read_blocks(split(files, form)):
+    for block in find_blocks(split(files, form)):
+        some = block.decode()
         if sample_bytes >= SAMPLE_BYTES:
             is_all_text = False
             break
-        texts += block.data[: block.num_bytes].tobytes().decode().split("\n")
-        sample_bytes, bytes_read = sample_bytes + block.num_bytes, block.bytes_read
+        texts += some.text[: some.num_bytes].tobytes().decode().split("\n")
+        sample_bytes, bytes_read = sample_bytes + some.num_bytes, block.bytes_read
         progress(bytes_read, sum(on_disk))
     if not any(texts):
         if form.maps and sample_bytes == 0:
@@ -156,12 +157,13 @@ def _spaced_sample(
         share_so_far = SAMPLE_BYTES * (bytes_before + size) // sum(on_disk)
         if sample_bytes < share_so_far:
             is_parquet, place = (form.kind or file.kind) == "parquet", 0
-            for block in read_blocks(split([file], text_of), (lambda unit: True) if is_parquet else is_taken):
-                offsets, chosen = block.offsets.tolist(), block.data[: block.num_bytes].tobytes()
+            for block in find_blocks(split([file], text_of), (lambda unit: True) if is_parquet else is_taken):
+                some = block.decode()
+                offsets, chosen = some.offsets.tolist(), some.text[: some.num_bytes].tobytes()
                 if is_parquet:
                     rows = [pair for pair in pairwise(offsets) if is_taken((place + pair[0]) // _STRETCH_BYTES)]
                     chosen = b"".join(chosen[start:stop] for start, stop in rows)
-                    place += block.num_bytes
+                    place += some.num_bytes
                 texts += chosen.decode().split("\n")
                 sample_bytes += len(chosen)
                 progress(bytes_before + block.bytes_read, sum(on_disk))
