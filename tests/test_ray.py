@@ -33,6 +33,7 @@ from bertdata.sources.split import split
 from bertdata.tokenize.load import load
 from bertdata.write import build, cluster, finish
 from bertdata.write.cluster import Job
+from bertdata.write.encoding import Recipe
 from bertdata.write.state import unit_name
 from bertdata.write.units import Shares
 
@@ -152,7 +153,7 @@ def job(tmp_path, corpus, vocab):
         left.unlink()
     shutil.copytree(staging, staging / "attempts-1", ignore=lambda at, names: {*names} - {"tokenizer.json"})
     plan = split([local(corpus)], TextFormat(documents="line", shard_size=4000))
-    return Job(plan, staging, Shares(0.01, 0.0), sentences=False, words=None, directory=tmp_path)
+    return Job(plan, Recipe(form=plan.form, shares=Shares(0.01, 0.0)), staging, directory=tmp_path)
 
 
 def attempt(job, units):

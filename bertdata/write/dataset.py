@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bertdata.errors import BuildError, UsageError, counted
 from bertdata.files import write_file
@@ -27,17 +26,17 @@ from bertdata.jit import announcing_compilation
 from bertdata.sources.blocks import source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs, require_directory
-from bertdata.sources.maps import code_of, function_of
+from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import Chunk, Documents, load_kernels
 from bertdata.tokenize.load import load, name_of
-from bertdata.tokenize.tokenizer import TOKENIZER, Tokenizer, WordSplitter
+from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.urls import is_remote
 from bertdata.write.cluster import Job, connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
-from bertdata.write.encoding import TextEncoder, make_text_units
-from bertdata.write.publish import file_digests, manifest_of_text, no_documents, publish
+from bertdata.write.encoding import Recipe, TextEncoder, make_text_units
+from bertdata.write.publish import manifest_of_text, no_documents, publish
 from bertdata.write.staging import (
     STAGING,
     Progress,
@@ -51,7 +50,7 @@ from bertdata.write.staging import (
 )
 from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 from bertdata.write.units import Shares, UnitWriter
-from bertdata.write.vocabulary import require_type, trained_tokenizer
+from bertdata.write.vocabulary import Vocabulary
 
 _NAME = "tokenizer_name.json"  # in the staging directory
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
@@ -121,24 +120,24 @@ def build(
         shard_size=shard_size, max_documents=max_documents, maps=tuple(map),
     )  # fmt: skip
     shares = Shares(float(validation), float(test))  # 0 and 0.0 are one setting
-    stored = _Stored(sentences=sentences, words=words, dedup=dedup)
-    vocabulary = _Vocabulary(tokenizer, special_tokens, type, cased, vocab_size)
+    recipe = Recipe(form=form, shares=shares, sentences=sentences, words=words, dedup=dedup)
+    vocabulary = Vocabulary(name=tokenizer, special_tokens=special_tokens, type=type, cased=cased, size=vocab_size)
     means = _Means(workers=workers, part=part, ray=ray, overwrite=overwrite)
     means.require_out(str(out))
     named = [inputs] if isinstance(inputs, str | Path) else inputs
     selected = find_inputs(named, include=include, exclude=exclude, any_ending=format is not None)
     streams = [file.name for file in selected.files if file.is_stream]
-    means.require_fits(streams, max_documents=max_documents, dedup=dedup)
-    loaded = vocabulary.load(streams)
+    means.require_fits(streams, recipe)
+    vocabulary.require_trainable(streams)
     plan = BuildPlan.of(
         selected.files,
-        _published(form, shares, stored),
-        format=format, text_key=text_key, on_error=on_error, strict=strict, tokenizer=vocabulary.described(loaded),
-        **{f"the code of {spec}": code_of(spec) for spec in (*form.maps, *([words] if words else []))},
+        recipe.published,
+        format=format, text_key=text_key, on_error=on_error, strict=strict, tokenizer=vocabulary.described,
+        **{f"the code of {spec}": code_of(spec) for _, spec in recipe.functions},
     )  # fmt: skip
     for line in selected.notes():
         say(line)
-    work = _Work(plan, form, shares, stored, vocabulary, loaded, means, is_for_url=is_remote(str(out)))
+    work = _Work(plan, recipe, vocabulary, means, is_for_url=is_remote(str(out)))
     if not work.is_for_url:
         with connected(ray, say) if ray is not None else nullcontext():
             return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
@@ -160,58 +159,6 @@ def _build_for_url(url: str, work: _Work, *, say: Callable[[str], None], progres
         say(f"copying the dataset to {url}")
         push(directory, url)
         return replace(report, dataset=Dataset(keep(directory)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """What is stored beside ids, and what is left out. Raises UsageError for values that are not possible."""
-
-    sentences: str  # "none", or "line": a line is a sentence
-    words: str | None  # "module:function" of a function from a text to its words
-    dedup: bool
-
-    def __post_init__(self) -> None:
-        if self.sentences not in ("none", "line"):
-            sentence = f"sentences is {self.sentences!r}; give none or line"
-            raise UsageError(sentence, "unknown", option="sentences", given=self.sentences)
-        if self.words:
-            function_of(self.words, "--words")
-
-    @property
-    def word_splitter(self) -> WordSplitter | None:
-        return function_of(self.words, "--words") if self.words else None
-
-
-@dataclass(frozen=True)
-class _Vocabulary:
-    """The tokenizer that was asked for: the one with a name, or one that is trained on the text."""
-
-    name: str | None
-    special_tokens: bool
-    type: str
-    cased: bool
-    size: int
-
-    def __post_init__(self) -> None:
-        require_type(self.type)
-
-    def load(self, streams: Sequence[str]) -> Tokenizer | None:
-        """The tokenizer with the name; None: it must be trained. streams: inputs that can be read only once."""
-        if self.name is not None:
-            loaded = load(self.name)
-            return loaded.with_special_tokens() if self.special_tokens else loaded
-        if streams:
-            sentence = (
-                f"{streams[0]} can be read only once, so it cannot also train a vocabulary; give a --tokenizer, for "
-                "example one that bertdata train-tokenizer made"
-            )
-            raise UsageError(sentence, "needs-option", option="tokenizer", given=streams[0])
-        return None
-
-    def described(self, loaded: Tokenizer | None) -> str:
-        if loaded:
-            return f"SHA-256 {file_digests(loaded)[TOKENIZER][:16]}"
-        return f"trained, {self.size} tokens" + (self.type != "wordpiece") * f", {self.type}" + self.cased * ", cased"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,14 +200,14 @@ class _Means:
             sentence = f"--{option} does not go with a URL as --out; give a directory, and bertdata push it there"
             raise UsageError(sentence, "conflict", option=option, given=out)
 
-    def require_fits(self, streams: Sequence[str], *, max_documents: int | None, dedup: bool) -> None:
+    def require_fits(self, streams: Sequence[str], recipe: Recipe) -> None:
         """Raises UsageError where parts or tasks cannot see what an option needs. streams: inputs that are pipes."""
         option = "part" if self.part is not None else "ray" if self.ray is not None else None
-        if option and (streams or max_documents):
+        if option and (streams or recipe.form.max_documents):
             it, other = "a part" if option == "part" else "a task", "a pipe" if streams else "--max-documents"
             sentence = f"--{option} does not go with {other}, because {it} sees only its own units; leave one out"
             raise UsageError(sentence, "conflict", option=option)
-        if dedup and (streams or option):
+        if recipe.dedup and (streams or option):
             other, why = (
                 ("a pipe", "it reads the text twice") if streams else (f"--{option}", "it compares all documents")
             )
@@ -272,37 +219,13 @@ class _Means:
         return self.workers or len(os.sched_getaffinity(0))
 
 
-def _published(form: TextFormat, shares: Shares, stored: _Stored) -> dict[str, Any]:
-    """The settings that the manifest has. Those that came later than 0.1.0 are left out where they say nothing."""
-    settings = {
-        "documents": form.documents,
-        "sentences": stored.sentences,
-        "validation": shares.validation,
-        "test": shares.test,
-        "shard_size": form.shard_size,
-        "max_documents": form.max_documents,
-    }
-    if stored.words:
-        settings["words"] = stored.words
-    if form.maps:
-        settings["map"] = list(form.maps)
-    if stored.dedup:
-        settings["dedup"] = True
-    if form.encoding != UTF_8:
-        settings["encoding"] = form.encoding
-    return settings
-
-
 @dataclass(frozen=True)
 class _Work:
     """What a build makes. Its options were checked."""
 
     plan: BuildPlan
-    form: TextFormat
-    shares: Shares
-    stored: _Stored
-    vocabulary: _Vocabulary
-    tokenizer: Tokenizer | None  # None: one that is trained
+    recipe: Recipe
+    vocabulary: Vocabulary
     means: _Means
     is_for_url: bool
 
@@ -310,26 +233,23 @@ class _Work:
         self, directory: Path, *, overwrite: bool, say: Callable[[str], None], progress: Progress
     ) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
-        files, part = self.plan.inputs, self.means.part
-        units_of, streams = split(files, self.form), any(file.is_stream for file in files)
+        files, part, form = self.plan.inputs, self.means.part, self.recipe.form
+        units_of, streams = split(files, form), any(file.is_stream for file in files)
         _require_few_units(units_of)
         total = sum(file.size or 0 for file in files)
-        passes = 2 * total if self.stored.dedup else total
+        passes = 2 * total if self.recipe.dedup else total
         with staging_directory(directory, overwrite=overwrite, part=part) as staging:
             tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams, say=say)
             units = kept_units(staging, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
-            if self.stored.dedup:
+            if self.recipe.dedup:
                 duplicates = find_duplicates(
                     staging, units_of, workers=self.means.threads, progress=lambda done: progress(done, passes), say=say
                 )
-            encoder = TextEncoder(
-                tokenizer, self.shares, files=files, form=self.form, sentences=self.stored.sentences == "line",
-                word_splitter=self.stored.word_splitter, duplicates=duplicates,
-            )  # fmt: skip
+            encoder = TextEncoder(tokenizer, self.recipe, files, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
                 encoder.encode(Chunk(0, 0, 0, Documents.of))
-                if any((self.form.kind or file.kind) != "text" for file in files):
+                if any((form.kind or file.kind) != "text" for file in files):
                     load_kernels()
             try:
                 before = passes - total
@@ -350,13 +270,10 @@ class _Work:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
         with planning(staging):
             continue_or_start(staging, self.plan, overwrite=overwrite, start_over=start_over)
-            vocabulary = self.vocabulary
-            tokenizer = self.tokenizer or trained_tokenizer(
-                staging, list(self.plan.inputs), self.form, vocabulary.type, vocabulary.cased, vocabulary.size, say
-            )
+            tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, say)
             write_tokenizer(staging, tokenizer, say)
-            if vocabulary.name is not None:
-                write_file(staging / _NAME, json.dumps(name_of(vocabulary.name)).encode())
+            if self.vocabulary.name is not None:
+                write_file(staging / _NAME, json.dumps(name_of(self.vocabulary.name)).encode())
         return tokenizer
 
     def _make_units(
@@ -372,15 +289,12 @@ class _Work:
         if self.means.ray is not None:
             if encoder.why_slow:
                 say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
-            job = Job(
-                units_of, staging.absolute(), self.shares, sentences=encoder.sentences, words=self.stored.words,
-                directory=Path.cwd(),
-            )  # fmt: skip
+            job = Job(units_of, self.recipe, staging.absolute(), Path.cwd())
             encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
             return
         number, parts = self.means.part or (0, 1)
         make_text_units(
-            units_of, encoder, lambda: UnitWriter(staging, self.form.shard_size),
+            units_of, encoder, lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
             is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
             keep=units.add, workers=self.means.threads, progress=progress, say=say,
         )  # fmt: skip

@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertdata.errors import SpecialTextError, counted
+from bertdata.errors import SpecialTextError, UsageError, counted
 from bertdata.format.origins import origins_of
 from bertdata.sources.blocks import find_blocks, source_of
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import Input
+from bertdata.sources.maps import function_of
 from bertdata.sources.split import Plan
+from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import BadRow, Chunk, Documents, Skipped
 from bertdata.tokenize.tokenizer import Encoded, Tokenizer, WordSplitter
 from bertdata.write.duplicates import without_duplicates
@@ -25,30 +28,64 @@ from bertdata.write.state import Tally, UnitRecord
 from bertdata.write.units import SPLITS_BY_HASH, EncodedDocuments, Shares, UnitWriter, by_spelling, make_units
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What makes the bytes of a build, beside its inputs and its tokenizer. Raises UsageError for what cannot be."""
+
+    form: TextFormat
+    shares: Shares
+    sentences: str = "none"  # or "line": a line is a sentence, and where it begins is stored
+    words: str | None = None  # "module:function" from a text to its words; None: do not store where words begin
+    dedup: bool = False
+
+    def __post_init__(self) -> None:
+        if self.sentences not in ("none", "line"):
+            sentence = f"sentences is {self.sentences!r}; give none or line"
+            raise UsageError(sentence, "unknown", option="sentences", given=self.sentences)
+        for option, spec in self.functions:
+            function_of(spec, option)
+
+    @property
+    def functions(self) -> list[tuple[str, str]]:
+        """The functions of a user, each with the option that names it."""
+        return [("--map", spec) for spec in self.form.maps] + ([("--words", self.words)] if self.words else [])
+
+    @property
+    def word_splitter(self) -> WordSplitter | None:
+        return function_of(self.words, "--words") if self.words else None
+
+    @property
+    def published(self) -> dict[str, Any]:
+        """The settings that the manifest has. Those that came later than 0.1.0 are left out where they say nothing."""
+        form = self.form
+        later = {"words": self.words, "map": list(form.maps), "dedup": self.dedup}
+        return {
+            "documents": form.documents,
+            "sentences": self.sentences,
+            "validation": self.shares.validation,
+            "test": self.shares.test,
+            "shard_size": form.shard_size,
+            "max_documents": form.max_documents,
+            **{name: value for name, value in later.items() if value},
+            **({"encoding": form.encoding} if form.encoding != UTF_8 else {}),
+        }
+
+
 class TextEncoder:
     """Does all work on a block of text except writing it. May be used by several threads at once."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        shares: Shares,
-        *,
+        recipe: Recipe,
         files: Sequence[Input],
-        form: TextFormat,
-        sentences: bool,
-        word_splitter: WordSplitter | None = None,
         duplicates: NDArray[np.uint64] | None = None,
     ) -> None:
-        """files, form: of the documents, by which an error names their place.
-
-        word_splitter: a text → its words; None: do not store where words begin.
-
-        duplicates: origins of documents to leave out, ascending.
-        """
-        self.tokenizer, self.sentences, self.word_splitter = tokenizer, sentences, word_splitter
-        self.num_inputs, self.duplicates = len(files), duplicates
-        self._files, self._form = files, form
-        self._shares, self._spellings = shares, literals(tokenizer.spellings)
+        """files: all inputs of the build. duplicates: origins of documents to leave out, ascending."""
+        self.tokenizer, self.word_splitter, self.duplicates = tokenizer, recipe.word_splitter, duplicates
+        self.sentences = recipe.sentences == "line"
+        self._files, self._form, self._shares = files, recipe.form, recipe.shares
+        self._spellings = literals(tokenizer.spellings)
         self._first_bytes = np.flatnonzero(self._spellings.begins).astype(np.uint8)
 
     def encode(self, block: Chunk) -> EncodedDocuments:
@@ -56,9 +93,9 @@ class TextEncoder:
 
         Raises InputError, as `block.decode` does, and TokenizerError for a text that cannot be encoded.
         """
-        some = block.decode()
+        some, num_inputs = block.decode(), len(self._files)
         if self.duplicates is not None:
-            some = without_duplicates(some, self.duplicates, self.num_inputs)
+            some = without_duplicates(some, self.duplicates, num_inputs)
         some, encoded = self._tokenized(some)
         text, offsets, word_starts = some.text, some.offsets, None
         if self.word_splitter:
@@ -83,7 +120,7 @@ class TextEncoder:
             offsets=encoded.documents,
             sentences=encoded.sentences,
             word_starts=word_starts,
-            origins=origins_of(some.inputs, some.starts, self.num_inputs),
+            origins=origins_of(some.inputs, some.starts, num_inputs),
             splits=splits,
             has_ids=encoded.documents[1:] - encoded.documents[:-1] > (self.tokenizer.special.separator is not None),
             replaced=some.replaced,
@@ -123,7 +160,7 @@ class TextEncoder:
 def make_text_units(
     plan: Plan,
     encoder: TextEncoder,
-    new_writer: Callable[[], UnitWriter],
+    new_writer: Callable[[int], UnitWriter],
     *,
     is_missing: Callable[[int], bool],
     keep: Callable[[UnitRecord], None],

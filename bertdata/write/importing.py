@@ -102,7 +102,7 @@ def import_ids(
                 [Task(range(sys.maxsize), total)],  # the number of units is not known before all is read
                 lambda task, is_missing: found_ids(files, itemsize, shard_size, is_missing),
                 encoder.encode,
-                lambda: UnitWriter(staging, shard_size, keeps_empty=not shares.divide),
+                lambda unit: UnitWriter(staging, unit, shard_size, keeps_empty=not shares.divide),
                 is_missing=lambda unit: unit not in units.numbers,
                 keep=units.add,
                 workers=len(os.sched_getaffinity(0)),
