@@ -42,21 +42,21 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
             for chunk in _chunks_of(source, stretch, base, is_read):
                 unit, bytes_read = stretch.unit(chunk.unit), bytes_before + chunk.bytes_read
                 if pieces and (pieces[-1].unit != unit or size + chunk.num_bytes > documents.BLOCK_BYTES):
-                    yield from _block(pieces, size, is_wanted)
+                    yield from _block(pieces, size, bytes_read, is_wanted)
                     pieces, size = [], 0
-                pieces.append(_Piece(index, source, unit, bytes_read, chunk.decode))
+                pieces.append(_Piece(index, source, unit, chunk.decode))
                 size += chunk.num_bytes
                 if most is not None:
                     taken = _first(chunk.decode(), most - count)
                     pieces[-1] = pieces[-1]._replace(decode=partial(Documents.joined, [taken]))  # these alone
                     count += taken.starts.size
                 if count == most:
-                    yield from _block(pieces, size, is_wanted)
+                    yield from _block(pieces, size, bytes_read, is_wanted)
                     return
-            file_size = source.file.size
-            base += file_size or 0
-            bytes_before = bytes_read if file_size is None else bytes_before + file_size
-        yield from _block(pieces, size, is_wanted)  # before the next stretch is read, whose fault comes later
+            base += source.file.size or 0
+            is_read_to_its_end = source.file.size is not None and source.kind != "arrow"
+            bytes_before = bytes_before + (source.file.size or 0) if is_read_to_its_end else bytes_read
+        yield from _block(pieces, size, bytes_before, is_wanted)  # before the next stretch, whose fault comes later
 
 
 class _Piece(NamedTuple):
@@ -65,19 +65,13 @@ class _Piece(NamedTuple):
     input: int  # its number
     source: TextFile | TableFile
     unit: int
-    bytes_read: int  # of all inputs, up to the end of the chunk
     decode: Callable[[], Documents]
 
 
-def _block(pieces: Sequence[_Piece], size: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
+def _block(pieces: Sequence[_Piece], size: int, bytes_read: int, is_wanted: Callable[[int], bool]) -> Iterator[Chunk]:
     """Pieces of one unit as one chunk, if there are some and the unit is wanted."""
     if pieces and is_wanted(pieces[0].unit):
-        decode = partial(_decoded, tuple(pieces))
-        yield Chunk(pieces[0].unit, size, pieces[-1].bytes_read, decode)
-
-
-def _decoded(pieces: Sequence[_Piece]) -> Documents:
-    return Documents.joined([_allowed(piece) for piece in pieces])
+        yield Chunk(pieces[0].unit, size, bytes_read, lambda: Documents.joined([_allowed(piece) for piece in pieces]))
 
 
 def _allowed(piece: _Piece) -> Documents:
