@@ -21,7 +21,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from reference import documents as reference
 
-from bertdata.sources import streams
+from bertdata.sources import documents
 from bertdata.sources.blocks import find_blocks
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.inputs import local
@@ -205,11 +205,11 @@ def ids_by_split(dataset):
 @contextmanager
 def counting_reads():
     """A list of the bytes of each read of an input within the context."""
-    sizes, read_into = [], streams.InputStream.readinto
+    sizes, read_into = [], documents.TextFile._read
 
-    def counted(self, buffer):
-        sizes.append(read_into(self, buffer))
+    def counted(self, stream, buffer, **options):
+        sizes.append(read_into(self, stream, buffer, **options))
         return sizes[-1]
 
-    with patch.object(streams.InputStream, "readinto", counted):
+    with patch.object(documents.TextFile, "_read", counted):
         yield sizes

@@ -58,7 +58,7 @@ import bertdata
 from bertdata.cli import main
 from bertdata.errors import InputError
 from bertdata.format.verify import verify
-from bertdata.sources import documents, streams
+from bertdata.sources import documents
 from bertdata.sources.documents import TextFormat
 from bertdata.sources.find import find_inputs
 from bertdata.write import build, finish
@@ -984,7 +984,7 @@ def test_an_interrupted_part_keeps_its_finished_units(tmp_path, corpus, vocab, s
 
 def test_a_part_made_again_redoes_nothing(halves, corpus, vocab, straight):
     kept, asked = records_of(halves), []
-    with patch.object(streams.InputStream, "readinto", side_effect=asked.append):
+    with patch.object(documents.TextFile, "_read", side_effect=asked.append):
         build_parts(corpus, halves, 2, [1], tokenizer=vocab, **SMALL)
     assert asked == []
     assert records_of(halves) == kept

@@ -191,7 +191,7 @@ class TextFile:
 
     def _read(self, stream: InputStream, buffer: NDArray[np.uint8], *, is_first: bool) -> int:
         """Reads bytes into `buffer`; 0: there are no more. Raises InputError if the first ones cannot be text."""
-        length = stream.readinto(buffer.data)
+        length: int = stream.file.readinto(buffer.data)
         if is_first:
             require_text(self.file, buffer[: min(length, _JUDGED)].tobytes(), self.form.encoding)
         return length
@@ -280,14 +280,14 @@ class TextFile:
         stop = offset
         while stop > 0:
             start = max(0, stop - min(BLOCK_BYTES, _MARGIN))
-            stream.seek(start)
+            stream.file.seek(start)
             length = len(stream.read(stop - start).rstrip(b" \t\r\n"))
             if length:
                 stop = start + length
                 break
             stop = start
         if offset > 0:
-            stream.seek(max(0, stop - 1))
+            stream.file.seek(max(0, stop - 1))
         return max(0, stop - 1)
 
 

@@ -159,12 +159,10 @@ def _sample(files: list[Input], form: TextFormat, progress: Progress = lambda do
             break
         texts += some.text[: some.num_bytes].tobytes().decode().split("\n")
         sample_bytes, bytes_read = sample_bytes + some.num_bytes, block.bytes_read
-        progress(bytes_read, sum(on_disk))
+        progress(bytes_read or sample_bytes, sum(on_disk))
     if not any(texts):
         if form.maps and sample_bytes == 0:
-            sentence = (
-                "there is no text to train a vocabulary on: --map left out all documents; give one that keeps some"
-            )
+            sentence = "there is no text to train a vocabulary on: --map left out all documents; give one that does not"
             raise InputError(sentence, "bad-function", option="map", given=form.maps)
         sentence = "there is no text to train a vocabulary on: all lines are blank; give a file with text in it"
         raise InputError(sentence, "empty", option="inputs")
