@@ -58,7 +58,7 @@ class TableFile:
                 first += len(column)
             return
         with self._parquet() as table:
-            _check_column(self.file, table.schema_arrow, self.form.text_key)
+            _check_column(self.file, self.form.text_key, table.schema_arrow)
             for group in range(table.num_row_groups):
                 stop = first + table.metadata.row_group(group).num_rows
                 if ((wanted >= first) & (wanted < stop)).any():
@@ -129,19 +129,28 @@ class TableFile:
                     yield pa.array(texts, pa.large_binary()), reasons, stream.bytes_read
             return
         with opened(self.file) as stream:
-            if stream.is_seekable and stream.read(6) == b"ARROW1":
-                stream.seek(0)
-                with pa.ipc.open_file(stream.file) as reader:
-                    _check_column(self.file, reader.schema, key)
-                    for number in range(reader.num_record_batches):
-                        yield _text_column(reader.get_batch(number), key), {}, stream.bytes_read
-                return
-            if stream.is_seekable:
-                stream.seek(0)
-            with pa.ipc.open_stream(stream.file) as reader:
-                _check_column(self.file, reader.schema, key)
-                for batch in reader:
-                    yield _text_column(batch, key), {}, stream.bytes_read
+            check = partial(_check_column, self.file, key)
+            for batch, _ in record_batches(stream.file, check, is_seekable=stream.is_seekable):
+                yield _text_column(batch, key), {}, stream.bytes_read
+
+
+def record_batches(
+    file: Any, check: Callable[[Any], None], *, is_seekable: bool = True
+) -> Iterator[tuple[Any, float | None]]:
+    """The record batches of an open Arrow file or stream, and the share of them that is read; None: not known.
+
+    check: called with the schema first.
+    """
+    import pyarrow as pa
+
+    is_file = is_seekable and file.read(6) == b"ARROW1"
+    if is_seekable:
+        file.seek(0)
+    with pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file) as reader:
+        check(reader.schema)
+        number = reader.num_record_batches if is_file else 0
+        yield from ((reader.get_batch(index), (index + 1) / number) for index in range(number))
+        yield from ((batch, None) for batch in (() if is_file else reader))
 
 
 def group_units(file: Input, form: TextFormat) -> list[int]:
@@ -159,7 +168,7 @@ def group_units(file: Input, form: TextFormat) -> list[int]:
         raise InputError(sentence, "unsupported", option="inputs", given=file.name)
     with readable(file, "parquet"):
         meta = pq.read_metadata(_for_pyarrow(file))
-        _check_column(file, meta.schema.to_arrow_schema(), form.text_key)
+        _check_column(file, form.text_key, meta.schema.to_arrow_schema())
         return _group_units(meta, form)
 
 
@@ -209,7 +218,7 @@ def _field(schema: Any, key: str) -> Any:
     return field
 
 
-def _check_column(file: Input, schema: Any, key: str) -> None:
+def _check_column(file: Input, key: str, schema: Any) -> None:
     """Raises InputError if there is no column of strings with this name."""
     import pyarrow as pa
 
