@@ -221,10 +221,12 @@ def test_what_a_node_does_not_see_is_one_sentence(job, tmp_path, corpus):
         files = [replace(job.plan.files[0], name=name)]
         with refuses("cluster-failed", "inputs", given=name):
             attempt(replace(job, plan=replace(job.plan, files=files)), range(2))
+    elsewhere = replace(job.recipe)
+    vars(elsewhere)["words"] = "nowhere:cut"  # a function that there is where the command was run
     for changed, attempts, option in (
         (job, job.staging / "attempts-2", "out"),
         (replace(job, version="0.0"), None, "ray"),
-        (replace(job, words="nowhere:cut"), job.staging / "attempts-1", "words"),
+        (replace(job, recipe=elsewhere), job.staging / "attempts-1", "words"),
     ):
         with patch.object(ray, "get", lambda ref: ref), refuses("cluster-failed", option):
             cluster._prepared.__wrapped__(changed, attempts)

@@ -33,20 +33,14 @@ def _megatron_index(index: Input) -> _Index:
     size, begin = index.size or 0, struct.calcsize(MEGATRON_HEADER)
     content = FileArray(index, np.uint8, min(size, begin))[:].tobytes()
     if content[:9] != MEGATRON_MAGIC or size < begin:
-        sentence = (
-            f"{index} is not the index of a Megatron dataset: its first bytes are not MMIDIDX; give the .idx of one"
-        )
+        sentence = f"{index} is no index of a Megatron dataset, as it does not begin with MMIDIDX; give the .idx of one"
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     _, version, code, num_sequences, num_documents = struct.unpack(MEGATRON_HEADER, content)
     if version != 1:
-        sentence = (
-            f"{index} has version {version}, and only version 1 can be read; write the dataset again with Megatron"
-        )
+        sentence = f"{index} has version {version}, and only 1 can be read; write the dataset again with Megatron"
         raise InputError(sentence, "other-version", option="inputs", given=index.name)
     if code not in MEGATRON_DTYPES:
-        sentence = (
-            f"{index} has dtype {code}, which is no kind of integer, so its .bin does not hold ids; give files of ids"
-        )
+        sentence = f"{index} has dtype {code}, which is no kind of integer, so it is not for ids; give files of ids"
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     expected = begin + 12 * num_sequences + 8 * num_documents
     if num_sequences and size == expected + num_sequences:

@@ -178,9 +178,7 @@ def _as_here(error: Exception) -> BaseException:
         return BuildError(sentence, "cluster-failed", option="ray", given=cause.name)
     if isinstance(error, RayError) and not isinstance(error, RayTaskError):
         tries = _RETRIES + 1
-        sentence = (
-            f"Ray gave a task up after {tries} attempts ({_reason(error)}); run the same command again to continue"
-        )
+        sentence = f"Ray gave a task up after {tries} attempts ({_reason(error)}); run the command again to continue"
         return BuildError(sentence, "cluster-failed", option="ray", given=tries)
     return error
 

@@ -10,7 +10,6 @@ the cache if its output is a URL.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bertdata.errors import BuildError, UsageError, counted
-from bertdata.files import write_file
 from bertdata.format.dataset import Dataset
 from bertdata.format.manifest import MANIFEST
 from bertdata.format.records import FORMAT_VERSION, read_record, write_record
@@ -30,13 +28,13 @@ from bertdata.sources.maps import code_of
 from bertdata.sources.split import Plan, split
 from bertdata.sources.streams import UTF_8
 from bertdata.sources.texts import Chunk, Documents, load_kernels
-from bertdata.tokenize.load import load, name_of
+from bertdata.tokenize.load import load
 from bertdata.tokenize.tokenizer import Tokenizer
 from bertdata.urls import is_remote
 from bertdata.write.cluster import Job, connected, encode_on_cluster
 from bertdata.write.duplicates import find_duplicates
 from bertdata.write.encoding import Recipe, TextEncoder, make_text_units
-from bertdata.write.publish import manifest_of_text, no_documents, publish
+from bertdata.write.publish import counts_of_text, no_documents, publish
 from bertdata.write.staging import (
     STAGING,
     Progress,
@@ -52,7 +50,6 @@ from bertdata.write.state import PLAN, BuildPlan, FinishedUnits, finished_units
 from bertdata.write.units import Shares, UnitWriter
 from bertdata.write.vocabulary import Vocabulary
 
-_NAME = "tokenizer_name.json"  # in the staging directory
 MOST_UNITS = 1 << 20  # of a build, those of pipes excepted
 
 
@@ -137,14 +134,14 @@ def build(
     )  # fmt: skip
     for line in selected.notes():
         say(line)
-    work = _Work(plan, recipe, vocabulary, means, is_for_url=is_remote(str(out)))
+    work = _Work(plan, recipe, vocabulary, means, say, progress, is_for_url=is_remote(str(out)))
     if not work.is_for_url:
         with connected(ray, say) if ray is not None else nullcontext():
-            return work.run(Path(out), overwrite=overwrite, say=say, progress=progress)
-    return _build_for_url(str(out), work, say=say, progress=progress)
+            return work.run(Path(out), overwrite=overwrite)
+    return _build_for_url(str(out), work)
 
 
-def _build_for_url(url: str, work: _Work, *, say: Callable[[str], None], progress: Progress) -> BuildReport:
+def _build_for_url(url: str, work: _Work) -> BuildReport:
     """Builds in the cache, and copies the dataset from there."""
     from bertdata.format.transfer import keep, outgoing, push, require_free
 
@@ -154,9 +151,9 @@ def _build_for_url(url: str, work: _Work, *, say: Callable[[str], None], progres
             report: BuildReport | None = BuildReport(dataset=Dataset(directory))
         else:
             require_free(url)
-            report = work.run(directory, overwrite=streams, say=say, progress=progress)
+            report = work.run(directory, overwrite=streams)
         assert report is not None  # noqa: S101  (a part has no URL)
-        say(f"copying the dataset to {url}")
+        work.say(f"copying the dataset to {url}")
         push(directory, url)
         return replace(report, dataset=Dataset(keep(directory)))
 
@@ -174,16 +171,8 @@ class _Means:
         workers, part = self.workers, self.part
         if workers is not None and workers < 1:
             raise UsageError(f"workers is {workers}; give at least 1", "out-of-range", option="workers", given=workers)
-        if part is None:
-            return
-        if not 0 <= part[0] < part[1]:
+        if part is not None and not 0 <= part[0] < part[1]:
             raise UsageError(f"part is {part}; give (i, n) with 0 <= i < n", "out-of-range", option="part", given=part)
-        if self.overwrite or self.ray is not None:
-            other = "--overwrite" if self.overwrite else "--ray"
-            sentence = (
-                f"--part does not go with {other}, because other parts may be made at the same time; leave one out"
-            )
-            raise UsageError(sentence, "conflict", option="part", given=part)
 
     def require_out(self, out: str) -> None:
         """Raises UsageError for an output that cannot be, or not with these means."""
@@ -201,18 +190,23 @@ class _Means:
             raise UsageError(sentence, "conflict", option=option, given=out)
 
     def require_fits(self, streams: Sequence[str], recipe: Recipe) -> None:
-        """Raises UsageError where parts or tasks cannot see what an option needs. streams: inputs that are pipes."""
-        option = "part" if self.part is not None else "ray" if self.ray is not None else None
-        if option and (streams or recipe.form.max_documents):
-            it, other = "a part" if option == "part" else "a task", "a pipe" if streams else "--max-documents"
-            sentence = f"--{option} does not go with {other}, because {it} sees only its own units; leave one out"
-            raise UsageError(sentence, "conflict", option=option)
-        if recipe.dedup and (streams or option):
-            other, why = (
-                ("a pipe", "it reads the text twice") if streams else (f"--{option}", "it compares all documents")
-            )
-            sentence = f"--dedup does not go with {other}, because {why}; leave one out"
-            raise UsageError(sentence, "conflict", option="dedup")
+        """Raises UsageError for options that exclude each other. streams: inputs that are pipes."""
+        is_part, is_ray, most = self.part is not None, self.ray is not None, recipe.form.max_documents
+        others, alone = "other parts may be made at the same time", "each sees only its own units"
+        for one, other, excludes, why in (
+            ("part", "--overwrite", is_part and self.overwrite, others),
+            ("part", "--ray", is_part and is_ray, others),
+            ("part", "a pipe", is_part and streams, alone),
+            ("part", "--max-documents", is_part and most, alone),
+            ("ray", "a pipe", is_ray and streams, alone),
+            ("ray", "--max-documents", is_ray and most, alone),
+            ("dedup", "a pipe", recipe.dedup and streams, "it reads the text twice"),
+            ("dedup", "--part", recipe.dedup and is_part, "it compares all documents"),
+            ("dedup", "--ray", recipe.dedup and is_ray, "it compares all documents"),
+        ):
+            if excludes:
+                sentence = f"--{one} does not go with {other}, because {why}; leave one out"
+                raise UsageError(sentence, "conflict", option=one, given=other)
 
     @property
     def threads(self) -> int:
@@ -227,24 +221,24 @@ class _Work:
     recipe: Recipe
     vocabulary: Vocabulary
     means: _Means
+    say: Callable[[str], None]
+    progress: Progress
     is_for_url: bool
 
-    def run(
-        self, directory: Path, *, overwrite: bool, say: Callable[[str], None], progress: Progress
-    ) -> BuildReport | None:
+    def run(self, directory: Path, *, overwrite: bool) -> BuildReport | None:
         """Makes the dataset in a directory, or a part of it."""
-        files, part, form = self.plan.inputs, self.means.part, self.recipe.form
+        files, part, form, say = self.plan.inputs, self.means.part, self.recipe.form, self.say
         units_of, streams = split(files, form), any(file.is_stream for file in files)
         _require_few_units(units_of)
         total = sum(file.size or 0 for file in files)
         passes = 2 * total if self.recipe.dedup else total
         with staging_directory(directory, overwrite=overwrite, part=part) as staging:
-            tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams, say=say)
+            tokenizer = self._prepared(staging, overwrite=overwrite, start_over=streams)
             units = kept_units(staging, say if part is None else lambda line: None)
             reused, duplicates = len(units.numbers), None
             if self.recipe.dedup:
                 duplicates = find_duplicates(
-                    staging, units_of, workers=self.means.threads, progress=lambda done: progress(done, passes), say=say
+                    staging, units_of, self.means.threads, say, lambda done: self.progress(done, passes)
                 )
             encoder = TextEncoder(tokenizer, self.recipe, files, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
@@ -253,8 +247,8 @@ class _Work:
                     load_kernels()
             try:
                 before = passes - total
-                self._make_units(encoder, staging, units_of, units, say, lambda done: progress(before + done, passes))
-                progress(passes, passes)
+                self._make_units(encoder, staging, units_of, units, lambda done: self.progress(before + done, passes))
+                self.progress(passes, passes)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(_what_is_kept(finished_units(staging), is_pipe=streams)) from None
             # each plan for a URL has its own directory
@@ -266,29 +260,21 @@ class _Work:
             _publish(directory, staging, units, tokenizer, self.plan)
         return _report(directory, units, self.plan, reused)
 
-    def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool, say: Callable[[str], None]) -> Tokenizer:
+    def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool) -> Tokenizer:
         """The tokenizer, whose files and name are now in `staging`. One part at a time trains it."""
         with planning(staging):
             continue_or_start(staging, self.plan, overwrite=overwrite, start_over=start_over)
-            tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, say)
-            write_tokenizer(staging, tokenizer, say)
-            if self.vocabulary.name is not None:
-                write_file(staging / _NAME, json.dumps(name_of(self.vocabulary.name)).encode())
+            tokenizer = self.vocabulary.of_build(staging, list(self.plan.inputs), self.recipe.form, self.say)
+            write_tokenizer(staging, tokenizer, self.vocabulary.name, self.say)
         return tokenizer
 
     def _make_units(
-        self,
-        encoder: TextEncoder,
-        staging: Path,
-        units_of: Plan,
-        units: FinishedUnits,
-        say: Callable[[str], None],
-        progress: Callable[[int], None],
+        self, encoder: TextEncoder, staging: Path, units_of: Plan, units: FinishedUnits, progress: Callable[[int], None]
     ) -> None:
         """Makes what is not in `units` yet, on a cluster or by threads."""
         if self.means.ray is not None:
             if encoder.why_slow:
-                say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
+                self.say(f"note: {encoder.why_slow}, so `tokenizers` encodes the text, at 1 to 3 MB/s a core")
             job = Job(units_of, self.recipe, staging.absolute(), Path.cwd())
             encode_on_cluster(job, encoder.tokenizer, units=units, workers=self.means.workers, progress=progress)
             return
@@ -296,7 +282,7 @@ class _Work:
         make_text_units(
             units_of, encoder, lambda unit: UnitWriter(staging, unit, self.recipe.form.shard_size),
             is_missing=lambda unit: unit not in units.numbers and units_of.section(unit) % parts == number,
-            keep=units.add, workers=self.means.threads, progress=progress, say=say,
+            keep=units.add, workers=self.means.threads, progress=progress, say=self.say,
         )  # fmt: skip
 
 
@@ -325,10 +311,8 @@ def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
 
 def _publish(directory: Path, staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan) -> None:
     """Raises InputError if there is no document."""
-    noted = staging / _NAME
-    name = json.loads(noted.read_bytes()) if noted.exists() else None  # one that the build trained has none
-    manifest = manifest_of_text(units, tokenizer, plan, name)
-    publish(directory, staging, units, plan, manifest, no_documents(manifest.counts))
+    counts = counts_of_text(units.tally, units.splits(), tokenizer, plan)
+    publish(directory, staging, units, plan, tokenizer, tokenizer.special, counts, no_documents(counts))
 
 
 def finish(out: str | Path) -> BuildReport:
@@ -343,24 +327,18 @@ def finish(out: str | Path) -> BuildReport:
     totals = sorted({int(name.removesuffix(".json").split("-of-")[1]) for name in parts})
     lacking = {n: [f"{k + 1}/{n}" for k in range(n) if part_name(k, n) not in parts] for n in totals}
     total = next((n for n in totals if not lacking[n]), 0)
-    if not total and len(totals) > 1:
-        sentence = (
-            f"{directory} has parts of {' and of '.join(map(str, totals))}, and none of these is complete; make all "
-            "parts of one of them"
-        )
-        raise BuildError(sentence, "parts-missing", option="out", given=lacking)
     if not total:
-        missing = lacking[totals[0]]
-        sentence = f"{directory} lacks part {', '.join(missing)}; run bertdata build --part for each of them first"
-        raise BuildError(sentence, "parts-missing", option="out", given=missing)
+        missing = ", or part ".join(", ".join(parts) for parts in lacking.values())
+        sentence = f"{directory} lacks part {missing}; run bertdata build --part for each of them first"
+        raise BuildError(
+            sentence, "parts-missing", option="out", given=lacking if len(totals) > 1 else lacking[totals[0]]
+        )
     with staging_directory(directory, overwrite=True):
         units = finished_units(staging)
         records = [read_record(staging / part_name(number, total)) for number in range(total)]
         lost = sorted({unit for record in records for unit in record["units"]} - units.numbers)
         if lost:
-            sentence = (
-                f"the records of units {', '.join(map(str, lost))} are missing in {staging}; make the parts again"
-            )
+            sentence = f"{staging} lacks the records of units {', '.join(map(str, lost))}; make the parts again"
             raise BuildError(sentence, "parts-missing", option="out", given=lost)
         plan = BuildPlan.read(staging)
         if plan is None:

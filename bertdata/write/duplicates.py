@@ -30,7 +30,7 @@ _FILES = 256  # one for each first byte of a hash
 
 
 def find_duplicates(
-    staging: Path, plan: Plan, *, workers: int, progress: Callable[[int], None], say: Callable[[str], None]
+    staging: Path, plan: Plan, workers: int, say: Callable[[str], None], progress: Callable[[int], None]
 ) -> NDArray[np.uint64]:
     """Origins of all documents that have the text of an earlier one, uint64 [n] ascending, from a file.
 
@@ -38,8 +38,10 @@ def find_duplicates(
     """
     path = staging / _NAME
     if not path.exists():
-        _hash_all(staging, plan, workers=workers, progress=progress)
-        _write(path, [_later_ones(_hash_file(staging, number)) for number in range(_FILES)])
+        _hash_all(staging, plan, workers, progress)
+        writer = ArrayWriter(path, DTYPE)
+        writer.append(np.sort(np.concatenate([_later_ones(_hash_file(staging, number)) for number in range(_FILES)])))
+        writer.commit()
     number = (path.stat().st_size - HEADER_BYTES) // np.dtype(DTYPE).itemsize
     say(f"documents with the text of an earlier one, which are left out: {number:,}")
     array: NDArray[np.uint64] = open_array(path, DTYPE, number)[:]
@@ -60,7 +62,7 @@ def _hash_file(staging: Path, number: int) -> Path:
     return staging / f"hashes-{number:03d}"
 
 
-def _hash_all(staging: Path, plan: Plan, *, workers: int, progress: Callable[[int], None]) -> None:
+def _hash_all(staging: Path, plan: Plan, workers: int, progress: Callable[[int], None]) -> None:
     num_inputs = len(plan.files)
 
     def work(block: Chunk) -> tuple[NDArray[np.uint64], int]:
@@ -95,9 +97,3 @@ def _later_ones(path: Path) -> NDArray[np.uint64]:
     path.unlink()
     rows = rows[np.lexsort(rows.T[[2, 1, 0]])]
     return rows[1:][(rows[1:, :2] == rows[:-1, :2]).all(1), 2]
-
-
-def _write(path: Path, parts: list[NDArray[np.uint64]]) -> None:
-    writer = ArrayWriter(path, DTYPE)
-    writer.append(np.sort(np.concatenate(parts)))
-    writer.commit()

@@ -179,9 +179,8 @@ def make_text_units(
         start = time.perf_counter()
         documents = encoder.encode(block)
         if why := next(reasons, None):
-            pace = _Pace(documents.tally.counts["text_bytes"], documents.bytes_read, time.perf_counter() - start)
-            left = todo if block.unit in firsts else 0
-            say(f"note: {why}, so `tokenizers` encodes the text, {pace.of(left, workers)}")
+            pace = _pace(documents, time.perf_counter() - start, todo if block.unit in firsts else 0, workers)
+            say(f"note: {why}, so `tokenizers` encodes the text, {pace}")
         return documents
 
     make_units(
@@ -192,23 +191,17 @@ def make_text_units(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Pace:
-    """At what speed the first block of an input was encoded."""
+def _pace(first: EncodedDocuments, seconds: float, more_bytes: float, workers: int) -> str:
+    """At what speed text is encoded, and what a build will take, by the first block of an input.
 
-    num_bytes: int  # of its text
-    bytes_read: int  # of the input on disk
-    seconds: float
-
-    def of(self, more_bytes: float, workers: int) -> str:
-        """What a build will take. more_bytes: of input on disk; 0: not known."""
-        if self.num_bytes < 1 << 16:
-            return "at 1 to 3 MB/s a thread"
-        rate = self.num_bytes / self.seconds
-        speed = f"at about {rate / 1e6:.1f} MB/s a thread"
-        if more_bytes <= 0:
-            return speed
-        seconds = more_bytes * self.num_bytes / self.bytes_read / rate / workers
-        minutes, hours = f"{seconds / 60:.0f} min", f"{seconds / 3600:.0f} h"
-        duration = f"{seconds:.0f} s" if seconds < 100 else minutes if seconds < 6000 else hours
-        return f"{speed}: expect {duration} with {counted(workers, 'thread')}"
+    more_bytes: of input on disk; 0: not known.
+    """
+    num_bytes = first.tally.counts["text_bytes"]
+    if num_bytes < 1 << 16:
+        return "at 1 to 3 MB/s a thread"
+    speed = f"at about {num_bytes / seconds / 1e6:.1f} MB/s a thread"
+    if more_bytes <= 0:
+        return speed
+    left = more_bytes / first.bytes_read * seconds / workers
+    duration = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min" if left < 6000 else f"{left / 3600:.0f} h"
+    return f"{speed}: expect {duration} with {counted(workers, 'thread')}"
