@@ -145,18 +145,24 @@ class Loader:
 
     def _require_possible(self) -> None:
         """Raises UsageError for values that no dataset can be read with."""
-        last, epochs, variants = self.world_size - 1, self.epochs, self.variants
-        for name, is_possible, advice in (
-            ("seed", 0 <= self.seed < 1 << 64, "give an integer from 0 to 2**64 - 1"),
-            ("global_batch_size", self.global_batch_size >= 1, "give at least 1"),
-            ("rank", 0 <= self.rank <= last, f"give a rank from 0 to {last}, which is world_size - 1"),
-            ("short_seq_prob", 0 <= self.short_seq_prob <= 1, "give a share of the documents from 0 to 1"),
-            ("epochs", epochs is None or epochs >= 1, "give at least 1, or None for an endless stream"),
-            ("variants", variants is None or variants >= 1, "give at least 1, or None for new masks in every epoch"),
-        ):
-            if not is_possible:
-                value = getattr(self, name)
-                raise UsageError(f"{name} is {value}; {advice}", "out-of-range", option=name, given=value)
+        if not 0 <= self.seed < 1 << 64:
+            sentence = f"seed is {self.seed}; give an integer from 0 to 2**64 - 1"
+            raise UsageError(sentence, "out-of-range", option="seed", given=self.seed)
+        if self.global_batch_size < 1:
+            sentence = f"global_batch_size is {self.global_batch_size}; give at least 1"
+            raise UsageError(sentence, "out-of-range", option="global_batch_size", given=self.global_batch_size)
+        if not 0 <= self.rank < self.world_size:
+            sentence = f"rank is {self.rank} of world_size {self.world_size}; give a rank from 0 to world_size - 1"
+            raise UsageError(sentence, "out-of-range", option="rank", given=self.rank)
+        if not 0 <= self.short_seq_prob <= 1:
+            sentence = f"short_seq_prob is {self.short_seq_prob}; give a share of the documents from 0 to 1"
+            raise UsageError(sentence, "out-of-range", option="short_seq_prob", given=self.short_seq_prob)
+        if self.epochs is not None and self.epochs < 1:
+            sentence = f"epochs is {self.epochs}; give at least 1, or None for an endless stream"
+            raise UsageError(sentence, "out-of-range", option="epochs", given=self.epochs)
+        if self.variants is not None and self.variants < 1:
+            sentence = f"variants is {self.variants}; give at least 1, or None for new masks in every epoch"
+            raise UsageError(sentence, "out-of-range", option="variants", given=self.variants)
         for name, value, kinds in (("shuffle", self.shuffle, SHUFFLES), ("samples", self.samples, SAMPLE_KINDS)):
             if value not in kinds:
                 raise UsageError(

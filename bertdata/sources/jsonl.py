@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from bertdata.sources.kernels import may_be_special
@@ -41,7 +42,7 @@ def texts_of(lines: Documents, key: str) -> Documents:
         starts.append(start)
         counts.append(num_bad + num_surrogates)
         invalid.append(start + max(bad_at, 0) if counts[-1] else -1)
-    return Documents.of(texts, starts, counts, invalid, bad)
+    return replace(Documents.of(texts, starts, counts, invalid), bad=bad)
 
 
 def _at_once(lines: Documents, key: str) -> Documents | None:

@@ -74,10 +74,8 @@ def open_megatron(name: str) -> IdsFile:
         ends = end + np.cumsum(some) * dtype.itemsize
         wrong = np.flatnonzero((some < 0) | (pointers[start : start + _SEQUENCES] != ends - some * dtype.itemsize))
         if wrong.size:
-            sentence = (
-                f"{index}: sequence {start + int(wrong[0])} does not begin where the one before it ends; write the "
-                "dataset again with Megatron's own tools"
-            )
+            number = start + int(wrong[0])
+            sentence = f"{index}: sequence {number} does not begin where the one before it ends; write it again"
             raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
         end, empty_sentences = int(ends[-1]), empty_sentences + int((some == 0).sum())
     if end != data.size:
@@ -85,10 +83,7 @@ def open_megatron(name: str) -> IdsFile:
         raise InputError(sentence, "cut-short", option="inputs", given=data.name)
     smallest, largest = steps_of(documents)
     if not documents.size or documents.at(0) != 0 or documents.at(-1) != num_sequences or smallest < 0:
-        sentence = (
-            f"{index}: its document indices do not ascend from 0 to {num_sequences:,}; write the dataset again with "
-            "Megatron's own tools"
-        )
+        sentence = f"{index}: its document indices do not ascend from 0 to {num_sequences:,}; write it again"
         raise InputError(sentence, "not-of-format", option="inputs", given=index.name)
     ids, has_sentences = FileArray(data, dtype, end // dtype.itemsize), largest > 1
 

@@ -150,9 +150,8 @@ def opened(source: Input, encoding: str = UTF_8) -> Iterator[InputStream]:
     except OSError as error:
         if compression and error.errno is None:  # bz2 and pyarrow report damage like this
             raise _cut_short(source, compression, error) from None
-        raise InputError(
-            f"{source} cannot be read: {error.strerror or error}", "unreadable", given=source.name
-        ) from None
+        sentence = f"{source} cannot be read: {error.strerror or error}"
+        raise InputError(sentence, "unreadable", given=source.name) from None
 
 
 def _cut_short(source: Input, compression: str, error: Exception) -> InputError:

@@ -132,19 +132,12 @@ class Documents:
         )
 
     @classmethod
-    def of(
-        cls,
-        texts: Sequence[bytes] = (),
-        starts: Sequence[int] = (),
-        replaced: Sequence[int] = (),
-        invalid: Sequence[int] = (),
-        bad: Sequence[Skipped] = (),
-    ) -> Documents:
-        """Documents of these texts. The first four have one length."""
+    def of(cls, texts: list[bytes], starts: list[int], replaced: list[int], invalid: list[int]) -> Documents:
+        """Documents of these texts. The lists have one length."""
         offsets = np.append(0, np.cumsum([len(text) + 1 for text in texts], dtype=np.int64))
         text = np.frombuffer(bytearray(b"\n").join([*texts, bytes(PADDING)]), np.uint8)
         begins, counts, firsts, inputs = np.array([starts, replaced, invalid, [0] * len(texts)], np.int64)
-        return cls(text, offsets, begins, counts, firsts, inputs, bad)
+        return cls(text, offsets, begins, counts, firsts, inputs)
 
     @classmethod
     def of_column(cls, column: Any, starts: NDArray[np.int64]) -> Documents:

@@ -14,7 +14,9 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from bertdata.errors import BuildError, UsageError, counted
 from bertdata.format.dataset import Dataset
@@ -242,7 +244,7 @@ class _Work:
                 )
             encoder = TextEncoder(tokenizer, self.recipe, files, duplicates)
             with announcing_compilation(say):  # loads or compiles the kernels before the threads start
-                encoder.encode(Chunk(0, 0, 0, Documents.of))
+                encoder.encode(Chunk(0, 0, 0, partial(Documents.of, [], [], [], [])))
                 if any((form.kind or file.kind) != "text" for file in files):
                     load_kernels()
             try:
@@ -257,7 +259,7 @@ class _Work:
                 made = sorted(unit for unit in units.numbers if units_of.section(unit) % part[1] == part[0])
                 write_record(staging / part_name(*part), {"format_version": FORMAT_VERSION, "units": made})
                 return None
-            _publish(directory, staging, units, tokenizer, self.plan)
+            _publish(staging, units, tokenizer, self.plan)
         return _report(directory, units, self.plan, reused)
 
     def _prepared(self, staging: Path, *, overwrite: bool, start_over: bool) -> Tokenizer:
@@ -309,10 +311,10 @@ def _what_is_kept(units: FinishedUnits, *, is_pipe: bool) -> str:
     return f"{amount}; run the same command again to continue"
 
 
-def _publish(directory: Path, staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan) -> None:
+def _publish(staging: Path, units: FinishedUnits, tokenizer: Tokenizer, plan: BuildPlan) -> None:
     """Raises InputError if there is no document."""
     counts = counts_of_text(units.tally, units.splits(), tokenizer, plan)
-    publish(directory, staging, units, plan, tokenizer, tokenizer.special, counts, no_documents(counts))
+    publish(staging, units, plan, tokenizer, tokenizer.special, counts, no_documents(counts))
 
 
 def finish(out: str | Path) -> BuildReport:
@@ -329,10 +331,9 @@ def finish(out: str | Path) -> BuildReport:
     total = next((n for n in totals if not lacking[n]), 0)
     if not total:
         missing = ", or part ".join(", ".join(parts) for parts in lacking.values())
+        given: Any = lacking if len(totals) > 1 else lacking[totals[0]]
         sentence = f"{directory} lacks part {missing}; run bertdata build --part for each of them first"
-        raise BuildError(
-            sentence, "parts-missing", option="out", given=lacking if len(totals) > 1 else lacking[totals[0]]
-        )
+        raise BuildError(sentence, "parts-missing", option="out", given=given)
     with staging_directory(directory, overwrite=True):
         units = finished_units(staging)
         records = [read_record(staging / part_name(number, total)) for number in range(total)]
@@ -346,7 +347,7 @@ def finish(out: str | Path) -> BuildReport:
             sentence = f"{path} is missing or damaged; remove {staging}, and make the parts again"
             raise BuildError(sentence, "parts-missing", option="out", given=path)
         plan.require_rule(directory)
-        _publish(directory, staging, units, load(str(staging)), plan)
+        _publish(staging, units, load(str(staging)), plan)
     return _report(directory, units, plan, 0)
 
 

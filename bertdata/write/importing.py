@@ -81,11 +81,9 @@ def import_ids(
     if end_id is not None:
         settings["end_token"] = loaded.spell(end_id)
     files = [open_ids(name, kind, end_id, dtype) for name in names]
-    for file in files:
-        if file.note:
-            say(file.note)
-    dtypes = {file.dtype for file in files}
-    if len(dtypes) == 1 and None not in dtypes:
+    for note in filter(None, (file.note for file in files)):
+        say(note)
+    if files[0].dtype and len({file.dtype for file in files}) == 1:
         settings["dtype"] = files[0].dtype
     read = [each for file in files for each in file.files]
     unpublished = {} if dtype is None else {"dtype": dtype}  # the ids say what it was
@@ -101,25 +99,23 @@ def import_ids(
         special, counts = _counts(units.tally, loaded, sum(file.empty_sentences for file in files))
         nothing = f"no document to import: there is no id in {', '.join(names)}; give files with ids"
         if_none = InputError(nothing, "empty", option="inputs")
-        publish(Path(out), staging, units, plan, loaded, special, counts, if_none)
+        publish(staging, units, plan, loaded, special, counts, if_none)
     return Dataset(Path(out))
 
 
 def _make_units(
-    files: Sequence[IdsFile],
-    encoder: IdsEncoder,
-    staging: Path,
-    units: FinishedUnits,
-    shard_size: int,
-    progress: Progress,
+    files: Sequence[IdsFile], encoder: IdsEncoder, staging: Path, units: FinishedUnits, size: int, progress: Progress
 ) -> None:
-    """Makes what is not in `units` yet. Their number is not known before all is read, so they are one task."""
+    """Makes what is not in `units` yet. Their number is not known before all is read, so they are one task.
+
+    size: of a unit, in bytes of ids.
+    """
     total = sum(file.num_bytes for file in files)
     make_units(
         [Task(range(sys.maxsize), total)],
-        lambda task, is_missing: found_ids(files, encoder.dtype.itemsize, shard_size, is_missing),
+        lambda task, is_missing: found_ids(files, encoder.dtype.itemsize, size, is_missing),
         encoder.encode,
-        lambda unit: UnitWriter(staging, unit, shard_size, keeps_empty=not encoder.shares.divide),
+        lambda unit: UnitWriter(staging, unit, size, keeps_empty=not encoder.shares.divide),
         is_missing=lambda unit: unit not in units.numbers,
         keep=units.add,
         workers=len(os.sched_getaffinity(0)),

@@ -55,7 +55,6 @@ def no_documents(counts: Mapping[str, int]) -> InputError:
 
 
 def publish(
-    directory: Path,
     staging: Path,
     units: FinishedUnits,
     plan: BuildPlan,
@@ -64,12 +63,15 @@ def publish(
     counts: Mapping[str, Any],
     if_none: InputError,
 ) -> None:
-    """Moves all files of a dataset from `staging` to `directory`, and writes its manifest last.
+    """Moves all files of a dataset from `staging` to the directory that it is in, and writes the manifest last.
 
     special: of the tokenizer, with the separator of the documents. counts: of the manifest. If it is interrupted,
     running it again gives the same result. Raises BuildError if a file is not there, and `if_none` without a shard.
     """
-    noted = staging / TOKENIZER_NAME  # older versions write none for a tokenizer that the build trained
+    directory, noted = (
+        staging.parent,
+        staging / TOKENIZER_NAME,
+    )  # older versions write none for a tokenizer that the build trained
     manifest = Manifest(
         token_dtype=tokenizer.token_dtype,
         special_tokens=special,

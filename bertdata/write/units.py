@@ -72,9 +72,15 @@ def make_units(
     make a unit. keep: called with the record of each, by several threads at once. progress: called with the bytes of
     input that are read.
     """
-    crew = Crew[Task](workers)
+    crew, lock = Crew[Task](workers), threading.Lock()
     missing = [task for task in tasks if any(map(is_missing, task.units))]
-    done = _Sum(progress, sum(task.size for task in tasks) - sum(task.size for task in missing))
+    done = sum(task.size for task in tasks) - sum(task.size for task in missing)  # bytes, by all threads
+
+    def add(more: float) -> None:
+        nonlocal done
+        with lock:
+            done += more
+            progress(int(done))
 
     def make(share: Share[Task]) -> None:
         task, read, given = share.task, -1, 0.0  # of what is read: where it ends, and how much of it was counted
@@ -86,23 +92,11 @@ def make_units(
                         step: float = documents.bytes_read - read if read >= 0 else 0
                         step = max(0, min(step, task.size - given))
                         read, given = documents.bytes_read, given + step
-                        done.add(step)
+                        add(step)
                     keep(writer.commit())
-        done.add(task.size - given)
+        add(task.size - given)
 
     crew.run(make, missing)
-
-
-class _Sum:
-    """Bytes that several threads have read."""
-
-    def __init__(self, progress: Callable[[int], None], begin: float) -> None:
-        self._progress, self._sum, self._lock = progress, begin, threading.Lock()
-
-    def add(self, more: float) -> None:
-        with self._lock:
-            self._sum += more
-            self._progress(int(self._sum))
 
 
 class UnitWriter:

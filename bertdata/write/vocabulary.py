@@ -124,9 +124,8 @@ def train_tokenizer(
         sentence = f"{directory} is a file; give an empty directory, or one that does not exist yet"
         raise BuildError(sentence, "out-exists", option="out", given=directory)
     if any((directory / name).exists() for name in (TOKENIZER, MANIFEST)):
-        raise BuildError(
-            f"{directory} already holds a tokenizer; give another --out", "out-exists", option="out", given=directory
-        )
+        sentence = f"{directory} already holds a tokenizer; give another --out"
+        raise BuildError(sentence, "out-exists", option="out", given=directory)
     for line in selected.notes():
         say(line)
     sample = _sample(selected.files, form, progress)
