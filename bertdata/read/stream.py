@@ -162,6 +162,11 @@ class TokenStream:
         self._open(np.unique(numbers[is_new]).tolist())
         spans["address"][is_new] += self._addresses[numbers[is_new]]
 
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether all tokens are in memory, so that nothing has to be opened or read."""
+        return self._mapped and len(self._tokens) == len(self.shards)
+
     def read(self, spans: NDArray[Any]) -> NDArray[Any] | None:
         """Opens the shards of spans. If the files are not mapped: reads their tokens, and points the spans at them."""
         if len(self._tokens) < len(self.shards):
@@ -240,9 +245,10 @@ def rows_of(parts: Sequence[tuple[Samples, Wanted]]) -> Rows:
         stream, first_span = samples.stream, num_spans
         num_spans = samples.lay_out(wanted, frames, columns, num_spans)
         require_sound(num_spans)
-        own = spans[first_span:num_spans]
-        tokens.append(stream.read(own))
+        if not stream.is_at_hand:
+            tokens.append(stream.read(spans[first_span:num_spans]))
         if stream.word_addresses is not None:
+            own = spans[first_span:num_spans]
             inside_word = np.zeros(ids.shape, np.uint8) if inside_word is None else inside_word
             kernels.mark_inside_words(own, stream.starts, stream.word_addresses, inside_word)
     largest, padding = kernels.fill_rows(frames, num_spans, first.zero, first.pad)
