@@ -104,10 +104,8 @@ def main(before: Path, after: Path, corpus: str, tokenizer: str, rounds: int, on
             for number, path in enumerate(paths if not paths[0].exists() else ()):
                 part = path.with_suffix(".txt")
                 part.write_bytes(b"".join(lines[len(lines) * number // count : len(lines) * (number + 1) // count]))
-                subprocess.run(
-                    [sys.executable, "-m", "bertdata", "build", part, "--tokenizer", tokenizer, "--out", path],
-                    check=True, env=os.environ | {"PYTHONPATH": str(before)},
-                )  # fmt: skip
+                command = [sys.executable, "-m", "bertdata", "build", part, "--tokenizer", tokenizer, "--out", path]
+                subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(before)})
             return ",".join(map(str, paths))
 
         def new() -> str:
