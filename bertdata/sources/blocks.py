@@ -54,8 +54,10 @@ def find_blocks(plan: Plan, is_wanted: Callable[[int], bool] = lambda unit: True
                     yield from _block(pieces, size, bytes_read, is_wanted)
                     return
             base += source.file.size or 0
-            is_read_to_its_end = source.file.size is not None and source.kind != "arrow"
-            bytes_before = bytes_before + (source.file.size or 0) if is_read_to_its_end else bytes_read
+            if source.file.size is None or source.kind == "arrow":  # whose end nobody reads
+                bytes_before = bytes_read
+            else:
+                bytes_before += source.file.size
         yield from _block(pieces, size, bytes_before, is_wanted)  # before the next stretch, whose fault comes later
 
 
